@@ -1,0 +1,1 @@
+"""What is trained: Flax linen modules with pure init and apply."""

@@ -1,0 +1,1 @@
+"""Layer 2, parallelisation: within a cluster, and between clusters."""

@@ -1,0 +1,1 @@
+"""Layer 1, training optimisation: objectives, and where a model is cut."""

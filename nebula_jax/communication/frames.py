@@ -1,0 +1,210 @@
+"""Messages and their bytes. Nothing on the wire is code, and nothing needs a pickle.
+
+A frame is a fixed head, a small typed header, and a payload:
+
+    offset  bytes  field
+         0      4  magic `NEBL`
+         4      1  version of this format
+         5      1  kind, an index into KINDS
+         6      2  length of the typed header
+         8      8  sequence number of the frame in its direction
+        16      8  length of the payload
+        24      .  typed header, then payload
+
+Integers are big-endian, buffers are as they lie in memory (little-endian).
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from nebula_jax import errors
+
+VERSION = 1
+MAGIC = b"NEBL"
+HEAD = struct.Struct("!4sBBHQQ")
+
+MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
+MAX_REASON_BYTES = 1 << 12  # an error in words
+
+
+class FrameError(errors.NebulaError):
+    """Bytes that are no frame of ours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello:
+    """The first message of each side."""
+
+    LAYOUT: ClassVar = struct.Struct("")
+    cluster: str
+    """Who speaks, such as `generator:0`."""
+    version: str
+    """Of nebula_jax."""
+    settings: dict[str, Any]
+    """What both sides must agree on; JSON values."""
+    checkpoints: tuple[int, ...] = ()
+    """Steps that this cluster could go on from, 0 for a fresh start not included."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Welcome:
+    """All clusters are here; the run goes on after step `step`."""
+
+    LAYOUT: ClassVar = struct.Struct("!Q")
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One encoded pytree: its leaves' bytes, one buffer each."""
+
+    LAYOUT: ClassVar = struct.Struct("!HQI")
+    channel: int
+    step: int
+    micro_batch: int
+    buffers: Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepDone:
+    """The step token of section 3.3."""
+
+    LAYOUT: ClassVar = struct.Struct("!Q")
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """To the listener: please stop. From the listener: the run ends after `step`."""
+
+    LAYOUT: ClassVar = struct.Struct("!Q")
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ping:
+    """I am still here."""
+
+    LAYOUT: ClassVar = struct.Struct("")
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """Nothing more comes from me. (A closed connection alone is an error.)"""
+
+    LAYOUT: ClassVar = struct.Struct("")
+
+
+@dataclasses.dataclass(frozen=True)
+class Abort:
+    """I give up, and this is why."""
+
+    LAYOUT: ClassVar = struct.Struct("")
+    reason: str
+
+
+Message = Hello | Welcome | Tensor | StepDone | Stop | Ping | End | Abort
+KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The fixed part of a frame."""
+
+    kind: type
+    sequence: int
+    payload_bytes: int
+
+
+def encode(message: Message, sequence: int) -> list[Any]:
+    """The frame of a message as a list of buffers; tensor buffers are not copied."""
+    fields, payload = [], []
+    if isinstance(message, Hello):
+        payload = [_hello_bytes(message)]
+    elif isinstance(message, Abort):
+        payload = [message.reason.encode()[:MAX_REASON_BYTES]]
+    elif isinstance(message, Tensor):
+        fields = [message.channel, message.step, message.micro_batch]
+        payload = [memoryview(buffer).cast("B") for buffer in message.buffers]
+    elif isinstance(message, Welcome | StepDone | Stop):
+        fields = [message.step]
+    head = HEAD.pack(
+        MAGIC,
+        VERSION,
+        KINDS.index(type(message)),
+        message.LAYOUT.size,
+        sequence,
+        sum(len(part) for part in payload),
+    )
+    return [head + message.LAYOUT.pack(*fields), *payload]
+
+
+def decode_head(data: bytes) -> Head:
+    """Reads the first HEAD.size bytes of a frame.
+
+    Raises:
+      FrameError: where they are no head of this version, or contradict themselves.
+    """
+    magic, version, kind, header_bytes, sequence, payload_bytes = HEAD.unpack(data)
+    if magic != MAGIC:
+        raise FrameError(f"sent {magic!r}, which begins no frame of ours")
+    if version != VERSION:
+        raise FrameError(f"speaks frame version {version}; this is version {VERSION}")
+    if kind >= len(KINDS):
+        raise FrameError(f"sent a frame of unknown kind {kind}")
+    kind = KINDS[kind]
+    if header_bytes != kind.LAYOUT.size:
+        raise FrameError(
+            f"sent {kind.__name__} with a header of {header_bytes} bytes;"
+            f" expected {kind.LAYOUT.size}"
+        )
+    return Head(kind, sequence, payload_bytes)
+
+
+def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
+    """Builds the message from its parts, all of the announced lengths.
+
+    Raises:
+      FrameError: where the contents are not what the kind says.
+    """
+    fields = head.kind.LAYOUT.unpack(header)
+    if head.kind is Tensor:
+        return Tensor(*fields, buffers)
+    if head.kind is Hello:
+        return _hello(bytes(buffers[0]))
+    if head.kind is Abort:
+        return Abort(bytes(buffers[0]).decode("utf-8", "replace"))
+    return head.kind(*fields)
+
+
+def _hello_bytes(message: Hello) -> bytes:
+    fields = dataclasses.asdict(message)
+    data = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    if len(data) > MAX_HELLO_BYTES:
+        raise FrameError(f"our Hello has {len(data)} bytes; at most {MAX_HELLO_BYTES}")
+    return data
+
+
+def _hello(data: bytes) -> Hello:
+    try:
+        fields = json.loads(data)
+        hello = Hello(
+            fields["cluster"],
+            fields["version"],
+            fields["settings"],
+            tuple(fields["checkpoints"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FrameError("sent a Hello that cannot be read") from None
+    typed = (
+        isinstance(hello.cluster, str)
+        and isinstance(hello.version, str)
+        and isinstance(hello.settings, dict)
+        and all(type(step) is int and step > 0 for step in hello.checkpoints)
+    )
+    if not typed or len(fields) != 4:
+        raise FrameError("sent a Hello with fields of the wrong type")
+    return hello

@@ -1,0 +1,55 @@
+"""Output heads (sections 3.1, 4.1).
+
+B batch, L length, D width, V vocabulary, M masked positions.
+"""
+
+import jax
+from flax import linen as nn
+
+from nebula_jax.models import transformer
+
+
+class MLMHead(nn.Module):
+    """Masked language model: dense, GELU, layer norm, tied table plus bias."""
+
+    config: transformer.Config
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, table: jax.Array) -> jax.Array:
+        """hidden [B, M, D], table [V, D] -> logits [B, M, V] float32."""
+        config = self.config
+        hidden = transformer.dense(config.width, config, "dense")(hidden)
+        hidden = transformer.layer_norm("layer_norm")(
+            jax.nn.gelu(hidden, approximate=False)
+        )
+        return _tied(self, hidden, table)
+
+
+class CLMHead(nn.Module):
+    """Corrective language model: tied table plus bias, no transform (COCO-LM)."""
+
+    config: transformer.Config
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, table: jax.Array) -> jax.Array:
+        """hidden [B, M, D], table [V, D] -> logits [B, M, V] float32."""
+        return _tied(self, hidden, table)
+
+
+class RTDHead(nn.Module):
+    """Replaced token detection: dense, GELU, dense(1) (ELECTRA)."""
+
+    config: transformer.Config
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """hidden [B, L, D] -> logits [B, L] float32 that the token is original."""
+        config = self.config
+        hidden = transformer.dense(config.width, config, "dense")(hidden)
+        hidden = jax.nn.gelu(hidden, approximate=False)
+        return transformer.dense(1, config, "output")(hidden)[..., 0]
+
+
+def _tied(head: nn.Module, hidden: jax.Array, table: jax.Array) -> jax.Array:
+    bias = head.param("bias", nn.initializers.zeros, (table.shape[0],))
+    return transformer.einsum("bmd,vd->bmv", hidden, table, head.config) + bias

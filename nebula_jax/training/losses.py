@@ -1,0 +1,52 @@
+"""Loss functions (eq. 6, 8, 10). Each returns a sum and a weight, never a mean, so that
+micro-batches, replicas and clusters can be added before dividing.
+
+B batch, L length, V vocabulary, M masked positions.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def masked_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """-Σ_{i∈M} log p(x_i): eq. 6 for the generator, eq. 10 for the discriminator.
+
+    Eq. 10 is printed without its minus sign and logarithm; COCO-LM, which it
+    simplifies, has both.
+
+    Args:
+      logits: [B, M, V] float32.
+      labels: [B, M] int32, the original tokens.
+      weights: [B, M] float32, 0 in empty slots.
+
+    Returns:
+      Sum of the losses and sum of the weights, float32 scalars.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def replaced_token_detection(
+    logits: jax.Array, is_original: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Eq. 8: binary cross-entropy of D(x^corrupt, i) = p(token i is original).
+
+    Args:
+      logits: [B, L] float32, log-odds that the token is original.
+      is_original: [B, L] bool.
+      weights: [B, L] float32, 0 at padding.
+
+    Returns:
+      Sum of the losses and sum of the weights, float32 scalars.
+    """
+    losses = optax.sigmoid_binary_cross_entropy(logits, is_original)
+    return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def mean(sum_and_weight: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Sum over weight; 0 where there was nothing to weigh."""
+    total, weight = sum_and_weight
+    return total / jnp.maximum(weight, 1.0)

@@ -1,0 +1,345 @@
+"""Scenario I, M3: K generators, each with its own text, and one discriminator.
+
+Section 3.1, Fig. 4. `generator_step` and `discriminator_step` are the two sides of the
+cut; all that passes between them is `Tokens`. `whole_step` is the same computation
+uncut, one gradient of eq. 11: the reference that the split run must equal.
+
+B batch, L length, V vocabulary, M mask capacity (see `data.masking`), K generators.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from nebula_jax.data import masking, vocab
+from nebula_jax.models import electra, transformer
+from nebula_jax.training import losses, optimizers
+from nebula_jax.training import state as train_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that M3's arithmetic depends on, apart from data and seed."""
+
+    generator: transformer.Config
+    discriminator: transformer.Config
+    steps: int
+    """Optimisation steps; the learning rate is 0 at the last."""
+    mask_rate: float = 0.15
+    """Share of tokens that are masked."""
+    mask_policy: str = "electra"
+    """A name in masking.POLICIES."""
+    rtd_weight: float = 50.0
+    """λ of eq. 9 and 11."""
+    clm_weight: float = 1.0
+    """γ of eq. 11."""
+    learning_rate: float = 1e-4
+    """Peak, section 4.1."""
+    warmup_steps: int = 10_000
+    """Section 4.1."""
+    weight_decay: float = 0.0
+    """Decoupled; the paper names none."""
+    clip_norm: float = 1.0
+    """Of each model's gradient; the paper names none, ELECTRA clips at 1."""
+
+    @property
+    def capacity(self) -> int:
+        """M, mask slots of a row."""
+        return masking.capacity(self.mask_rate, self.generator.max_length)
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam, linear decay: of every generator and of the discriminator."""
+        return optimizers.adam(
+            optimizers.linear_decay(self.learning_rate, self.warmup_steps, self.steps),
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+        )
+
+
+class Tokens(NamedTuple):
+    """What a generator tells the discriminator: word indices, and nothing else.
+
+    input_ids: [B, L] int32, x^corrupt of eq. 7.
+    masked: [B, L] bool, the positions in M, whose tokens the generator sampled.
+    originals: [B, M] int32, the true tokens there, in order; 0 in empty slots.
+    """
+
+    input_ids: jax.Array
+    masked: jax.Array
+    originals: jax.Array
+
+
+class Judgement(NamedTuple):
+    """The discriminator's answers about a batch, for evaluation.
+
+    replaced_score: [B, L] float32, log-odds that the token was replaced.
+    replaced: [B, L] bool, the truth.
+    text: [B, L] bool, true where a token is text (no padding, no control piece).
+    clm_hits: [] int32, masked positions whose original CLM named.
+    sampled_hits: [] int32, masked positions where the generator sampled the original.
+    masked: [] int32, masked positions.
+    """
+
+    replaced_score: jax.Array
+    replaced: jax.Array
+    text: jax.Array
+    clm_hits: jax.Array
+    sampled_hits: jax.Array
+    masked: jax.Array
+
+
+Metrics = dict[str, jax.Array]
+
+
+def tokens_spec(config: Config, batch_size: int) -> Tokens:
+    """The shapes of a generator's Tokens, for the bridge."""
+    shape = (batch_size, config.generator.max_length)
+    return Tokens(
+        jax.ShapeDtypeStruct(shape, jnp.int32),
+        jax.ShapeDtypeStruct(shape, jnp.bool_),
+        jax.ShapeDtypeStruct((batch_size, config.capacity), jnp.int32),
+    )
+
+
+def init_generator(config: Config, seed: int, index: int) -> train_state.TrainState:
+    """Generator `index` (0 to K-1) at step 0."""
+    rng = jax.random.fold_in(jax.random.key(seed), 1 + index)
+    return _init(electra.Generator(config.generator), config, rng)
+
+
+def init_discriminator(config: Config, seed: int) -> train_state.TrainState:
+    """The discriminator at step 0."""
+    rng = jax.random.fold_in(jax.random.key(seed), 0)
+    return _init(electra.Discriminator(config.discriminator), config, rng)
+
+
+def _init(module, config: Config, rng: jax.Array) -> train_state.TrainState:
+    init_rng, step_rng = jax.random.split(rng)
+    ids = jnp.zeros((1, config.generator.max_length), jnp.int32)
+    slots = jnp.zeros((1, config.capacity), jnp.int32)
+    params = module.init(init_rng, ids, ids == 0, slots)["params"]
+    return train_state.create(params, config.optimizer, step_rng)
+
+
+def generator_loss(
+    config: Config, params, rng: jax.Array, input_ids: jax.Array, training: bool = True
+) -> tuple[jax.Array, tuple[Tokens, Metrics]]:
+    """Eq. 6, and the corruption of eq. 7 sampled from the same logits.
+
+    Args:
+      config: sizes and mask rate.
+      params: of the generator.
+      rng: key of this step.
+      input_ids: [B, L] int32, text.
+      training: with dropout. ELECTRA too samples from the training-mode logits.
+
+    Returns:
+      L_G, a scalar, and (what to send, metrics).
+    """
+    mask_rng, sample_rng, dropout_rng = jax.random.split(rng, 3)
+    masked = masking.mask_tokens(
+        mask_rng,
+        input_ids,
+        rate=config.mask_rate,
+        policy=masking.POLICIES[config.mask_policy],
+        vocab_size=config.generator.vocab_size,
+    )
+    logits = electra.Generator(config.generator).apply(
+        {"params": params},
+        masked.input_ids,
+        input_ids != vocab.PAD,
+        masked.positions,
+        not training,
+        rngs={"dropout": dropout_rng},
+    )
+    filled = (masked.positions < input_ids.shape[-1]).astype(jnp.float32)
+    loss = losses.mean(
+        losses.masked_cross_entropy(logits, masked.originals, filled)
+    )
+    # An exact sample of p_G (Gumbel-max); nothing flows back through it.
+    sampled = jax.random.categorical(sample_rng, jax.lax.stop_gradient(logits))
+    tokens = Tokens(
+        masking.scatter(input_ids, masked.positions, sampled.astype(jnp.int32)),
+        masking.mark(masked.positions, input_ids.shape[-1]),
+        masked.originals,
+    )
+    fake = losses.mean(
+        (jnp.sum((sampled != masked.originals) * filled), jnp.sum(filled))
+    )
+    return loss, (tokens, {"mlm_loss": loss, "sampled_mlm_accuracy": 1 - fake})
+
+
+class _Read(NamedTuple):
+    attention_mask: jax.Array  # [B, L] bool
+    positions: jax.Array  # [B, M] int32, L in empty slots
+    filled: jax.Array  # [B, M] float32
+    is_original: jax.Array  # [B, L] bool
+
+
+def _read(tokens: Tokens) -> _Read:
+    """All that the discriminator needs follows from what was sent."""
+    length = tokens.input_ids.shape[-1]
+    positions = masking.find(tokens.masked, tokens.originals.shape[-1])
+    text = masking.scatter(tokens.input_ids, positions, tokens.originals)
+    return _Read(
+        # A generator may sample [PAD] itself: a masked position is never padding.
+        attention_mask=(tokens.input_ids != vocab.PAD) | tokens.masked,
+        positions=positions,
+        filled=(positions < length).astype(jnp.float32),
+        is_original=tokens.input_ids == text,  # a sampled gold token counts as such
+    )
+
+
+def discriminator_loss(
+    config: Config, params, rng: jax.Array, tokens: Tokens
+) -> tuple[jax.Array, Metrics]:
+    """λ L_D + γ L_CLM of eq. 11: eq. 8 over all tokens, eq. 10 over masked ones."""
+    read = _read(tokens)
+    rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
+        {"params": params},
+        tokens.input_ids,
+        read.attention_mask,
+        read.positions,
+        False,
+        rngs={"dropout": rng},
+    )
+    real = read.attention_mask.astype(jnp.float32)
+    rtd_loss = losses.mean(
+        losses.replaced_token_detection(rtd_logits, read.is_original, real)
+    )
+    clm_loss = losses.mean(
+        losses.masked_cross_entropy(clm_logits, tokens.originals, read.filled)
+    )
+    loss = config.rtd_weight * rtd_loss + config.clm_weight * clm_loss
+    replaced = jnp.sum(~read.is_original & read.attention_mask)
+    return loss, {
+        "loss": loss,
+        "rtd_loss": rtd_loss,
+        "clm_loss": clm_loss,
+        "fake_token_rate": losses.mean((replaced, jnp.sum(real))),
+    }
+
+
+def generator_step(
+    config: Config, state: train_state.TrainState, input_ids: jax.Array
+) -> tuple[train_state.TrainState, Tokens, Metrics]:
+    """One optimisation step of a generator; the discriminator is not asked.
+
+    Args:
+      config: of the run.
+      state: of this generator.
+      input_ids: [B, L] int32, its own text.
+
+    Returns:
+      The next state, what to send, and metrics.
+    """
+    gradient = jax.grad(generator_loss, argnums=1, has_aux=True)
+    grads, (tokens, metrics) = gradient(config, state.params, state.key(), input_ids)
+    return state.apply_gradients(grads, config.optimizer), tokens, metrics
+
+
+def discriminator_step(
+    config: Config, state: train_state.TrainState, tokens: Sequence[Tokens]
+) -> tuple[train_state.TrainState, Metrics]:
+    """One optimisation step on the concatenation of the generators' micro-batches.
+
+    Args:
+      config: of the run.
+      state: of the discriminator.
+      tokens: K Tokens, one from each generator, in order.
+
+    Returns:
+      The next state and metrics.
+    """
+    gradient = jax.grad(discriminator_loss, argnums=1, has_aux=True)
+    grads, metrics = gradient(config, state.params, state.key(), _concatenate(tokens))
+    return state.apply_gradients(grads, config.optimizer), metrics
+
+
+def whole_step(
+    config: Config,
+    generators: Sequence[train_state.TrainState],
+    discriminator: train_state.TrainState,
+    batches: Sequence[jax.Array],
+) -> tuple[
+    tuple[train_state.TrainState, ...],
+    train_state.TrainState,
+    tuple[Tokens, ...],
+    tuple[Metrics, ...],
+    Metrics,
+]:
+    """One step of everything: a single gradient of eq. 11 in all parameters.
+
+    Args:
+      config: of the run.
+      generators: K states.
+      discriminator: its state.
+      batches: K arrays [B, L] int32.
+
+    Returns:
+      The next states, the tokens that a split run would have sent, and metrics.
+    """
+
+    def total_loss(params):
+        generator_params, discriminator_params = params
+        outcomes = [
+            generator_loss(config, own, state.key(), batch)
+            for own, state, batch in zip(
+                generator_params, generators, batches, strict=True
+            )
+        ]
+        tokens = tuple(outcome[1][0] for outcome in outcomes)
+        loss, metrics = discriminator_loss(
+            config, discriminator_params, discriminator.key(), _concatenate(tokens)
+        )
+        total = sum(outcome[0] for outcome in outcomes) + loss
+        return total, (tokens, tuple(outcome[1][1] for outcome in outcomes), metrics)
+
+    params = (tuple(state.params for state in generators), discriminator.params)
+    grads, (tokens, generator_metrics, metrics) = jax.grad(total_loss, has_aux=True)(
+        params
+    )
+    optimizer = config.optimizer
+    return (
+        tuple(
+            state.apply_gradients(own, optimizer)
+            for state, own in zip(generators, grads[0], strict=True)
+        ),
+        discriminator.apply_gradients(grads[1], optimizer),
+        tokens,
+        generator_metrics,
+        metrics,
+    )
+
+
+def corrupt(config: Config, params, rng: jax.Array, input_ids: jax.Array) -> Tokens:
+    """Held-back text [B, L] as the generator would send it; no dropout."""
+    return generator_loss(config, params, rng, input_ids, training=False)[1][0]
+
+
+def judge(config: Config, params, tokens: Tokens) -> Judgement:
+    """What the discriminator makes of `tokens`; no dropout."""
+    read = _read(tokens)
+    rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
+        {"params": params}, tokens.input_ids, read.attention_mask, read.positions
+    )
+    sampled = masking.gather(tokens.input_ids, read.positions)
+    named = jnp.argmax(clm_logits, axis=-1)
+    filled = read.filled > 0
+    return Judgement(
+        replaced_score=-rtd_logits,
+        replaced=~read.is_original,
+        text=(tokens.input_ids >= vocab.NUM_CONTROL) | tokens.masked,
+        clm_hits=jnp.sum((named == tokens.originals) & filled),
+        sampled_hits=jnp.sum((sampled == tokens.originals) & filled),
+        masked=jnp.sum(filled),
+    )
+
+
+def _concatenate(tokens: Sequence[Tokens]) -> Tokens:
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tokens)

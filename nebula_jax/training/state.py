@@ -1,0 +1,52 @@
+"""What a cluster trains, and all it needs to go on from where it was."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+
+@struct.dataclass
+class TrainState:
+    """One model in training.
+
+    step: [] int32, optimisation steps taken.
+    params: parameter tree, float32.
+    opt_state: optax state.
+    rng: [2] uint32, key data; step t draws from `key(t)`, so that the randomness of a
+      step does not depend on how the run came there.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: optax.OptState
+    rng: jax.Array
+
+    def key(self) -> jax.Array:
+        """The key of the coming step."""
+        return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
+
+    def apply_gradients(
+        self, grads: Any, optimizer: optax.GradientTransformation
+    ) -> "TrainState":
+        """The state after one optimisation step."""
+        updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
+        return self.replace(
+            step=self.step + 1,
+            params=optax.apply_updates(self.params, updates),
+            opt_state=opt_state,
+        )
+
+
+def create(
+    params: Any, optimizer: optax.GradientTransformation, rng: jax.Array
+) -> TrainState:
+    """A state at step 0; `rng` is a key."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        rng=jax.random.key_data(rng),
+    )
