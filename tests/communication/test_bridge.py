@@ -1,0 +1,366 @@
+import concurrent.futures
+import socket
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge, codec, codecs, frames, protocol, wan
+from nebula_jax.security import tls
+
+SPEC = {
+    "ids": jax.ShapeDtypeStruct((4, 33), jnp.int32),
+    "hidden": jax.ShapeDtypeStruct((4, 1000), jnp.float32),
+}
+SETTINGS = {"--steps": 5, "vocabulary": "abc"}
+
+
+def hello(cluster, settings=SETTINGS, version="0.1", checkpoints=()):
+    return frames.Hello(cluster, version, settings, checkpoints)
+
+
+def credentials(tmp_path, encrypted):
+    if not encrypted:
+        return {}, {}
+    tls.issue_for_run(tmp_path, ["discriminator", "generator:0"])
+    return (
+        {"tls": tls.server_contexts(tmp_path / "discriminator")},
+        {"tls": tls.client_context(tmp_path / "generator-0")},
+    )
+
+
+def meet(server=None, client=None, ours=None, theirs=None, peer_timeout=5.0):
+    """A listener's and a connector's link, met on loopback."""
+    listening = bridge.listen(("127.0.0.1", 0))
+    with listening, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(
+            bridge.connect,
+            listening.getsockname(),
+            theirs or hello("generator:0"),
+            connect_timeout=5.0,
+            peer_timeout=peer_timeout,
+            peer="discriminator",
+            **(client or {}),
+        )
+        here = bridge.accept(
+            listening,
+            ours or hello("discriminator"),
+            timeout=5.0,
+            peer_timeout=peer_timeout,
+            **(server or {}),
+        )
+        return here, coming.result()
+
+
+def arrays(seed):
+    random = np.random.RandomState(seed)
+    return {
+        "ids": random.randint(0, 1 << 20, (4, 33)).astype(np.int32),
+        "hidden": random.randn(4, 1000).astype(np.float32),
+    }
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("wan_flag", ["", "100mbit,5ms"])
+def test_tensors_and_tokens_cross_unchanged_both_ways(
+    tmp_path, pool, encrypted, wan_flag
+):
+    server, client = credentials(tmp_path, encrypted)
+    line = {"line": wan.from_string(wan_flag)}
+    here, there = meet(server | line, client | line)
+    incoming = here.receiver("tokens", SPEC, codec.identity())
+    back = there.receiver("grads", SPEC, codec.identity())
+    outgoing = there.sender("tokens", SPEC, codec.identity())
+    reply = here.sender("grads", SPEC, codec.identity())
+
+    def connector():
+        with there:
+            assert there.wait_for_welcome(5.0) == 7
+            for step in range(8, 14):
+                outgoing.send(step, arrays(step))
+                there.wait_for_step(step - 2)
+                echoed = back.recv(step)
+                jax.tree.map(np.testing.assert_array_equal, echoed, arrays(step))
+
+    far = pool.submit(connector)
+    with here:
+        here.welcome(7)
+        for step in range(8, 14):
+            received = incoming.recv(step)
+            jax.tree.map(np.testing.assert_array_equal, received, arrays(step))
+            reply.send(step, received)
+            here.step_done(step)
+    far.result(10)
+    if encrypted:
+        assert here.certificate_names == {"generator-0"}
+    assert here.ledger["received Tensor[0]"] == there.ledger["sent Tensor[0]"]
+    assert here.ledger["received Tensor[0]"][0] == 6
+
+
+def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool):
+    server, client = credentials(tmp_path, True)
+    here, there = meet(server, client)
+    spec = jax.ShapeDtypeStruct((3_000_000,), jnp.float32)
+    big = np.arange(3_000_000, dtype=np.float32)
+    incoming = here.receiver("h", spec, codec.identity())
+    outgoing = there.sender("h", spec, codec.identity())
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+
+    def far():
+        with there:
+            for step in range(3):
+                outgoing.send(step, big)
+
+    done = pool.submit(far)
+    with here:
+        for step in range(3):
+            np.testing.assert_array_equal(incoming.recv(step), big)
+    done.result(10)
+
+
+def test_send_blocks_while_nobody_reads(pool):
+    here, there = meet()
+    spec = jax.ShapeDtypeStruct((1_000_000,), jnp.float32)
+    incoming = here.receiver("h", spec, codec.identity())
+    outgoing = there.sender("h", spec, codec.identity())
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+    sent = []
+
+    def far():
+        with there:
+            for step in range(20):
+                outgoing.send(step, np.zeros(1_000_000, np.float32))
+                sent.append(step)
+
+    done = pool.submit(far)
+    time.sleep(1.0)
+    # The reader's inbox, the sender's outbox, and what the kernel buffers of 4 MB each.
+    most = bridge.MAX_UNREAD + bridge.MAX_UNSENT + 4
+    assert 0 < len(sent) <= most
+    with here:
+        for step in range(20):
+            incoming.recv(step)
+    done.result(10)
+    assert len(sent) == 20
+
+
+def test_a_tensor_with_another_tag_is_an_error_not_a_guess(pool):
+    here, there = meet()
+    pack = codecs.pack_ids(100)
+    spec = jax.ShapeDtypeStruct((8,), jnp.int32)
+    incoming = here.receiver("tokens", spec, pack)
+    outgoing = there.sender("tokens", spec, pack)
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+    outgoing.send(41, np.arange(8, dtype=np.int32), micro_batch=3)
+    words = "generator:0 sent tokens for step 41, micro-batch 3; expected step 41, mic"
+    with pytest.raises(protocol.RemoteProtocolError, match=words), here:
+        incoming.recv(41, micro_batch=2)
+    with pytest.raises(protocol.PeerAborted, match=f"discriminator gave up: {words}"):
+        there.wait_for_step(41)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (
+            hello("generator:0", {"--steps": 6, "vocabulary": "abc"}),
+            "generator:0 has --steps=6, discriminator has --steps=5",
+        ),
+        (
+            hello("generator:0", {"--steps": 5, "vocabulary": "xyz"}),
+            "generator:0 has vocabulary=xyz, discriminator has vocabulary=abc",
+        ),
+        (hello("generator:0", {"--steps": 5}), "generator:0 has vocabulary=None"),
+        (
+            hello("generator:0", version="0.2"),
+            "generator:0 runs nebula_jax 0.2, discriminator 0.1",
+        ),
+    ],
+)
+def test_clusters_that_disagree_part_in_words(pool, theirs, words):
+    with bridge.listen(("127.0.0.1", 0)) as listening:
+        coming = pool.submit(
+            bridge.connect,
+            listening.getsockname(),
+            theirs,
+            connect_timeout=5.0,
+            peer_timeout=5.0,
+            peer="discriminator",
+        )
+        with pytest.raises(bridge.Mismatch, match=words):
+            bridge.accept(
+                listening, hello("discriminator"), timeout=5.0, peer_timeout=5.0
+            )
+        with pytest.raises(errors.NebulaError, match=r"discriminator (has|runs|gave)"):
+            coming.result(5)
+
+
+def test_nobody_there_is_an_error_after_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = taken.getsockname()
+    start = time.monotonic()
+    with pytest.raises(bridge.ConnectError, match="nobody answers at 127.0.0.1:"):
+        bridge.connect(
+            address, hello("g"), connect_timeout=0.5, peer_timeout=1.0, peer="d"
+        )
+    assert time.monotonic() - start < 2
+
+
+def test_nobody_coming_is_an_error_after_the_timeout():
+    with (
+        bridge.listen(("127.0.0.1", 0)) as listening,
+        pytest.raises(bridge.ConnectError, match="nobody came within 0.2 s"),
+    ):
+        bridge.accept(listening, hello("d"), timeout=0.2, peer_timeout=1.0)
+
+
+def test_a_port_in_use_is_named():
+    with bridge.listen(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(bridge.ConnectError, match=f"127.0.0.1:{port}: .*in use"):
+            bridge.listen(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_strangers_are_dropped_and_the_peer_still_gets_in(tmp_path, pool, encrypted):
+    server, client = credentials(tmp_path, encrypted)
+    dropped = []
+    with bridge.listen(("127.0.0.1", 0)) as listening:
+        stranger = socket.create_connection(listening.getsockname())
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
+        silent = socket.create_connection(listening.getsockname())
+        silent.close()
+        waiting = pool.submit(
+            bridge.accept,
+            listening,
+            hello("discriminator"),
+            timeout=10.0,
+            peer_timeout=5.0,
+            log=dropped.append,
+            **server,
+        )
+        there = bridge.connect(
+            listening.getsockname(),
+            hello("generator:0"),
+            connect_timeout=10.0,
+            peer_timeout=5.0,
+            peer="discriminator",
+            **client,
+        )
+        here = waiting.result(10)
+        stranger.close()
+    assert len(dropped) == 2
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+    here.abort("done")
+    there.abort("done")
+
+
+def test_a_stranger_with_another_authority_gets_nowhere(tmp_path, pool):
+    server, _ = credentials(tmp_path / "ours", True)
+    _, client = credentials(tmp_path / "theirs", True)
+    with bridge.listen(("127.0.0.1", 0)) as listening:
+        waiting = pool.submit(
+            bridge.accept,
+            listening,
+            hello("discriminator"),
+            timeout=2.0,
+            peer_timeout=5.0,
+            log=lambda line: None,
+            **server,
+        )
+        with pytest.raises(bridge.ConnectError, match="no TLS with discriminator"):
+            bridge.connect(
+                listening.getsockname(),
+                hello("generator:0"),
+                connect_timeout=1.0,
+                peer_timeout=5.0,
+                peer="discriminator",
+                **client,
+            )
+        with pytest.raises(bridge.ConnectError, match="nobody came"):
+            waiting.result(10)
+
+
+def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
+    server, client = credentials(tmp_path, True)
+    words = "generator:1 shows a certificate for generator-0"
+    with bridge.listen(("127.0.0.1", 0)) as listening:
+        coming = pool.submit(
+            bridge.connect,
+            listening.getsockname(),
+            hello("generator:1"),
+            connect_timeout=5.0,
+            peer_timeout=5.0,
+            peer="discriminator",
+            **client,
+        )
+        with pytest.raises(bridge.Mismatch, match=words):
+            bridge.accept(
+                listening, hello("discriminator"), timeout=5, peer_timeout=5, **server
+            )
+        link = coming.result(5)
+        with pytest.raises(protocol.PeerAborted, match=words):
+            link.wait_for_welcome(5.0)
+
+
+
+
+def test_a_vanished_peer_is_noticed_and_named():
+    here, there = meet()
+    there._socket.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(protocol.PeerGone, match="generator:0"):
+        here.wait_for_step(1)
+
+
+def test_a_silent_peer_is_noticed_within_the_timeout():
+    listening = bridge.listen(("127.0.0.1", 0))
+    raw = socket.create_connection(listening.getsockname())
+    raw.sendall(b"".join(frames.encode(hello("generator:0"), 0)))
+    here = bridge.accept(
+        listening, hello("discriminator"), timeout=5.0, peer_timeout=0.6
+    )
+    start = time.monotonic()
+    with pytest.raises(protocol.PeerGone, match="generator:0 has been silent"):
+        here.wait_for_step(1)
+    assert time.monotonic() - start < 2
+    raw.close()
+    listening.close()
+
+
+def test_idle_peers_keep_each_other_company():
+    here, there = meet(peer_timeout=0.4)
+    time.sleep(1.2)
+    here.welcome(0)
+    there.wait_for_welcome(1.0)
+    here.abort("done")
+    with pytest.raises(protocol.PeerAborted, match="discriminator gave up: done"):
+        there.wait_for_step(1)
+
+
+def test_stopping_is_asked_for_and_announced():
+    here, there = meet()
+    here.welcome(0)
+    there.wait_for_welcome(1.0)
+    there.stop()
+    while here.stop_step is None:
+        time.sleep(0.01)
+    assert here.stop_step == 0
+    here.stop(12)
+    here.step_done(1)
+    there.wait_for_step(1)
+    assert there.stop_step == 12
+    here.abort("done")
+    there.abort("done")

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from nebula_jax.communication import frames
+
+LITERAL = {
+    frames.StepDone(7): b"NEBL\x01\x03\x00\x08" + bytes(7) + b"\x05" + bytes(8)
+    # header: the step
+    + bytes(7) + b"\x07",
+    frames.Ping(): b"NEBL\x01\x05\x00\x00" + bytes(7) + b"\x05" + bytes(8),
+    frames.Abort("no"): b"NEBL\x01\x07\x00\x00" + bytes(7) + b"\x05" + bytes(7)
+    + b"\x02no",
+}
+
+
+@pytest.mark.parametrize(("message", "literal"), LITERAL.items())
+def test_frames_are_these_bytes(message, literal):
+    assert b"".join(frames.encode(message, sequence=5)) == literal
+    head = frames.decode_head(literal[: frames.HEAD.size])
+    header = literal[frames.HEAD.size :][: message.LAYOUT.size]
+    payload = literal[frames.HEAD.size + message.LAYOUT.size :]
+    assert head.sequence == 5
+    assert head.payload_bytes == len(payload)
+    assert frames.decode(head, header, [payload]) == message
+
+
+def test_tensor_buffers_are_passed_on_without_a_copy():
+    ids = np.arange(6, dtype=np.uint8)
+    head, buffer = frames.encode(frames.Tensor(1, 2, 3, [ids]), 0)
+    assert np.shares_memory(np.asarray(buffer), ids)
+    assert head == b"NEBL\x01\x02\x00\x0e" + bytes(15) + b"\x06" + (
+        b"\x00\x01" + bytes(7) + b"\x02" + b"\x00\x00\x00\x03"
+    )
+
+
+def test_hello_comes_back_equal():
+    hello = frames.Hello("generator:0", "0.1", {"steps": 5, "λ": [1.5]}, (10, 20))
+    head, payload = frames.encode(hello, 0)
+    head = frames.decode_head(head)
+    assert frames.decode(head, b"", [payload]) == hello
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: lo", "begins no frame"),
+        (b"NEBL\x02\x05\x00\x00" + bytes(16), "frame version 2; this is version 1"),
+        (b"NEBL\x01\x63\x00\x00" + bytes(16), "unknown kind 99"),
+        (b"NEBL\x01\x05\x00\x04" + bytes(16), "Ping with a header of 4 bytes"),
+    ],
+)
+def test_strange_heads_are_refused_in_words(data, words):
+    with pytest.raises(frames.FrameError, match=words):
+        frames.decode_head(data)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 60_000,
+        b'{"cluster":1,"version":"","settings":{},"checkpoints":[]}',
+        b'{"cluster":"","version":"","settings":[],"checkpoints":[]}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":["1"]}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":[-1]}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":[],"x":1}',
+    ],
+)
+def test_strange_hellos_are_refused(payload):
+    head = frames.Head(frames.Hello, 0, len(payload))
+    with pytest.raises(frames.FrameError, match="Hello"):
+        frames.decode(head, b"", [payload])
+
+
+def test_an_oversized_hello_is_not_even_sent():
+    hello = frames.Hello("a", "b", {"x": "y" * frames.MAX_HELLO_BYTES})
+    with pytest.raises(frames.FrameError, match="at most"):
+        frames.encode(hello, 0)
