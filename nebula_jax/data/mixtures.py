@@ -1,0 +1,199 @@
+"""Which corpora a generator reads, and how much of each (sections 3.1, 4.1).
+
+A generator has a group of languages and a mix of tasks: `mrtd` reads their monolingual
+text, `trtd` their translations into English. Within a task, languages are sampled with
+probability ∝ n^α.
+"""
+
+import heapq
+import pathlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.data import batches, corpora, packed_text
+
+TASKS = ("mrtd", "trtd")
+Mix = Mapping[str, float]
+
+
+class MixtureError(errors.NebulaError):
+    """A grouping or task mix that cannot be."""
+
+
+class Alphas(NamedTuple):
+    """Sampling exponents of the two kinds of text."""
+
+    mono: float = 0.3
+    """XLM-R's; the paper does not state its own."""
+    parallel: float = 0.7
+    """XLM-E's; likewise."""
+
+
+class GeneratorData(NamedTuple):
+    """What one generator reads.
+
+    sources: to train on, with weights that sum to 1.
+    held_back: language -> its packed held-back lines.
+    """
+
+    sources: list[batches.Source]
+    held_back: dict[str, Sequence[dict[str, np.ndarray]]]
+
+
+def parse_groups(text: str) -> list[list[str]]:
+    """`en de|hi ur` -> [[en, de], [hi, ur]]: the languages of each generator.
+
+    Raises:
+      MixtureError: at an empty group or a language in two groups.
+    """
+    groups = [group.replace(",", " ").split() for group in text.split("|")]
+    if not all(groups):
+        raise MixtureError(f'--generators="{text}": a generator without languages')
+    names = [language for group in groups for language in group]
+    for language in names:
+        if names.count(language) > 1:
+            raise MixtureError(f'--generators="{text}": {language!r} comes twice')
+    return groups
+
+
+def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[Mix]:
+    """`mrtd|mrtd=1 trtd=3` -> a task mix for each generator; one mix serves all.
+
+    Raises:
+      MixtureError: at an unknown task, a bad weight, another number of mixes than
+        generators, or translation without a language other than English.
+    """
+    mixes = [_mix(part, text) for part in text.split("|")]
+    if len(mixes) == 1:
+        mixes *= len(groups)
+    if len(mixes) != len(groups):
+        raise MixtureError(
+            f'--tasks="{text}" has {len(mixes)} mixes for {len(groups)} generators'
+        )
+    for index, (mix, group) in enumerate(zip(mixes, groups, strict=True)):
+        if mix["trtd"] > 0 and set(group) == {"en"}:
+            raise MixtureError(
+                f'--tasks="{text}": generator:{index} has no language to pair with'
+                " English, so it cannot do trtd"
+            )
+    return mixes
+
+
+def _mix(part: str, text: str) -> Mix:
+    mix = dict.fromkeys(TASKS, 0.0)
+    for item in part.replace(",", " ").split():
+        task, _, weight = item.partition("=")
+        if task not in TASKS:
+            raise MixtureError(f'--tasks="{text}": unknown task {task!r}')
+        try:
+            mix[task] = float(weight) if weight else 1.0
+        except ValueError:
+            mix[task] = -1.0
+        if not 0 <= mix[task] < float("inf"):
+            raise MixtureError(f'--tasks="{text}": {weight!r} is no weight')
+    total = sum(mix.values())
+    if not total:
+        raise MixtureError(f'--tasks="{text}": a generator without a task')
+    return {task: weight / total for task, weight in mix.items()}
+
+
+def open_generator(
+    data_dir: pathlib.Path,
+    languages: Sequence[str],
+    mix: Mix,
+    alphas: Alphas,
+    *,
+    vocabulary_path: pathlib.Path,
+    max_length: int,
+    prepared_dir: pathlib.Path,
+) -> GeneratorData:
+    """Prepares (once) and opens all that one generator reads.
+
+    Raises:
+      corpora.CorpusError: where text is missing or malformed.
+    """
+    held_back = {}
+    mono, parallel = [], []
+    for language in languages:
+        splits = ("train", "valid")
+        prepared = packed_text.prepare(
+            kind="mono",
+            language=language,
+            splits={
+                split: corpora.mono_path(data_dir, language, split) for split in splits
+            },
+            vocabulary_path=vocabulary_path,
+            max_length=max_length,
+            prepared_dir=prepared_dir,
+        )
+        held_back[language] = prepared["valid"]
+        mono.append((f"mono/{language}", prepared["train"]))
+        if mix["trtd"] > 0 and language != "en":
+            prepared = packed_text.prepare(
+                kind="parallel",
+                language=language,
+                splits={"train": corpora.parallel_path(data_dir, language, "train")},
+                vocabulary_path=vocabulary_path,
+                max_length=max_length,
+                prepared_dir=prepared_dir,
+            )
+            parallel.append((f"parallel/en-{language}", prepared["train"]))
+    sources = _weighted(mono, mix["mrtd"], alphas.mono)
+    sources += _weighted(parallel, mix["trtd"], alphas.parallel)
+    return GeneratorData(sources, held_back)
+
+
+def _weighted(named, share: float, alpha: float) -> list[batches.Source]:
+    if not named or not share:
+        return []
+    weights = batches.language_weights([len(found) for _, found in named], alpha)
+    return [
+        batches.Source(name, found, share * float(weight))
+        for (name, found), weight in zip(named, weights, strict=True)
+    ]
+
+
+def check_text(
+    data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
+) -> None:
+    """Raises corpora.CorpusError where a file that the run needs is not there."""
+    corpora.check_folder(data_dir)
+    for group, mix in zip(groups, mixes, strict=True):
+        for language in group:
+            corpora.mono_path(data_dir, language, "train")
+            corpora.mono_path(data_dir, language, "valid")
+            if mix["trtd"] > 0 and language != "en":
+                corpora.parallel_path(data_dir, language, "train")
+
+
+def vocabulary_lines(
+    data_dir: pathlib.Path, languages: Sequence[str], alpha: float, limit: int
+) -> Iterator[str]:
+    """Sentences to train a vocabulary on, languages balanced by n^α.
+
+    Args:
+      data_dir: text folder.
+      languages: all of the run.
+      alpha: exponent; a language never gives more lines than it has.
+      limit: lines in all, at most.
+
+    Yields:
+      Monolingual training sentences, the same ones every time.
+    """
+    counts = {}
+    for language in languages:
+        path = corpora.mono_path(data_dir, language, "train")
+        counts[language] = sum(1 for _ in corpora.read_mono(path))
+    weights = batches.language_weights(list(counts.values()), alpha)
+    for language, weight in zip(languages, weights, strict=True):
+        lines = corpora.read_mono(corpora.mono_path(data_dir, language, "train"))
+        wanted = min(counts[language], round(limit * float(weight)))
+        order = random.Random(language)
+        # The `wanted` smallest of as many random numbers: a uniform sample, one pass.
+        chosen = heapq.nsmallest(wanted, ((order.random(), line) for line in lines))
+        for _, line in chosen:
+            yield line

@@ -1,0 +1,75 @@
+"""What a cluster tells about its training: metrics.jsonl, TensorBoard, one live line."""
+
+import json
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tensorboardX
+
+
+class MetricsLog:
+    """The metrics files of one cluster.
+
+    One JSON object a line: `step`, `time` (seconds since the epoch), and numbers.
+    """
+
+    def __init__(self, folder: pathlib.Path, step: int):
+        """Opens the files, without what was logged after `step`, which comes again."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "metrics.jsonl"
+        kept = [record for record in read(folder) if record["step"] <= step]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        self._path.write_text(lines)
+        self._writer = tensorboardX.SummaryWriter(
+            str(folder), purge_step=step + 1 if step else None, flush_secs=5
+        )
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds the values of a step: numbers, or dicts of numbers by language."""
+        record = {"step": step, "time": time.time(), **values}
+        with self._path.open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                for language, number in value.items():
+                    self._writer.add_scalar(f"{name}/{language}", number, step)
+            else:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self._writer.close()
+
+
+def read(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of a cluster's metrics.jsonl; a torn last line is left out."""
+    path = folder / "metrics.jsonl"
+    records = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
+    """One line for a person: where the cluster is, and what it waits for."""
+    return (
+        f"{cluster:<13} step {record['step']:>6}/{steps}"
+        f"  loss {record['loss']:8.4f}"
+        f"  {record['tokens_per_second']:>7,.0f} tokens/s"
+        f"  sent {in_bytes(record['bytes_sent']):>8}"
+        f"  waited {record['waiting_share']:4.0%}"
+    )
+
+
+def in_bytes(count: float) -> str:
+    """12_345_678 -> `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
