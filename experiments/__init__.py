@@ -1,0 +1,1 @@
+"""One short, readable file per experiment, each with its own training loop."""

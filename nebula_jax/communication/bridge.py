@@ -252,7 +252,9 @@ class Link:
     def ledger(self) -> dict[str, list[int]]:
         """`sent Tensor[0]` and so on -> [frames, bytes], heads included."""
         with self._changed:
-            return {kind: list(entry) for kind, entry in self._connection.ledger.items()}
+            return {
+                kind: list(entry) for kind, entry in self._connection.ledger.items()
+            }
 
     def bytes_moved(self, direction: str) -> int:
         """All bytes `sent` or `received` so far, below TLS and TCP."""
@@ -552,9 +554,7 @@ class Sender:
         """
         payload, self.state = self._encode(arrays, self.state)
         buffers = [np.asarray(leaf) for leaf in jax.tree.leaves(payload)]
-        self._link._put_tensor(
-            frames.Tensor(self._channel, step, micro_batch, buffers)
-        )
+        self._link._put_tensor(frames.Tensor(self._channel, step, micro_batch, buffers))
 
 
 class Receiver:

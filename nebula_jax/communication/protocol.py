@@ -265,8 +265,7 @@ class Connection:
                 )
             if head.sequence != self._received:
                 raise RemoteProtocolError(
-                    f"{self.peer} sent frame {head.sequence};"
-                    f" expected {self._received}"
+                    f"{self.peer} sent frame {head.sequence}; expected {self._received}"
                 )
             header = bytearray(head.kind.LAYOUT.size)
             if header:

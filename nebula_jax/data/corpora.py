@@ -17,7 +17,25 @@ from typing import NamedTuple
 
 from nebula_jax import errors
 
-LANGUAGES = tuple("en fr es de el bg ru tr ar vi th zh hi sw ur".split())
+LANGUAGES = tuple(
+    [
+        "en",
+        "fr",
+        "es",
+        "de",
+        "el",
+        "bg",
+        "ru",
+        "tr",
+        "ar",
+        "vi",
+        "th",
+        "zh",
+        "hi",
+        "sw",
+        "ur",
+    ]
+)
 """The 15 languages of XNLI, in the order of the paper's Table 1."""
 
 
@@ -155,3 +173,8 @@ def digest(path: pathlib.Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of(parts: list) -> str:
+    """A short digest of values, for names of derived files."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.data import batches, corpora, packed_text
+from nebula_jax.data import batches, corpora, packed_text, vocab
 
 TASKS = ("mrtd", "trtd")
 Mix = Mapping[str, float]
@@ -107,7 +107,7 @@ def open_generator(
     mix: Mix,
     alphas: Alphas,
     *,
-    vocabulary_path: pathlib.Path,
+    vocabulary: vocab.Vocabulary,
     max_length: int,
     prepared_dir: pathlib.Path,
 ) -> GeneratorData:
@@ -126,7 +126,7 @@ def open_generator(
             splits={
                 split: corpora.mono_path(data_dir, language, split) for split in splits
             },
-            vocabulary_path=vocabulary_path,
+            vocabulary=vocabulary,
             max_length=max_length,
             prepared_dir=prepared_dir,
         )
@@ -137,7 +137,7 @@ def open_generator(
                 kind="parallel",
                 language=language,
                 splits={"train": corpora.parallel_path(data_dir, language, "train")},
-                vocabulary_path=vocabulary_path,
+                vocabulary=vocabulary,
                 max_length=max_length,
                 prepared_dir=prepared_dir,
             )

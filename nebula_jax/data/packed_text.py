@@ -13,7 +13,6 @@ L max_length.
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -142,7 +141,7 @@ def prepare(
     kind: str,
     language: str,
     splits: dict[str, pathlib.Path],
-    vocabulary_path: pathlib.Path,
+    vocabulary: vocab.Vocabulary,
     max_length: int,
     prepared_dir: pathlib.Path,
 ) -> dict[str, Sequence[dict[str, np.ndarray]]]:
@@ -155,7 +154,7 @@ def prepare(
       kind: `mono` or `parallel`.
       language: ISO 639-1 code, for the folder's name.
       splits: split name -> text file.
-      vocabulary_path: sentencepiece model.
+      vocabulary: of the run.
       max_length: L.
       prepared_dir: where the array_record files go.
 
@@ -165,16 +164,15 @@ def prepare(
     Raises:
       corpora.CorpusError: where a text file is malformed.
     """
-    content = [kind, str(max_length), corpora.digest(vocabulary_path)]
-    content += [f"{split}={corpora.digest(path)}" for split, path in splits.items()]
-    key = hashlib.sha256(" ".join(content).encode()).hexdigest()[:12]
+    texts = [(split, corpora.digest(path)) for split, path in splits.items()]
+    key = corpora.digest_of([vocabulary.digest, *texts])
     with _quiet_tfds(), _only_one(prepared_dir):
         builder = PackedText(
             config=PackedTextConfig(
                 name=f"{kind}-{language}-L{max_length}-{key}",
                 kind=kind,
                 splits={split: str(path) for split, path in splits.items()},
-                vocabulary=str(vocabulary_path),
+                vocabulary=str(vocabulary.path),
                 max_length=max_length,
             ),
             data_dir=str(prepared_dir),

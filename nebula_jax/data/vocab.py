@@ -26,6 +26,7 @@ class VocabularyError(errors.NebulaError):
 class Vocabulary(NamedTuple):
     """A loaded vocabulary. `digest` is what clusters compare when they meet."""
 
+    path: pathlib.Path
     processor: sentencepiece.SentencePieceProcessor
     size: int
     digest: str
@@ -104,6 +105,5 @@ def load(path: pathlib.Path) -> Vocabulary:
         raise VocabularyError(
             f"{path} begins with {' '.join(pieces)}; expected {' '.join(CONTROL_PIECES)}"
         )
-    return Vocabulary(
-        processor, processor.get_piece_size(), hashlib.sha256(content).hexdigest()
-    )
+    digest = hashlib.sha256(content).hexdigest()
+    return Vocabulary(path, processor, processor.get_piece_size(), digest)

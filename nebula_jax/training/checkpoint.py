@@ -6,6 +6,7 @@
 A checkpoint without its manifest, or with a file that differs from it, does not count.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -18,7 +19,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from nebula_jax import errors
-from nebula_jax.data import corpora
 
 _STEP = re.compile(r"(\d{8})(\.json)?")
 
@@ -83,9 +83,7 @@ def verified_steps(folder: pathlib.Path, log: Callable[[str], None]) -> list[int
     return good
 
 
-def restore(
-    folder: pathlib.Path, step: int, like: Any
-) -> tuple[Any, dict[str, Any]]:
+def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
     """Reads a verified checkpoint.
 
     Args:
@@ -172,9 +170,14 @@ def _steps(folder: pathlib.Path) -> list[int]:
     return [step for step in _all_steps(folder) if _paths(folder, step)[1].is_file()]
 
 
+def _digest(file: pathlib.Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _digests(path: pathlib.Path) -> dict[str, str]:
     files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return {str(file.relative_to(path)): corpora.digest(file) for file in files}
+    return {str(file.relative_to(path)): _digest(file) for file in files}
 
 
 def _damage(path: pathlib.Path, manifest: pathlib.Path) -> str:
@@ -187,6 +190,6 @@ def _damage(path: pathlib.Path, manifest: pathlib.Path) -> str:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if corpora.digest(file) != digest:
+        if _digest(file) != digest:
             return f"{name} differs from what was written"
     return ""

@@ -158,9 +158,7 @@ def generator_loss(
         rngs={"dropout": dropout_rng},
     )
     filled = (masked.positions < input_ids.shape[-1]).astype(jnp.float32)
-    loss = losses.mean(
-        losses.masked_cross_entropy(logits, masked.originals, filled)
-    )
+    loss = losses.mean(losses.masked_cross_entropy(logits, masked.originals, filled))
     # An exact sample of p_G (Gumbel-max); nothing flows back through it.
     sampled = jax.random.categorical(sample_rng, jax.lax.stop_gradient(logits))
     tokens = Tokens(
@@ -171,7 +169,14 @@ def generator_loss(
     fake = losses.mean(
         (jnp.sum((sampled != masked.originals) * filled), jnp.sum(filled))
     )
-    return loss, (tokens, {"mlm_loss": loss, "sampled_mlm_accuracy": 1 - fake})
+    return loss, (
+        tokens,
+        {
+            "loss": loss,
+            "sampled_mlm_accuracy": 1 - fake,
+            "tokens": jnp.sum(input_ids != vocab.PAD),
+        },
+    )
 
 
 class _Read(NamedTuple):
@@ -222,6 +227,7 @@ def discriminator_loss(
         "rtd_loss": rtd_loss,
         "clm_loss": clm_loss,
         "fake_token_rate": losses.mean((replaced, jnp.sum(real))),
+        "tokens": jnp.sum(read.attention_mask),
     }
 
 

@@ -4,9 +4,7 @@ import jax
 import optax
 
 
-def linear_decay(
-    peak: float, warmup_steps: int, total_steps: int
-) -> optax.Schedule:
+def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
     """0 to `peak` over the warm-up, then straight down to 0 at the last step.
 
     (ELECTRA's code multiplies the warm-up onto an already decaying rate; the paper

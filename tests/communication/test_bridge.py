@@ -316,8 +316,6 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
             link.wait_for_welcome(5.0)
 
 
-
-
 def test_a_vanished_peer_is_noticed_and_named():
     here, there = meet()
     there._socket.shutdown(socket.SHUT_RDWR)

@@ -54,7 +54,9 @@ def test_receiver_rebuilds_the_payload_from_the_spec_and_bare_buffers():
         np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
         for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
     ]
-    decoded, _ = pack.decode(jax.tree.unflatten(jax.tree.structure(planned), leaves), ())
+    decoded, _ = pack.decode(
+        jax.tree.unflatten(jax.tree.structure(planned), leaves), ()
+    )
     jax.tree.map(np.testing.assert_array_equal, decoded, arrays)
 
 

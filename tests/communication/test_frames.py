@@ -4,11 +4,18 @@ import pytest
 from nebula_jax.communication import frames
 
 LITERAL = {
-    frames.StepDone(7): b"NEBL\x01\x03\x00\x08" + bytes(7) + b"\x05" + bytes(8)
+    frames.StepDone(7): b"NEBL\x01\x03\x00\x08"
+    + bytes(7)
+    + b"\x05"
+    + bytes(8)
     # header: the step
-    + bytes(7) + b"\x07",
+    + bytes(7)
+    + b"\x07",
     frames.Ping(): b"NEBL\x01\x05\x00\x00" + bytes(7) + b"\x05" + bytes(8),
-    frames.Abort("no"): b"NEBL\x01\x07\x00\x00" + bytes(7) + b"\x05" + bytes(7)
+    frames.Abort("no"): b"NEBL\x01\x07\x00\x00"
+    + bytes(7)
+    + b"\x05"
+    + bytes(7)
     + b"\x02no",
 }
 

@@ -1,0 +1,94 @@
+"""One generator of M3: batch, step, send; never further ahead than the window."""
+
+import functools
+
+import jax
+
+from experiments import clusters, m3_setup, progress, saved
+from nebula_jax.communication import bridge, codecs, wan
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import pace
+from nebula_jax.training import m3
+
+
+def run(index: int) -> int:
+    """Trains generator `index` to the end; its exit status."""
+    name = f"generator:{index}"
+    interrupt = clusters.Interrupt().install()
+    vocabulary = m3_setup.given_vocabulary()
+    text = m3_setup.open_generator(index, vocabulary)
+    config = m3_setup.config(vocabulary)
+
+    mesh = clusters.mesh()
+    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    placed = saved.placed(
+        mesh,
+        functools.partial(m3.init_generator, config, clusters.SEED.value, index),
+    )
+    train = jax.jit(
+        functools.partial(m3.generator_step, config),
+        in_shardings=(placed.sharding, batch_at),
+        out_shardings=(placed.sharding, batch_at, everywhere),
+        donate_argnums=0,
+    )
+    corrupt = jax.jit(
+        functools.partial(m3.corrupt, config),
+        in_shardings=(placed.sharding.params, everywhere, batch_at),
+        out_shardings=batch_at,
+    )
+
+    agreed = m3_setup.settings(vocabulary, text.groups)
+    checkpoints = saved.Saved(name, agreed)
+    with bridge.connect(
+        clusters.host_and_port("peer", clusters.PEER.value),
+        m3_setup.hello(name, agreed, checkpoints.steps),
+        connect_timeout=clusters.CONNECT_TIMEOUT.value,
+        peer_timeout=clusters.PEER_TIMEOUT.value,
+        peer="discriminator",
+        tls=clusters.client_tls(),
+        line=wan.from_string(clusters.WAN.value),
+    ) as link:
+        spec = m3.tokens_spec(config, clusters.BATCH_SIZE.value)
+        pack = codecs.pack_ids(vocabulary.size)
+        tokens = link.sender("tokens", spec, pack)
+        held_back = link.sender("held_back", spec, pack)
+        start = link.wait_for_welcome(clusters.CONNECT_TIMEOUT.value)
+        state, position = checkpoints.restore(start, placed)
+        text.go_to(position)
+        record = progress.Progress(name, start, lambda: progress.traffic([link]))
+
+        def send_held_back(step: int) -> None:
+            for micro_batch, (_, batch) in enumerate(text.held_back()):
+                rng = m3_setup.held_back_rng(micro_batch)
+                corrupted = corrupt(state.params, rng, batch)
+                held_back.send(step, corrupted, micro_batch)
+
+        if start == 0:
+            send_held_back(0)
+        interrupt.is_graceful = True
+        last, step = clusters.STEPS.value, start
+        while step < last:
+            if interrupt.requested:
+                link.stop()
+            link.wait_for_step(pace.token_needed(step + 1, clusters.WINDOW.value))
+            last = link.stop_step or last
+            if step >= last:
+                break
+            step += 1
+            batch = jax.device_put(next(text.batches), batch_at)
+            state, corrupted, metrics = train(state, batch)
+            tokens.send(step, corrupted)
+            record.step(step, metrics)
+            if m3_setup.is_evaluated(step):
+                send_held_back(step)
+            if checkpoints.is_due(step) or step == last:
+                checkpoints.save(step, state, text.position())
+        if (
+            step > start
+            and not checkpoints.is_due(step)
+            and step < clusters.STEPS.value
+        ):
+            checkpoints.save(step, state, text.position())
+        link.wait_for_step(step)
+        record.finish(step, {"ledger": link.ledger})
+    return clusters.exit_status(step, interrupt)

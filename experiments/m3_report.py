@@ -1,0 +1,233 @@
+"""The end of an M3 run: a table for a person, summary.json for programs, a plot."""
+
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import matplotlib
+import rich.console
+import rich.table
+from absl import flags
+
+from experiments import clusters, m3_setup
+from nebula_jax.communication import codecs
+from nebula_jax.data import masking
+from nebula_jax.training import metrics
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+FIGURES = ("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy")
+
+
+def write(names: Sequence[str], seconds: float, vocab_size: int) -> None:
+    """Gathers what the clusters left in the run's folder; writes and prints the whole.
+
+    Args:
+      names: the clusters of the run.
+      seconds: wall time of this command.
+      vocab_size: V.
+    """
+    found = {name: _read(clusters.cluster_folder(name)) for name in names}
+    judge = names[0]
+    summary = {
+        "command": "python -m experiments.pretrain_m3 " + " ".join(sys.argv[1:]),
+        "commit": clusters.commit(),
+        "hardware": hardware(),
+        "seconds": round(seconds, 1),
+        "vocab_size": vocab_size,
+        "flags": {
+            name: flags.FLAGS[name].value
+            for name in (*m3_setup.AGREED, "data_dir", "wan", "devices_per_cluster")
+        },
+        "clusters": [each for each in found.values() if each],
+        "bytes": _bytes(found, vocab_size),
+        "losses": {
+            name: _first_and_last(metrics.read(clusters.cluster_folder(name)))
+            for name in names
+        },
+        "held_back": _held_back(metrics.read(clusters.cluster_folder(judge))),
+    }
+    folder = clusters.workdir()
+    (folder / "summary.json").write_text(
+        json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    )
+    plot(folder, names, folder / "losses.png")
+    show(summary)
+    print(f"all of it: {folder}/summary.json, {folder}/losses.png")
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "devices": str(jax.devices()[0].device_kind),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def _read(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _bytes(found: dict[str, dict], vocab_size: int) -> dict[str, float]:
+    """Bytes that the generators' training tensors took, beside the formula's."""
+    frames = sent = steps = tokens = 0
+    for name, each in found.items():
+        if name.startswith("generator:") and each:
+            count, size = each["ledger"].get("sent Tensor[0]", (0, 0))
+            frames, sent, tokens = frames + count, sent + size, tokens + each["tokens"]
+            steps += each["last_step"] - each["first_step"] + 1
+    positions = steps * clusters.BATCH_SIZE.value * m3_setup.MAX_LENGTH.value
+    slots = masking.capacity(m3_setup.MASK_RATE.value, m3_setup.MAX_LENGTH.value)
+    bits = codecs.bits_for(vocab_size)
+    formula = (bits + 1 + bits * slots / m3_setup.MAX_LENGTH.value) / 8
+    return {
+        "frames": frames,
+        "sent": sent,
+        "per_position": sent / positions if positions else 0.0,
+        "per_token": sent / tokens if tokens else 0.0,
+        "formula_per_position": formula,
+    }
+
+
+def _first_and_last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    steps = [record for record in records if "loss" in record]
+    if not steps:
+        return {}
+    return {
+        "first": steps[0]["loss"],
+        "first_step": steps[0]["step"],
+        "last": steps[-1]["loss"],
+        "last_step": steps[-1]["step"],
+    }
+
+
+def _held_back(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every evaluation: its step, and language -> figures."""
+    evaluations = []
+    for record in records:
+        if "held_back_rtd_auc" not in record:
+            continue
+        languages = record["held_back_rtd_auc"]
+        evaluations.append(
+            {
+                "step": record["step"],
+                "languages": {
+                    name: {
+                        figure: record[f"held_back_{figure}"][name]
+                        for figure in FIGURES
+                    }
+                    for name in languages
+                },
+            }
+        )
+    return evaluations
+
+
+def plot(folder: pathlib.Path, names: Sequence[str], path: pathlib.Path) -> None:
+    """Losses of all clusters, and RTD AUC by language, against steps."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for name in names:
+        records = metrics.read(folder / name.replace(":", "-"))
+        steps = [record for record in records if "loss" in record]
+        keys = ("rtd_loss", "clm_loss") if name == names[0] else ("loss",)
+        for key in keys:
+            label = f"{name} {'MLM loss' if key == 'loss' else key.replace('_', ' ')}"
+            left.plot(
+                [record["step"] for record in steps],
+                [record[key] for record in steps],
+                label=label.replace("rtd", "RTD").replace("clm", "CLM"),
+            )
+    left.set(xlabel="step", ylabel="loss", yscale="log", title="Training loss")
+    left.grid(alpha=0.3, which="both")
+    left.legend(fontsize=8)
+
+    evaluations = _held_back(metrics.read(folder / names[0].replace(":", "-")))
+    if evaluations:
+        languages = list(evaluations[-1]["languages"])
+        colors = plt.colormaps["tab20"].colors
+        for index, language in enumerate(languages):
+            right.plot(
+                [each["step"] for each in evaluations],
+                [each["languages"][language]["rtd_auc"] for each in evaluations],
+                label=language,
+                color=colors[index % len(colors)],
+            )
+        right.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
+        right.legend(fontsize=7, ncols=2, loc="lower right")
+    right.set(xlabel="step", ylabel="AUC", title="RTD on held-back text (0.5: a guess)")
+    right.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Prints the summary's tables."""
+    console = rich.console.Console(highlight=False, width=100)
+    table = rich.table.Table(title="Clusters")
+    for column in (
+        "cluster",
+        "steps",
+        "loss",
+        "tokens/s",
+        "sent",
+        "received",
+        "waited",
+    ):
+        table.add_column(column, justify="left" if column == "cluster" else "right")
+    for each in summary["clusters"]:
+        losses = summary["losses"][each["cluster"]]
+        table.add_row(
+            each["cluster"],
+            f"{each['first_step']}-{each['last_step']}",
+            f"{losses['first']:.3f} → {losses['last']:.3f}",
+            f"{each['tokens_per_second']:,.0f}",
+            metrics.in_bytes(each["bytes_sent"]),
+            metrics.in_bytes(each["bytes_received"]),
+            f"{each['waited_seconds'] / each['seconds']:.0%}",
+        )
+    console.print(table)
+    if summary["bytes"]["frames"]:
+        sizes = summary["bytes"]
+        console.print(
+            f"sent per position: {sizes['per_position']:.3f} bytes (formula"
+            f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per real"
+            f" token {sizes['per_token']:.3f}"
+        )
+    if not summary["held_back"]:
+        return
+    first, last = summary["held_back"][0], summary["held_back"][-1]
+    table = rich.table.Table(
+        title=f"Held-back text after step {last['step']} (RTD AUC: 0.5 is a guess)"
+    )
+    table.add_column("language")
+    for column in (f"AUC at step {first['step']}", "RTD AUC", "fake tokens"):
+        table.add_column(column, justify="right")
+    table.add_column("sampled MLM", justify="right")
+    table.add_column("CLM", justify="right")
+    for language, figures in last["languages"].items():
+        table.add_row(
+            language,
+            f"{first['languages'][language]['rtd_auc']:.3f}",
+            f"{figures['rtd_auc']:.3f}",
+            f"{figures['fake_token_rate']:.1%}",
+            f"{figures['sampled_mlm_accuracy']:.1%}",
+            f"{figures['clm_accuracy']:.1%}",
+        )
+    console.print(table)

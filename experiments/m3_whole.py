@@ -1,0 +1,79 @@
+"""M3 uncut: every generator and the discriminator as one model in one process.
+
+The reference that the split run must equal, and the 1.0 of the paper's Table 3.
+"""
+
+import functools
+
+import jax
+
+from experiments import clusters, m3_setup, progress, saved
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import m3
+
+
+def run() -> int:
+    """Trains all parts to the end; the exit status."""
+    name = "whole"
+    interrupt = clusters.Interrupt().install()
+    vocabulary = m3_setup.given_vocabulary()
+    groups = m3_setup.groups(m3_setup.text_folder())
+    texts = [m3_setup.open_generator(k, vocabulary) for k in range(len(groups))]
+    config = m3_setup.config(vocabulary)
+
+    def init():
+        seed = clusters.SEED.value
+        generators = (m3.init_generator(config, seed, k) for k in range(len(groups)))
+        return tuple(generators), m3.init_discriminator(config, seed)
+
+    mesh = clusters.mesh()
+    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    placed = saved.placed(mesh, init)
+    train = jax.jit(
+        functools.partial(m3.whole_step, config),
+        in_shardings=(*placed.sharding, batch_at),
+        out_shardings=(*placed.sharding, batch_at, everywhere, everywhere),
+        donate_argnums=(0, 1),
+    )
+
+    @functools.partial(jax.jit, out_shardings=everywhere)
+    def judge(generator, discriminator, rng, batch):
+        corrupted = m3.corrupt(config, generator, rng, batch)
+        return m3.judge(config, discriminator, corrupted)
+
+    checkpoints = saved.Saved(name, m3_setup.settings(vocabulary, groups))
+    start = max([0, *checkpoints.steps])
+    state, positions = checkpoints.restore(start, placed)
+    for text, position in zip(texts, positions or [None] * len(texts), strict=True):
+        text.go_to(position)
+    record = progress.Progress(name, start)
+
+    def evaluate(step: int) -> None:
+        generators, discriminator = state
+        judged = m3_setup.Judged()
+        for text, generator in zip(texts, generators, strict=True):
+            for micro_batch, (language, batch) in enumerate(text.held_back()):
+                rng = m3_setup.held_back_rng(micro_batch)
+                judged.add(
+                    language, judge(generator.params, discriminator.params, rng, batch)
+                )
+        record.evaluation(step, judged.report())
+
+    if start == 0:
+        evaluate(0)
+    interrupt.is_graceful = True
+    step = start
+    while step < clusters.STEPS.value and not interrupt.requested:
+        step += 1
+        batches = [jax.device_put(next(text.batches), batch_at) for text in texts]
+        *state, _, of_generators, metrics = train(*state, batches)
+        loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
+        record.step(step, {**metrics, "loss": loss})
+        if m3_setup.is_evaluated(step):
+            evaluate(step)
+        if checkpoints.is_due(step) or step == clusters.STEPS.value:
+            checkpoints.save(step, tuple(state), [text.position() for text in texts])
+    if step > start and not checkpoints.is_due(step) and step < clusters.STEPS.value:
+        checkpoints.save(step, tuple(state), [text.position() for text in texts])
+    record.finish(step, {})
+    return clusters.exit_status(step, interrupt)
