@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
@@ -34,7 +34,7 @@ CLUSTER = flags.DEFINE_string(
 LISTEN = flags.DEFINE_string(
     "listen",
     "127.0.0.1:0",
-    "HOST:PORT where the discriminator waits; port 0 picks one.",
+    "HOST:PORT where the discriminator waits.",
 )
 PEER = flags.DEFINE_string("peer", "", "HOST:PORT of the discriminator.")
 WORKDIR = flags.DEFINE_string(
@@ -69,8 +69,8 @@ WAN = flags.DEFINE_string(
 TLS = flags.DEFINE_string(
     "tls",
     "auto",
-    "auto (certificates made for the run with --cluster=all, else off), off, or a folder"
-    " with ca.pem, cert.pem and key.pem.",
+    "auto (certificates made for the run with --cluster=all, else off), off, or a"
+    " folder with ca.pem, cert.pem and key.pem.",
 )
 CONNECT_TIMEOUT = flags.DEFINE_float(
     "connect_timeout", 60.0, "Seconds to wait for the other clusters to come."
@@ -124,7 +124,6 @@ def check_shared_flags() -> None:
     for flag in (CONNECT_TIMEOUT, PEER_TIMEOUT):
         if not 0 < flag.value < float("inf"):
             raise FlagError(f"--{flag.name}={flag.value:g}: must be above 0 seconds")
-    host_and_port("listen", LISTEN.value)
     if CLUSTER.value.startswith("generator:"):
         if not PEER.value:
             raise FlagError(
@@ -133,12 +132,9 @@ def check_shared_flags() -> None:
         host_and_port("peer", PEER.value)
     elif PEER.value:
         raise FlagError(f"--peer is for a generator, not for --cluster={CLUSTER.value}")
-    if (
-        CLUSTER.value == "discriminator"
-        and host_and_port("listen", LISTEN.value)[1] == 0
-    ):
-        if LISTEN_FD not in os.environ:
-            raise FlagError("--cluster=discriminator needs --listen=HOST:PORT")
+    port = host_and_port("listen", LISTEN.value)[1]
+    if CLUSTER.value == "discriminator" and not port and LISTEN_FD not in os.environ:
+        raise FlagError("--cluster=discriminator needs --listen=HOST:PORT")
     if DEVICES.value and DEVICES.value % MODEL_PARALLEL.value:
         raise FlagError(
             f"--model_parallel={MODEL_PARALLEL.value} does not divide"
@@ -298,6 +294,7 @@ def run(main: Callable[[], int]) -> None:
             sys.exit(2)
 
     def guarded(argv):
+        logging.set_verbosity(logging.WARNING)  # the libraries' chatter
         if len(argv) > 1:
             say(f"error: what is {argv[1]!r}? Every argument is a --flag")
             return 2

@@ -1,8 +1,8 @@
 """`--cluster=all`: every cluster as a process of this machine.
 
-The launcher binds the discriminator's socket itself and hands it down, so no port can be
-lost in between. It relays what the clusters say, passes Ctrl-C on, ends the others when
-one dies, and leaves nothing behind: clusters notice its own death by a pipe.
+The launcher binds the discriminator's socket itself and hands it down, so no port can
+be lost in between. It relays what the clusters say, passes Ctrl-C on, ends the others
+when one dies, and leaves nothing behind: clusters notice its own death by a pipe.
 """
 
 import os

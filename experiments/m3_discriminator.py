@@ -49,7 +49,7 @@ def run() -> int:
         tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
         held_back = [link.receiver("held_back", spec, pack, batch_at) for link in links]
         start = _newest_of_all(
-            [checkpoints.steps, *(l.peer.checkpoints for l in links)]
+            [checkpoints.steps, *(link.peer.checkpoints for link in links)]
         )
         state, _ = checkpoints.restore(start, placed)
         for link in links:
@@ -86,8 +86,10 @@ def run() -> int:
             record.step(step, metrics)
             if m3_setup.is_evaluated(step):
                 evaluate(step)
-            if checkpoints.is_due(step) or step == last:
+            if checkpoints.is_due(step):
                 checkpoints.save(step, state)
+        if start < step and step not in checkpoints.steps:
+            checkpoints.save(step, state)
         ledgers = {link.peer.cluster: link.ledger for link in links}
         record.finish(step, {"ledgers": ledgers})
     return clusters.exit_status(step, interrupt)
@@ -117,14 +119,12 @@ def _meet(
             stack.enter_context(link)
             name = link.peer.cluster
             if name not in awaited or name in links:
-                raise bridge.Mismatch(
-                    f"{name} came, "
-                    + (
-                        "twice"
-                        if name in links
-                        else f"but --generators has {generators}"
-                    )
+                why = (
+                    "here already"
+                    if name in links
+                    else f"not of {generators} generators"
                 )
+                raise bridge.Mismatch(f"{name} came, but is {why}")
             links[name] = link
     return [links[f"generator:{index}"] for index in range(generators)]
 

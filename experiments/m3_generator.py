@@ -81,13 +81,9 @@ def run(index: int) -> int:
             record.step(step, metrics)
             if m3_setup.is_evaluated(step):
                 send_held_back(step)
-            if checkpoints.is_due(step) or step == last:
+            if checkpoints.is_due(step):
                 checkpoints.save(step, state, text.position())
-        if (
-            step > start
-            and not checkpoints.is_due(step)
-            and step < clusters.STEPS.value
-        ):
+        if start < step and step not in checkpoints.steps:
             checkpoints.save(step, state, text.position())
         link.wait_for_step(step)
         record.finish(step, {"ledger": link.ledger})

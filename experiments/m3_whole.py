@@ -71,9 +71,9 @@ def run() -> int:
         record.step(step, {**metrics, "loss": loss})
         if m3_setup.is_evaluated(step):
             evaluate(step)
-        if checkpoints.is_due(step) or step == clusters.STEPS.value:
+        if checkpoints.is_due(step):
             checkpoints.save(step, tuple(state), [text.position() for text in texts])
-    if step > start and not checkpoints.is_due(step) and step < clusters.STEPS.value:
+    if start < step and step not in checkpoints.steps:
         checkpoints.save(step, tuple(state), [text.position() for text in texts])
     record.finish(step, {})
     return clusters.exit_status(step, interrupt)

@@ -71,6 +71,7 @@ class Saved:
         """Saves the state after `step` with the data position."""
         about = {"position": position, "settings": self._agreed}
         checkpoint.save(self._folder, step, state, about, self._keep)
+        self.steps = [*self.steps, step]
 
     def is_due(self, step: int) -> bool:
         """Whether every cluster saves after `step`."""

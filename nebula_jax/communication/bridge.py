@@ -13,6 +13,7 @@ MAX_UNREAD wait to be used, so that TCP holds the sender back.
 """
 
 import collections
+import contextlib
 import selectors
 import socket
 import ssl
@@ -76,7 +77,7 @@ def connect(
     peer_timeout: float,
     peer: str,
     tls: ssl.SSLContext | None = None,
-    line: wan.Line = wan.Line(),
+    line: wan.Line = wan.UNSHAPED,
 ) -> "Link":
     """Comes to a listening cluster.
 
@@ -129,7 +130,7 @@ def accept(
     timeout: float,
     peer_timeout: float,
     tls: Callable[[], ssl.SSLContext] | None = None,
-    line: wan.Line = wan.Line(),
+    line: wan.Line = wan.UNSHAPED,
     log: Callable[[str], None] = print,
 ) -> "Link":
     """Waits for a cluster to come.
@@ -390,10 +391,8 @@ class Link:
             )
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the thread has ended; _error says why
             self._wake_out.send(b"\0")
-        except OSError:
-            pass  # the thread has ended; _error says why
 
     # The thread's half.
 

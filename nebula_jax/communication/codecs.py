@@ -67,8 +67,8 @@ def pack_ids(vocab_size: int) -> codec.Codec:
     return codec.stateless(lambda arrays: jax.tree.map(encode_leaf, arrays), decode)
 
 
-# 32 ids of b bits are exactly b words of 32 bits, so all shifts are constants: the loops
-# below unroll into b + 31 elementwise operations over columns.
+# 32 ids of b bits are exactly b words of 32 bits, so all shifts are constants: the
+# loops below unroll into b + 31 elementwise operations over columns.
 
 
 def _pack(array: jax.Array, bits: int) -> jax.Array:

@@ -8,8 +8,8 @@ A caller moves bytes and asks what they mean:
     connection.buffer_updated(n, now)
     while (message := connection.next_event()) is not None: ...
 
-Bytes of a tensor land in the aligned buffers that will be handed to the device: there is
-no copy in between. Time is an argument (seconds on any clock that only goes forward).
+Bytes of a tensor land in the aligned buffers that will be handed to the device: there
+is no copy in between. Time is an argument: seconds on any clock that only goes forward.
 
 Everything that decides which message may come when is in TRANSITIONS.
 """

@@ -1,7 +1,7 @@
 """A slow line in the process: every cluster shapes what it sends.
 
-The model is a link of a fixed rate with a fixed one-way delay: bytes leave one after the
-other at the rate, and arrive the delay later. TCP's own dynamics are not emulated.
+The model is a link of a fixed rate with a fixed one-way delay: bytes leave one after
+the other at the rate, and arrive the delay later. TCP's own dynamics are not emulated.
 """
 
 import collections
@@ -26,6 +26,9 @@ class Line:
     """Bits per second in each direction; 0 for unlimited."""
     delay: float = 0.0
     """Seconds, one way."""
+
+
+UNSHAPED = Line()
 
 
 def from_string(text: str) -> Line:

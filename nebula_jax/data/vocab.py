@@ -103,7 +103,8 @@ def load(path: pathlib.Path) -> Vocabulary:
         raise VocabularyError(f"{path} is not a sentencepiece model") from None
     if pieces != CONTROL_PIECES:
         raise VocabularyError(
-            f"{path} begins with {' '.join(pieces)}; expected {' '.join(CONTROL_PIECES)}"
+            f"{path} begins with {' '.join(pieces)};"
+            f" expected {' '.join(CONTROL_PIECES)}"
         )
     digest = hashlib.sha256(content).hexdigest()
     return Vocabulary(path, processor, processor.get_piece_size(), digest)

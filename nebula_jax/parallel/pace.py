@@ -1,7 +1,7 @@
 """Keeping clusters in step (section 3.3).
 
-Steps count from 1. After optimisation step t the discriminator returns a step token, the
-paper's "small tensor". A generator may begin step t once the token of step
+Steps count from 1. After optimisation step t the discriminator returns a step token,
+the paper's "small tensor". A generator may begin step t once the token of step
 t - 1 - window has come: with window 0 the two take turns, with more they overlap, and
 the generator's samples never run further ahead than that.
 """

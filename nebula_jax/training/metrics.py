@@ -1,4 +1,4 @@
-"""What a cluster tells about its training: metrics.jsonl, TensorBoard, one live line."""
+"""What a cluster tells about its training: metrics.jsonl, TensorBoard, a live line."""
 
 import json
 import pathlib

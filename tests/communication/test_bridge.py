@@ -211,7 +211,7 @@ def test_nobody_there_is_an_error_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
     start = time.monotonic()
-    with pytest.raises(bridge.ConnectError, match="nobody answers at 127.0.0.1:"):
+    with pytest.raises(bridge.ConnectError, match="nobody answers at 127"):
         bridge.connect(
             address, hello("g"), connect_timeout=0.5, peer_timeout=1.0, peer="d"
         )
@@ -221,7 +221,7 @@ def test_nobody_there_is_an_error_after_the_timeout():
 def test_nobody_coming_is_an_error_after_the_timeout():
     with (
         bridge.listen(("127.0.0.1", 0)) as listening,
-        pytest.raises(bridge.ConnectError, match="nobody came within 0.2 s"),
+        pytest.raises(bridge.ConnectError, match="nobody came within"),
     ):
         bridge.accept(listening, hello("d"), timeout=0.2, peer_timeout=1.0)
 
