@@ -7,6 +7,7 @@ anything else makes this process that one cluster.
 import contextlib
 import os
 import pathlib
+import shlex
 import signal
 import socket
 import ssl
@@ -185,9 +186,15 @@ def listening_socket() -> socket.socket:
 def write_run_flags(path: pathlib.Path, overrides: dict[str, Any]) -> None:
     """Writes every flag of the experiment, so that the file alone repeats the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"# {' '.join(sys.argv)}", f"# commit {commit()}"]
+    lines = [f"# {command()}", f"# commit {commit()}"]
     lines += flag_arguments(overrides)
     path.write_text("\n".join(lines) + "\n")
+
+
+def command() -> str:
+    """The command that started this process, as a person would type it."""
+    module = sys.modules["__main__"].__spec__.name
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def flag_arguments(overrides: dict[str, Any]) -> list[str]:

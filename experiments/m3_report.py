@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def write(names: Sequence[str], seconds: float, vocab_size: int) -> None:
     found = {name: _read(clusters.cluster_folder(name)) for name in names}
     judge = names[0]
     summary = {
-        "command": "python -m experiments.pretrain_m3 " + " ".join(sys.argv[1:]),
+        "command": clusters.command(),
         "commit": clusters.commit(),
         "hardware": hardware(),
         "seconds": round(seconds, 1),
@@ -141,38 +140,47 @@ def _held_back(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plot(folder: pathlib.Path, names: Sequence[str], path: pathlib.Path) -> None:
-    """Losses of all clusters, and RTD AUC by language, against steps."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    """Losses of all clusters, and RTD AUC by language, against steps.
+
+    Args:
+      folder: of the run.
+      names: its clusters; the first one judges.
+      path: of the PNG to write.
+    """
+    figure, (losses, rtd_loss, auc) = plt.subplots(
+        1, 3, figsize=(14, 4.2), layout="constrained"
+    )
     for name in names:
         records = metrics.read(folder / name.replace(":", "-"))
-        steps = [record for record in records if "loss" in record]
-        keys = ("rtd_loss", "clm_loss") if name == names[0] else ("loss",)
-        for key in keys:
-            label = f"{name} {'MLM loss' if key == 'loss' else key.replace('_', ' ')}"
-            left.plot(
-                [record["step"] for record in steps],
-                [record[key] for record in steps],
-                label=label.replace("rtd", "RTD").replace("clm", "CLM"),
-            )
-    left.set(xlabel="step", ylabel="loss", yscale="log", title="Training loss")
-    left.grid(alpha=0.3, which="both")
-    left.legend(fontsize=8)
+        records = [record for record in records if "loss" in record]
+        steps = [record["step"] for record in records]
+        if name == names[0]:
+            values = [record["clm_loss"] for record in records]
+            losses.plot(steps, values, label=f"{name} CLM (eq. 10)")
+            rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
+        else:
+            values = [record["loss"] for record in records]
+            losses.plot(steps, values, label=f"{name} MLM (eq. 6)")
+    losses.set(xlabel="step", ylabel="nats per masked token", title="Language models")
+    losses.legend(fontsize=8)
+    rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
 
     evaluations = _held_back(metrics.read(folder / names[0].replace(":", "-")))
-    if evaluations:
-        languages = list(evaluations[-1]["languages"])
-        colors = plt.colormaps["tab20"].colors
-        for index, language in enumerate(languages):
-            right.plot(
-                [each["step"] for each in evaluations],
-                [each["languages"][language]["rtd_auc"] for each in evaluations],
-                label=language,
-                color=colors[index % len(colors)],
-            )
-        right.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-        right.legend(fontsize=7, ncols=2, loc="lower right")
-    right.set(xlabel="step", ylabel="AUC", title="RTD on held-back text (0.5: a guess)")
-    right.grid(alpha=0.3)
+    colors = plt.colormaps["tab20"].colors
+    languages = list(evaluations[-1]["languages"]) if evaluations else []
+    for index, language in enumerate(languages):
+        auc.plot(
+            [each["step"] for each in evaluations],
+            [each["languages"][language]["rtd_auc"] for each in evaluations],
+            label=language,
+            color=colors[index % len(colors)],
+        )
+    auc.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
+    auc.set(xlabel="step", ylabel="AUC", title="RTD on held-back text (0.5: a guess)")
+    if languages:
+        auc.legend(fontsize=7, ncols=3)
+    for axes in (losses, rtd_loss, auc):
+        axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

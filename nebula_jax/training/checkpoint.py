@@ -6,17 +6,19 @@
 A checkpoint without its manifest, or with a file that differs from it, does not count.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 
 from nebula_jax import errors
 
@@ -61,11 +63,11 @@ def save(
             os.fsync(stream.fileno())
         os.replace(partial, manifest)
     except Exception as error:  # orbax and tensorstore raise many kinds
-        shutil.rmtree(path, ignore_errors=True)
+        for leftover in folder.glob(f"{path.name}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.unlink(missing_ok=True)
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
-            f"could not save step {step} in {folder}: {reason[0]}"
+            f"could not save step {step} in {folder}: {_reason(error)}"
         ) from None
     for old in _steps(folder)[:-keep]:
         discard(folder, old)
@@ -107,8 +109,7 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
                 ),
             )
     except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"cannot use {path}: {reason[0]}") from None
+        raise CheckpointError(f"cannot use {path}: {_reason(error)}") from None
     return restored["state"], restored["about"]
 
 
@@ -149,8 +150,22 @@ def abstract(state: Any, sharding: Any) -> Any:
     )
 
 
-def _checkpointer() -> ocp.Checkpointer:
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+@contextlib.contextmanager
+def _checkpointer() -> Iterator[ocp.Checkpointer]:
+    """Orbax without its tracebacks: what goes wrong is raised, and said once."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            yield checkpointer
+    finally:
+        logging.set_verbosity(before)
+
+
+def _reason(error: Exception) -> str:
+    """The cause in a few words: the last part of tensorstore's long messages."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rsplit(": ", 1)[-1].partition(" [")[0]
 
 
 def _paths(folder: pathlib.Path, step: int) -> tuple[pathlib.Path, pathlib.Path]:

@@ -1,0 +1,113 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.data import masking, vocab
+
+V = 1000
+
+
+def text(rows=64, length=128, seed=0):
+    random = np.random.RandomState(seed)
+    ids = random.randint(vocab.NUM_CONTROL, V, (rows, length)).astype(np.int32)
+    ids[:, 0] = vocab.CLS
+    for row in range(rows):
+        end = random.randint(length // 2, length)
+        ids[row, end - 1] = vocab.SEP
+        ids[row, end:] = vocab.PAD
+    return ids
+
+
+def mask(ids, rate=0.15, policy="electra", seed=0):
+    return jax.tree.map(
+        np.asarray,
+        masking.mask_tokens(
+            jax.random.key(seed),
+            jnp.asarray(ids),
+            rate=rate,
+            policy=masking.POLICIES[policy],
+            vocab_size=V,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "rate", "slots"),
+    [(128, 0.15, 19), (512, 0.15, 79), (512, 0.25, 130), (8, 0.01, 1)],
+)
+def test_capacity_is_electras(length, rate, slots):
+    assert masking.capacity(rate, length) == slots
+
+
+def test_as_many_tokens_are_masked_as_the_rate_says():
+    ids = text()
+    masked = mask(ids)
+    wanted = np.round(0.15 * np.sum(ids != vocab.PAD, axis=-1))
+    np.testing.assert_array_equal(np.sum(masked.positions < 128, axis=-1), wanted)
+
+
+def test_masked_positions_are_text_distinct_and_ascending():
+    ids = text()
+    masked = mask(ids)
+    for row, positions in enumerate(masked.positions):
+        chosen = positions[positions < 128]
+        assert (np.diff(chosen) > 0).all()
+        assert (ids[row, chosen] >= vocab.NUM_CONTROL).all()
+        np.testing.assert_array_equal(
+            masked.originals[row, : len(chosen)], ids[row, chosen]
+        )
+        assert (masked.originals[row, len(chosen) :] == 0).all()
+
+
+def test_nothing_else_changes():
+    ids = text()
+    masked = mask(ids)
+    marks = np.asarray(masking.mark(masked.positions, 128))
+    np.testing.assert_array_equal(masked.input_ids[~marks], ids[~marks])
+
+
+@pytest.mark.parametrize(
+    ("policy", "mask_share", "kept_share"),
+    [("mask", 1.0, 0.0), ("electra", 0.85, 0.15), ("bert", 0.8, 0.1)],
+)
+def test_policies_write_what_they_say(policy, mask_share, kept_share):
+    ids = text(rows=600)
+    masked = mask(ids, policy=policy)
+    marks = np.asarray(masking.mark(masked.positions, 128))
+    written, before = masked.input_ids[marks], ids[marks]
+    # 600 rows give 8,600 draws: a share varies by 0.004 (one sigma).
+    assert np.mean(written == vocab.MASK) == pytest.approx(mask_share, abs=0.02)
+    assert np.mean(written == before) == pytest.approx(kept_share, abs=0.02)
+    random = (written != vocab.MASK) & (written != before)
+    assert np.mean(random) == pytest.approx(1 - mask_share - kept_share, abs=0.02)
+
+
+def test_both_sides_of_a_pair_are_masked_alike():
+    ids = text(rows=600)
+    ids[:, 1:] = np.where(ids[:, 1:] == vocab.PAD, 7, ids[:, 1:])
+    ids[:, 60:62] = vocab.SEP
+    marks = np.asarray(masking.mark(mask(ids).positions, 128))
+    left, right = marks[:, 1:60].mean(), marks[:, 62:].mean()
+    assert left == pytest.approx(right, abs=0.01)
+
+
+def test_a_row_without_text_stays_as_it_is():
+    ids = np.zeros((2, 16), np.int32)
+    ids[1, :2] = [vocab.CLS, vocab.SEP]
+    masked = mask(ids)
+    np.testing.assert_array_equal(masked.input_ids, ids)
+    assert (masked.positions == 16).all()
+
+
+def test_marks_and_positions_are_each_others_inverse():
+    masked = mask(text())
+    marks = masking.mark(masked.positions, 128)
+    slots = masked.positions.shape[-1]
+    np.testing.assert_array_equal(masking.find(marks, slots), masked.positions)
+
+
+def test_another_key_masks_other_positions():
+    ids = text()
+    assert (mask(ids, seed=1).positions != mask(ids, seed=2).positions).any()
+    np.testing.assert_array_equal(mask(ids).positions, mask(ids).positions)

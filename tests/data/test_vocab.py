@@ -1,0 +1,46 @@
+import pytest
+
+from nebula_jax.data import vocab
+
+LINES = [f"the number {n} is written {n * 7} and {n * 13}" for n in range(300)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocab") / "v.model"
+    vocab.train(LINES, 120, path)
+    return path
+
+
+def test_a_vocabulary_encodes_and_decodes_text(path):
+    loaded = vocab.load(path)
+    ids = loaded.encode(LINES[42])
+    assert min(ids) >= vocab.NUM_CONTROL
+    assert max(ids) < loaded.size <= 120
+    assert loaded.processor.decode(ids) == LINES[42]
+
+
+def test_control_pieces_come_first_and_are_never_text(path):
+    loaded = vocab.load(path)
+    pieces = [loaded.processor.id_to_piece(i) for i in range(vocab.NUM_CONTROL)]
+    assert pieces == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert vocab.MASK not in loaded.encode("a [MASK] in text")
+
+
+def test_the_same_text_gives_the_same_digest(path, tmp_path):
+    vocab.train(LINES, 120, tmp_path / "again.model")
+    assert vocab.load(tmp_path / "again.model").digest == vocab.load(path).digest
+
+
+def test_unusable_files_are_named(tmp_path):
+    with pytest.raises(vocab.VocabularyError, match="No such file"):
+        vocab.load(tmp_path / "none.model")
+    (tmp_path / "garbage.model").write_bytes(b"garbage")
+    with pytest.raises(vocab.VocabularyError, match="not a sentencepiece model"):
+        vocab.load(tmp_path / "garbage.model")
+
+
+def test_too_little_text_is_an_error(tmp_path):
+    with pytest.raises(vocab.VocabularyError, match="no vocabulary of 100 pieces"):
+        vocab.train([], 100, tmp_path / "v.model")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from nebula_jax.evaluation import rtd
+from nebula_jax.training import m3
+
+
+def brute_force(scores, replaced):
+    pairs = [
+        (p > n) + 0.5 * (p == n) for p in scores[replaced] for n in scores[~replaced]
+    ]
+    return np.mean(pairs)
+
+
+@pytest.mark.parametrize("digits", [0, 1, 8])
+def test_auc_is_the_chance_that_a_replaced_token_scores_higher(digits):
+    random = np.random.RandomState(0)
+    scores = random.randn(80).round(digits)  # few digits: many ties
+    replaced = random.rand(80) < 0.2
+    assert rtd.auc(scores, replaced) == pytest.approx(brute_force(scores, replaced))
+
+
+def test_auc_of_a_guess_and_of_the_truth():
+    replaced = np.asarray([True, False, True, False])
+    assert rtd.auc(np.zeros(4), replaced) == 0.5
+    assert rtd.auc(replaced.astype(float), replaced) == 1.0
+    assert rtd.auc(-replaced.astype(float), replaced) == 0.0
+
+
+def test_auc_of_one_kind_alone_is_not_a_number():
+    assert np.isnan(rtd.auc(np.zeros(3), np.zeros(3, bool)))
+
+
+def test_a_report_counts_text_only_and_adds_batches():
+    one = m3.Judgement(
+        replaced_score=np.asarray([[9.0, 2.0, 1.0, 9.0]]),
+        replaced=np.asarray([[False, True, False, False]]),
+        text=np.asarray([[False, True, True, False]]),
+        clm_hits=1,
+        sampled_hits=0,
+        masked=2,
+    )
+    two = one._replace(clm_hits=0, sampled_hits=1, masked=2)
+    report = rtd.report([one, two])
+    assert report == {
+        "rtd_auc": 1.0,
+        "fake_token_rate": 0.5,
+        "sampled_mlm_accuracy": 0.25,
+        "clm_accuracy": 0.25,
+        "tokens": 4,
+    }

@@ -1,0 +1,61 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.models import electra, transformer
+
+CONFIG = transformer.config_of_size("nano", vocab_size=60, max_length=16)
+IDS = np.random.RandomState(0).randint(5, 60, (2, 16)).astype(np.int32)
+MASK = np.ones((2, 16), bool)
+POSITIONS = np.asarray([[1, 5, 16], [2, 16, 16]], np.int32)
+
+
+def init(module):
+    return module.init(jax.random.key(0), IDS, MASK, POSITIONS)
+
+
+def test_a_generator_answers_at_masked_positions_only():
+    generator = electra.Generator(CONFIG)
+    params = init(generator)
+    logits = generator.apply(params, IDS, MASK, POSITIONS)
+    assert logits.shape == (2, 3, 60)
+    everywhere = np.tile(np.arange(16, dtype=np.int32), (2, 1))
+    full = generator.apply(params, IDS, MASK, everywhere)
+    np.testing.assert_allclose(logits[0, :2], full[0, [1, 5]], atol=1e-5)
+    np.testing.assert_allclose(logits[1, 0], full[1, 2], atol=1e-5)
+
+
+def test_a_discriminator_answers_for_every_token_and_names_masked_ones():
+    discriminator = electra.Discriminator(CONFIG)
+    rtd, clm = discriminator.apply(init(discriminator), IDS, MASK, POSITIONS)
+    assert rtd.shape == (2, 16)
+    assert clm.shape == (2, 3, 60)
+
+
+@pytest.mark.parametrize("module", [electra.Generator, electra.Discriminator])
+def test_output_tables_are_tied_to_the_embeddings(module):
+    params = init(module(CONFIG))["params"]
+    tables = [leaf for leaf in jax.tree.leaves(params) if leaf.shape == (60, 64)]
+    assert len(tables) == 1
+
+
+def test_the_papers_models_have_the_papers_sizes():
+    """Counted without memory: the discriminator has the paper's 550 million.
+
+    The generator has 277 million; the paper's "220 million" does not fit its own
+    vocabulary of 250,002 pieces at width 768.
+    """
+
+    def millions(module, size):
+        config = transformer.config_of_size(size, vocab_size=250_002, max_length=512)
+        ids = jax.ShapeDtypeStruct((1, 512), jnp.int32)
+        mask = jax.ShapeDtypeStruct((1, 512), jnp.bool_)
+        positions = jax.ShapeDtypeStruct((1, 79), jnp.int32)
+        shapes = jax.eval_shape(
+            module(config).init, jax.random.key(0), ids, mask, positions
+        )
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6
+
+    assert millions(electra.Discriminator, "large") == pytest.approx(560, abs=2)
+    assert millions(electra.Generator, "base") == pytest.approx(278, abs=1)

@@ -1,0 +1,133 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.models import transformer
+
+CONFIG = transformer.Config(
+    vocab_size=50, layers=2, width=16, heads=2, feed_forward=32, max_length=12
+)
+
+
+def normalise(x, params):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-12) * params["scale"] + params["bias"]
+
+
+def erf(x):
+    return np.vectorize(math.erf)(x)
+
+
+def numpy_block(params, hidden, mask):
+    """The oracle: a post-LN block written out in numpy, head by head."""
+    attention = params["attention"]
+    rows = []
+    for h, m in zip(hidden, mask, strict=True):
+        heads = []
+        for head in range(2):
+
+            def project(name, h=h, head=head):
+                own = attention[name]
+                return h @ own["kernel"][:, head] + own["bias"][head]
+
+            scores = project("query") @ project("key").T / np.sqrt(8)
+            scores = np.where(m[None, :], scores, -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            heads.append(weights @ project("value"))
+        kernel = attention["output"]["kernel"]
+        attended = sum(heads[i] @ kernel[i] for i in range(2))
+        attended = attended + attention["output"]["bias"]
+        h = normalise(h + attended, params["attention_layer_norm"])
+        inner = h @ params["intermediate"]["kernel"] + params["intermediate"]["bias"]
+        inner = 0.5 * inner * (1 + erf(inner / np.sqrt(2)))
+        outer = inner @ params["output"]["kernel"] + params["output"]["bias"]
+        rows.append(normalise(h + outer, params["output_layer_norm"]))
+    return np.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    return np.random.RandomState(0).randn(3, 12, 16).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def mask():
+    mask = np.ones((3, 12), bool)
+    mask[1, 7:] = False
+    mask[2, 3:] = False
+    return mask
+
+
+def test_a_block_is_the_textbooks(hidden, mask):
+    block = transformer.Block(CONFIG)
+    params = block.init(jax.random.key(0), hidden, mask, True)["params"]
+    got = block.apply({"params": params}, hidden, mask, True)
+    want = numpy_block(jax.tree.map(np.asarray, params), hidden, mask)
+    # Not at padding: what stands there is never read.
+    np.testing.assert_allclose(got[mask], want[mask], atol=2e-5)
+
+
+def test_padding_changes_nothing(hidden, mask):
+    encoder = transformer.Encoder(CONFIG)
+    params = encoder.init(jax.random.key(0), hidden, mask, True)
+    noisy = np.where(mask[..., None], hidden, 100.0)
+    np.testing.assert_allclose(
+        encoder.apply(params, hidden, mask, True)[mask],
+        encoder.apply(params, noisy, mask, True)[mask],
+        atol=1e-6,
+    )
+
+
+def test_bfloat16_operands_stay_close_and_give_float32(hidden, mask):
+    encoder = transformer.Encoder(CONFIG)
+    params = encoder.init(jax.random.key(0), hidden, mask, True)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    low = transformer.Encoder(dataclasses.replace(CONFIG, dtype="bfloat16"))
+    got = low.apply(params, hidden, mask, True)
+    assert got.dtype == jnp.float32
+    # bfloat16 keeps 8 bits: 0.4 % a product, over two blocks of normalised units.
+    np.testing.assert_allclose(got, encoder.apply(params, hidden, mask, True), atol=0.1)
+
+
+def test_parameters_have_berts_names(hidden, mask):
+    encoder = transformer.Encoder(CONFIG)
+    params = encoder.init(jax.random.key(0), hidden, mask, True)["params"]
+    assert set(params) == {"layer_0", "layer_1"}
+    assert set(params["layer_0"]) == {
+        "attention",
+        "attention_layer_norm",
+        "intermediate",
+        "output",
+        "output_layer_norm",
+    }
+    assert set(params["layer_0"]["attention"]) == {"query", "key", "value", "output"}
+
+
+def test_dropout_is_random_only_when_training(hidden, mask):
+    encoder = transformer.Encoder(dataclasses.replace(CONFIG, dropout=0.5))
+    params = encoder.init(jax.random.key(0), hidden, mask, True)
+
+    def apply(seed, deterministic):
+        rngs = {"dropout": jax.random.key(seed)}
+        return encoder.apply(params, hidden, mask, deterministic, rngs=rngs)
+
+    assert not np.allclose(apply(0, False), apply(1, False))
+    np.testing.assert_array_equal(apply(0, True), apply(1, True))
+
+
+def test_the_papers_sizes():
+    """ERNIE-M base and large, section 4.1: 12 x 768 x 12 heads, 24 x 1024 x 16."""
+    assert transformer.SIZES["base"] == (12, 768, 12, 3072)
+    assert transformer.SIZES["large"] == (24, 1024, 16, 4096)
+
+
+@pytest.mark.parametrize("size", transformer.SIZES)
+def test_heads_divide_the_width_in_every_size(size):
+    _, width, heads, _ = transformer.SIZES[size]
+    assert width % heads == 0
