@@ -1,0 +1,116 @@
+"""Writes the results of finished runs into experiments/README.md.
+
+    python -m scripts.make_tables --collect=runs/m3_quickstart    # take a run's results
+    python -m scripts.make_tables                                 # write the tables anew
+
+A run's summary.json and plot are kept in experiments/results/ under the run's name. The
+README holds one block per result, between two markers; the text around them is ours.
+"""
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from absl import flags
+
+from experiments import clusters
+from nebula_jax import errors
+
+COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
+
+EXPERIMENTS = pathlib.Path(__file__).parents[1] / "experiments"
+
+
+def collect(run: pathlib.Path, results: pathlib.Path) -> str:
+    """Copies a run's summary and plot into `results`; returns the run's name."""
+    if not (run / "summary.json").is_file():
+        raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
+    results.mkdir(exist_ok=True)
+    shutil.copyfile(run / "summary.json", results / f"{run.name}.json")
+    shutil.copyfile(run / "losses.png", results / f"{run.name}.png")
+    return run.name
+
+
+def rewrite(text: str, name: str, block: str) -> str:
+    """`text` with `block` between the markers of `name`.
+
+    Raises:
+      errors.NebulaError: if the markers are not there.
+    """
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise errors.NebulaError(f"experiments/README.md has no markers for {name}")
+    return before + begin + block + end + after
+
+
+def m3_block(name: str, summary: dict[str, Any]) -> str:
+    """An M3 run's results in Markdown."""
+    hardware, sizes = summary["hardware"], summary["bytes"]
+    first, last = summary["held_back"][0], summary["held_back"][-1]
+    lines = [
+        f"    {summary['command']}",
+        "",
+        f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
+        f" {hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
+        f" jax {hardware['jax']}; {summary['seconds'] / 60:.1f} minutes, vocabulary of"
+        f" {summary['vocab_size']:,} pieces.",
+        "",
+        "| cluster | steps | loss, first to last | tokens/s | sent | received | waited |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for each in summary["clusters"]:
+        losses = summary["losses"][each["cluster"]]
+        lines.append(
+            f"| {each['cluster']} | {each['last_step']}"
+            f" | {losses['first']:.3f} → {losses['last']:.3f}"
+            f" | {each['tokens_per_second']:,.0f}"
+            f" | {each['bytes_sent'] / 1e6:.2f} MB | {each['bytes_received'] / 1e6:.2f} MB"
+            f" | {each['waited_seconds'] / each['seconds']:.0%} |"
+        )
+    lines += [
+        "",
+        f"Sent per position {sizes['per_position']:.3f} bytes (formula"
+        f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per token that"
+        f" is not padding {sizes['per_token']:.3f}.",
+        "",
+        f"Held-back text after step {last['step']} (in brackets: step {first['step']}):",
+        "",
+        "| language | RTD AUC | fake tokens | sampled-MLM accuracy | CLM accuracy |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for language, figures in last["languages"].items():
+        lines.append(
+            f"| {language} | {figures['rtd_auc']:.3f}"
+            f" ({first['languages'][language]['rtd_auc']:.3f})"
+            f" | {figures['fake_token_rate']:.1%}"
+            f" | {figures['sampled_mlm_accuracy']:.1%}"
+            f" | {figures['clm_accuracy']:.1%} |"
+        )
+    aucs = [figures["rtd_auc"] for figures in last["languages"].values()]
+    lines.append(f"| mean of {len(aucs)} | {sum(aucs) / len(aucs):.3f} | | | |")
+    lines += ["", f"![Losses and RTD AUC of {name}](results/{name}.png)", ""]
+    return "\n".join(lines) + "\n"
+
+
+def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
+    """experiments/README.md with every block made anew from the results."""
+    text = (experiments / "README.md").read_text()
+    for path in sorted((experiments / "results").glob("m3_*.json")):
+        summary = json.loads(path.read_text())
+        text = rewrite(text, path.stem, m3_block(path.stem, summary))
+    return text
+
+
+def main() -> int:
+    """Takes in --collect, and writes the README."""
+    if COLLECT.value:
+        collect(pathlib.Path(COLLECT.value), EXPERIMENTS / "results")
+    (EXPERIMENTS / "README.md").write_text(readme())
+    return 0
+
+
+if __name__ == "__main__":
+    clusters.run(main)

@@ -1,0 +1,91 @@
+"""Bad input: one clear line, a non-zero exit within 10 s, no process left behind."""
+
+import os
+import shutil
+import socket
+import time
+
+import psutil
+import pytest
+
+
+def fails(runs, words, status=None, **flags):
+    """Asserts that the command fails fast, in one line that holds `words`."""
+    start = time.monotonic()
+    process = runs.start(**({"steps": 3, "workdir": "bad"} | flags))
+    output, _ = process.communicate(timeout=60)
+    seconds = time.monotonic() - start
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, output
+    assert words in errors[0]
+    assert "Traceback" not in output
+    assert process.returncode == status if status else process.returncode in (1, 2)
+    assert seconds < 10
+    mine = [
+        p for p in psutil.process_iter(["cmdline"])
+        if "experiments.pretrain_m3" in (p.info["cmdline"] or [])
+        and str(runs.text) in " ".join(p.info["cmdline"])
+    ]  # fmt: skip
+    assert not mine
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"stepz": 3}, "Unknown command line flag 'stepz'"),
+        ({"steps": "many"}, "--steps=many"),
+        ({"steps": 0}, "--steps=0"),
+        ({"mask_policy": "none"}, "--mask_policy=none"),
+        ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole"),
+        ({"cluster": "generator:0"}, "needs --peer=HOST:PORT"),
+        ({"cluster": "generator:0", "peer": "nowhere"}, "expected HOST:PORT"),
+        ({"cluster": "generator:7", "peer": "h:1"}, "--generators has 2"),
+        ({"cluster": "discriminator"}, "needs --listen=HOST:PORT"),
+        ({"peer": "h:1"}, "--peer is for a generator"),
+        ({"generators": "en|en"}, "'en' comes twice"),
+        ({"generators": "3"}, "families.json is missing"),
+        ({"tasks": "mlm"}, "unknown task 'mlm'"),
+        ({"generators": "en|sw", "tasks": "trtd"}, "generator:0 has no language"),
+        ({"wan": "fast"}, "cannot read 'fast'"),
+        ({"model_parallel": 3, "devices_per_cluster": 2}, "does not divide"),
+        ({"connect_timeout": -1}, "must be above 0"),
+    ],
+)
+def test_impossible_flags_are_refused_before_anything_starts(runs, flags, words):
+    fails(runs, words, **flags)
+
+
+def test_a_missing_or_empty_folder(runs, tmp_path):
+    fails(runs, "there is no such folder", data_dir=tmp_path / "nowhere")
+    fails(runs, "no text in it", data_dir=tmp_path)
+
+
+def test_a_language_without_text(runs):
+    fails(runs, "language 'ur' has no text", generators="en|ur")
+
+
+def test_a_malformed_line(runs, tmp_path):
+    text = tmp_path / "text"
+    shutil.copytree(runs.text, text)
+    with (text / "parallel" / "en-sw.train.tsv").open("a") as stream:
+        stream.write("no tab in this line\n")
+    fails(runs, "en-sw.train.tsv:122: 1 tab-separated fields", data_dir=text)
+
+
+def test_a_port_in_use(runs):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        fails(runs, words, listen=f"127.0.0.1:{port}")
+
+
+def test_an_unreadable_vocabulary(runs, tmp_path):
+    fails(runs, "No such file", vocabulary=tmp_path / "none.model")
+    (tmp_path / "bad.model").write_text("x")
+    fails(runs, "not a sentencepiece model", vocabulary=tmp_path / "bad.model")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(runs, tmp_path):
+    tmp_path.chmod(0o500)
+    fails(runs, "Permission denied", workdir=tmp_path / "run")

@@ -1,0 +1,198 @@
+"""The M3 experiment from end to end: real processes, sockets, files."""
+
+import json
+import math
+import socket
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from nebula_jax.communication import frames
+from nebula_jax.data import masking
+from nebula_jax.training import metrics
+
+CLUSTERS = ("discriminator", "generator-0", "generator-1")
+
+
+@pytest.fixture(scope="module")
+def split(runs):
+    """A run of 5 steps over three processes, encrypted."""
+    status, output = runs.run(steps=5, checkpoint_every=5, workdir="split")
+    assert status == 0, output
+    return runs.folder / "split", output
+
+
+def test_the_split_run_equals_the_whole(runs, split):
+    """Done when 3: parameters equal within 1e-5 after 5 steps."""
+    status, output = runs.run(
+        cluster="whole", steps=5, checkpoint_every=5, workdir="whole"
+    )
+    assert status == 0, output
+    generators, discriminator = runs.state("whole", "whole", 5)
+    whole = {
+        "discriminator": discriminator,
+        "generator-0": generators[0],
+        "generator-1": generators[1],
+    }
+    for cluster in CLUSTERS:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            runs.state("split", cluster, 5)["params"],
+            whole[cluster]["params"],
+        )
+    evaluations = [
+        [r for r in metrics.read(runs.folder / name) if "held_back_rtd_auc" in r][-1]
+        for name in ("split/discriminator", "whole/whole")
+    ]
+    for figure in ("rtd_auc", "sampled_mlm_accuracy", "clm_accuracy"):
+        key = f"held_back_{figure}"
+        assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
+
+
+def test_a_run_leaves_all_that_was_promised(split):
+    folder, output = split
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (folder / "run.flags").is_file()
+    assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG")
+    for cluster in CLUSTERS:
+        assert list((folder / cluster).glob("events.out.tfevents.*"))
+        assert (folder / cluster / "checkpoints" / "00000005").is_dir()
+        records = metrics.read(folder / cluster)
+        assert records[-1]["step"] == 5
+    assert [each["cluster"] for each in summary["clusters"]] == [
+        "discriminator",
+        "generator:0",
+        "generator:1",
+    ]
+    languages = summary["held_back"][-1]["languages"]
+    assert set(languages) == {"en", "de", "sw"}
+    assert not (folder / "tls").exists()  # keys do not outlive the run
+    for word in ("step", "loss", "tokens/s", "sent", "waited", "RTD AUC", "formula"):
+        assert word in output
+
+
+def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
+    folder, _ = split
+    before = (folder / "discriminator" / "metrics.jsonl").read_text()
+    status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
+    assert status == 0, output
+    assert (folder / "discriminator" / "metrics.jsonl").read_text() == before
+    assert json.loads((folder / "summary.json").read_text())["bytes"]["frames"] == 10
+
+
+def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
+    """Corrupted ids, marks and originals at 7 bits (V = 120), and control frames."""
+    folder, _ = split
+    vocab_size = json.loads((folder / "summary.json").read_text())["vocab_size"]
+    bits = (vocab_size - 1).bit_length()
+    positions, slots = 4 * 16, 4 * masking.capacity(0.15, 16)
+    payload = (
+        math.ceil(positions * bits / 8) + positions // 8 + math.ceil(slots * bits / 8)
+    )
+    frame = frames.HEAD.size + frames.Tensor.LAYOUT.size + payload
+    control = frames.HEAD.size + frames.StepDone.LAYOUT.size
+    languages = {"generator-0": 2, "generator-1": 1}
+    for cluster, count in languages.items():
+        ledger = json.loads((folder / cluster / "summary.json").read_text())["ledger"]
+        assert ledger["sent Tensor[0]"] == [5, 5 * frame]
+        # Held-back text: before step 1, after step 4 and after the last one.
+        assert ledger["sent Tensor[1]"] == [3 * count, 3 * count * frame]
+        assert ledger["received StepDone"] == [5, 5 * control]
+        assert ledger["received Welcome"] == [1, control]
+        assert set(ledger) <= {
+            "sent Hello", "sent Tensor[0]", "sent Tensor[1]", "sent Ping",
+            "received Hello", "received Welcome", "received StepDone",
+            "received Ping",
+        }  # fmt: skip
+        received = json.loads((folder / "discriminator/summary.json").read_text())
+        theirs = received["ledgers"][cluster.replace("-", ":")]
+        assert theirs["received Tensor[0]"] == ledger["sent Tensor[0]"]
+        assert theirs["received Tensor[1]"] == ledger["sent Tensor[1]"]
+
+
+def test_tasks_window_line_devices_and_generators_are_flags(runs):
+    """K = 1 on two devices, taking turns over a slow plain line, one task only."""
+    status, output = runs.run(
+        generators="sw",
+        tasks="trtd",
+        steps=3,
+        window=0,
+        wan="1mbit,5ms",
+        tls="off",
+        devices_per_cluster=2,
+        model_parallel=2,
+        workdir="one",
+    )
+    assert status == 0, output
+    assert {"discriminator", "generator-0"} <= {
+        path.name for path in (runs.folder / "one").iterdir()
+    }
+    assert not (runs.folder / "one" / "generator-1").exists()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def test_clusters_started_one_by_one_meet_and_train(runs, split):
+    """As on real clusters: three commands, a shared vocabulary, another folder each."""
+    (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
+    address = f"127.0.0.1:{free_port()}"
+    common = {"steps": 5, "checkpoint_every": 5, "vocabulary": vocabulary}
+    processes = [
+        runs.start(cluster="generator:1", peer=address, workdir="g1", **common),
+        runs.start(cluster="discriminator", listen=address, workdir="d", **common),
+        runs.start(cluster="generator:0", peer=address, workdir="g0", **common),
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    for workdir, cluster in (("d", CLUSTERS[0]), ("g0", CLUSTERS[1])):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state(workdir, cluster, 5),
+            runs.state("split", cluster, 5),
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"steps": 6}, "generator:0 has --steps=6, discriminator has --steps=5"),
+        ({"vocabulary": "other.model"}, "generator:0 has vocabulary="),
+    ],
+)
+def test_clusters_that_disagree_part_in_words(runs, split, flags, words):
+    (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
+    if "vocabulary" in flags:
+        lines = [f"other words {n} entirely" for n in range(200)]
+        from nebula_jax.data import vocab
+
+        vocab.train(lines, 60, runs.folder / "other.model")
+    address = f"127.0.0.1:{free_port()}"
+    common = {"steps": 5, "vocabulary": vocabulary, "workdir": f"apart{len(words)}"}
+    here = runs.start(cluster="discriminator", listen=address, **common)
+    there = runs.start(cluster="generator:0", peer=address, **common | flags)
+    outputs = [process.communicate(timeout=60)[0] for process in (here, there)]
+    assert here.returncode == there.returncode == 1
+    errors = [output.strip().splitlines()[-1] for output in outputs]
+    assert errors[0].startswith(f"error: {words}")
+    assert errors[1].startswith("error: discriminator ")
+
+
+def test_a_missing_peer_is_an_error_after_the_timeout(runs, split):
+    (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
+    start = time.monotonic()
+    status, output = runs.run(
+        cluster="generator:0",
+        peer=f"127.0.0.1:{free_port()}",
+        vocabulary=vocabulary,
+        steps=5,
+        connect_timeout=1,
+        workdir="alone",
+    )
+    assert status == 1
+    assert "error: nobody answers at 127.0.0.1:" in output.splitlines()[-1]
+    assert time.monotonic() - start < 30
