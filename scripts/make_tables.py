@@ -1,7 +1,7 @@
 """Writes the results of finished runs into experiments/README.md.
 
-    python -m scripts.make_tables --collect=runs/m3_quickstart    # take a run's results
-    python -m scripts.make_tables                                 # write the tables anew
+    python -m scripts.make_tables --collect=runs/m3_quickstart   # take in a run
+    python -m scripts.make_tables                                # write tables anew
 
 A run's summary.json and plot are kept in experiments/results/ under the run's name. The
 README holds one block per result, between two markers; the text around them is ours.
@@ -58,7 +58,7 @@ def m3_block(name: str, summary: dict[str, Any]) -> str:
         f" jax {hardware['jax']}; {summary['seconds'] / 60:.1f} minutes, vocabulary of"
         f" {summary['vocab_size']:,} pieces.",
         "",
-        "| cluster | steps | loss, first to last | tokens/s | sent | received | waited |",
+        "| cluster | steps | loss | tokens/s | sent | received | waited |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for each in summary["clusters"]:
@@ -67,16 +67,17 @@ def m3_block(name: str, summary: dict[str, Any]) -> str:
             f"| {each['cluster']} | {each['last_step']}"
             f" | {losses['first']:.3f} → {losses['last']:.3f}"
             f" | {each['tokens_per_second']:,.0f}"
-            f" | {each['bytes_sent'] / 1e6:.2f} MB | {each['bytes_received'] / 1e6:.2f} MB"
+            f" | {each['bytes_sent'] / 1e6:.2f} MB"
+            f" | {each['bytes_received'] / 1e6:.2f} MB"
             f" | {each['waited_seconds'] / each['seconds']:.0%} |"
         )
     lines += [
         "",
         f"Sent per position {sizes['per_position']:.3f} bytes (formula"
-        f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per token that"
-        f" is not padding {sizes['per_token']:.3f}.",
+        f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per token"
+        f" that is not padding {sizes['per_token']:.3f}.",
         "",
-        f"Held-back text after step {last['step']} (in brackets: step {first['step']}):",
+        f"Held-back text after step {last['step']} (in brackets: {first['step']}):",
         "",
         "| language | RTD AUC | fake tokens | sampled-MLM accuracy | CLM accuracy |",
         "|---|---:|---:|---:|---:|",
