@@ -310,7 +310,7 @@ def run(main: Callable[[], int]) -> None:
         except FlagError as error:
             say(f"error: {error}")
             return 2
-        except errors.NebulaError as error:
+        except (errors.NebulaError, OSError) as error:
             say(f"error: {error}")
             return 1
 

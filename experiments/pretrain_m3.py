@@ -54,6 +54,7 @@ def main() -> int:
                 f"--cluster={clusters.CLUSTER.value}: expected all, whole,"
                 " discriminator or generator:K"
             )
+    m3_setup.given_vocabulary()
     clusters.write_run_flags(
         clusters.cluster_folder(clusters.CLUSTER.value) / "run.flags", {}
     )
