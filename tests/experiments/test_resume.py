@@ -49,7 +49,8 @@ def assert_all_gone(family):
     assert not alive, f"left behind: {alive}"
 
 
-def assert_resumes_to(runs, workdir, undisturbed):
+def assert_goes_on_to_the_end(runs, workdir, undisturbed):
+    """The same command again: the same parameters, bit for bit. Returns its output."""
     status, output = runs.run(**flags(workdir))
     assert status == 0, output
     assert "going on after step" in output
@@ -59,59 +60,53 @@ def assert_resumes_to(runs, workdir, undisturbed):
             runs.state(workdir, cluster, STEPS),
             undisturbed[cluster],
         )
+    return output
 
 
-@pytest.mark.parametrize("victim", ["generator:1", "discriminator", "launcher"])
-def test_a_killed_run_goes_on_bit_for_bit(runs, undisturbed, victim):
-    workdir = f"killed-{victim.replace(':', '-')}"
-    process, family = start_and_wait(runs, workdir, 2 * EVERY)
-    (process if victim == "launcher" else family[victim]).kill()
-    output, _ = process.communicate(timeout=30)
-    assert_all_gone(family)
-    if victim != "launcher":
-        assert process.returncode == 1
-        last = output.strip().splitlines()[-1]
-        assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
-    assert_resumes_to(runs, workdir, undisturbed)
+def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
+    runs, undisturbed
+):
+    """SIGKILL of each kind of process in turn, the same command after each."""
+    for step, victim in ((8, "generator:1"), (16, "discriminator"), (24, "launcher")):
+        process, family = start_and_wait(runs, "killed", step)
+        (process if victim == "launcher" else family[victim]).kill()
+        output, _ = process.communicate(timeout=30)
+        assert_all_gone(family)
+        if victim != "launcher":
+            assert process.returncode == 1
+            last = output.strip().splitlines()[-1]
+            assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
+    assert_goes_on_to_the_end(runs, "killed", undisturbed)
 
 
-def test_ctrl_c_saves_the_same_step_everywhere_and_says_so(runs, undisturbed):
-    process, family = start_and_wait(runs, "interrupted", EVERY)
+def test_ctrl_c_saves_one_step_everywhere_and_a_damaged_checkpoint_is_left_aside(
+    runs, undisturbed
+):
+    process, family = start_and_wait(runs, "interrupted", 2 * EVERY)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT, output
     assert "stopping, all clusters save step" in output
     assert_all_gone(family)
-    newest = [
-        max((runs.folder / "interrupted" / cluster / "checkpoints").glob("*.json")).name
-        for cluster in CLUSTERS
-    ]
-    assert len(set(newest)) == 1
-    assert_resumes_to(runs, "interrupted", undisturbed)
+    folders = [runs.folder / "interrupted" / name / "checkpoints" for name in CLUSTERS]
+    newest = {max(folder.glob("*.json")).stem for folder in folders}
+    assert len(newest) == 1
 
-
-def test_a_truncated_checkpoint_is_told_and_the_one_before_is_used(runs, undisturbed):
-    process, family = start_and_wait(runs, "truncated", 3 * EVERY)
-    process.kill()
-    process.communicate(timeout=30)
-    assert_all_gone(family)
-    folder = runs.folder / "truncated" / "generator-0" / "checkpoints"
-    newest = max(path for path in folder.iterdir() if path.is_dir())
+    # Damage the newest one of one cluster: all go on from the step before.
+    (step,) = newest
     victim = max(
-        (path for path in newest.rglob("*") if path.is_file()),
+        (path for path in (folders[1] / step).rglob("*") if path.is_file()),
         key=lambda path: path.stat().st_size,
     )
     victim.write_bytes(victim.read_bytes()[:100])
-    status, output = runs.run(**flags("truncated"))
-    assert status == 0, output
-    assert f"checkpoint of step {int(newest.name)} in " in output
-    assert "is damaged" in output
-    for cluster in CLUSTERS:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state("truncated", cluster, STEPS),
-            undisturbed[cluster],
-        )
+    output = assert_goes_on_to_the_end(runs, "interrupted", undisturbed)
+    assert f"[generator:0] checkpoint of step {int(step)} in " in output
+    before = [
+        int(line.split()[-1]) for line in output.splitlines() if "going on" in line
+    ]
+    assert len(before) == 3
+    assert len(set(before)) == 1
+    assert 0 < before[0] < int(step)
 
 
 def test_a_folder_with_another_run_is_not_overwritten(runs, undisturbed):
