@@ -1,25 +1,22 @@
-"""What every experiment shares: flags, who this process is, and how it ends.
+"""The flags that every experiment shares, and what is made of them.
 
 `--cluster=all` starts each cluster as a process of this machine (see `launcher`);
 anything else makes this process that one cluster.
 """
 
-import contextlib
+import itertools
 import os
 import pathlib
 import shlex
-import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import flags
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
@@ -87,9 +84,6 @@ LOG_EVERY = flags.DEFINE_integer(
 )
 
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
-LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
-
-STOPPED_BY_PEER = 3  # exit status: ended early, state saved, because a peer asked
 
 
 class FlagError(errors.NebulaError):
@@ -100,10 +94,12 @@ def workdir() -> pathlib.Path:
     """The run's folder."""
     if WORKDIR.value:
         return pathlib.Path(WORKDIR.value)
-    for argument in reversed(sys.argv):
-        if "flagfile=" in argument:
-            return pathlib.Path("runs") / pathlib.Path(argument.split("=", 1)[1]).stem
-    return pathlib.Path("runs") / pathlib.Path(sys.argv[0]).stem
+    name = sys.argv[0]
+    for argument, value in itertools.pairwise([*sys.argv, ""]):
+        flag, equals, inline = argument.lstrip("-").partition("=")
+        if flag == "flagfile":
+            name = inline if equals else value
+    return pathlib.Path("runs") / pathlib.Path(name).stem
 
 
 def cluster_folder(cluster: str) -> pathlib.Path:
@@ -141,25 +137,40 @@ def check_shared_flags() -> None:
             f"--model_parallel={MODEL_PARALLEL.value} does not divide"
             f" --devices_per_cluster={DEVICES.value}"
         )
+    if DEVICES.value:
+        _check_batch_divides(DEVICES.value // MODEL_PARALLEL.value)
+    if CLUSTER.value == "discriminator":
+        server_tls()
+    elif CLUSTER.value.startswith("generator:"):
+        client_tls()
+
+
+def _check_batch_divides(replicas: int) -> None:
+    if BATCH_SIZE.value % replicas:
+        raise FlagError(
+            f"--batch_size={BATCH_SIZE.value} does not divide over {replicas} devices"
+        )
 
 
 def mesh() -> jax.sharding.Mesh:
     """This cluster's devices as a mesh; on CPU as many as asked for are simulated."""
     if DEVICES.value:
         jax.config.update("jax_num_cpu_devices", DEVICES.value)
-    found = jax.devices()
-    if DEVICES.value > len(found):
+    devices = jax.devices()
+    if DEVICES.value > len(devices):
         raise FlagError(
-            f"--devices_per_cluster={DEVICES.value}: this machine has {len(found)}"
+            f"--devices_per_cluster={DEVICES.value}: this machine has {len(devices)}"
         )
-    found = found[: DEVICES.value or None]
-    made = mesh_lib.make_mesh(found, MODEL_PARALLEL.value)
-    if BATCH_SIZE.value % made.shape["data"]:
-        raise FlagError(
-            f"--batch_size={BATCH_SIZE.value} does not divide evenly over"
-            f" {made.shape['data']} devices"
-        )
-    return made
+    devices = devices[: DEVICES.value or None]
+    mesh = mesh_lib.make_mesh(devices, MODEL_PARALLEL.value)
+    _check_batch_divides(mesh.shape["data"])
+    return mesh
+
+
+def tls_folder(cluster: str) -> pathlib.Path:
+    """Credentials of a cluster when --cluster=all: a sub-folder for each."""
+    base = workdir() / "tls" if TLS.value == "auto" else pathlib.Path(TLS.value)
+    return base / tls.certificate_name(cluster)
 
 
 def client_tls() -> ssl.SSLContext | None:
@@ -193,7 +204,8 @@ def write_run_flags(path: pathlib.Path, overrides: dict[str, Any]) -> None:
 
 def command() -> str:
     """The command that started this process, as a person would type it."""
-    module = sys.modules["__main__"].__spec__.name
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name if spec else sys.argv[0]
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
@@ -224,94 +236,3 @@ def commit() -> str:
         return "unknown"
     name = head.stdout.strip()
     return name + ("+" if dirty.stdout.strip() else "") if name else "unknown"
-
-
-class Interrupt:
-    """A request to stop: Ctrl-C, SIGTERM, or the launcher gone. The second is final."""
-
-    def __init__(self):
-        self._signal: int | None = None
-        self.is_graceful = False
-        """Whether there is something to save; else the first request is final too."""
-
-    def install(self) -> "Interrupt":
-        """Catches the signals of this process, and watches the launcher's lifeline."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-        if LIFELINE_FD in os.environ:
-            fd = int(os.environ[LIFELINE_FD])
-            threading.Thread(target=self._watch, args=(fd,), daemon=True).start()
-        return self
-
-    def _on_signal(self, number, frame) -> None:
-        del frame
-        if self._signal is not None or not self.is_graceful:
-            os._exit(128 + number)
-        self._signal = number
-
-    def _watch(self, fd: int) -> None:
-        os.read(fd, 1)  # returns when the launcher's end is closed, however it died
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    @property
-    def requested(self) -> bool:
-        """Whether the run should end soon."""
-        return self._signal is not None
-
-    @property
-    def status(self) -> int:
-        """Exit status of a run that ended early."""
-        return 128 + self._signal if self._signal else STOPPED_BY_PEER
-
-
-def exit_status(step: int, interrupt: Interrupt) -> int:
-    """Exit status of a cluster whose last step was `step`, all saved."""
-    if step >= STEPS.value:
-        return 0
-    say(f"{CLUSTER.value}: stopped after step {step}; the same command goes on")
-    return interrupt.status
-
-
-def say(text: str) -> None:
-    """A message for a person, apart from the progress lines on standard output."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def timed(what: str) -> Iterator[None]:
-    """Says how long something took that a person waits for."""
-    start = time.monotonic()
-    yield
-    say(f"{what}: {time.monotonic() - start:.1f} s")
-
-
-def run(main: Callable[[], int]) -> None:
-    """Entry point of an experiment: parses flags, and prints errors as one line.
-
-    Args:
-      main: does the work, returns the exit status: 0 done, 1 error, 2 bad flags,
-        3 stopped for a peer, 128 + n stopped by signal n; stopped means saved.
-    """
-
-    def parse(argv):
-        try:
-            return flags.FLAGS(argv)
-        except flags.Error as error:
-            say("error: " + " ".join(str(error).split()))
-            sys.exit(2)
-
-    def guarded(argv):
-        logging.set_verbosity(logging.WARNING)  # the libraries' chatter
-        if len(argv) > 1:
-            say(f"error: what is {argv[1]!r}? Every argument is a --flag")
-            return 2
-        try:
-            return main()
-        except FlagError as error:
-            say(f"error: {error}")
-            return 2
-        except (errors.NebulaError, OSError) as error:
-            say(f"error: {error}")
-            return 1
-
-    app.run(guarded, flags_parser=parse)

@@ -5,6 +5,7 @@ be lost in between. It relays what the clusters say, passes Ctrl-C on, ends the 
 when one dies, and leaves nothing behind: clusters notice its own death by a pipe.
 """
 
+import contextlib
 import os
 import queue
 import shutil
@@ -14,13 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich import console as rich_console
 from rich import live, text
 
-from experiments import clusters
+from experiments import clusters, lifecycle
 from nebula_jax.communication import bridge
 from nebula_jax.security import tls
 
@@ -28,34 +29,43 @@ GRACE_SECONDS = 8.0  # for the others to end by themselves once one has died
 POLL_SECONDS = 0.1
 WELL_ENDED = (
     0,
-    clusters.STOPPED_BY_PEER,
+    lifecycle.STOPPED_BY_PEER,
     128 + signal.SIGINT,
     128 + signal.SIGTERM,
 )
 
 
-def launch(module: str, names: Sequence[str], overrides: dict[str, Any]) -> int:
-    """Runs one process per cluster until all have ended.
+@contextlib.contextmanager
+def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], int]]:
+    """Binds the port and finds the credentials, so that what is wrong shows at once.
 
     Args:
-      module: the experiment, as in `python -m`.
       names: clusters; the first one listens.
-      overrides: flags that differ from this process's, for all clusters.
 
-    Returns:
-      Exit status: 0 if all clusters ended well, 128 + n if signal n stopped them,
-      else 1.
+    Yields:
+      A function of (experiment as in `python -m`, flags that differ from this
+      process's) that runs one process per cluster until all have ended. It returns
+      their status: 0 if all ended well, 128 + n if signal n stopped them, else 1.
     """
-    credentials = clusters.workdir() / "tls"
-    if clusters.TLS.value == "auto":
-        tls.issue_for_run(credentials, names)
+    if names == ["whole"]:
+        yield lambda module, overrides: 1
+        return
+    made = clusters.TLS.value == "auto"
+    if made:
+        shutil.rmtree(clusters.workdir() / "tls", ignore_errors=True)
+        tls.issue_for_run(clusters.workdir() / "tls", names)
+    elif clusters.TLS.value != "off":
+        for name in names:
+            tls.client_context(clusters.tls_folder(name))
+    address = clusters.host_and_port("listen", clusters.LISTEN.value)
     try:
-        with bridge.listen(
-            clusters.host_and_port("listen", clusters.LISTEN.value)
-        ) as listening:
-            return _Launch(module, names, overrides, listening).run()
+        with bridge.listen(address) as listening:
+            yield lambda module, overrides: _Launch(
+                module, names, overrides, listening
+            ).run()
     finally:
-        shutil.rmtree(credentials, ignore_errors=True)
+        if made:
+            shutil.rmtree(clusters.workdir() / "tls", ignore_errors=True)
 
 
 class _Launch:
@@ -72,6 +82,7 @@ class _Launch:
         self._words: queue.Queue[tuple[str, str, str]] = queue.Queue()
         self._readers: list[threading.Thread] = []
         self._signal: int | None = None
+        self._killed: set[str] = set()
         self._lifeline, held = os.pipe()  # `held` closes with this process
         self._held = held
         host, port = listening.getsockname()[:2]
@@ -83,10 +94,12 @@ class _Launch:
                 "workdir": str(clusters.workdir()),
                 "listen": f"{host}:{port}" if listens else "127.0.0.1:0",
                 "peer": "" if listens else f"{host}:{port}",
-                "tls": self._tls(name),
+                "tls": "off"
+                if clusters.TLS.value == "off"
+                else str(clusters.tls_folder(name)),
             }
             passed = [self._lifeline] + ([listening.fileno()] if listens else [])
-            environment = os.environ | {clusters.LIFELINE_FD: str(self._lifeline)}
+            environment = os.environ | {lifecycle.LIFELINE_FD: str(self._lifeline)}
             if listens:
                 environment[clusters.LISTEN_FD] = str(listening.fileno())
             self._processes[name] = subprocess.Popen(
@@ -102,15 +115,6 @@ class _Launch:
             )
             self._relay(name)
         listening.close()  # a dead discriminator's port must refuse, not hang
-
-    @staticmethod
-    def _tls(name: str) -> str:
-        if clusters.TLS.value == "off":
-            return "off"
-        folder = clusters.TLS.value
-        if folder == "auto":
-            folder = str(clusters.workdir() / "tls")
-        return os.path.join(folder, tls.certificate_name(name))
 
     def _relay(self, name: str) -> None:
         process = self._processes[name]
@@ -147,38 +151,52 @@ class _Launch:
     def _on_signal(self, number, frame) -> None:
         del frame
         if self._signal is not None:  # the second time: at once
-            for process in self._processes.values():
-                process.kill()
+            self._kill()
             return
         self._signal = number
-        # The listening cluster agrees with the others on a last step.
+        # The listening cluster agrees with the others on a last step. SIGTERM, because
+        # a Python that is still starting answers SIGINT with a traceback.
         listener = self._processes[self._names[0]]
         if listener.poll() is None:
-            listener.send_signal(number)
+            listener.terminate()
+
+    def _kill(self) -> None:
+        for name, process in self._processes.items():
+            if process.poll() is None:
+                process.kill()
+                self._killed.add(name)
 
     def _watch(self, screen: "_Screen") -> int:
-        died: str | None = None
         deadline = float("inf")
         while any(process.poll() is None for process in self._processes.values()):
             self._show(screen)
-            for name, process in self._processes.items():
-                if died is None and process.poll() not in (None, *WELL_ENDED):
-                    died = name
-                    deadline = time.monotonic() + GRACE_SECONDS
+            ended = [process.poll() for process in self._processes.values()]
+            if any(status not in (None, *WELL_ENDED) for status in ended):
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             if time.monotonic() > deadline:
-                for process in self._processes.values():
-                    process.kill()
+                self._kill()
             time.sleep(POLL_SECONDS)
         self._show(screen)
         ends = {name: process.returncode for name, process in self._processes.items()}
-        if died is None:
-            died = next((name for name in ends if ends[name] not in WELL_ENDED), None)
-        if died is not None:
-            screen.message(
-                "", f"error: {died} {_ended(ends[died])}; all clusters ended"
-            )
+        bad = [name for name in ends if ends[name] not in WELL_ENDED]
+        if self._signal is not None and not self._failed(ends):
+            return 128 + self._signal
+        if bad:
+            # Who ended because a peer did, or was ended by us, is not to blame.
+            blame = [
+                name
+                for name in bad
+                if ends[name] != lifecycle.ENDED_BY_PEER and name not in self._killed
+            ]
+            died = (blame or bad)[0]
+            how = _ended(ends[died])
+            screen.message("", f"error: {died} {how}; all clusters ended")
             return 1
-        return 128 + self._signal if self._signal else max(ends.values())
+        return max(ends.values())
+
+    def _failed(self, ends: dict[str, int]) -> bool:
+        """Whether a cluster that was asked to stop failed, as on a full disk."""
+        return any(status in (1, 2) for status in ends.values())
 
     def _show(self, screen: "_Screen") -> None:
         while True:
@@ -235,4 +253,4 @@ class _Screen:
         if self._live:
             self._console.print(line, markup=False)
         else:
-            clusters.say(line)
+            lifecycle.say(line)

@@ -2,12 +2,11 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
-from typing import Any
+import time
 
 import jax
 
-from experiments import clusters, m3_setup, progress, saved
+from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
 from nebula_jax.communication import bridge, codecs, frames, wan
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -17,9 +16,9 @@ from nebula_jax.training import m3
 def run() -> int:
     """Trains the discriminator to the end; its exit status."""
     name = "discriminator"
-    interrupt = clusters.Interrupt().install()
-    vocabulary = m3_setup.given_vocabulary()
-    groups = m3_setup.groups(data_dir=None)
+    interrupt = lifecycle.Interrupt().install()
+    vocabulary = m3_text.given_vocabulary()
+    groups = m3_text.owners(data_dir=None)
     config = m3_setup.config(vocabulary)
 
     mesh = clusters.mesh()
@@ -48,18 +47,18 @@ def run() -> int:
         pack = codecs.pack_ids(vocabulary.size)
         tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
         held_back = [link.receiver("held_back", spec, pack, batch_at) for link in links]
-        start = _newest_of_all(
-            [checkpoints.steps, *(link.peer.checkpoints for link in links)]
-        )
-        state, _ = checkpoints.restore(start, placed)
+        have = {link.peer.cluster: link.peer.checkpoints for link in links}
+        start = saved.newest_of_all({name: checkpoints.steps} | have)
         for link in links:
             link.welcome(start)
+        state, _ = checkpoints.restore(start, placed)
         record = progress.Progress(name, start, lambda: progress.traffic(links))
 
         def evaluate(step: int) -> None:
-            judged = m3_setup.Judged()
+            judged = m3_text.Judged()
             for channel, group in zip(held_back, groups, strict=True):
-                for micro_batch, language in enumerate(m3_setup.held_back_order(group)):
+                order = m3_text.held_back_order(group)
+                for micro_batch, (language, _) in enumerate(order):
                     received = channel.recv(step, micro_batch)
                     judged.add(language, judge(state.params, received))
             record.evaluation(step, judged.report())
@@ -78,7 +77,7 @@ def run() -> int:
             if not is_stopping and (asked or interrupt.requested):
                 is_stopping = True
                 last = pace.last_step_after_stop(step - 1, clusters.WINDOW.value, last)
-                clusters.say(f"{name}: stopping, all clusters save step {last}")
+                lifecycle.say(f"{name}: stopping, all clusters save step {last}")
                 for link in links:
                     link.stop(last)
             for link in links:
@@ -92,13 +91,14 @@ def run() -> int:
             checkpoints.save(step, state)
         ledgers = {link.peer.cluster: link.ledger for link in links}
         record.finish(step, {"ledgers": ledgers})
-    return clusters.exit_status(step, interrupt)
+    return lifecycle.exit_status(step, interrupt)
 
 
 def _meet(
     generators: int, hello: frames.Hello, stack: contextlib.ExitStack
 ) -> list[bridge.Link]:
     """Waits for all generators, whichever comes first; their links in order."""
+    deadline = time.monotonic() + clusters.CONNECT_TIMEOUT.value
     awaited = {f"generator:{index}" for index in range(generators)}
     links: dict[str, bridge.Link] = {}
     with clusters.listening_socket() as listening:
@@ -107,15 +107,18 @@ def _meet(
                 link = bridge.accept(
                     listening,
                     hello,
-                    timeout=clusters.CONNECT_TIMEOUT.value,
+                    timeout=max(0.0, deadline - time.monotonic()),
                     peer_timeout=clusters.PEER_TIMEOUT.value,
                     tls=clusters.server_tls(),
                     line=wan.from_string(clusters.WAN.value),
-                    log=clusters.say,
+                    log=lifecycle.say,
                 )
-            except bridge.ConnectError as error:
+            except bridge.ConnectError:
                 missing = ", ".join(sorted(awaited - links.keys()))
-                raise bridge.ConnectError(f"{missing} missing: {error}") from None
+                raise bridge.ConnectError(
+                    f"{missing} did not come within"
+                    f" {clusters.CONNECT_TIMEOUT.value:g} s (--connect_timeout)"
+                ) from None
             stack.enter_context(link)
             name = link.peer.cluster
             if name not in awaited or name in links:
@@ -127,8 +130,3 @@ def _meet(
                 raise bridge.Mismatch(f"{name} came, but is {why}")
             links[name] = link
     return [links[f"generator:{index}"] for index in range(generators)]
-
-
-def _newest_of_all(saved_steps: Sequence[Any]) -> int:
-    """The newest step that every cluster can go on from; 0 for the beginning."""
-    return max(set.intersection(*({0, *steps} for steps in saved_steps)))

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from experiments import clusters, m3_setup, progress, saved
+from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
 from nebula_jax.communication import bridge, codecs, wan
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -14,9 +14,9 @@ from nebula_jax.training import m3
 def run(index: int) -> int:
     """Trains generator `index` to the end; its exit status."""
     name = f"generator:{index}"
-    interrupt = clusters.Interrupt().install()
-    vocabulary = m3_setup.given_vocabulary()
-    text = m3_setup.open_generator(index, vocabulary)
+    interrupt = lifecycle.Interrupt().install()
+    vocabulary = m3_text.given_vocabulary()
+    text = m3_text.open_generator(index, vocabulary)
     config = m3_setup.config(vocabulary)
 
     mesh = clusters.mesh()
@@ -37,7 +37,7 @@ def run(index: int) -> int:
         out_shardings=batch_at,
     )
 
-    agreed = m3_setup.settings(vocabulary, text.groups)
+    agreed = m3_setup.settings(vocabulary, text.owners)
     checkpoints = saved.Saved(name, agreed)
     with bridge.connect(
         clusters.host_and_port("peer", clusters.PEER.value),
@@ -59,7 +59,7 @@ def run(index: int) -> int:
 
         def send_held_back(step: int) -> None:
             for micro_batch, (_, batch) in enumerate(text.held_back()):
-                rng = m3_setup.held_back_rng(micro_batch)
+                rng = m3_text.held_back_rng(micro_batch)
                 corrupted = corrupt(state.params, rng, batch)
                 held_back.send(step, corrupted, micro_batch)
 
@@ -87,4 +87,4 @@ def run(index: int) -> int:
             checkpoints.save(step, state, text.position())
         link.wait_for_step(step)
         record.finish(step, {"ledger": link.ledger})
-    return clusters.exit_status(step, interrupt)
+    return lifecycle.exit_status(step, interrupt)

@@ -24,17 +24,30 @@ from matplotlib import pyplot as plt
 FIGURES = ("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy")
 
 
-def write(names: Sequence[str], seconds: float, vocab_size: int) -> None:
-    """Gathers what the clusters left in the run's folder; writes and prints the whole.
+def report(names: Sequence[str], seconds: float, vocab_size: int) -> None:
+    """Writes summary.json and plot unless nothing was left to do; prints the table.
 
     Args:
-      names: the clusters of the run.
+      names: the clusters of the run; the first one judges.
       seconds: wall time of this command.
       vocab_size: V.
     """
+    folder = clusters.workdir()
+    path = folder / "summary.json"
+    theirs = [clusters.cluster_folder(name) / "summary.json" for name in names]
+    newest = max((each.stat().st_mtime for each in theirs if each.is_file()), default=0)
+    if not path.is_file() or path.stat().st_mtime < newest:
+        summary = _gather(names, seconds, vocab_size)
+        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        plot(names, folder / "losses.png")
+    show(json.loads(path.read_text()))
+    print(f"all of it: {path}, {folder / 'losses.png'}")
+
+
+def _gather(names: Sequence[str], seconds: float, vocab_size: int) -> dict[str, Any]:
     found = {name: _read(clusters.cluster_folder(name)) for name in names}
     judge = names[0]
-    summary = {
+    return {
         "command": clusters.command(),
         "commit": clusters.commit(),
         "hardware": hardware(),
@@ -52,13 +65,6 @@ def write(names: Sequence[str], seconds: float, vocab_size: int) -> None:
         },
         "held_back": _held_back(metrics.read(clusters.cluster_folder(judge))),
     }
-    folder = clusters.workdir()
-    (folder / "summary.json").write_text(
-        json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-    )
-    plot(folder, names, folder / "losses.png")
-    show(summary)
-    print(f"all of it: {folder}/summary.json, {folder}/losses.png")
 
 
 def hardware() -> dict[str, Any]:
@@ -139,19 +145,18 @@ def _held_back(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return evaluations
 
 
-def plot(folder: pathlib.Path, names: Sequence[str], path: pathlib.Path) -> None:
+def plot(names: Sequence[str], path: pathlib.Path) -> None:
     """Losses of all clusters, and RTD AUC by language, against steps.
 
     Args:
-      folder: of the run.
-      names: its clusters; the first one judges.
+      names: the clusters of the run; the first one judges.
       path: of the PNG to write.
     """
     figure, (losses, rtd_loss, auc) = plt.subplots(
         1, 3, figsize=(14, 4.2), layout="constrained"
     )
     for name in names:
-        records = metrics.read(folder / name.replace(":", "-"))
+        records = metrics.read(clusters.cluster_folder(name))
         records = [record for record in records if "loss" in record]
         steps = [record["step"] for record in records]
         if name == names[0]:
@@ -165,7 +170,7 @@ def plot(folder: pathlib.Path, names: Sequence[str], path: pathlib.Path) -> None
     losses.legend(fontsize=8)
     rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
 
-    evaluations = _held_back(metrics.read(folder / names[0].replace(":", "-")))
+    evaluations = _held_back(metrics.read(clusters.cluster_folder(names[0])))
     colors = plt.colormaps["tab20"].colors
     languages = list(evaluations[-1]["languages"]) if evaluations else []
     for index, language in enumerate(languages):

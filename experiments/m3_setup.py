@@ -1,18 +1,13 @@
 """Flags of the M3 experiment, and what is made of them before a loop begins."""
 
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
-import jax
-import numpy as np
 from absl import flags
 
 import nebula_jax
 from experiments import clusters
-from nebula_jax.communication import codecs, frames
-from nebula_jax.data import batches, corpora, django_messages, masking, mixtures, vocab
-from nebula_jax.evaluation import rtd
+from nebula_jax.communication import frames
+from nebula_jax.data import masking, mixtures, vocab
 from nebula_jax.models import transformer
 from nebula_jax.training import m3
 
@@ -88,8 +83,6 @@ EVAL_BATCHES = flags.DEFINE_integer(
     "eval_batches", 2, "Held-back batches per language.", lower_bound=1
 )
 
-HELD_BACK_SEED = 1_000_003
-
 # Clusters must agree on these; the rest of the flags each may set as it likes.
 AGREED = (
     *("steps", "batch_size", "seed", "window", "checkpoint_every"),
@@ -98,133 +91,6 @@ AGREED = (
     *("learning_rate", "warmup_steps", "weight_decay", "clip_norm"),
     *("eval_every", "eval_batches"),
 )
-
-
-def groups(data_dir: pathlib.Path | None) -> list[list[str]]:
-    """Languages of each generator, from --generators.
-
-    Args:
-      data_dir: where a bare number is looked up; None on the discriminator, which has
-        no text and must be told the languages.
-    """
-    text = GENERATORS.value.strip()
-    if not text.isdigit():
-        return mixtures.parse_groups(text)
-    if data_dir is None:
-        raise clusters.FlagError(
-            f"--generators={text}: the discriminator has no text folder to look this"
-            ' up in; write the groups out, as in --generators="en de|hi ur"'
-        )
-    return corpora.families(data_dir, int(text))
-
-
-def written_out(found: list[list[str]]) -> str:
-    """Groups as a flag value that needs no lookup."""
-    return "|".join(" ".join(group) for group in found)
-
-
-def text_folder() -> pathlib.Path:
-    """--data_dir, after writing Django's messages out if those are asked for."""
-    if not clusters.DATA_DIR.value.startswith("package:"):
-        return pathlib.Path(clusters.DATA_DIR.value)
-    if clusters.DATA_DIR.value != "package:django":
-        raise clusters.FlagError(
-            f"--data_dir={clusters.DATA_DIR.value}: the one package known is"
-            " package:django"
-        )
-    folder = pathlib.Path(clusters.PREPARED_DIR.value) / "django_messages"
-    if not (folder / "mono" / "families.json").is_file():  # written last
-        with clusters.timed("writing Django's messages as a text folder"):
-            django_messages.write_text_folder(folder)
-    return folder
-
-
-def check_text() -> list[list[str]]:
-    """--generators and --tasks, checked against each other and the text folder."""
-    data_dir = text_folder()
-    corpora.check_folder(data_dir)
-    found = groups(data_dir)
-    mixtures.check_text(data_dir, found, mixtures.parse_tasks(TASKS.value, found))
-    return found
-
-
-def shared_vocabulary(found: list[list[str]]) -> pathlib.Path:
-    """--vocabulary, or one trained on all of the run's text (once per text)."""
-    if VOCABULARY.value:
-        return pathlib.Path(VOCABULARY.value)
-    data_dir = text_folder()
-    languages = [language for group in found for language in group]
-    limit, alpha = VOCAB_LINES.value, MONO_ALPHA.value
-    texts = [corpora.mono_path(data_dir, name, "train") for name in languages]
-    key = corpora.digest_of(
-        [*map(corpora.digest, texts), VOCAB_SIZE.value, limit, alpha]
-    )
-    path = pathlib.Path(clusters.PREPARED_DIR.value) / f"vocabulary-{key}.model"
-    if not path.is_file():
-        with clusters.timed(f"training a vocabulary of {VOCAB_SIZE.value} pieces"):
-            lines = mixtures.vocabulary_lines(data_dir, languages, alpha, limit)
-            vocab.train(lines, VOCAB_SIZE.value, path)
-    return path
-
-
-def given_vocabulary() -> vocab.Vocabulary:
-    """--vocabulary, which a cluster that runs alone must be given."""
-    if not VOCABULARY.value:
-        raise clusters.FlagError(
-            f"--cluster={clusters.CLUSTER.value} needs --vocabulary, the file that all"
-            " clusters share (python -m scripts.train_vocabulary makes one)"
-        )
-    return vocab.load(pathlib.Path(VOCABULARY.value))
-
-
-class Text:
-    """What one generator reads: an endless stream to train on, and held-back lines."""
-
-    def __init__(self, groups, group, data: mixtures.GeneratorData, seed: int):
-        self.groups = groups
-        self._group = group
-        self._data = data
-        self.batches = batches.training_batches(
-            data.sources, clusters.BATCH_SIZE.value, MAX_LENGTH.value, seed
-        )
-
-    def position(self) -> Any:
-        """Where the stream is, as JSON values."""
-        return self.batches.get_state()
-
-    def go_to(self, position: Any) -> None:
-        """Moves the stream to a saved position; None is the beginning."""
-        if position is not None:
-            self.batches.set_state(position)
-
-    def held_back(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(language, [B, L] int32) in the order of `held_back_order`."""
-        for language in self._group:
-            for batch in batches.held_back_batches(
-                self._data.held_back[language],
-                EVAL_BATCHES.value,
-                clusters.BATCH_SIZE.value,
-                MAX_LENGTH.value,
-            ):
-                yield language, batch
-
-
-def open_generator(index: int, vocabulary: vocab.Vocabulary) -> Text:
-    """The text of generator `index`, prepared."""
-    data_dir = text_folder()
-    found = groups(data_dir)
-    data = mixtures.open_generator(
-        data_dir,
-        found[index],
-        mixtures.parse_tasks(TASKS.value, found)[index],
-        mixtures.Alphas(MONO_ALPHA.value, PARALLEL_ALPHA.value),
-        vocabulary=vocabulary,
-        max_length=MAX_LENGTH.value,
-        prepared_dir=pathlib.Path(clusters.PREPARED_DIR.value),
-    )
-    # Far enough apart that no two generators shuffle any two sources alike.
-    seed = clusters.SEED.value + 1000 * (index + 1)
-    return Text(found, found[index], data, seed)
 
 
 def config(vocabulary: vocab.Vocabulary) -> m3.Config:
@@ -254,10 +120,10 @@ def config(vocabulary: vocab.Vocabulary) -> m3.Config:
     )
 
 
-def settings(vocabulary: vocab.Vocabulary, found: list[list[str]]) -> dict[str, Any]:
+def settings(vocabulary: vocab.Vocabulary, owners: list[list[str]]) -> dict[str, Any]:
     """What a Hello compares, and a checkpoint is checked against."""
     values = {f"--{name}": flags.FLAGS[name].value for name in AGREED}
-    values["--generators"] = written_out(found)
+    values["--generators"] = mixtures.write_groups(owners)
     values["vocabulary"] = vocabulary.digest[:16]
     return values
 
@@ -267,38 +133,6 @@ def hello(cluster: str, agreed: dict[str, Any], checkpoints: list[int]) -> frame
     return frames.Hello(cluster, nebula_jax.__version__, agreed, tuple(checkpoints))
 
 
-def formula_bits(m3_config: m3.Config) -> float:
-    """Bits per position that must cross: the id, one mark, and M/L originals."""
-    bits = codecs.bits_for(m3_config.generator.vocab_size)
-    return bits + 1 + bits * m3_config.capacity / m3_config.generator.max_length
-
-
-def held_back_order(group: list[str]) -> list[str]:
-    """The language of each held-back batch of a generator, in sending order."""
-    return [language for language in group for _ in range(EVAL_BATCHES.value)]
-
-
-def held_back_rng(micro_batch: int) -> jax.Array:
-    """Held-back text is masked alike at every evaluation of every run."""
-    return jax.random.key(HELD_BACK_SEED + micro_batch)
-
-
 def is_evaluated(step: int) -> bool:
     """Whether held-back text is judged after `step`."""
     return step % EVAL_EVERY.value == 0 or step == clusters.STEPS.value
-
-
-class Judged:
-    """Judgements of one evaluation, by language."""
-
-    def __init__(self):
-        self._judgements: dict[str, list[m3.Judgement]] = {}
-
-    def add(self, language: str, judgement: m3.Judgement) -> None:
-        """Takes what was made of one batch."""
-        found = self._judgements.setdefault(language, [])
-        found.append(jax.device_get(judgement))
-
-    def report(self) -> dict[str, dict[str, float]]:
-        """Language -> figures (see `rtd.report`)."""
-        return {name: rtd.report(found) for name, found in self._judgements.items()}

@@ -7,7 +7,7 @@ import functools
 
 import jax
 
-from experiments import clusters, m3_setup, progress, saved
+from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import m3
 
@@ -15,10 +15,10 @@ from nebula_jax.training import m3
 def run() -> int:
     """Trains all parts to the end; the exit status."""
     name = "whole"
-    interrupt = clusters.Interrupt().install()
-    vocabulary = m3_setup.given_vocabulary()
-    groups = m3_setup.groups(m3_setup.text_folder())
-    texts = [m3_setup.open_generator(k, vocabulary) for k in range(len(groups))]
+    interrupt = lifecycle.Interrupt().install()
+    vocabulary = m3_text.given_vocabulary()
+    groups = m3_text.owners(m3_text.text_folder())
+    texts = [m3_text.open_generator(k, vocabulary) for k in range(len(groups))]
     config = m3_setup.config(vocabulary)
 
     def init():
@@ -50,10 +50,10 @@ def run() -> int:
 
     def evaluate(step: int) -> None:
         generators, discriminator = state
-        judged = m3_setup.Judged()
+        judged = m3_text.Judged()
         for text, generator in zip(texts, generators, strict=True):
             for micro_batch, (language, batch) in enumerate(text.held_back()):
-                rng = m3_setup.held_back_rng(micro_batch)
+                rng = m3_text.held_back_rng(micro_batch)
                 judged.add(
                     language, judge(generator.params, discriminator.params, rng, batch)
                 )
@@ -76,4 +76,4 @@ def run() -> int:
     if start < step and step not in checkpoints.steps:
         checkpoints.save(step, tuple(state), [text.position() for text in texts])
     record.finish(step, {})
-    return clusters.exit_status(step, interrupt)
+    return lifecycle.exit_status(step, interrupt)

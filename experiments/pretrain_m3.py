@@ -8,10 +8,12 @@ clusters each runs its own part of the same flagfile:
     ... --cluster=discriminator --listen=0.0.0.0:7070 --vocabulary=shared.model
     ... --cluster=generator:0 --peer=d.example:7070 --vocabulary=shared.model
 
+with the languages of each generator written out (--generators="en de|hi ur").
 `--cluster=whole` is the same computation uncut, in one process: the reference. The
 loops are in `m3_generator`, `m3_discriminator` and `m3_whole`.
 """
 
+import functools
 import time
 
 from absl import flags
@@ -19,11 +21,14 @@ from absl import flags
 from experiments import (
     clusters,
     launcher,
+    lifecycle,
     m3_discriminator,
     m3_generator,
     m3_report,
     m3_setup,
+    m3_text,
     m3_whole,
+    saved,
 )
 from nebula_jax.data import mixtures
 
@@ -36,59 +41,59 @@ def main() -> int:
     clusters.check_shared_flags()
     match clusters.CLUSTER.value.split(":"):
         case ["all" | "whole"]:
-            return _here()
+            with lifecycle.alone_in(clusters.workdir()):
+                return _run_here()
         case ["discriminator"]:
-            found = m3_setup.groups(data_dir=None)
-            mixtures.parse_tasks(m3_setup.TASKS.value, found)
+            owners = m3_text.groups(data_dir=None)
+            mixtures.parse_tasks(m3_setup.TASKS.value, owners)
             run = m3_discriminator.run
         case ["generator", index] if index.isdigit():
-            found = m3_setup.check_text()
-            if int(index) >= len(found):
-                raise clusters.FlagError(
-                    f"--cluster=generator:{index}: --generators has {len(found)},"
-                    " counted from 0"
-                )
-            run = lambda: m3_generator.run(int(index))  # noqa: E731
+            owners = m3_text.check(only=int(index))
+            run = functools.partial(m3_generator.run, int(index))
         case _:
             raise clusters.FlagError(
                 f"--cluster={clusters.CLUSTER.value}: expected all, whole,"
                 " discriminator or generator:K"
             )
-    m3_setup.given_vocabulary()
-    clusters.write_run_flags(
-        clusters.cluster_folder(clusters.CLUSTER.value) / "run.flags", {}
-    )
-    return run()
+    cluster = clusters.CLUSTER.value
+    agreed = m3_setup.settings(m3_text.given_vocabulary(), owners)
+    with lifecycle.alone_in(clusters.cluster_folder(cluster)):
+        saved.check_same_run(cluster, agreed)
+        clusters.write_run_flags(clusters.cluster_folder(cluster) / "run.flags", {})
+        return run()
 
 
-def _here() -> int:
+def _run_here() -> int:
     """Prepares text and vocabulary, runs every cluster here, and reports."""
     begin = time.monotonic()
-    found = m3_setup.check_text()
-    path = m3_setup.shared_vocabulary(found)
-    overrides = {
-        "generators": m3_setup.written_out(found),
-        "vocabulary": str(path),
-        "workdir": str(clusters.workdir()),
-    }
-    clusters.write_run_flags(clusters.workdir() / "run.flags", overrides)
-    for name, value in overrides.items():
-        flags.FLAGS[name].value = value
-    vocabulary = m3_setup.given_vocabulary()
-    with clusters.timed("preparing the text"):
-        for index in range(len(found)):
-            m3_setup.open_generator(index, vocabulary)
-
-    names = ["discriminator", *(f"generator:{index}" for index in range(len(found)))]
-    if clusters.CLUSTER.value == "whole":
-        names = ["whole"]
-        status = m3_whole.run()
-    else:
-        status = launcher.launch("experiments.pretrain_m3", names, overrides)
+    owners = m3_text.check()
+    names = ["whole"]
+    if clusters.CLUSTER.value == "all":
+        names = ["discriminator", *(f"generator:{k}" for k in range(len(owners)))]
+    with launcher.prepared(names) as launch:
+        overrides = {
+            "generators": mixtures.write_groups(owners),
+            "vocabulary": str(m3_text.shared_vocabulary(owners)),
+            "workdir": str(clusters.workdir()),
+        }
+        for name, value in overrides.items():
+            flags.FLAGS[name].value = value
+        vocabulary = m3_text.given_vocabulary()
+        agreed = m3_setup.settings(vocabulary, owners)
+        for name in names:
+            saved.check_same_run(name, agreed)
+        clusters.write_run_flags(clusters.workdir() / "run.flags", overrides)
+        with lifecycle.timed("preparing the text"):
+            for index in range(len(owners)):
+                m3_text.open_generator(index, vocabulary)
+        if clusters.CLUSTER.value == "whole":
+            status = m3_whole.run()
+        else:
+            status = launch("experiments.pretrain_m3", overrides)
     if status == 0:
-        m3_report.write(names, time.monotonic() - begin, vocabulary.size)
+        m3_report.report(names, time.monotonic() - begin, vocabulary.size)
     return status
 
 
 if __name__ == "__main__":
-    clusters.run(main)
+    lifecycle.run(main)

@@ -1,12 +1,12 @@
 """The checkpoints of one cluster in its run's folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from experiments import clusters
+from experiments import clusters, lifecycle
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint
 
@@ -26,6 +26,53 @@ def placed(mesh: Mesh, init: Callable[[], Any]) -> Placed:
     return Placed(init, shapes, sharding)
 
 
+def check_same_run(cluster: str, agreed: dict[str, Any]) -> None:
+    """Raises CheckpointError if the cluster's folder holds a run of other settings."""
+    folder = clusters.cluster_folder(cluster) / "checkpoints"
+    before = checkpoint.newest_about(folder).get("settings", agreed)
+    for name in sorted(agreed.keys() | before.keys()):
+        if agreed.get(name) != before.get(name):
+            raise checkpoint.CheckpointError(
+                f"{clusters.workdir()} holds a run with {name}={before.get(name)},"
+                f" this one has {agreed.get(name)}; name another --workdir"
+            )
+
+
+def newest_of_all(steps: Mapping[str, Sequence[int]]) -> int:
+    """The newest step that every cluster can go on from; 0 for the beginning.
+
+    Args:
+      steps: cluster -> steps it has saved.
+
+    Raises:
+      checkpoint.CheckpointError: if there is none, though some cluster is so far that
+        its checkpoints must not be thrown away.
+    """
+    common = max(set.intersection(*({0, *saved} for saved in steps.values())))
+    newest = max([0, *(step for saved in steps.values() for step in saved)])
+    # A run that ended before its first common checkpoint loses no more than this.
+    first_interval = clusters.CHECKPOINT_EVERY.value + clusters.WINDOW.value + 1
+    if common == 0 and newest > first_interval:
+        have = "; ".join(
+            f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
+            for cluster, saved in sorted(steps.items())
+        )
+        raise checkpoint.CheckpointError(
+            f"no step is saved in all clusters ({have}); put the missing files back, or"
+            " name another --workdir to begin anew"
+        )
+    return common
+
+
+def kept(window: int, every: int) -> int:
+    """Checkpoints to keep so that a common one is left, even if one is damaged.
+
+    When a generator saves step d + window + 1, the discriminator may not have saved d
+    yet: its newest is then d - every.
+    """
+    return 3 + (window + 1) // every
+
+
 class Saved:
     """What a cluster has saved so far, and where it saves more."""
 
@@ -39,20 +86,11 @@ class Saved:
         Raises:
           checkpoint.CheckpointError: if the folder holds a run with other settings.
         """
+        check_same_run(cluster, agreed)
         self._folder = clusters.cluster_folder(cluster) / "checkpoints"
         self._agreed = agreed
-        # A generator may be `window` steps ahead of the newest step that all have.
-        self._keep = 2 + -(-clusters.WINDOW.value // clusters.CHECKPOINT_EVERY.value)
-        self.steps = checkpoint.verified_steps(self._folder, clusters.say)
-        if self.steps:
-            before = checkpoint.about(self._folder, self.steps[-1])["settings"]
-            for name in sorted(agreed.keys() | before.keys()):
-                if agreed.get(name) != before.get(name):
-                    raise checkpoint.CheckpointError(
-                        f"{clusters.workdir()} holds a run with"
-                        f" {name}={before.get(name)}, this one has {agreed.get(name)};"
-                        " name another --workdir, or remove it"
-                    )
+        self._keep = kept(clusters.WINDOW.value, clusters.CHECKPOINT_EVERY.value)
+        self.steps = checkpoint.verified_steps(self._folder, lifecycle.say)
 
     def restore(self, step: int, state: Placed) -> tuple[Any, Any]:
         """The state after `step`, on its devices, and the data position saved with it.
@@ -60,11 +98,12 @@ class Saved:
         Step 0 is a fresh state. Later checkpoints are dropped: they come again.
         """
         checkpoint.discard_after(self._folder, step)
+        self.steps = [saved for saved in self.steps if saved <= step]
         if step == 0:
             return jax.jit(state.init, out_shardings=state.sharding)(), None
         like = checkpoint.abstract(state.shapes, state.sharding)
         restored, about = checkpoint.restore(self._folder, step, like)
-        clusters.say(f"going on after step {step}")
+        lifecycle.say(f"going on after step {step}")
         return restored, about["position"]
 
     def save(self, step: int, state: Any, position: Any = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import clusters
+from experiments import lifecycle
 from nebula_jax import errors
 
 COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
@@ -26,6 +26,15 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
     """Copies a run's summary and plot into `results`; returns the run's name."""
     if not (run / "summary.json").is_file():
         raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
+    summary = json.loads((run / "summary.json").read_text())
+    if any(each["first_step"] != 1 for each in summary["clusters"]):
+        raise errors.NebulaError(
+            f"--collect={run}: was resumed, so its times are partial"
+        )
+    if not summary["commit"].isalnum() or summary["commit"] == "unknown":
+        raise errors.NebulaError(
+            f"--collect={run}: ran on commit {summary['commit']}, not a clean checkout"
+        )
     results.mkdir(exist_ok=True)
     shutil.copyfile(run / "summary.json", results / f"{run.name}.json")
     shutil.copyfile(run / "losses.png", results / f"{run.name}.png")
@@ -114,4 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    clusters.run(main)
+    lifecycle.run(main)

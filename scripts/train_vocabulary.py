@@ -10,7 +10,7 @@ import pathlib
 
 from absl import flags
 
-from experiments import clusters, m3_setup
+from experiments import lifecycle, m3_setup, m3_text
 from nebula_jax.data import mixtures, vocab
 
 OUT = flags.DEFINE_string("out", None, "The file to write.", required=True)
@@ -22,10 +22,10 @@ flags.declare_key_flag("generators")
 
 def main() -> int:
     """Writes --out."""
-    groups = m3_setup.check_text()
-    languages = [language for group in groups for language in group]
+    owners = m3_text.check()
+    languages = [language for group in owners for language in group]
     lines = mixtures.vocabulary_lines(
-        m3_setup.text_folder(),
+        m3_text.text_folder(),
         languages,
         m3_setup.MONO_ALPHA.value,
         m3_setup.VOCAB_LINES.value,
@@ -36,4 +36,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    clusters.run(main)
+    lifecycle.run(main)

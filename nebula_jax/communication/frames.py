@@ -59,7 +59,7 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One encoded pytree: its leaves' bytes, one buffer each."""
+    """One encoded pytree: its leaves' bytes, one flat byte buffer each."""
 
     LAYOUT: ClassVar = struct.Struct("!HQI")
     channel: int
@@ -125,10 +125,10 @@ def encode(message: Message, sequence: int) -> list[Any]:
     if isinstance(message, Hello):
         payload = [_hello_bytes(message)]
     elif isinstance(message, Abort):
-        payload = [message.reason.encode()[:MAX_REASON_BYTES]]
+        payload = [message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]]
     elif isinstance(message, Tensor):
         fields = [message.channel, message.step, message.micro_batch]
-        payload = [memoryview(buffer).cast("B") for buffer in message.buffers]
+        payload = [memoryview(buffer) for buffer in message.buffers]
     elif isinstance(message, Welcome | StepDone | Stop):
         fields = [message.step]
     head = HEAD.pack(

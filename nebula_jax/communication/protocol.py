@@ -198,8 +198,12 @@ class Connection:
 
     def next_tick(self, now: float) -> float:
         """Seconds from `now` after which `tick` has something to do."""
-        due = self._last_received + self._peer_timeout
-        return max(0.0, min(due, self._last_sent + self._ping_interval) - now)
+        times = []
+        if self.remote_state is not State.ENDED:
+            times.append(self._last_received + self._peer_timeout)
+        if Ping in TRANSITIONS[self.role][self.local_state]:
+            times.append(self._last_sent + self._ping_interval)
+        return max(0.0, min(times) - now) if times else self._peer_timeout
 
     def not_reading(self, now: float) -> None:
         """Silence does not count while this side itself leaves bytes unread."""
@@ -316,7 +320,10 @@ class Connection:
     def _advance(self, speaker: Role, message: frames.Message) -> None:
         state = self._states[speaker]
         self._states[speaker] = TRANSITIONS[speaker][state][type(message)]
-        if isinstance(message, Welcome):
+        if (
+            isinstance(message, Welcome)
+            and self._states[Role.CONNECTOR] is State.GREETED
+        ):
             self._states[Role.CONNECTOR] = State.OPEN
 
     def _count(self, direction: str, message: frames.Message, size: int) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from nebula_jax import errors
 
+LEAD = 0.02  # seconds before the line is idle that it takes more: a gap costs rate
 SLICE_BYTES = 16 << 10  # 2 ms at 60 Mbit/s: fine enough, and few enough to be cheap
 
-_RATE = re.compile(r"([0-9.]+)([kmg])bit", re.IGNORECASE)
-_DELAY = re.compile(r"([0-9.]+)(ms|s)", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", re.IGNORECASE)
+_DELAY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", re.IGNORECASE)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "ms": 1e-3, "s": 1.0}
 
 
@@ -72,8 +73,8 @@ class Shaper:
             self._slices.append((self._idle_from + self._line.delay, part))
 
     def ready(self, now: float) -> bool:
-        """Whether the line has sent all it was given, and the socket keeps up."""
-        return self._idle_from <= now and self.due(now) is None
+        """Whether the line will soon be idle, and the socket keeps up."""
+        return self._idle_from <= now + LEAD and self.due(now) is None
 
     def due(self, now: float) -> memoryview | None:
         """The next bytes that have arrived by `now`, or None."""
@@ -88,8 +89,8 @@ class Shaper:
             self._slices.appendleft((when, view[count:]))
 
     def wait(self, now: float) -> float | None:
-        """Seconds until something is due or the line is idle; None if it is now."""
-        times = [self._idle_from] if self._idle_from > now else []
+        """Seconds until something is due or `ready` changes; None if neither will."""
+        times = [self._idle_from - LEAD] if self._idle_from - LEAD > now else []
         if self._slices:
             times.append(self._slices[0][0])
         return max(0.0, min(times) - now) if times else None

@@ -17,11 +17,12 @@ READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 class Source(NamedTuple):
-    """One packed corpus and its share of the mixture."""
+    """One packed corpus and its share of the mixture; `key` tells its content."""
 
     name: str
     sequences: Sequence[dict[str, np.ndarray]]
     weight: float
+    key: str = ""
 
 
 def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:

@@ -154,19 +154,30 @@ def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
       CorpusError: if the folder has no grouping for that K.
     """
     path = data_dir / "mono" / "families.json"
+    hint = ' write the groups out, as in --generators="en de|hi ur"'
     try:
         groupings = json.loads(path.read_text("utf-8"))["example_clusters"]
-        return groupings[f"K={generators}"]
+        found = groupings[f"K={generators}"]
     except FileNotFoundError:
         raise CorpusError(
-            f"--generators={generators}: {path} is missing; write the groups out,"
-            ' as in --generators="en de|hi ur"'
+            f"--generators={generators}: {path} is missing;{hint}"
         ) from None
     except (KeyError, TypeError, ValueError):
         raise CorpusError(
-            f"--generators={generators}: {path} has no grouping K={generators};"
-            ' write the groups out, as in --generators="en de|hi ur"'
+            f"--generators={generators}: {path} has no grouping K={generators};{hint}"
         ) from None
+    if not _is_grouping(found, generators):
+        raise CorpusError(f"{path}: K={generators} is not that many lists of languages")
+    return found
+
+
+def _is_grouping(found: object, generators: int) -> bool:
+    if not isinstance(found, list) or len(found) != generators:
+        return False
+    if not all(isinstance(group, list) and group for group in found):
+        return False
+    names = [language for group in found for language in group]
+    return all(isinstance(n, str) for n in names) and len(set(names)) == len(names)
 
 
 def digest(path: pathlib.Path) -> str:

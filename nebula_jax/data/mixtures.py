@@ -60,6 +60,11 @@ def parse_groups(text: str) -> list[list[str]]:
     return groups
 
 
+def write_groups(groups: Sequence[Sequence[str]]) -> str:
+    """The inverse of `parse_groups`: a flag value that needs no lookup."""
+    return "|".join(" ".join(group) for group in groups)
+
+
 def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[Mix]:
     """`mrtd|mrtd=1 trtd=3` -> a task mix for each generator; one mix serves all.
 
@@ -130,8 +135,8 @@ def open_generator(
             max_length=max_length,
             prepared_dir=prepared_dir,
         )
-        held_back[language] = prepared["valid"]
-        mono.append((f"mono/{language}", prepared["train"]))
+        held_back[language] = prepared.splits["valid"]
+        mono.append((f"mono/{language}", prepared))
         if mix["trtd"] > 0 and language != "en":
             prepared = packed_text.prepare(
                 kind="parallel",
@@ -141,7 +146,7 @@ def open_generator(
                 max_length=max_length,
                 prepared_dir=prepared_dir,
             )
-            parallel.append((f"parallel/en-{language}", prepared["train"]))
+            parallel.append((f"parallel/en-{language}", prepared))
     sources = _weighted(mono, mix["mrtd"], alphas.mono)
     sources += _weighted(parallel, mix["trtd"], alphas.parallel)
     return GeneratorData(sources, held_back)
@@ -150,17 +155,20 @@ def open_generator(
 def _weighted(named, share: float, alpha: float) -> list[batches.Source]:
     if not named or not share:
         return []
-    weights = batches.language_weights([len(found) for _, found in named], alpha)
+    sizes = [len(prepared.splits["train"]) for _, prepared in named]
+    weights = batches.language_weights(sizes, alpha)
     return [
-        batches.Source(name, found, share * float(weight))
-        for (name, found), weight in zip(named, weights, strict=True)
+        batches.Source(
+            name, prepared.splits["train"], share * float(weight), prepared.key
+        )
+        for (name, prepared), weight in zip(named, weights, strict=True)
     ]
 
 
 def check_text(
     data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
 ) -> None:
-    """Raises corpora.CorpusError where a file that the run needs is not there."""
+    """Raises corpora.CorpusError where a file that these groups need is not there."""
     corpora.check_folder(data_dir)
     for group, mix in zip(groups, mixes, strict=True):
         for language in group:
@@ -168,6 +176,23 @@ def check_text(
             corpora.mono_path(data_dir, language, "valid")
             if mix["trtd"] > 0 and language != "en":
                 corpora.parallel_path(data_dir, language, "train")
+
+
+def check_lines(
+    data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
+) -> None:
+    """Raises corpora.CorpusError at the first malformed line of these groups' text."""
+    for group, mix in zip(groups, mixes, strict=True):
+        for language in group:
+            for split in ("train", "valid"):
+                for _ in corpora.read_mono(
+                    corpora.mono_path(data_dir, language, split)
+                ):
+                    pass
+            if mix["trtd"] > 0 and language != "en":
+                path = corpora.parallel_path(data_dir, language, "train")
+                for _ in corpora.read_parallel(path):
+                    pass
 
 
 def vocabulary_lines(

@@ -15,11 +15,13 @@ import dataclasses
 import fcntl
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
+from nebula_jax import errors
 from nebula_jax.data import corpora, vocab
 
 PAIR_CONTROL_PIECES = 4  # [CLS], twice [SEP] in the middle, [SEP]
@@ -136,6 +138,17 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
             yield index, {"input_ids": np.asarray(ids, np.int32)}
 
 
+class Prepared(NamedTuple):
+    """A packed corpus, open.
+
+    key: digest of all that it was made from.
+    splits: split name -> random-access source of `{"input_ids": [<=L] int32}`.
+    """
+
+    key: str
+    splits: dict[str, Sequence[dict[str, np.ndarray]]]
+
+
 def prepare(
     *,
     kind: str,
@@ -144,7 +157,7 @@ def prepare(
     vocabulary: vocab.Vocabulary,
     max_length: int,
     prepared_dir: pathlib.Path,
-) -> dict[str, Sequence[dict[str, np.ndarray]]]:
+) -> Prepared:
     """Packs a corpus unless that was done before, and opens it.
 
     What was prepared is found again by a digest of the texts, the vocabulary and L:
@@ -158,30 +171,42 @@ def prepare(
       max_length: L.
       prepared_dir: where the array_record files go.
 
-    Returns:
-      Split name -> random-access source of `{"input_ids": [<=L] int32}`.
-
     Raises:
-      corpora.CorpusError: where a text file is malformed.
+      corpora.CorpusError: where a text file is malformed, the disk is full, or what
+        was prepared before is damaged.
     """
     texts = [(split, corpora.digest(path)) for split, path in splits.items()]
     key = corpora.digest_of([vocabulary.digest, *texts])
+    name = f"{kind}-{language}-L{max_length}-{key}"
     with _quiet_tfds(), _only_one(prepared_dir):
-        builder = PackedText(
-            config=PackedTextConfig(
-                name=f"{kind}-{language}-L{max_length}-{key}",
-                kind=kind,
-                splits={split: str(path) for split, path in splits.items()},
-                vocabulary=str(vocabulary.path),
-                max_length=max_length,
-            ),
-            data_dir=str(prepared_dir),
-            file_format="array_record",
-        )
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-        )
-        return {split: builder.as_data_source(split=split) for split in splits}
+        try:
+            builder = PackedText(
+                config=PackedTextConfig(
+                    name=name,
+                    kind=kind,
+                    splits={split: str(path) for split, path in splits.items()},
+                    vocabulary=str(vocabulary.path),
+                    max_length=max_length,
+                ),
+                data_dir=str(prepared_dir),
+                file_format="array_record",
+            )
+            builder.download_and_prepare(
+                download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+            )
+            sources = {split: builder.as_data_source(split=split) for split in splits}
+            for source in sources.values():
+                if len(source):
+                    source[len(source) - 1]  # a cut file shows at its end
+        except (errors.NebulaError, OSError):
+            raise
+        except Exception as error:  # tfds, protobuf and array_record raise many kinds
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            folder = prepared_dir / "packed_text" / name
+            raise corpora.CorpusError(
+                f"{folder} cannot be made or read ({reason}); remove it and try again"
+            ) from None
+    return Prepared(key, sources)
 
 
 @contextlib.contextmanager

@@ -113,14 +113,17 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
     return restored["state"], restored["about"]
 
 
-def about(folder: pathlib.Path, step: int) -> dict[str, Any]:
-    """What was saved about a verified checkpoint, without its arrays."""
-    path, _ = _paths(folder, step)
-    with _checkpointer() as checkpointer:
-        restored = checkpointer.restore(
-            path.absolute(), args=ocp.args.Composite(about=ocp.args.JsonRestore())
-        )
-    return restored["about"]
+def newest_about(folder: pathlib.Path) -> dict[str, Any]:
+    """What was saved about the newest finished checkpoint; {} if there is none."""
+    for step in reversed(_steps(folder)):
+        path, _ = _paths(folder, step)
+        try:
+            with _checkpointer() as checkpointer:
+                arguments = ocp.args.Composite(about=ocp.args.JsonRestore())
+                return checkpointer.restore(path.absolute(), args=arguments)["about"]
+        except (ValueError, KeyError, TypeError, OSError):
+            continue  # damaged: `verified_steps` will say so
+    return {}
 
 
 def discard(folder: pathlib.Path, step: int) -> None:

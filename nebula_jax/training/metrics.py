@@ -6,25 +6,30 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import tensorboardX
+from tensorboardX import event_file_writer, summary
+from tensorboardX.proto import event_pb2
 
 
 class MetricsLog:
-    """The metrics files of one cluster.
+    """The metrics files of one cluster, written as values come.
 
-    One JSON object a line: `step`, `time` (seconds since the epoch), and numbers.
+    metrics.jsonl has one JSON object a line: `step`, `time` (seconds since the epoch),
+    and numbers. Events are written in the calling thread: a background writer that
+    meets a full disk would leave the training waiting for it.
     """
 
     def __init__(self, folder: pathlib.Path, step: int):
         """Opens the files, without what was logged after `step`, which comes again."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
-        kept = [record for record in read(folder) if record["step"] <= step]
-        lines = "".join(json.dumps(record) + "\n" for record in kept)
-        self._path.write_text(lines)
-        self._writer = tensorboardX.SummaryWriter(
-            str(folder), purge_step=step + 1 if step else None, flush_secs=5
-        )
+        if step == 0:
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
+        kept = [record for record in read(folder) if 0 < step >= record["step"]]
+        self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        self._events = event_file_writer.EventsWriter(str(folder / "events"))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._event(step + 1 if step else 0, session_log=start)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds the values of a step: numbers, or dicts of numbers by language."""
@@ -32,15 +37,19 @@ class MetricsLog:
         with self._path.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
         for name, value in values.items():
-            if isinstance(value, Mapping):
-                for language, number in value.items():
-                    self._writer.add_scalar(f"{name}/{language}", number, step)
-            else:
-                self._writer.add_scalar(name, value, step)
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            for language, number in parts:
+                tag = f"{name}/{language}" if language else name
+                self._event(step, summary=summary.scalar(tag, number))
+        self._events.flush()
+
+    def _event(self, step: int, **content) -> None:
+        event = event_pb2.Event(step=step, wall_time=time.time(), **content)
+        self._events.write_event(event)
 
     def close(self) -> None:
-        """Flushes and closes the files."""
-        self._writer.close()
+        """Closes the files."""
+        self._events.close()
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trustme
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, frames, protocol, wan
+from nebula_jax.communication import link as link_lib
 from nebula_jax.security import tls
 
 SPEC = {
@@ -130,7 +132,7 @@ def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool):
 
 def test_send_blocks_while_nobody_reads(pool):
     here, there = meet()
-    spec = jax.ShapeDtypeStruct((1_000_000,), jnp.float32)
+    spec = jax.ShapeDtypeStruct((4_000_000,), jnp.float32)
     incoming = here.receiver("h", spec, codec.identity())
     outgoing = there.sender("h", spec, codec.identity())
     here.welcome(0)
@@ -139,20 +141,125 @@ def test_send_blocks_while_nobody_reads(pool):
 
     def far():
         with there:
-            for step in range(20):
-                outgoing.send(step, np.zeros(1_000_000, np.float32))
+            for step in range(14):
+                outgoing.send(step, np.zeros(4_000_000, np.float32))
                 sent.append(step)
 
-    done = pool.submit(far)
-    time.sleep(1.0)
-    # The reader's inbox, the sender's outbox, and what the kernel buffers of 4 MB each.
-    most = bridge.MAX_UNREAD + bridge.MAX_UNSENT + 4
-    assert 0 < len(sent) <= most
     with here:
-        for step in range(20):
+        done = pool.submit(far)
+        time.sleep(1.0)
+        # The reader's inbox, the sender's outbox, one on the way, and what the kernel
+        # buffers: at most 32 MB, two of these.
+        assert 0 < len(sent) <= link_lib.MAX_UNREAD + link_lib.MAX_UNSENT + 3
+        for step in range(14):
             incoming.recv(step)
     done.result(10)
-    assert len(sent) == 20
+    assert len(sent) == 14
+
+
+ODD = {
+    "bfloat16": jax.ShapeDtypeStruct((3, 5), jnp.bfloat16),
+    "float8": jax.ShapeDtypeStruct((7,), jnp.float8_e4m3fn),
+    "empty": jax.ShapeDtypeStruct((0, 3), jnp.float32),
+    "scalar": jax.ShapeDtypeStruct((), jnp.int32),
+    "bool": jax.ShapeDtypeStruct((2, 3), jnp.bool_),
+}
+
+
+def test_arrays_of_any_dtype_and_shape_cross():
+    here, there = meet()
+    incoming = here.receiver("odd", ODD, codec.identity())
+    outgoing = there.sender("odd", ODD, codec.identity())
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+    arrays = {name: jnp.ones(spec.shape, spec.dtype) for name, spec in ODD.items()}
+    outgoing.send(1, arrays)
+    received = incoming.recv(1)
+    jax.tree.map(np.testing.assert_array_equal, received, arrays)
+    assert jax.tree.map(lambda a: a.dtype, received) == jax.tree.map(
+        lambda a: a.dtype, arrays
+    )
+    here.abort("done")
+    there.abort("done")
+
+
+def test_a_connector_may_receive_from_the_first_moment():
+    here, there = meet()
+    outgoing = here.sender("grads", SPEC, codec.identity())
+    here.welcome(0)
+    outgoing.send(1, arrays(1))
+    time.sleep(0.3)  # the tensor is on the socket before the receiver is planned
+    incoming = there.receiver("grads", SPEC, codec.identity())
+    there.wait_for_welcome(5.0)
+    jax.tree.map(np.testing.assert_array_equal, incoming.recv(1), arrays(1))
+    here.abort("done")
+    there.abort("done")
+
+
+def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool):
+    here, there = meet(peer_timeout=1.0)
+    incoming = here.receiver("tokens", SPEC, codec.identity())
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+    ending = pool.submit(there.close)
+    words = "generator:0 said End while more was due"
+    with pytest.raises(protocol.RemoteProtocolError, match=words), here:
+        incoming.recv(1)
+    with pytest.raises(protocol.PeerAborted, match=words):
+        ending.result(5)
+
+
+def test_closing_with_unread_tensors_ends(pool):
+    here, there = meet()
+    here.receiver("tokens", SPEC, codec.identity())
+    outgoing = there.sender("tokens", SPEC, codec.identity())
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+
+    def far():
+        with there:
+            for step in range(12):
+                outgoing.send(step, arrays(step))
+
+    sending = pool.submit(far)
+    time.sleep(0.3)
+    here.close()
+    sending.result(5)
+
+
+def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool):
+    here, there = meet()
+    small = jax.ShapeDtypeStruct((2,), jnp.int32)
+    here.receiver("flood", small, codec.identity())
+    incoming = here.receiver("due", small, codec.identity())
+    outgoing = there.sender("flood", small, codec.identity())
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+
+    def flood():
+        for step in range(10_000):
+            outgoing.send(step, np.zeros(2, np.int32))
+
+    flooding = pool.submit(flood)
+    with pytest.raises(protocol.RemoteProtocolError, match="nobody waits for"), here:
+        incoming.recv(0)
+    with pytest.raises(protocol.PeerAborted, match="nobody waits for"):
+        flooding.result(10)
+
+
+@pytest.mark.parametrize("end", ["here", "there"])
+def test_a_link_that_has_ended_on_one_side_does_not_spin(pool, end):
+    here, there = meet(peer_timeout=0.4)
+    here.welcome(0)
+    there.wait_for_welcome(5.0)
+    first, second = (here, there) if end == "here" else (there, here)
+    closing = pool.submit(first.close)
+    time.sleep(0.6)  # past the time of pings and of silence
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.3
+    second.close()
+    closing.result(5)
 
 
 def test_a_tensor_with_another_tag_is_an_error_not_a_guess(pool):
@@ -314,6 +421,38 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
         link = coming.result(5)
         with pytest.raises(protocol.PeerAborted, match=words):
             link.wait_for_welcome(5.0)
+
+
+def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
+    authority = trustme.CA()
+    credentials = {
+        "discriminator": authority.issue_cert("discriminator"),
+        "person": authority.issue_cert("someone@example.org"),
+    }
+    for name, certificate in credentials.items():
+        (tmp_path / name).mkdir()
+        authority.cert_pem.write_to_path(tmp_path / name / "ca.pem")
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / name / "cert.pem")
+        certificate.private_key_pem.write_to_path(tmp_path / name / "key.pem")
+    with bridge.listen(("127.0.0.1", 0)) as listening:
+        coming = pool.submit(
+            bridge.connect,
+            listening.getsockname(),
+            hello("generator:0"),
+            connect_timeout=5.0,
+            peer_timeout=5.0,
+            peer="discriminator",
+            tls=tls.client_context(tmp_path / "person"),
+        )
+        with pytest.raises(bridge.Mismatch, match="certificate for nobody's DNS name"):
+            bridge.accept(
+                listening,
+                hello("discriminator"),
+                timeout=5,
+                peer_timeout=5,
+                tls=tls.server_contexts(tmp_path / "discriminator"),
+            )
+        coming.result(5).abort("done")
 
 
 def test_a_vanished_peer_is_noticed_and_named():

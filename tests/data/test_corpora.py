@@ -88,3 +88,13 @@ def test_families_come_from_the_folder(tmp_path):
     assert corpora.families(tmp_path, 2) == [["en"], ["sw"]]
     with pytest.raises(corpora.CorpusError, match="no grouping K=3"):
         corpora.families(tmp_path, 3)
+
+
+@pytest.mark.parametrize(
+    "grouping", [5, "en de", [["en"]], [["en"], []], [["en"], ["en"]], [["en"], [1]]]
+)
+def test_a_family_file_that_makes_no_sense_is_an_error(tmp_path, grouping):
+    content = json.dumps({"example_clusters": {"K=2": grouping}})
+    write(tmp_path / "mono/families.json", content)
+    with pytest.raises(corpora.CorpusError, match="K=2 is not that many lists"):
+        corpora.families(tmp_path, 2)

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 
@@ -99,6 +101,16 @@ def test_text_is_checked_before_anything_starts(folder):
     mixtures.check_text(folder, [["en", "de"]], [{"mrtd": 1.0, "trtd": 1.0}])
     with pytest.raises(corpora.CorpusError, match="'sw' has no text"):
         mixtures.check_text(folder, [["en", "sw"]], [{"mrtd": 1.0, "trtd": 0.0}])
+
+
+def test_a_malformed_line_is_found_before_anything_starts(folder, tmp_path):
+    groups, mixes = [["en", "de"]], [{"mrtd": 1.0, "trtd": 1.0}]
+    mixtures.check_lines(folder, groups, mixes)
+    shutil.copytree(folder, tmp_path / "copy")
+    with (tmp_path / "copy/parallel/en-de.train.tsv").open("a") as stream:
+        stream.write("no tab\n")
+    with pytest.raises(corpora.CorpusError, match="tsv:102: 1 tab-separated"):
+        mixtures.check_lines(tmp_path / "copy", groups, mixes)
 
 
 def test_vocabulary_lines_balance_languages_and_are_always_the_same(folder):

@@ -81,7 +81,7 @@ def prepare(folder, prepared_dir, kind="mono", name="en.train.txt", max_length=3
         vocabulary=vocab.load(folder / "v.model"),
         max_length=max_length,
         prepared_dir=prepared_dir,
-    )["train"]
+    ).splits["train"]
 
 
 def test_a_prepared_corpus_is_the_text_in_order(folder, tmp_path):
@@ -105,6 +105,20 @@ def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_pat
     assert len(prepared()) == 2
     prepare(folder, tmp_path, kind="parallel", name="en-sw.tsv")
     assert len(prepared()) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "torn info"])
+def test_a_damaged_prepared_corpus_is_named(folder, tmp_path, damage):
+    prepare(folder, tmp_path)
+    (records,) = tmp_path.rglob("*array_record*-of-*")
+    if damage == "cut":
+        records.write_bytes(records.read_bytes()[:200])
+    elif damage == "gone":
+        records.unlink()
+    else:
+        (records.parent / "dataset_info.json").write_text('{"na')
+    with pytest.raises(corpora.CorpusError, match="remove it and try again"):
+        prepare(folder, tmp_path)
 
 
 def test_a_malformed_line_stops_preparation_and_leaves_nothing_usable(folder, tmp_path):

@@ -19,6 +19,7 @@ THINGS = ["house", "school", "office", "church", "station", "castle", "barn"]
 
 TINY = {
     "generators": "en de|sw",
+    "tasks": "mrtd=1 trtd=1|mrtd",
     "vocab_size": 120,
     "generator_size": "nano",
     "discriminator_size": "nano",
@@ -67,8 +68,11 @@ class Runs:
         self.text = write_text(folder / "text")
         self._cache = cache
 
-    def start(self, *arguments: str, **flags) -> subprocess.Popen:
-        """Starts a run; its standard error is merged into its output."""
+    def start(self, *arguments: str, before=None, **flags) -> subprocess.Popen:
+        """Starts a run; its standard error is merged into its output.
+
+        `before` is called in the new process before it becomes the command.
+        """
         flags = TINY | {"data_dir": self.text, "prepared_dir": "prepared"} | flags
         flags = [f"--{name}={value}" for name, value in flags.items()]
         return subprocess.Popen(
@@ -84,11 +88,12 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=before,
         )
 
-    def run(self, *arguments: str, timeout: float = 120, **flags):
+    def run(self, *arguments: str, timeout: float = 120, before=None, **flags):
         """Runs to the end; (exit status, output)."""
-        process = self.start(*arguments, **flags)
+        process = self.start(*arguments, before=before, **flags)
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import socket
 import time
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import frames
-from nebula_jax.data import masking
+from nebula_jax.data import masking, vocab
+from nebula_jax.security import tls
 from nebula_jax.training import metrics
 
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
@@ -75,11 +77,12 @@ def test_a_run_leaves_all_that_was_promised(split):
 
 def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
     folder, _ = split
-    before = (folder / "discriminator" / "metrics.jsonl").read_text()
+    files = ("discriminator/metrics.jsonl", "summary.json", "losses.png")
+    before = [(folder / name).read_bytes() for name in files]
     status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
     assert status == 0, output
-    assert (folder / "discriminator" / "metrics.jsonl").read_text() == before
-    assert json.loads((folder / "summary.json").read_text())["bytes"]["frames"] == 10
+    assert [(folder / name).read_bytes() for name in files] == before
+    assert "RTD AUC" in output
 
 
 def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
@@ -138,21 +141,46 @@ def free_port():
 
 
 def test_clusters_started_one_by_one_meet_and_train(runs, split):
-    """As on real clusters: three commands, a shared vocabulary, another folder each."""
+    """As on real clusters: three commands that share a vocabulary and an authority.
+
+    Each generator has the text of its own languages, and the discriminator has none.
+    """
     (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
     address = f"127.0.0.1:{free_port()}"
-    common = {"steps": 5, "checkpoint_every": 5, "vocabulary": vocabulary}
+    tls.issue_for_run(
+        runs.folder / "tls", ["discriminator", "generator:0", "generator:1"]
+    )
+    texts = [runs.folder / "text0", runs.folder / "text1"]
+    for text, languages in zip(texts, (["en", "de"], ["sw"]), strict=True):
+        for path in runs.text.rglob("*.t*"):
+            if path.name.split(".")[0].removeprefix("en-") in languages:
+                target = text / path.relative_to(runs.text)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+
+    def start(name, **flags):
+        return runs.start(
+            steps=5,
+            checkpoint_every=5,
+            vocabulary=vocabulary,
+            tls=runs.folder / "tls" / name,
+            workdir=f"alone-{name}",
+            **flags,
+        )
+
     processes = [
-        runs.start(cluster="generator:1", peer=address, workdir="g1", **common),
-        runs.start(cluster="discriminator", listen=address, workdir="d", **common),
-        runs.start(cluster="generator:0", peer=address, workdir="g0", **common),
+        start("generator-1", cluster="generator:1", peer=address, data_dir=texts[1]),
+        start(
+            "discriminator", cluster="discriminator", listen=address, data_dir="none"
+        ),
+        start("generator-0", cluster="generator:0", peer=address, data_dir=texts[0]),
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    for workdir, cluster in (("d", CLUSTERS[0]), ("g0", CLUSTERS[1])):
+    for cluster in CLUSTERS:
         jax.tree.map(
             np.testing.assert_array_equal,
-            runs.state(workdir, cluster, 5),
+            runs.state(f"alone-{cluster}", cluster, 5),
             runs.state("split", cluster, 5),
         )
 
@@ -168,8 +196,6 @@ def test_clusters_that_disagree_part_in_words(runs, split, flags, words):
     (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
     if "vocabulary" in flags:
         lines = [f"other words {n} entirely" for n in range(200)]
-        from nebula_jax.data import vocab
-
         vocab.train(lines, 60, runs.folder / "other.model")
     address = f"127.0.0.1:{free_port()}"
     common = {"steps": 5, "vocabulary": vocabulary, "workdir": f"apart{len(words)}"}

@@ -1,5 +1,6 @@
 """Faults never change the numbers: kill anything, start again, same parameters."""
 
+import resource
 import signal
 import time
 
@@ -8,7 +9,9 @@ import numpy as np
 import psutil
 import pytest
 
-STEPS, EVERY = 36, 4
+from experiments import lifecycle
+
+STEPS, EVERY = 38, 4  # the last step is no multiple: it has a checkpoint of its own
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
 
 
@@ -79,18 +82,23 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
     assert_goes_on_to_the_end(runs, "killed", undisturbed)
 
 
-def test_ctrl_c_saves_one_step_everywhere_and_a_damaged_checkpoint_is_left_aside(
+def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     runs, undisturbed
 ):
-    process, family = start_and_wait(runs, "interrupted", 2 * EVERY)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGINT, output
-    assert "stopping, all clusters save step" in output
-    assert_all_gone(family)
-    folders = [runs.folder / "interrupted" / name / "checkpoints" for name in CLUSTERS]
-    newest = {max(folder.glob("*.json")).stem for folder in folders}
-    assert len(newest) == 1
+    folders = [runs.folder / "stopped" / name / "checkpoints" for name in CLUSTERS]
+    for step, asked in ((EVERY, "generator:1"), (4 * EVERY, "launcher")):
+        process, family = start_and_wait(runs, "stopped", step)
+        if asked == "launcher":
+            process.send_signal(signal.SIGINT)  # Ctrl-C
+        else:
+            family[asked].terminate()
+        output, _ = process.communicate(timeout=30)
+        expected = signal.SIGINT if asked == "launcher" else signal.SIGTERM
+        assert process.returncode == 128 + expected, output
+        assert "stopping, all clusters save step" in output
+        assert_all_gone(family)
+        newest = {max(folder.glob("*.json")).stem for folder in folders}
+        assert len(newest) == 1
 
     # Damage the newest one of one cluster: all go on from the step before.
     (step,) = newest
@@ -99,7 +107,7 @@ def test_ctrl_c_saves_one_step_everywhere_and_a_damaged_checkpoint_is_left_aside
         key=lambda path: path.stat().st_size,
     )
     victim.write_bytes(victim.read_bytes()[:100])
-    output = assert_goes_on_to_the_end(runs, "interrupted", undisturbed)
+    output = assert_goes_on_to_the_end(runs, "stopped", undisturbed)
     assert f"[generator:0] checkpoint of step {int(step)} in " in output
     before = [
         int(line.split()[-1]) for line in output.splitlines() if "going on" in line
@@ -110,7 +118,67 @@ def test_ctrl_c_saves_one_step_everywhere_and_a_damaged_checkpoint_is_left_aside
 
 
 def test_a_folder_with_another_run_is_not_overwritten(runs, undisturbed):
+    before = (runs.folder / "undisturbed" / "run.flags").read_text()
     status, output = runs.run(**flags("undisturbed") | {"batch_size": 8})
     assert status == 1
+    assert (runs.folder / "undisturbed" / "run.flags").read_text() == before
     words = "undisturbed holds a run with --batch_size=4, this one has 8"
     assert words in output
+
+
+def test_two_runs_do_not_share_a_folder(runs, undisturbed):
+    with lifecycle.alone_in(runs.folder / "undisturbed"):
+        status, output = runs.run(**flags("undisturbed"))
+    assert status == 1
+    assert "another process works in undisturbed" in output
+
+
+def test_a_full_disk_ends_the_run_and_is_named(runs, undisturbed):
+    """Files that may not grow beyond 100 kB: no checkpoint of a cluster fits."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    status, output = runs.run(before=limit, **flags("full"))
+    assert status == 1
+    assert f"could not save step {EVERY} in full/" in output
+    assert "File too large" in output
+    assert (
+        output.strip()
+        .splitlines()[-1]
+        .endswith("ended with status 1; all clusters ended")
+    )
+    assert "Traceback" not in output
+
+
+def test_ctrl_c_before_training_ends_at_once_and_quietly(runs):
+    for wait in (0.7, 3.5):  # while it imports or prepares; while clusters start
+        process = runs.start(**flags("early"))
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=25)
+        assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), output
+        assert "Traceback" not in output or wait < 1  # Python itself, before our code
+
+
+@pytest.mark.slow
+def test_the_whole_goes_on_bit_for_bit_too(runs):
+    status, output = runs.run(cluster="whole", **flags("whole"))
+    assert status == 0, output
+    process = runs.start(cluster="whole", **flags("whole-stopped"))
+    manifest = runs.folder / "whole-stopped/whole/checkpoints/00000008.json"
+    while not manifest.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    process.terminate()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    status, output = runs.run(cluster="whole", **flags("whole-stopped"))
+    assert status == 0, output
+    assert "going on after step" in output
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        runs.state("whole-stopped", "whole", STEPS),
+        runs.state("whole", "whole", STEPS),
+    )

@@ -41,7 +41,8 @@ def test_a_state_comes_back_bit_for_bit_with_what_was_said_about_it(tmp_path):
     save(tmp_path, 7)
     restored, about = checkpoint.restore(tmp_path, 7, like(state(7)))
     jax.tree.map(np.testing.assert_array_equal, restored, state(7))
-    assert about == checkpoint.about(tmp_path, 7) == {"position": 14}
+    assert about == checkpoint.newest_about(tmp_path) == {"position": 14}
+    assert checkpoint.newest_about(tmp_path / "nowhere") == {}
 
 
 def test_the_newest_are_kept(tmp_path, messages):

@@ -1,0 +1,203 @@
+"""The text of an M3 run: whose it is, the vocabulary, what is held back."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import clusters, lifecycle, m3_setup
+from nebula_jax import errors
+from nebula_jax.data import batches, corpora, django_messages, mixtures, vocab
+from nebula_jax.evaluation import rtd
+from nebula_jax.training import m3
+
+HELD_BACK_SEED = 1_000_003
+
+
+def groups(data_dir: pathlib.Path | None) -> list[list[str]]:
+    """Languages of each generator, from --generators.
+
+    Args:
+      data_dir: where a bare number is looked up; None on the discriminator, which has
+        no text and must be told the languages.
+    """
+    text = m3_setup.GENERATORS.value.strip()
+    if not text.isdigit():
+        return mixtures.parse_groups(text)
+    if data_dir is None:
+        raise clusters.FlagError(
+            f"--generators={text}: the discriminator has no text folder to look this"
+            ' up in; write the groups out, as in --generators="en de|hi ur"'
+        )
+    return corpora.families(data_dir, int(text))
+
+
+def text_folder() -> pathlib.Path:
+    """--data_dir, after writing Django's messages out if those are asked for."""
+    if not clusters.DATA_DIR.value.startswith("package:"):
+        return pathlib.Path(clusters.DATA_DIR.value)
+    if clusters.DATA_DIR.value != "package:django":
+        raise clusters.FlagError(
+            f"--data_dir={clusters.DATA_DIR.value}: the one package known is"
+            " package:django"
+        )
+    folder = pathlib.Path(clusters.PREPARED_DIR.value) / "django_messages"
+    if not (folder / "mono" / "families.json").is_file():  # written last
+        with lifecycle.timed("writing Django's messages as a text folder"):
+            django_messages.write_text_folder(folder)
+    return folder
+
+
+def check(only: int | None = None) -> list[list[str]]:
+    """--generators and --tasks, checked against each other and the text folder.
+
+    Args:
+      only: the one generator whose text has to be here; None for all of them.
+
+    Returns:
+      The languages of each generator.
+
+    Raises:
+      errors.NebulaError: at what cannot be.
+    """
+    data_dir = text_folder()
+    corpora.check_folder(data_dir)
+    owners = groups(data_dir)
+    mixes = mixtures.parse_tasks(m3_setup.TASKS.value, owners)
+    mine = slice(None) if only is None else slice(only, only + 1)
+    if not owners[mine]:
+        raise clusters.FlagError(
+            f"--cluster=generator:{only}: --generators has {len(owners)}, from 0"
+        )
+    mixtures.check_text(data_dir, owners[mine], mixes[mine])
+    return owners
+
+
+def shared_vocabulary(owners: list[list[str]]) -> pathlib.Path:
+    """--vocabulary, or one trained on all of the run's text (once per text).
+
+    Before it is trained, every line of the text is checked.
+    """
+    if m3_setup.VOCABULARY.value:
+        return pathlib.Path(m3_setup.VOCABULARY.value)
+    data_dir = text_folder()
+    languages = [language for group in owners for language in group]
+    size, limit = m3_setup.VOCAB_SIZE.value, m3_setup.VOCAB_LINES.value
+    alpha = m3_setup.MONO_ALPHA.value
+    texts = [corpora.mono_path(data_dir, name, "train") for name in languages]
+    digests = [corpora.digest(text) for text in texts]
+    key = corpora.digest_of([*digests, size, limit, alpha])
+    path = pathlib.Path(clusters.PREPARED_DIR.value) / f"vocabulary-{key}.model"
+    if not path.is_file():
+        mixes = mixtures.parse_tasks(m3_setup.TASKS.value, owners)
+        mixtures.check_lines(data_dir, owners, mixes)
+        with lifecycle.timed(f"training a vocabulary of {size} pieces"):
+            lines = mixtures.vocabulary_lines(data_dir, languages, alpha, limit)
+            vocab.train(lines, size, path)
+    return path
+
+
+def given_vocabulary() -> vocab.Vocabulary:
+    """--vocabulary, which a cluster that runs alone must be given."""
+    if not m3_setup.VOCABULARY.value:
+        raise clusters.FlagError(
+            f"--cluster={clusters.CLUSTER.value} needs --vocabulary, the file that all"
+            " clusters share (python -m scripts.train_vocabulary makes one)"
+        )
+    return vocab.load(pathlib.Path(m3_setup.VOCABULARY.value))
+
+
+class GeneratorText:
+    """What one generator reads: an endless stream to train on, and held-back lines."""
+
+    def __init__(self, owners: list[list[str]], index: int, data, seed: int):
+        self.owners = owners
+        self._group = owners[index]
+        self._held_back = data.held_back
+        self._key = corpora.digest_of(
+            [(source.name, source.key, source.weight) for source in data.sources]
+        )
+        self.batches = batches.training_batches(
+            data.sources, clusters.BATCH_SIZE.value, m3_setup.MAX_LENGTH.value, seed
+        )
+
+    def position(self) -> Any:
+        """Where the stream is, and in which text, as JSON values."""
+        return {"text": self._key, "stream": self.batches.get_state()}
+
+    def go_to(self, position: Any) -> None:
+        """Moves the stream to a saved position; None is the beginning.
+
+        Raises:
+          errors.NebulaError: if the text or its mixture is not what it was.
+        """
+        if position is None:
+            return
+        if position["text"] != self._key:
+            raise errors.NebulaError(
+                f"the text of {' '.join(self._group)} or its --mono_alpha or"
+                " --parallel_alpha changed since the checkpoint; put it back, or name"
+                " another --workdir"
+            )
+        self.batches.set_state(position["stream"])
+
+    def held_back(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(language, [B, L] int32) in the order of `held_back_order`."""
+        parts = {
+            language: batches.held_back_batches(
+                self._held_back[language],
+                m3_setup.EVAL_BATCHES.value,
+                clusters.BATCH_SIZE.value,
+                m3_setup.MAX_LENGTH.value,
+            )
+            for language in self._group
+        }
+        for language, part in held_back_order(self._group):
+            yield language, parts[language][part]
+
+
+def open_generator(index: int, vocabulary: vocab.Vocabulary) -> GeneratorText:
+    """The text of generator `index`, prepared."""
+    data_dir = text_folder()
+    owners = groups(data_dir)
+    data = mixtures.open_generator(
+        data_dir,
+        owners[index],
+        mixtures.parse_tasks(m3_setup.TASKS.value, owners)[index],
+        mixtures.Alphas(m3_setup.MONO_ALPHA.value, m3_setup.PARALLEL_ALPHA.value),
+        vocabulary=vocabulary,
+        max_length=m3_setup.MAX_LENGTH.value,
+        prepared_dir=pathlib.Path(clusters.PREPARED_DIR.value),
+    )
+    # Far enough apart that no two generators shuffle any two sources alike.
+    seed = clusters.SEED.value + 1000 * (index + 1)
+    return GeneratorText(owners, index, data, seed)
+
+
+def held_back_order(group: list[str]) -> list[tuple[str, int]]:
+    """(language, batch) of each held-back batch of a generator, in sending order."""
+    count = m3_setup.EVAL_BATCHES.value
+    return [(language, batch) for language in group for batch in range(count)]
+
+
+def held_back_rng(micro_batch: int) -> jax.Array:
+    """Held-back text is masked alike at every evaluation of every run."""
+    return jax.random.key(HELD_BACK_SEED + micro_batch)
+
+
+class Judged:
+    """Judgements of one evaluation, by language."""
+
+    def __init__(self):
+        self._judgements: dict[str, list[m3.Judgement]] = {}
+
+    def add(self, language: str, judgement: m3.Judgement) -> None:
+        """Takes what was made of one batch."""
+        batches_so_far = self._judgements.setdefault(language, [])
+        batches_so_far.append(jax.device_get(judgement))
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Language -> figures (see `rtd.report`)."""
+        return {name: rtd.report(each) for name, each in self._judgements.items()}

@@ -1,0 +1,102 @@
+"""The two ends of a channel: arrays on a device, buffers on a link.
+
+Only buffers travel. Both ends know the spec of what a channel carries; the receiver
+derives the payload's structure from it.
+"""
+
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import frames, protocol
+
+
+class Carrier(Protocol):
+    """What a channel asks of its link."""
+
+    @property
+    def peer(self) -> frames.Hello:
+        """The other side's Hello."""
+
+    def put_tensor(self, message: frames.Tensor) -> None:
+        """Queues a tensor; blocks while too much waits."""
+
+    def take_tensor(self, channel: int) -> frames.Tensor:
+        """The next tensor of a channel; waits for it."""
+
+
+class Sender:
+    """The near end of a channel."""
+
+    def __init__(
+        self,
+        link: Carrier,
+        channel: int,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: codec_lib.Codec,
+    ):
+        self.name = name
+        self._link, self._channel = link, channel
+        self._encode = jax.jit(codec.encode)
+        self.state = codec.init(spec)
+
+    def send(self, step: int, arrays: Any, micro_batch: int = 0) -> None:
+        """Encodes on the device and queues the bytes; blocks while too much waits.
+
+        Args:
+          step: optimisation step, part of the tag that the receiver checks.
+          arrays: pytree of the channel's spec.
+          micro_batch: the rest of the tag.
+        """
+        payload, self.state = self._encode(arrays, self.state)
+        buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
+        self._link.put_tensor(frames.Tensor(self._channel, step, micro_batch, buffers))
+
+
+class Receiver:
+    """The far end of a channel."""
+
+    def __init__(
+        self,
+        link: Carrier,
+        channel: int,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: codec_lib.Codec,
+        sharding: Any,
+    ):
+        self.name = name
+        self._link, self._channel, self._sharding = link, channel, sharding
+        payload = codec_lib.payload_spec(codec, spec)
+        self._leaves, self._structure = jax.tree.flatten(payload)
+        self._decode = jax.jit(codec.decode, out_shardings=(sharding, None))
+        self.state = codec.init(spec)
+
+    def recv(self, step: int, micro_batch: int = 0) -> Any:
+        """Waits for the tensor with this tag and decodes it on the device.
+
+        Raises:
+          protocol.RemoteProtocolError: if another one comes.
+        """
+        message = self._link.take_tensor(self._channel)
+        if (message.step, message.micro_batch) != (step, micro_batch):
+            raise protocol.RemoteProtocolError(
+                f"{self._link.peer.cluster} sent {self.name} for step {message.step},"
+                f" micro-batch {message.micro_batch}; expected step {step},"
+                f" micro-batch {micro_batch}"
+            )
+        leaves = [
+            buffer.view(leaf.dtype).reshape(leaf.shape)
+            for buffer, leaf in zip(message.buffers, self._leaves, strict=True)
+        ]
+        payload = jax.tree.unflatten(self._structure, leaves)
+        arrays, self.state = self._decode(payload, self.state)
+        return arrays
+
+
+def as_bytes(leaf: jax.Array) -> np.ndarray:
+    """[n] uint8 over the bytes of an array of any dtype and shape, without a copy."""
+    return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)

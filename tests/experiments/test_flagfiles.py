@@ -1,0 +1,41 @@
+import pathlib
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import clusters, m3_setup, pretrain_m3
+from nebula_jax.data import mixtures
+from nebula_jax.models import transformer
+
+FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("m3_*.flags")), ids=lambda p: p.stem
+)
+def test_every_flagfile_is_a_possible_run(path):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        flags.FLAGS(["test", f"--flagfile={path}"])
+        clusters.check_shared_flags()
+        groups = [["en", "de"]] * 3
+        if not m3_setup.GENERATORS.value.isdigit():
+            groups = mixtures.parse_groups(m3_setup.GENERATORS.value)
+        mixtures.parse_tasks(m3_setup.TASKS.value, groups)
+
+
+def test_the_papers_flagfile_has_the_papers_values():
+    """Section 4.1."""
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        flags.FLAGS(["test", f"--flagfile={FOLDER / 'm3_paper.flags'}"])
+        assert transformer.SIZES[m3_setup.GENERATOR_SIZE.value][:2] == (12, 768)
+        assert transformer.SIZES[m3_setup.DISCRIMINATOR_SIZE.value][:2] == (24, 1024)
+        assert m3_setup.VOCAB_SIZE.value == 250_002
+        assert m3_setup.MAX_LENGTH.value == 512
+        assert clusters.BATCH_SIZE.value == 2048
+        assert m3_setup.LEARNING_RATE.value == 1e-4
+        assert m3_setup.WARMUP_STEPS.value == 10_000
+        assert m3_setup.RTD_WEIGHT.value == 50
+        assert m3_setup.CLM_WEIGHT.value == 1

@@ -1,0 +1,22 @@
+from absl import flags
+from absl.testing import flagsaver
+
+from nebula_jax.data import vocab
+from scripts import train_vocabulary
+
+
+def test_a_vocabulary_is_written_for_all_languages(tmp_path, capsys):
+    (tmp_path / "mono").mkdir()
+    for language in ("en", "sw"):
+        for split in ("train", "valid"):
+            lines = [f"{language} line number {n} of {split}" for n in range(200)]
+            path = tmp_path / "mono" / f"{language}.{split}.txt"
+            path.write_text("".join(line + "\n" for line in lines))
+    out = tmp_path / "shared.model"
+    flags.FLAGS(["test", f"--out={out}"])
+    with flagsaver.flagsaver(
+        data_dir=str(tmp_path), generators="en|sw", tasks="mrtd", vocab_size=60
+    ):
+        assert train_vocabulary.main() == 0
+    assert vocab.load(out).encode("line number 7")
+    assert "en, sw" in capsys.readouterr().out
