@@ -152,10 +152,14 @@ def _check_batch_divides(replicas: int) -> None:
         )
 
 
-def mesh() -> jax.sharding.Mesh:
-    """This cluster's devices as a mesh; on CPU as many as asked for are simulated."""
+def simulate_devices() -> None:
+    """On CPU, as many devices as asked for; to be called before JAX is used."""
     if DEVICES.value:
         jax.config.update("jax_num_cpu_devices", DEVICES.value)
+
+
+def mesh() -> jax.sharding.Mesh:
+    """This cluster's devices as a mesh."""
     devices = jax.devices()
     if DEVICES.value > len(devices):
         raise FlagError(

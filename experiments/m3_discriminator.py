@@ -18,7 +18,7 @@ def run() -> int:
     name = "discriminator"
     interrupt = lifecycle.Interrupt().install()
     vocabulary = m3_text.given_vocabulary()
-    groups = m3_text.owners(data_dir=None)
+    groups = m3_text.groups(data_dir=None)
     config = m3_setup.config(vocabulary)
 
     mesh = clusters.mesh()

@@ -17,7 +17,7 @@ def run() -> int:
     name = "whole"
     interrupt = lifecycle.Interrupt().install()
     vocabulary = m3_text.given_vocabulary()
-    groups = m3_text.owners(m3_text.text_folder())
+    groups = m3_text.groups(m3_text.text_folder())
     texts = [m3_text.open_generator(k, vocabulary) for k in range(len(groups))]
     config = m3_setup.config(vocabulary)
 

@@ -39,6 +39,7 @@ flags.adopt_module_key_flags(m3_setup)
 def main() -> int:
     """Does what --cluster says."""
     clusters.check_shared_flags()
+    clusters.simulate_devices()
     match clusters.CLUSTER.value.split(":"):
         case ["all" | "whole"]:
             with lifecycle.alone_in(clusters.workdir()):

@@ -68,11 +68,8 @@ class Runs:
         self.text = write_text(folder / "text")
         self._cache = cache
 
-    def start(self, *arguments: str, before=None, **flags) -> subprocess.Popen:
-        """Starts a run; its standard error is merged into its output.
-
-        `before` is called in the new process before it becomes the command.
-        """
+    def start(self, *arguments: str, **flags) -> subprocess.Popen:
+        """Starts a run; its standard error is merged into its output."""
         flags = TINY | {"data_dir": self.text, "prepared_dir": "prepared"} | flags
         flags = [f"--{name}={value}" for name, value in flags.items()]
         return subprocess.Popen(
@@ -88,12 +85,11 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=before,
         )
 
-    def run(self, *arguments: str, timeout: float = 120, before=None, **flags):
+    def run(self, *arguments: str, timeout: float = 120, **flags):
         """Runs to the end; (exit status, output)."""
-        process = self.start(*arguments, before=before, **flags)
+        process = self.start(*arguments, **flags)
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:

@@ -96,9 +96,9 @@ def test_a_language_without_text(runs):
 def test_a_malformed_line(runs, tmp_path):
     text = tmp_path / "text"
     shutil.copytree(runs.text, text)
-    with (text / "parallel" / "en-sw.train.tsv").open("a") as stream:
+    with (text / "parallel" / "en-de.train.tsv").open("a") as stream:
         stream.write("no tab in this line\n")
-    fails(runs, "en-sw.train.tsv:122: 1 tab-separated fields", data_dir=text)
+    fails(runs, "en-de.train.tsv:122: 1 tab-separated fields", data_dir=text)
 
 
 def test_a_port_in_use(runs):

@@ -26,6 +26,15 @@ def split(runs):
     return runs.folder / "split", output
 
 
+@pytest.fixture(scope="module")
+def vocabulary(split):
+    """The vocabulary file of that run."""
+    for line in (split[0] / "run.flags").read_text().splitlines():
+        if line.startswith("--vocabulary="):
+            return line.partition("=")[2]
+    raise AssertionError("run.flags names no vocabulary")
+
+
 def test_the_split_run_equals_the_whole(runs, split):
     """Done when 3: parameters equal within 1e-5 after 5 steps."""
     status, output = runs.run(
@@ -140,12 +149,11 @@ def free_port():
         return found.getsockname()[1]
 
 
-def test_clusters_started_one_by_one_meet_and_train(runs, split):
+def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
     """As on real clusters: three commands that share a vocabulary and an authority.
 
     Each generator has the text of its own languages, and the discriminator has none.
     """
-    (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
     address = f"127.0.0.1:{free_port()}"
     tls.issue_for_run(
         runs.folder / "tls", ["discriminator", "generator:0", "generator:1"]
@@ -192,8 +200,7 @@ def test_clusters_started_one_by_one_meet_and_train(runs, split):
         ({"vocabulary": "other.model"}, "generator:0 has vocabulary="),
     ],
 )
-def test_clusters_that_disagree_part_in_words(runs, split, flags, words):
-    (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
+def test_clusters_that_disagree_part_in_words(runs, vocabulary, flags, words):
     if "vocabulary" in flags:
         lines = [f"other words {n} entirely" for n in range(200)]
         vocab.train(lines, 60, runs.folder / "other.model")
@@ -208,8 +215,7 @@ def test_clusters_that_disagree_part_in_words(runs, split, flags, words):
     assert errors[1].startswith("error: discriminator ")
 
 
-def test_a_missing_peer_is_an_error_after_the_timeout(runs, split):
-    (vocabulary,) = (runs.folder / "prepared").glob("vocabulary-*.model")
+def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
     start = time.monotonic()
     status, output = runs.run(
         cluster="generator:0",
