@@ -10,10 +10,10 @@ import pathlib
 
 from absl import flags
 
-from experiments import lifecycle, m3_setup, m3_text
+from experiments import clusters, lifecycle, m3_setup, m3_text
 from nebula_jax.data import mixtures, vocab
 
-OUT = flags.DEFINE_string("out", None, "The file to write.", required=True)
+OUT = flags.DEFINE_string("out", "", "The file to write.")
 
 flags.declare_key_flag("data_dir")
 flags.declare_key_flag("vocab_size")
@@ -22,6 +22,8 @@ flags.declare_key_flag("generators")
 
 def main() -> int:
     """Writes --out."""
+    if not OUT.value:
+        raise clusters.FlagError("--out=FILE is needed: where the vocabulary goes")
     owners = m3_text.check()
     languages = [language for group in owners for language in group]
     lines = mixtures.vocabulary_lines(

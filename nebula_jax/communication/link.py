@@ -86,10 +86,8 @@ class Link:
     @property
     def ledger(self) -> dict[str, list[int]]:
         """`sent Tensor[0]` and so on -> [frames, bytes], heads included."""
-        with self._changed:
-            return {
-                kind: list(entry) for kind, entry in self._connection.ledger.items()
-            }
+        entries = list(self._connection.ledger.items())  # the thread adds to it
+        return {kind: list(entry) for kind, entry in entries}
 
     def bytes_moved(self, direction: str) -> int:
         """All bytes `sent` or `received` so far, below TLS and TCP."""
@@ -276,10 +274,11 @@ class Link:
             error = protocol.PeerGone(
                 f"lost the connection to {self._connection.peer}: {error}"
             )
-        if isinstance(error, protocol.RemoteProtocolError):
-            self._try_to_say(frames.Abort(str(error)))
         with self._changed:
             self._error = self._error or error
+            self._changed.notify_all()
+        if isinstance(error, protocol.RemoteProtocolError):
+            self._try_to_say(frames.Abort(str(error)))
 
     def _try_to_say(self, message: frames.Message) -> None:
         """Last words, behind what is under way: a frame is never cut by another."""

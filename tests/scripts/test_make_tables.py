@@ -37,6 +37,9 @@ def test_the_committed_readme_is_what_the_script_makes_of_the_results():
     committed = (make_tables.EXPERIMENTS / "README.md").read_text()
     message = "run: scripts/run python -m scripts.make_tables"
     assert make_tables.readme() == committed, message
+    for name in ("m3_quickstart", "m3_xnli15_tiny"):
+        block = committed.partition(f"<!-- begin {name} -->")[2].partition("<!--")[0]
+        assert block.count("\n| ") > 15, f"no results of {name}"
 
 
 def test_a_block_holds_command_commit_hardware_time_seed_and_every_figure():

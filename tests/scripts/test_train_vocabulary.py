@@ -13,9 +13,13 @@ def test_a_vocabulary_is_written_for_all_languages(tmp_path, capsys):
             path = tmp_path / "mono" / f"{language}.{split}.txt"
             path.write_text("".join(line + "\n" for line in lines))
     out = tmp_path / "shared.model"
-    flags.FLAGS(["test", f"--out={out}"])
+    flags.FLAGS(["test"])
     with flagsaver.flagsaver(
-        data_dir=str(tmp_path), generators="en|sw", tasks="mrtd", vocab_size=60
+        out=str(out),
+        data_dir=str(tmp_path),
+        generators="en|sw",
+        tasks="mrtd",
+        vocab_size=60,
     ):
         assert train_vocabulary.main() == 0
     assert vocab.load(out).encode("line number 7")
