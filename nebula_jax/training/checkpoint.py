@@ -7,14 +7,12 @@ A checkpoint without its manifest, or with a file that differs from it, does not
 """
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -157,25 +155,14 @@ def abstract(state: Any, sharding: Any) -> Any:
 
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[ocp.Checkpointer]:
-    """Orbax without its tracebacks: what goes wrong is raised, and said once.
-
-    When a write fails, orbax closes its event loop while threads of tensorstore still
-    report to it, each with a traceback of its own, even after the error was raised.
-    """
-    verbosity, hook = logging.get_verbosity(), sys.excepthook
+    """Orbax without its tracebacks: what goes wrong is raised, and said once."""
+    before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
-    sys.excepthook = functools.partial(_unless_loop_is_closed, hook)
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             yield checkpointer
-        sys.excepthook = hook
     finally:
-        logging.set_verbosity(verbosity)
-
-
-def _unless_loop_is_closed(hook, kind, error, traceback) -> None:
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-        hook(kind, error, traceback)
+        logging.set_verbosity(before)
 
 
 def _reason(error: Exception) -> str:
