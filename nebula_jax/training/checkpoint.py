@@ -50,6 +50,7 @@ def save(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         discard(folder, step)
+        _check_room(folder, state)
         with _checkpointer() as checkpointer:
             checkpointer.save(
                 path.absolute(),
@@ -71,6 +72,21 @@ def save(
         ) from None
     for old in _steps(folder)[:-keep]:
         discard(folder, old)
+
+
+def _check_room(folder: pathlib.Path, state: Any) -> None:
+    """Raises OSError if the disk cannot hold the state.
+
+    A write that fails half-way is caught too, but tensorstore's threads then print
+    tracebacks of their own.
+    """
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            f"No space left on device: {needed / 1e6:.1f} MB are needed,"
+            f" {free / 1e6:.1f} MB are free"
+        )
 
 
 def verified_steps(folder: pathlib.Path, log: Callable[[str], None]) -> list[int]:
@@ -168,6 +184,8 @@ def _checkpointer() -> Iterator[ocp.Checkpointer]:
 def _reason(error: Exception) -> str:
     """The cause in a few words: the last part of tensorstore's long messages."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, OSError):
+        return error.strerror or lines[0]
     return lines[0].rsplit(": ", 1)[-1].partition(" [")[0]
 
 

@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 
@@ -97,6 +98,18 @@ def test_another_structure_is_an_error(tmp_path):
     other = like(state(1)) | {"w": jax.ShapeDtypeStruct((3, 3), jnp.float32)}
     with pytest.raises(checkpoint.CheckpointError, match="cannot use"):
         checkpoint.restore(tmp_path, 10, other)
+
+
+def test_a_disk_with_too_little_room_is_an_error_before_anything_is_written(
+    tmp_path, monkeypatch
+):
+    save(tmp_path, 10)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    words = "could not save step 20 in .*: No space left on device: 0.0 MB are needed"
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        save(tmp_path, 20)
+    assert checkpoint.verified_steps(tmp_path, print) == [10]
 
 
 ON_A_FULL_DISK = """
