@@ -47,9 +47,7 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], i
       process's) that runs one process per cluster until all have ended. It returns
       their status: 0 if all ended well, 128 + n if signal n stopped them, else 1.
     """
-    if names == ["whole"]:
-        yield lambda module, overrides: 1
-        return
+    address = clusters.host_and_port("listen", clusters.LISTEN.value)
     made = clusters.TLS.value == "auto"
     if made:
         shutil.rmtree(clusters.workdir() / "tls", ignore_errors=True)
@@ -57,7 +55,6 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], i
     elif clusters.TLS.value != "off":
         for name in names:
             tls.client_context(clusters.tls_folder(name))
-    address = clusters.host_and_port("listen", clusters.LISTEN.value)
     try:
         with bridge.listen(address) as listening:
             yield lambda module, overrides: _Launch(

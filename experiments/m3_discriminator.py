@@ -8,6 +8,7 @@ import jax
 
 from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
 from nebula_jax.communication import bridge, codecs, frames, wan
+from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.training import m3
@@ -55,7 +56,7 @@ def run() -> int:
         record = progress.Progress(name, start, lambda: progress.traffic(links))
 
         def evaluate(step: int) -> None:
-            judged = m3_text.Judged()
+            judged = rtd.Judged()
             for channel, group in zip(held_back, groups, strict=True):
                 order = m3_text.held_back_order(group)
                 for micro_batch, (language, _) in enumerate(order):

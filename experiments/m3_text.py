@@ -10,8 +10,6 @@ import numpy as np
 from experiments import clusters, lifecycle, m3_setup
 from nebula_jax import errors
 from nebula_jax.data import batches, corpora, django_messages, mixtures, vocab
-from nebula_jax.evaluation import rtd
-from nebula_jax.training import m3
 
 HELD_BACK_SEED = 1_000_003
 
@@ -185,19 +183,3 @@ def held_back_order(group: list[str]) -> list[tuple[str, int]]:
 def held_back_rng(micro_batch: int) -> jax.Array:
     """Held-back text is masked alike at every evaluation of every run."""
     return jax.random.key(HELD_BACK_SEED + micro_batch)
-
-
-class Judged:
-    """Judgements of one evaluation, by language."""
-
-    def __init__(self):
-        self._judgements: dict[str, list[m3.Judgement]] = {}
-
-    def add(self, language: str, judgement: m3.Judgement) -> None:
-        """Takes what was made of one batch."""
-        batches_so_far = self._judgements.setdefault(language, [])
-        batches_so_far.append(jax.device_get(judgement))
-
-    def report(self) -> dict[str, dict[str, float]]:
-        """Language -> figures (see `rtd.report`)."""
-        return {name: rtd.report(each) for name, each in self._judgements.items()}

@@ -8,6 +8,7 @@ import functools
 import jax
 
 from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
+from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import m3
 
@@ -50,7 +51,7 @@ def run() -> int:
 
     def evaluate(step: int) -> None:
         generators, discriminator = state
-        judged = m3_text.Judged()
+        judged = rtd.Judged()
         for text, generator in zip(texts, generators, strict=True):
             for micro_batch, (language, batch) in enumerate(text.held_back()):
                 rng = m3_text.held_back_rng(micro_batch)

@@ -13,6 +13,7 @@ with the languages of each generator written out (--generators="en de|hi ur").
 loops are in `m3_generator`, `m3_discriminator` and `m3_whole`.
 """
 
+import contextlib
 import functools
 import time
 
@@ -68,10 +69,13 @@ def _run_here() -> int:
     """Prepares text and vocabulary, runs every cluster here, and reports."""
     begin = time.monotonic()
     owners = m3_text.check()
-    names = ["whole"]
-    if clusters.CLUSTER.value == "all":
-        names = ["discriminator", *(f"generator:{k}" for k in range(len(owners)))]
-    with launcher.prepared(names) as launch:
+    is_whole = clusters.CLUSTER.value == "whole"
+    names = ["discriminator", *(f"generator:{k}" for k in range(len(owners)))]
+    if is_whole:
+        names = ["whole"]
+    with contextlib.ExitStack() as stack:
+        if not is_whole:
+            launch = stack.enter_context(launcher.prepared(names))
         overrides = {
             "generators": mixtures.write_groups(owners),
             "vocabulary": str(m3_text.shared_vocabulary(owners)),
@@ -87,7 +91,7 @@ def _run_here() -> int:
         with lifecycle.timed("preparing the text"):
             for index in range(len(owners)):
                 m3_text.open_generator(index, vocabulary)
-        if clusters.CLUSTER.value == "whole":
+        if is_whole:
             status = m3_whole.run()
         else:
             status = launch("experiments.pretrain_m3", overrides)

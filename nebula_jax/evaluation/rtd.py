@@ -8,6 +8,7 @@ replaced token scores higher than an original one, 0.5 for a guess. It counts te
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 from scipy import stats
 
@@ -52,3 +53,19 @@ def report(judgements: Sequence[m3.Judgement]) -> dict[str, float]:
         "clm_accuracy": sum(int(j.clm_hits) for j in judgements) / masked,
         "tokens": int(text.sum()),
     }
+
+
+class Judged:
+    """Judgements of one evaluation, by language."""
+
+    def __init__(self):
+        self._judgements: dict[str, list[m3.Judgement]] = {}
+
+    def add(self, language: str, judgement: m3.Judgement) -> None:
+        """Takes what was made of one batch."""
+        batches_so_far = self._judgements.setdefault(language, [])
+        batches_so_far.append(jax.device_get(judgement))
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Language -> figures (see the function `report`)."""
+        return {name: report(each) for name, each in self._judgements.items()}
