@@ -116,7 +116,7 @@ def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
         assert set(ledger) <= {
             "sent Hello", "sent Tensor[0]", "sent Tensor[1]", "sent Ping",
             "received Hello", "received Welcome", "received StepDone",
-            "received Ping",
+            "received Ping", "received End",
         }  # fmt: skip
         received = json.loads((folder / "discriminator/summary.json").read_text())
         theirs = received["ledgers"][cluster.replace("-", ":")]
