@@ -62,19 +62,27 @@ MODEL_PARALLEL = flags.DEFINE_integer(
     "model_parallel", 1, "Devices that share one copy of a model.", lower_bound=1
 )
 WAN = flags.DEFINE_string(
-    "wan", "", "Emulated line, such as 60mbit,15ms: rate each way, one-way delay."
+    "wan",
+    "",
+    "Emulated line, such as 60mbit,15ms: rate each way, one-way delay. Also jitter=2ms,"
+    " cut=5s@20s, and up:...;down:... for lines that differ by direction.",
 )
 TLS = flags.DEFINE_string(
     "tls",
     "auto",
-    "auto (certificates made for the run with --cluster=all, else off), off, or a"
-    " folder with ca.pem, cert.pem and key.pem.",
+    "Mutual TLS with a folder's ca.pem, cert.pem and key.pem; auto makes them for the"
+    " run with --cluster=all; off is plain TCP.",
 )
 CONNECT_TIMEOUT = flags.DEFINE_float(
     "connect_timeout", 60.0, "Seconds to wait for the other clusters to come."
 )
 PEER_TIMEOUT = flags.DEFINE_float(
-    "peer_timeout", 30.0, "Seconds of silence after which a peer counts as gone."
+    "peer_timeout", 30.0, "Seconds of silence after which a connection counts as lost."
+)
+RECONNECT_TIMEOUT = flags.DEFINE_float(
+    "reconnect_timeout",
+    60.0,
+    "Seconds that a lost connection may take to come back; 0 ends the run at once.",
 )
 CHECKPOINT_EVERY = flags.DEFINE_integer(
     "checkpoint_every", 100, "Steps between checkpoints.", lower_bound=1
@@ -121,6 +129,10 @@ def check_shared_flags() -> None:
     for flag in (CONNECT_TIMEOUT, PEER_TIMEOUT):
         if not 0 < flag.value < float("inf"):
             raise FlagError(f"--{flag.name}={flag.value:g}: must be above 0 seconds")
+    if not 0 <= RECONNECT_TIMEOUT.value < float("inf"):
+        raise FlagError(
+            f"--reconnect_timeout={RECONNECT_TIMEOUT.value:g}: must not be negative"
+        )
     if CLUSTER.value.startswith("generator:"):
         if not PEER.value:
             raise FlagError(
@@ -139,6 +151,13 @@ def check_shared_flags() -> None:
         )
     if DEVICES.value:
         _check_batch_divides(DEVICES.value // MODEL_PARALLEL.value)
+    alone = CLUSTER.value == "discriminator" or CLUSTER.value.startswith("generator:")
+    if alone and TLS.value == "auto":
+        raise FlagError(
+            f"--cluster={CLUSTER.value} needs --tls=FOLDER with its certificate"
+            " (python -m scripts.issue_certificates makes them), or --tls=off for"
+            " plain TCP, which anybody on the way can read and change"
+        )
     if CLUSTER.value == "discriminator":
         server_tls()
     elif CLUSTER.value.startswith("generator:"):
@@ -177,16 +196,16 @@ def tls_folder(cluster: str) -> pathlib.Path:
     return base / tls.certificate_name(cluster)
 
 
-def client_tls() -> ssl.SSLContext | None:
+def client_tls() -> Callable[[], ssl.SSLContext] | None:
     """What a generator connects with; None for plain TCP."""
-    if TLS.value in ("auto", "off"):
+    if TLS.value == "off":
         return None
-    return tls.client_context(pathlib.Path(TLS.value))
+    return tls.client_contexts(pathlib.Path(TLS.value))
 
 
 def server_tls() -> Callable[[], ssl.SSLContext] | None:
     """What the discriminator accepts with; None for plain TCP."""
-    if TLS.value in ("auto", "off"):
+    if TLS.value == "off":
         return None
     return tls.server_contexts(pathlib.Path(TLS.value))
 

@@ -25,7 +25,8 @@ from experiments import clusters, lifecycle
 from nebula_jax.communication import bridge
 from nebula_jax.security import tls
 
-GRACE_SECONDS = 8.0  # for the others to end by themselves once one has died
+GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
+KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
 POLL_SECONDS = 0.1
 WELL_ENDED = (
     0,
@@ -54,7 +55,7 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], i
         tls.issue_for_run(clusters.workdir() / "tls", names)
     elif clusters.TLS.value != "off":
         for name in names:
-            tls.client_context(clusters.tls_folder(name))
+            tls.client_contexts(clusters.tls_folder(name))
     try:
         with bridge.listen(address) as listening:
             yield lambda module, overrides: _Launch(
@@ -167,9 +168,10 @@ class _Launch:
         deadline = float("inf")
         while any(process.poll() is None for process in self._processes.values()):
             self._show(screen)
-            ended = [process.poll() for process in self._processes.values()]
-            if any(status not in (None, *WELL_ENDED) for status in ended):
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            for status in [process.poll() for process in self._processes.values()]:
+                if status not in (None, *WELL_ENDED):
+                    grace = GRACE_SECONDS if status > 0 else KILLED_GRACE_SECONDS
+                    deadline = min(deadline, time.monotonic() + grace)
             if time.monotonic() > deadline:
                 self._kill()
             time.sleep(POLL_SECONDS)

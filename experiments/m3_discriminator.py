@@ -7,7 +7,7 @@ import time
 import jax
 
 from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
-from nebula_jax.communication import bridge, codecs, frames, wan
+from nebula_jax.communication import bridge, codecs, wan
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -43,7 +43,18 @@ def run() -> int:
     checkpoints = saved.Saved(name, agreed)
     hello = m3_setup.hello(name, agreed, checkpoints.steps)
     with contextlib.ExitStack() as stack:
-        links = _meet(len(groups), hello, stack)
+        listener = stack.enter_context(
+            bridge.Listener(
+                clusters.listening_socket(),
+                hello,
+                peer_timeout=clusters.PEER_TIMEOUT.value,
+                reconnect_timeout=clusters.RECONNECT_TIMEOUT.value,
+                tls=clusters.server_tls(),
+                line=wan.from_string(clusters.WAN.value).down,
+                log=lifecycle.say,
+            )
+        )
+        links = _meet(len(groups), listener, stack)
         spec = m3.tokens_spec(config, clusters.BATCH_SIZE.value)
         pack = codecs.pack_ids(vocabulary.size)
         tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
@@ -96,38 +107,25 @@ def run() -> int:
 
 
 def _meet(
-    generators: int, hello: frames.Hello, stack: contextlib.ExitStack
+    generators: int, listener: bridge.Listener, stack: contextlib.ExitStack
 ) -> list[bridge.Link]:
     """Waits for all generators, whichever comes first; their links in order."""
     deadline = time.monotonic() + clusters.CONNECT_TIMEOUT.value
     awaited = {f"generator:{index}" for index in range(generators)}
     links: dict[str, bridge.Link] = {}
-    with clusters.listening_socket() as listening:
-        while awaited - links.keys():
-            try:
-                link = bridge.accept(
-                    listening,
-                    hello,
-                    timeout=max(0.0, deadline - time.monotonic()),
-                    peer_timeout=clusters.PEER_TIMEOUT.value,
-                    tls=clusters.server_tls(),
-                    line=wan.from_string(clusters.WAN.value),
-                    log=lifecycle.say,
-                )
-            except bridge.ConnectError:
-                missing = ", ".join(sorted(awaited - links.keys()))
-                raise bridge.ConnectError(
-                    f"{missing} did not come within"
-                    f" {clusters.CONNECT_TIMEOUT.value:g} s (--connect_timeout)"
-                ) from None
-            stack.enter_context(link)
-            name = link.peer.cluster
-            if name not in awaited or name in links:
-                why = (
-                    "here already"
-                    if name in links
-                    else f"not of {generators} generators"
-                )
-                raise bridge.Mismatch(f"{name} came, but is {why}")
-            links[name] = link
+    while awaited - links.keys():
+        try:
+            link = listener.accept(deadline - time.monotonic())
+        except bridge.ConnectError:
+            missing = ", ".join(sorted(awaited - links.keys()))
+            raise bridge.ConnectError(
+                f"{missing} did not come within"
+                f" {clusters.CONNECT_TIMEOUT.value:g} s (--connect_timeout)"
+            ) from None
+        stack.enter_context(link)
+        name = link.peer.cluster
+        if name not in awaited or name in links:
+            why = "here already" if name in links else f"not of {generators} generators"
+            raise bridge.Mismatch(f"{name} came, but is {why}")
+        links[name] = link
     return [links[f"generator:{index}"] for index in range(generators)]

@@ -44,9 +44,11 @@ def run(index: int) -> int:
         m3_setup.hello(name, agreed, checkpoints.steps),
         connect_timeout=clusters.CONNECT_TIMEOUT.value,
         peer_timeout=clusters.PEER_TIMEOUT.value,
+        reconnect_timeout=clusters.RECONNECT_TIMEOUT.value,
         peer="discriminator",
         tls=clusters.client_tls(),
-        line=wan.from_string(clusters.WAN.value),
+        line=wan.from_string(clusters.WAN.value).up,
+        log=lifecycle.say,
     ) as link:
         spec = m3.tokens_spec(config, clusters.BATCH_SIZE.value)
         pack = codecs.pack_ids(vocabulary.size)

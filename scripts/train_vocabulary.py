@@ -12,9 +12,9 @@ from absl import flags
 
 from experiments import clusters, lifecycle, m3_setup, m3_text
 from nebula_jax.data import mixtures, vocab
+from scripts.out import OUT
 
-OUT = flags.DEFINE_string("out", "", "The file to write.")
-
+flags.declare_key_flag("out")
 flags.declare_key_flag("data_dir")
 flags.declare_key_flag("vocab_size")
 flags.declare_key_flag("generators")

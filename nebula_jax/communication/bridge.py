@@ -2,15 +2,20 @@
 
     with bridge.connect(address, hello, ...) as link:
         tokens = link.sender("tokens", spec, codecs.pack_ids(vocab_size))
-        step = link.wait_for_welcome()
+        step = link.wait_for_welcome(timeout)
         tokens.send(step + 1, arrays)      # encode on device -> frames -> socket
         link.wait_for_step(step + 1)
 
-A Link (see `link`) is one conversation; here is how two clusters come to have one.
+A Link (see `link`) is one conversation; here is how two clusters come to have one, and
+how a connector finds its way back to it when the line broke.
 """
 
+import contextlib
+import queue
+import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +25,11 @@ from nebula_jax.communication import frames, protocol, wan
 from nebula_jax.communication.link import Link
 from nebula_jax.security import tls as tls_lib
 
-HANDSHAKE_SECONDS = 5.0  # an accepted connection says Hello within this, or is dropped
+HANDSHAKE_SECONDS = 5.0  # an accepted connection opens a session within this, or goes
+MAX_HANDSHAKES = 16  # at a time: strangers who dawdle take neither memory nor threads
 RETRY_SECONDS = 0.2  # between attempts to connect
+REDIAL_SECONDS = 5.0  # for one attempt to come back
+ACCEPT_SECONDS = 0.5  # how often a listener looks whether it shall end
 
 
 class ConnectError(errors.NebulaError):
@@ -59,9 +67,11 @@ def connect(
     *,
     connect_timeout: float,
     peer_timeout: float,
+    reconnect_timeout: float,
     peer: str,
-    tls: ssl.SSLContext | None = None,
+    tls: Callable[[], ssl.SSLContext] | None,
     line: wan.Line = wan.UNSHAPED,
+    log: Callable[[str], None] = print,
 ) -> Link:
     """Comes to a listening cluster.
 
@@ -69,10 +79,14 @@ def connect(
       address: host and port.
       hello: this side's.
       connect_timeout: seconds to keep trying for.
-      peer_timeout: seconds of silence after which the peer counts as gone.
+      peer_timeout: seconds of silence after which a connection counts as lost.
+      reconnect_timeout: seconds that a lost connection may take to come back; 0 to
+        give up at once.
       peer: the name that the listener's certificate must carry.
-      tls: client context, or None for plain TCP.
-      line: what to emulate.
+      tls: makes a client context, see `security.tls`; None for plain TCP, on which
+        anybody can listen and speak.
+      line: what to emulate for all that this side sends.
+      log: told about connections that break and come back.
 
     Returns:
       A link whose peer has said a Hello that agrees with ours.
@@ -82,85 +96,77 @@ def connect(
       Mismatch: if the peer runs something else.
     """
     deadline = time.monotonic() + connect_timeout
+    sock = _dial(address, peer, tls, deadline, connect_timeout)
+    link = Link(
+        protocol.Role.CONNECTOR,
+        hello,
+        peer_timeout=peer_timeout,
+        reconnect_timeout=reconnect_timeout,
+        line=line,
+        log=log,
+        dial=lambda: _dial(address, peer, tls, time.monotonic() + REDIAL_SECONDS, 0.0),
+    )
+    link.start(sock)
+    _greet(link, hello, max(RETRY_SECONDS, deadline - time.monotonic()))
+    return link
+
+
+def _dial(
+    address: tuple[str, int],
+    peer: str,
+    tls: Callable[[], ssl.SSLContext] | None,
+    deadline: float,
+    patience: float,
+) -> socket.socket:
+    """A connected socket; tries again for `patience` seconds while nobody answers."""
     where = f"{address[0]}:{address[1]}"
+    give_up = time.monotonic() + patience
     while True:
         try:
-            sock = socket.create_connection(address, timeout=connect_timeout)
+            timeout = max(RETRY_SECONDS, deadline - time.monotonic())
+            sock = socket.create_connection(address, timeout=timeout)
             break
         except UnicodeError:
             raise ConnectError(f"{where} is no address") from None
         except OSError as error:
-            if time.monotonic() + RETRY_SECONDS > deadline:
+            if time.monotonic() + RETRY_SECONDS > give_up:
+                after = f" after {patience:g} s (--connect_timeout)" if patience else ""
                 raise ConnectError(
-                    f"nobody answers at {where} after {connect_timeout:g} s"
-                    f" (--connect_timeout): {error.strerror or error}"
+                    f"nobody answers at {where}{after}: {error.strerror or error}"
                 ) from None
             time.sleep(RETRY_SECONDS)
+    if tls is None:
+        return sock
     try:
-        sock.settimeout(max(RETRY_SECONDS, deadline - time.monotonic()))
-        if tls is not None:
-            sock = tls.wrap_socket(sock, server_hostname=peer)
+        wrapped = tls().wrap_socket(
+            sock, server_hostname=peer, do_handshake_on_connect=False
+        )
+        return _shake_hands(wrapped, deadline)
     except (OSError, ssl.CertificateError) as error:
         sock.close()
         raise ConnectError(f"no TLS with {peer} at {where}: {error}") from None
-    remaining = max(RETRY_SECONDS, deadline - time.monotonic())
-    link = Link(sock, protocol.Role.CONNECTOR, hello, peer_timeout, line)
-    return _met(link, hello, remaining)
 
 
-def accept(
-    listening: socket.socket,
-    hello: frames.Hello,
-    *,
-    timeout: float,
-    peer_timeout: float,
-    tls: Callable[[], ssl.SSLContext] | None = None,
-    line: wan.Line = wan.UNSHAPED,
-    log: Callable[[str], None] = print,
-) -> Link:
-    """Waits for a cluster to come.
-
-    A stranger who does not speak the protocol is dropped, and waiting goes on.
-
-    Args:
-      listening: bound and listening socket.
-      hello: this side's.
-      timeout: seconds to wait.
-      peer_timeout: seconds of silence after which the peer counts as gone.
-      tls: makes a fresh server context per connection (a context kept for several
-        would let a revoked peer resume its session), or None for plain TCP.
-      line: what to emulate.
-      log: told about dropped strangers.
-
-    Returns:
-      A link whose peer has said a Hello that agrees with ours.
-
-    Raises:
-      ConnectError: if nobody came in time.
-      Mismatch: if the peer runs something else.
-    """
-    deadline = time.monotonic() + timeout
-    while (remaining := deadline - time.monotonic()) > 0:
-        listening.settimeout(remaining)
+def _shake_hands(sock: ssl.SSLSocket, deadline: float) -> ssl.SSLSocket:
+    """A TLS handshake by a deadline, however slowly the other side drips."""
+    sock.setblocking(False)
+    while True:
         try:
-            sock, address = listening.accept()
-        except TimeoutError:
-            break
-        try:
-            sock.settimeout(HANDSHAKE_SECONDS)
-            if tls is not None:
-                sock = tls().wrap_socket(sock, server_side=True)
-            link = Link(sock, protocol.Role.LISTENER, hello, peer_timeout, line)
-            return _met(link, hello, HANDSHAKE_SECONDS)
-        except Mismatch:
-            raise
-        except (OSError, errors.NebulaError) as error:
+            sock.do_handshake()
+            return sock
+        except ssl.SSLWantReadError:
+            waiting = ([sock], [], [])
+        except ssl.SSLWantWriteError:
+            waiting = ([], [sock], [])
+        except OSError:
             sock.close()
-            log(f"dropped a connection from {address[0]}: {error}")
-    raise ConnectError(f"nobody came within {timeout:g} s (--connect_timeout)")
+            raise
+        if not any(select.select(*waiting, max(0.0, deadline - time.monotonic()))):
+            sock.close()
+            raise TimeoutError("the TLS handshake took too long")
 
 
-def _met(link: Link, hello: frames.Hello, timeout: float) -> Link:
+def _greet(link: Link, hello: frames.Hello, timeout: float) -> None:
     try:
         link.wait_for_hello(timeout)
         check_agreement(hello, link.peer)
@@ -168,7 +174,6 @@ def _met(link: Link, hello: frames.Hello, timeout: float) -> Link:
     except errors.NebulaError as error:
         link.abort(str(error))
         raise
-    return link
 
 
 def _check_certificate(link: Link) -> None:
@@ -191,3 +196,168 @@ def listen(address: tuple[str, int]) -> socket.socket:
         raise ConnectError(
             f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}"
         ) from None
+
+
+class Listener:
+    """Where other clusters come, and come back to when the line broke.
+
+        with bridge.Listener(bridge.listen(address), hello, ...) as listener:
+            link = listener.accept(timeout)
+
+    It has to stay open for as long as its links live: a thread takes connections,
+    hands those of known sessions to their links, and drops strangers.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        hello: frames.Hello,
+        *,
+        peer_timeout: float,
+        reconnect_timeout: float,
+        tls: Callable[[], ssl.SSLContext] | None,
+        line: wan.Line = wan.UNSHAPED,
+        log: Callable[[str], None] = print,
+    ):
+        """Begins to take connections.
+
+        Args:
+          listening: bound and listening socket; closed with the listener.
+          hello: this side's.
+          peer_timeout: seconds of silence after which a connection counts as lost.
+          reconnect_timeout: seconds that a peer may take to come back.
+          tls: makes a fresh server context per connection (a context kept for several
+            would let a revoked peer resume its session), or None for plain TCP.
+          line: what to emulate for all that this side sends.
+          log: told about dropped strangers, and connections that break and come back.
+        """
+        self.address: tuple[str, int] = listening.getsockname()[:2]
+        self._listening, self._hello, self._tls, self._log = listening, hello, tls, log
+        self._settings = {
+            "peer_timeout": peer_timeout,
+            "reconnect_timeout": reconnect_timeout,
+            "line": line,
+            "log": log,
+        }
+        self._sessions: dict[bytes, Link] = {}
+        self._lock = threading.Lock()
+        self._came: queue.Queue[Link | Mismatch] = queue.Queue()
+        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread.start()
+
+    def accept(self, timeout: float) -> Link:
+        """Waits for a cluster to come.
+
+        Returns:
+          A link whose peer has said a Hello that agrees with ours.
+
+        Raises:
+          ConnectError: if nobody came in time.
+          Mismatch: if one came that runs something else.
+        """
+        try:
+            came = self._came.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            raise ConnectError(
+                f"nobody came within {timeout:g} s (--connect_timeout)"
+            ) from None
+        if isinstance(came, Mismatch):
+            raise came
+        return came
+
+    def close(self) -> None:
+        """Takes no more connections. Links go on, but cannot come back."""
+        self._is_closed = True
+        self._thread.join()
+        self._listening.close()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        self._listening.setblocking(False)
+        while not self._is_closed:
+            try:
+                if not select.select([self._listening], [], [], ACCEPT_SECONDS)[0]:
+                    continue
+                sock, address = self._listening.accept()
+            except OSError:  # it went again, or this process is out of descriptors
+                time.sleep(RETRY_SECONDS)
+                continue
+            if not self._handshakes.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(
+                target=self._open, args=(sock, address[0]), daemon=True
+            ).start()
+
+    def _open(self, sock: socket.socket, host: str) -> None:
+        """Finds out what a new connection is for."""
+        try:
+            deadline = time.monotonic() + HANDSHAKE_SECONDS
+            if self._tls is not None:
+                sock = self._tls().wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
+                _shake_hands(sock, deadline)
+            opening, taken = protocol.read_opening(_read_exactly(sock, deadline))
+            with self._lock:
+                link = self._sessions.get(opening.session)
+                is_new = link is None
+                if is_new and (opening.epoch > 1 or taken):
+                    _refuse(sock, "knows nothing of this session: was it started anew?")
+                if is_new:
+                    link = Link(
+                        protocol.Role.LISTENER,
+                        self._hello,
+                        session=opening.session,
+                        **self._settings,
+                    )
+                    self._sessions[opening.session] = link
+            link.attach(sock, opening, taken)
+            if is_new:
+                self._greet(link)
+        except Mismatch as error:
+            self._came.put(error)
+        except (OSError, errors.NebulaError) as error:
+            sock.close()
+            if not self._is_closed:
+                self._log(f"dropped a connection from {host}: {error}")
+        finally:
+            self._handshakes.release()
+
+    def _greet(self, link: Link) -> None:
+        try:
+            _greet(link, self._hello, HANDSHAKE_SECONDS)
+        except errors.NebulaError:
+            with self._lock:
+                del self._sessions[link.session]
+            raise
+        self._came.put(link)
+
+
+def _refuse(sock: socket.socket, reason: str) -> None:
+    """Says why a connection cannot be taken up."""
+    with contextlib.suppress(OSError):
+        sock.settimeout(HANDSHAKE_SECONDS)
+        for buffer in frames.encode(frames.Abort(reason), 0, 0):
+            sock.sendall(buffer)
+    raise protocol.RemoteProtocolError(f"it goes on with an unknown session; {reason}")
+
+
+def _read_exactly(sock: socket.socket, deadline: float) -> bytes:
+    """The first frame of a connection."""
+    data = bytearray(protocol.OPENING_BYTES)
+    view = memoryview(data)
+    while len(view):
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        count = sock.recv_into(view)
+        if not count:
+            raise ConnectionError("it said nothing and went")
+        view = view[count:]
+    return bytes(data)

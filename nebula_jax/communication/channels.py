@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import frames, protocol
+from nebula_jax.communication import entropy, frames, protocol
 
 
 class Carrier(Protocol):
@@ -39,9 +39,11 @@ class Sender:
         codec: codec_lib.Codec,
     ):
         self.name = name
-        self._link, self._channel = link, channel
-        self._encode = jax.jit(codec.encode)
+        self._link, self._channel, self._choose = link, channel, codec.choose
+        self._encode = [jax.jit(option.encode) for option in codec_lib.fixed(codec)]
+        self._zstd = None if codec.zstd is None else entropy.Compressor(codec.zstd)
         self.state = codec.init(spec)
+        """The codec's, to be saved with the run's state."""
 
     def send(self, step: int, arrays: Any, micro_batch: int = 0) -> None:
         """Encodes on the device and queues the bytes; blocks while too much waits.
@@ -51,9 +53,14 @@ class Sender:
           arrays: pytree of the channel's spec.
           micro_batch: the rest of the tag.
         """
-        payload, self.state = self._encode(arrays, self.state)
+        option = 0 if self._choose is None else self._choose(arrays, self.state)
+        payload, self.state = self._encode[option](arrays, self.state)
         buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
-        self._link.put_tensor(frames.Tensor(self._channel, step, micro_batch, buffers))
+        if self._zstd is not None:
+            buffers = self._zstd.compress(buffers)
+        self._link.put_tensor(
+            frames.Tensor(self._channel, step, micro_batch, buffers, option)
+        )
 
 
 class Receiver:
@@ -70,16 +77,20 @@ class Receiver:
     ):
         self.name = name
         self._link, self._channel, self._sharding = link, channel, sharding
-        payload = codec_lib.payload_spec(codec, spec)
-        self._leaves, self._structure = jax.tree.flatten(payload)
-        self._decode = jax.jit(codec.decode, out_shardings=(sharding, None))
+        options = codec_lib.fixed(codec)
+        self._payloads = [codec_lib.payload_spec(option, spec) for option in options]
+        self._decode = [
+            jax.jit(option.decode, out_shardings=(sharding, None)) for option in options
+        ]
+        self._zstd = None if codec.zstd is None else entropy.Decompressor()
         self.state = codec.init(spec)
+        """The codec's, to be saved with the run's state."""
 
     def recv(self, step: int, micro_batch: int = 0) -> Any:
         """Waits for the tensor with this tag and decodes it on the device.
 
         Raises:
-          protocol.RemoteProtocolError: if another one comes.
+          protocol.RemoteProtocolError: if another one comes, or it cannot be decoded.
         """
         message = self._link.take_tensor(self._channel)
         if (message.step, message.micro_batch) != (step, micro_batch):
@@ -88,13 +99,26 @@ class Receiver:
                 f" micro-batch {message.micro_batch}; expected step {step},"
                 f" micro-batch {micro_batch}"
             )
+        specs, structure = jax.tree.flatten(self._payloads[message.option])
         leaves = [
             buffer.view(leaf.dtype).reshape(leaf.shape)
-            for buffer, leaf in zip(message.buffers, self._leaves, strict=True)
+            for buffer, leaf in zip(self._plain(message, specs), specs, strict=True)
         ]
-        payload = jax.tree.unflatten(self._structure, leaves)
-        arrays, self.state = self._decode(payload, self.state)
+        payload = jax.tree.unflatten(structure, leaves)
+        arrays, self.state = self._decode[message.option](payload, self.state)
         return arrays
+
+    def _plain(self, message: frames.Tensor, specs: list[Any]) -> list[np.ndarray]:
+        if self._zstd is None:
+            return message.buffers
+        sizes = [codec_lib.nbytes(leaf) for leaf in specs]
+        try:
+            return self._zstd.decompress(message.buffers, sizes)
+        except entropy.EntropyError as error:
+            raise protocol.RemoteProtocolError(
+                f"{self._link.peer.cluster} {error}, as {self.name}"
+                f" of step {message.step}"
+            ) from None
 
 
 def as_bytes(leaf: jax.Array) -> np.ndarray:

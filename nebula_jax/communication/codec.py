@@ -34,6 +34,8 @@ class Codec(NamedTuple):
       cannot be jitted as a whole; each option can.
     choose: (arrays, state) -> number of the option to use. On the host.
     zstd: level of the lossless coding of the payload's bytes on the host, or None.
+    final: whether nothing but zstd may follow in a chain, because the sender keeps what
+      it takes the receiver to have received.
     """
 
     init: Callable[[Spec], State]
@@ -42,6 +44,7 @@ class Codec(NamedTuple):
     options: tuple["Codec", ...] = ()
     choose: Callable[[Arrays, State], int] | None = None
     zstd: int | None = None
+    final: bool = False
 
 
 @struct.dataclass
@@ -65,7 +68,11 @@ def stateless(
 
 def identity() -> Codec:
     """Sends arrays as they are."""
-    return stateless(lambda arrays: arrays, lambda payload: payload)
+    return Codec(lambda spec: (), _same, _same)
+
+
+def _same(arrays: Arrays, state: State) -> tuple[Payload, State]:
+    return arrays, state
 
 
 def choice(
@@ -107,10 +114,10 @@ def like(codec: Codec, wrap: Callable[[Codec], Codec], inner: Callable[[State], 
     """
     options = tuple(wrap(option) for option in fixed(codec))
     if codec.choose is None:
-        return options[0]._replace(zstd=codec.zstd)
+        return options[0]._replace(zstd=codec.zstd, final=codec.final)
     return choice(
         options, lambda arrays, state: codec.choose(arrays, inner(state)), codec.zstd
-    )
+    )._replace(final=codec.final)
 
 
 def chain(*codecs: Codec) -> Codec:
@@ -120,8 +127,9 @@ def chain(*codecs: Codec) -> Codec:
     before as its arrays.
 
     Raises:
-      ValueError: if one that chooses among shapes is not the first, or one that works
-        on bytes (zstd) is not the last.
+      ValueError: if one that chooses among shapes is not the first, one that works on
+        bytes (zstd) is not the last, or something else than that follows one that is
+        final.
     """
     if not codecs:
         return identity()
@@ -134,6 +142,11 @@ def chain(*codecs: Codec) -> Codec:
             )
         if chained.zstd is not None:
             raise ValueError("zstd works on bytes: it must be the last of its chain")
+        if chained.final and codec.encode is not _same:
+            raise ValueError(
+                "delta must know what the receiver gets: only zstd may follow it;"
+                " other codecs go inside, as in delta(svd(0.6)|fp16, 20000)"
+            )
         chained = _pair(chained, codec)
     return chained
 

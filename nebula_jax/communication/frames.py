@@ -7,31 +7,50 @@ A frame is a fixed head, a small typed header, and a payload:
          4      1  version of this format
          5      1  kind, an index into KINDS
          6      2  length of the typed header
-         8      8  sequence number of the frame in its direction
-        16      8  length of the payload
-        24      .  typed header, then payload
+         8      8  sequence number of the frame in its direction; 0 if not numbered
+        16      8  frames that the sender has taken from the other direction
+        24      8  length of the payload
+        32      .  typed header, then payload
 
 Integers are big-endian, buffers are as they lie in memory (little-endian).
+
+What is said is numbered, from the first Hello to End, over as many connections as it
+takes. Open, Ping and Abort belong to one connection and have no number.
 """
 
 import dataclasses
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from nebula_jax import errors
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"NEBL"
-HEAD = struct.Struct("!4sBBHQQ")
+HEAD = struct.Struct("!4sBBHQQQ")
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # an error in words
+JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
 class FrameError(errors.NebulaError):
     """Bytes that are no frame of ours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Open:
+    """The first frame of each side on every connection: which session goes on.
+
+    The head's `taken` says from which frame on the other side shall send (again).
+    """
+
+    LAYOUT: ClassVar = struct.Struct("!16sI")
+    session: bytes
+    """16 random bytes, drawn by the connector."""
+    epoch: int
+    """Counts the session's connections from 1; an older one is never taken up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +78,19 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One encoded pytree: its leaves' bytes, one flat byte buffer each."""
+    """One encoded pytree: its leaves' bytes, one flat byte buffer each.
 
-    LAYOUT: ClassVar = struct.Struct("!HQI")
+    On a channel with zstd a table of their lengths on the wire, 8 bytes each, comes
+    first; the length of the plan means: as it is.
+    """
+
+    LAYOUT: ClassVar = struct.Struct("!HQIB")
     channel: int
     step: int
     micro_batch: int
     buffers: Sequence[Any]
+    option: int = 0
+    """Which of the shapes that the channel's codec offers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +111,7 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """I am still here."""
+    """I am still here, and have taken so many frames."""
 
     LAYOUT: ClassVar = struct.Struct("")
 
@@ -106,40 +131,53 @@ class Abort:
     reason: str
 
 
-Message = Hello | Welcome | Tensor | StepDone | Stop | Ping | End | Abort
-KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort)
+Message = Hello | Welcome | Tensor | StepDone | Stop | Ping | End | Abort | Open
+KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort, Open)
+UNNUMBERED = (Open, Ping, Abort)
 
 
-@dataclasses.dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The fixed part of a frame."""
 
     kind: type
     sequence: int
+    taken: int
     payload_bytes: int
 
 
-def encode(message: Message, sequence: int) -> list[Any]:
-    """The frame of a message as a list of buffers; tensor buffers are not copied."""
+def encode(message: Message, sequence: int, taken: int) -> list[Any]:
+    """The frame of a message as a list of buffers; a large tensor is not copied.
+
+    Args:
+      message: what to say.
+      sequence: its number; 0 for one of UNNUMBERED.
+      taken: numbered frames received so far.
+    """
     fields, payload = [], []
     if isinstance(message, Hello):
         payload = [_hello_bytes(message)]
     elif isinstance(message, Abort):
         payload = [message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]]
     elif isinstance(message, Tensor):
-        fields = [message.channel, message.step, message.micro_batch]
+        fields = [message.channel, message.step, message.micro_batch, message.option]
         payload = [memoryview(buffer) for buffer in message.buffers]
     elif isinstance(message, Welcome | StepDone | Stop):
         fields = [message.step]
+    elif isinstance(message, Open):
+        fields = [message.session, message.epoch]
+    payload_bytes = sum(map(len, payload))
     head = HEAD.pack(
         MAGIC,
         VERSION,
         KINDS.index(type(message)),
         message.LAYOUT.size,
         sequence,
-        sum(len(part) for part in payload),
-    )
-    return [head + message.LAYOUT.pack(*fields), *payload]
+        taken,
+        payload_bytes,
+    ) + message.LAYOUT.pack(*fields)
+    if payload_bytes <= JOINED_BYTES:
+        return [b"".join([head, *payload])]
+    return [head, *payload]
 
 
 def decode_head(data: bytes) -> Head:
@@ -148,7 +186,9 @@ def decode_head(data: bytes) -> Head:
     Raises:
       FrameError: where they are no head of this version, or contradict themselves.
     """
-    magic, version, kind, header_bytes, sequence, payload_bytes = HEAD.unpack(data)
+    magic, version, kind, header_bytes, sequence, taken, payload_bytes = HEAD.unpack(
+        data
+    )
     if magic != MAGIC:
         raise FrameError(f"sent {magic!r}, which begins no frame of ours")
     if version != VERSION:
@@ -161,7 +201,7 @@ def decode_head(data: bytes) -> Head:
             f"sent {kind.__name__} with a header of {header_bytes} bytes;"
             f" expected {kind.LAYOUT.size}"
         )
-    return Head(kind, sequence, payload_bytes)
+    return Head(kind, sequence, taken, payload_bytes)
 
 
 def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
@@ -172,7 +212,8 @@ def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
     """
     fields = head.kind.LAYOUT.unpack(header)
     if head.kind is Tensor:
-        return Tensor(*fields, buffers)
+        channel, step, micro_batch, option = fields
+        return Tensor(channel, step, micro_batch, buffers, option)
     if head.kind is Hello:
         return _hello(bytes(buffers[0]))
     if head.kind is Abort:

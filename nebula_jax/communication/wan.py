@@ -1,76 +1,153 @@
 """A slow line in the process: every cluster shapes what it sends.
 
 The model is a link of a fixed rate with a fixed one-way delay: bytes leave one after
-the other at the rate, and arrive the delay later. TCP's own dynamics are not emulated.
+the other at the rate, and arrive the delay later, in order. TCP's own dynamics are not
+emulated; scripts/wan_netns.sh has the kernel's for those who are root.
 """
 
 import collections
 import dataclasses
+import random
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from nebula_jax import errors
 
 LEAD = 0.02  # seconds before the line is idle that it takes more: a gap costs rate
 SLICE_BYTES = 16 << 10  # 2 ms at 60 Mbit/s: fine enough, and few enough to be cheap
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", re.IGNORECASE)
-_DELAY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", re.IGNORECASE)
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_RATE = re.compile(_NUMBER + r"([kmg])bit", re.IGNORECASE)
+_TIME = re.compile(_NUMBER + r"(ms|s)", re.IGNORECASE)
+_CUT = re.compile(f"cut={_TIME.pattern}@{_TIME.pattern}", re.IGNORECASE)
+_JITTER = re.compile(f"jitter={_TIME.pattern}", re.IGNORECASE)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "ms": 1e-3, "s": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What to emulate. `Line()` is no emulation at all."""
+    """One direction of what to emulate. `Line()` is no emulation at all."""
 
     rate: float = 0.0
-    """Bits per second in each direction; 0 for unlimited."""
+    """Bits per second; 0 for unlimited."""
     delay: float = 0.0
     """Seconds, one way."""
+    jitter: float = 0.0
+    """Seconds: the delay varies by up to this, evenly, both ways; order is kept."""
+    cuts: tuple[tuple[float, float], ...] = ()
+    """(start, length) in seconds since the first byte: then nothing passes."""
+
+
+class Lines(NamedTuple):
+    """Both directions."""
+
+    up: Line = Line()
+    """From those who connect to the one who listens."""
+    down: Line = Line()
+    """Back."""
 
 
 UNSHAPED = Line()
 
 
-def from_string(text: str) -> Line:
-    """Reads a flag such as `60mbit,15ms`; an empty one is `Line()`.
+def from_string(text: str) -> Lines:
+    """Reads a flag.
+
+    `60mbit,15ms` is a rate and a one-way delay, of each direction. `jitter=2ms` varies
+    the delay; `cut=5s@20s`, as often as wanted, lets nothing pass for 5 s, 20 s after
+    the first byte. `up:60mbit,15ms;down:170mbit,15ms` gives each direction its own;
+    one that is not named is not emulated.
 
     Raises:
       errors.NebulaError: naming the part that cannot be read.
     """
-    rate = delay = 0.0
-    for part in filter(None, text.split(",")):
-        if match := _RATE.fullmatch(part.strip()):
-            rate = float(match[1]) * _UNITS[match[2].lower()]
-        elif match := _DELAY.fullmatch(part.strip()):
-            delay = float(match[1]) * _UNITS[match[2].lower()]
+    lines = {}
+    for part in filter(None, text.split(";")):
+        direction, colon, rest = part.strip().partition(":")
+        if not colon:
+            direction, rest = "both", part
+        known = {"up": ("up",), "down": ("down",), "both": ("up", "down")}
+        if direction not in known:
+            raise errors.NebulaError(
+                f"--wan={text}: cannot read {direction!r}; directions are up (to the"
+                " one who listens) and down"
+            )
+        for name in known[direction]:
+            if name in lines:
+                raise errors.NebulaError(f"--wan={text}: says {name} twice")
+            lines[name] = _line(rest, text)
+    return Lines(**lines)
+
+
+def _line(text: str, flag: str) -> Line:
+    fields: dict[str, Any] = {"cuts": ()}
+    for part in filter(None, map(str.strip, text.split(","))):
+        if match := _RATE.fullmatch(part):
+            name, value = "rate", float(match[1]) * _UNITS[match[2].lower()]
+        elif match := _TIME.fullmatch(part):
+            name, value = "delay", _seconds(match, 1)
+        elif match := _JITTER.fullmatch(part):
+            name, value = "jitter", _seconds(match, 1)
+        elif match := _CUT.fullmatch(part):
+            cut = (_seconds(match, 3), _seconds(match, 1))
+            name, value = "cuts", (*fields.pop("cuts"), cut)
         else:
             raise errors.NebulaError(
-                f"--wan={text}: cannot read {part!r}; write a rate such as 60mbit"
-                " and a one-way delay such as 15ms"
+                f"--wan={flag}: cannot read {part!r}; write a rate such as 60mbit, a"
+                " one-way delay such as 15ms, jitter=2ms, or cut=5s@20s"
             )
-    return Line(rate, delay)
+        if name in fields:
+            raise errors.NebulaError(f"--wan={flag}: says the {name} twice")
+        fields[name] = value
+    if fields.get("jitter", 0.0) > fields.get("delay", 0.0):
+        raise errors.NebulaError(f"--wan={flag}: the jitter exceeds the delay")
+    return Line(**fields)
+
+
+def _seconds(match: re.Match, group: int) -> float:
+    return float(match[group]) * _UNITS[match[group + 1].lower()]
 
 
 class Shaper:
     """Holds outgoing bytes back until the emulated line would deliver them."""
 
-    def __init__(self, line: Line):
+    def __init__(self, line: Line, seed: int = 0):
         self._line = line
+        self._random = random.Random(seed)
+        self._first: float | None = None  # when the line was first used
         self._idle_from = 0.0  # when the line has sent all it was given
+        self._delivered = 0.0  # when the newest byte arrives
         self._slices: collections.deque[tuple[float, memoryview]] = collections.deque()
 
     def put(self, buffer: Any, now: float) -> None:
         """Gives the line a buffer, which must not change until it was delivered."""
         view = memoryview(buffer).cast("B")
-        if not self._line.rate:
-            self._slices.append((now + self._line.delay, view))
+        if self._line == UNSHAPED:
+            self._slices.append((now, view))
             return
-        for start in range(0, len(view), SLICE_BYTES):
-            part = view[start : start + SLICE_BYTES]
-            begin = max(self._idle_from, now)
-            self._idle_from = begin + 8 * len(part) / self._line.rate
-            self._slices.append((self._idle_from + self._line.delay, part))
+        if self._first is None:
+            self._first = now
+        size = SLICE_BYTES if self._line.rate else len(view)
+        for start in range(0, len(view), size):
+            part = view[start : start + size]
+            begin = self._after_cut(max(self._idle_from, now))
+            if self._line.rate:
+                self._idle_from = begin + 8 * len(part) / self._line.rate
+            else:
+                self._idle_from = begin
+            self._slices.append((self._arrival(self._idle_from), part))
+
+    def _arrival(self, sent: float) -> float:
+        late = self._random.uniform(-self._line.jitter, self._line.jitter)
+        when = self._after_cut(sent + self._line.delay + late)
+        self._delivered = max(self._delivered, when)
+        return self._delivered
+
+    def _after_cut(self, when: float) -> float:
+        for start, length in sorted(self._line.cuts):
+            if self._first + start <= when < self._first + start + length:
+                when = self._first + start + length
+        return when
 
     def ready(self, now: float) -> bool:
         """Whether the line will soon be idle, and the socket keeps up."""
@@ -94,6 +171,11 @@ class Shaper:
         if self._slices:
             times.append(self._slices[0][0])
         return max(0.0, min(times) - now) if times else None
+
+    def clear(self) -> None:
+        """The connection broke: what was on its way is lost."""
+        self._slices.clear()
+        self._idle_from = 0.0
 
     @property
     def empty(self) -> bool:

@@ -28,18 +28,22 @@ def server_contexts(folder: pathlib.Path) -> Callable[[], ssl.SSLContext]:
     return lambda: _load(ssl.PROTOCOL_TLS_SERVER, folder)
 
 
-def client_context(folder: pathlib.Path) -> ssl.SSLContext:
-    """Trusts only the folder's authority, and shows the folder's certificate.
+def client_contexts(folder: pathlib.Path) -> Callable[[], ssl.SSLContext]:
+    """Makes a client context per call, of the folder's files as they are then.
+
+    It trusts only the folder's authority, and shows the folder's certificate.
 
     Raises:
       errors.NebulaError: if the folder's files cannot be used.
     """
-    return _load(ssl.PROTOCOL_TLS_CLIENT, folder)
+    _load(ssl.PROTOCOL_TLS_CLIENT, folder)
+    return lambda: _load(ssl.PROTOCOL_TLS_CLIENT, folder)
 
 
 def _load(side: int, folder: pathlib.Path) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # the paper's; 1.3 is negotiated
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.verify_mode = ssl.CERT_REQUIRED
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # a session must not be resumed

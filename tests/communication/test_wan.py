@@ -4,16 +4,40 @@ from nebula_jax import errors
 from nebula_jax.communication import wan
 
 
+SLOW = wan.Line(60e6, 0.015)
+
+
 def test_flags_are_read():
-    assert wan.from_string("60mbit,15ms") == wan.Line(60e6, 0.015)
-    assert wan.from_string("1.5gbit") == wan.Line(1.5e9, 0.0)
-    assert wan.from_string("0.1s") == wan.Line(0.0, 0.1)
-    assert wan.from_string("") == wan.Line()
+    assert wan.from_string("60mbit,15ms") == wan.Lines(SLOW, SLOW)
+    assert wan.from_string("1.5gbit").up == wan.Line(1.5e9, 0.0)
+    assert wan.from_string("0.1s").down == wan.Line(0.0, 0.1)
+    assert wan.from_string("") == wan.Lines(wan.UNSHAPED, wan.UNSHAPED)
+    assert wan.from_string("15ms,jitter=2ms").up == wan.Line(0.0, 0.015, 0.002)
+    cuts = wan.from_string("cut=2s@10s,cut=500ms@20s").up.cuts
+    assert cuts == ((10.0, 2.0), (20.0, 0.5))
 
 
-def test_a_bad_flag_names_its_bad_part():
-    with pytest.raises(errors.NebulaError, match="cannot read '60mb'"):
-        wan.from_string("15ms,60mb")
+def test_each_direction_may_have_its_own_line():
+    lines = wan.from_string("up:60mbit,15ms; down:15ms")
+    assert lines == wan.Lines(up=SLOW, down=wan.Line(0.0, 0.015))
+    assert wan.from_string("down:60mbit,15ms") == wan.Lines(down=SLOW)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("15ms,60mb", "cannot read '60mb'"),
+        ("15ms,20ms", "says the delay twice"),
+        ("up:15ms;up:20ms", "says up twice"),
+        ("15ms;up:20ms", "says up twice"),
+        ("sideways:15ms", "cannot read 'sideways'"),
+        ("5ms,jitter=6ms", "the jitter exceeds the delay"),
+        ("cut=2s", "cannot read 'cut=2s'"),
+    ],
+)
+def test_a_bad_flag_names_its_bad_part(flag, words):
+    with pytest.raises(errors.NebulaError, match=f"--wan={flag}: .*{words}"):
+        wan.from_string(flag)
 
 
 def deliver(shaper, buffers):
@@ -66,3 +90,50 @@ def test_an_unlimited_line_only_delays():
     assert shaper.due(1.1) is None
     assert shaper.wait(1.1) == pytest.approx(0.1)
     assert bytes(shaper.due(1.2)) == b"later"
+
+
+def arrivals(line, count, size, gap):
+    """When each of `count` buffers of `size` bytes, put `gap` seconds apart, arrives."""
+    shaper = wan.Shaper(line)
+    times, now, put = [], 0.0, 0
+    while len(times) < count:
+        if put < count and now >= put * gap:
+            shaper.put(bytes(size), now)
+            put += 1
+        while (view := shaper.due(now)) is not None:
+            shaper.wrote(len(view))
+            times.append(now)
+        waits = [shaper.wait(now)] if shaper.wait(now) is not None else []
+        waits += [put * gap - now] if put < count else []
+        now += max(min(waits, default=0.0), 1e-6)
+    return times
+
+
+def test_jitter_varies_the_delay_within_its_bounds_and_keeps_the_order():
+    gap = 0.05  # so rarely that no byte waits for another
+    times = arrivals(wan.Line(delay=0.02, jitter=0.005), 400, 100, gap)
+    delays = [when - number * gap for number, when in enumerate(times)]
+    assert min(delays) >= 0.015 - 1e-5
+    assert max(delays) <= 0.025 + 1e-5
+    assert max(delays) - min(delays) > 0.008
+    assert sum(delays) / len(delays) == pytest.approx(0.02, abs=0.001)
+    crowded = arrivals(wan.Line(delay=0.02, jitter=0.02), 100, 100, 0.001)
+    assert crowded == sorted(crowded)
+
+
+def test_nothing_passes_during_a_cut_and_all_of_it_after():
+    line = wan.Line(delay=0.01, cuts=((1.0, 2.0),))
+    times = arrivals(line, 50, 100, 0.1)
+    assert not [when for when in times if 1.0 <= when < 3.0]
+    before = [when for when in times if when < 1.0]
+    assert len(before) == 10
+    assert times[10] == pytest.approx(3.0 + 0.01, abs=1e-3)
+    assert times[-1] == pytest.approx(4.9 + 0.01, abs=1e-3)
+
+
+def test_a_broken_connection_loses_what_was_on_its_way():
+    shaper = wan.Shaper(wan.Line(1e6, 0.1))
+    shaper.put(bytes(100_000), 0.0)
+    shaper.clear()
+    assert shaper.empty
+    assert shaper.ready(0.0)

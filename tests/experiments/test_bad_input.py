@@ -52,8 +52,15 @@ def test_bad_flags_are_refused_before_anything_starts(runs, values, words):
     [
         ({"cluster": "generator:0"}, "needs --peer=HOST:PORT"),
         ({"cluster": "generator:0", "peer": "nowhere"}, "expected HOST:PORT"),
-        ({"cluster": "generator:7", "peer": "h:1"}, "--generators has 2"),
-        ({"cluster": "generator:x", "peer": "h:1"}, "expected all, whole"),
+        ({"cluster": "generator:0", "peer": "h:1"}, "needs --tls=FOLDER with its"),
+        (
+            {"cluster": "generator:7", "peer": "h:1", "tls": "off"},
+            "--generators has 2",
+        ),
+        (
+            {"cluster": "generator:x", "peer": "h:1", "tls": "off"},
+            "expected all, whole",
+        ),
         ({"cluster": "discriminator"}, "needs --listen=HOST:PORT"),
         ({"cluster": "discriminator", "listen": "h:99999"}, "expected HOST:PORT"),
         ({"peer": "h:1"}, "--peer is for a generator"),
@@ -64,9 +71,10 @@ def test_bad_flags_are_refused_before_anything_starts(runs, values, words):
         ({"wan": "fast"}, "cannot read 'fast'"),
         ({"model_parallel": 3, "devices_per_cluster": 2}, "does not divide"),
         ({"connect_timeout": -1.0}, "must be above 0"),
+        ({"reconnect_timeout": -1.0}, "must not be negative"),
         ({"data_dir": "package:numpy"}, "the one package known is package:django"),
         (
-            {"cluster": "generator:0", "peer": "h:1", "vocabulary": ""},
+            {"cluster": "generator:0", "peer": "h:1", "tls": "off", "vocabulary": ""},
             "needs --vocabulary",
         ),
     ],

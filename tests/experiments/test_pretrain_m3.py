@@ -114,9 +114,9 @@ def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
         assert ledger["received StepDone"] == [5, 5 * control]
         assert ledger["received Welcome"] == [1, control]
         assert set(ledger) <= {
-            "sent Hello", "sent Tensor[0]", "sent Tensor[1]", "sent Ping",
-            "received Hello", "received Welcome", "received StepDone",
-            "received Ping", "received End",
+            "sent Open", "sent Hello", "sent Tensor[0]", "sent Tensor[1]", "sent Ping",
+            "received Open", "received Hello", "received Welcome",
+            "received StepDone", "received Ping", "received End",
         }  # fmt: skip
         received = json.loads((folder / "discriminator/summary.json").read_text())
         theirs = received["ledgers"][cluster.replace("-", ":")]
@@ -206,6 +206,7 @@ def test_clusters_that_disagree_part_in_words(runs, vocabulary, flags, words):
         vocab.train(lines, 60, runs.folder / "other.model")
     address = f"127.0.0.1:{free_port()}"
     common = {"steps": 5, "vocabulary": vocabulary, "workdir": f"apart{len(words)}"}
+    common["tls"] = "off"
     here = runs.start(cluster="discriminator", listen=address, **common)
     there = runs.start(cluster="generator:0", peer=address, **common | flags)
     outputs = [process.communicate(timeout=60)[0] for process in (here, there)]
@@ -223,6 +224,7 @@ def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
         vocabulary=vocabulary,
         steps=5,
         connect_timeout=1,
+        tls="off",
         workdir="alone",
     )
     assert status == 1

@@ -32,14 +32,14 @@ def shake_hands(server_context, client_context, name="discriminator"):
 
 def test_both_sides_show_certificates_and_speak_tls_1_3(folder):
     server = tls.server_contexts(folder / "discriminator")()
-    client = shake_hands(server, tls.client_context(folder / "generator-0"))
+    client = shake_hands(server, tls.client_contexts(folder / "generator-0")())
     assert client.version() == "TLSv1.3"
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
 def test_tls_1_1_is_refused(folder):
     server = tls.server_contexts(folder / "discriminator")()
-    old = tls.client_context(folder / "generator-0")
+    old = tls.client_contexts(folder / "generator-0")()
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(ssl.SSLError):
@@ -55,7 +55,7 @@ def test_a_client_without_a_certificate_is_refused(folder):
 
 def test_a_server_of_another_name_is_refused(folder):
     server = tls.server_contexts(folder / "discriminator")()
-    client = tls.client_context(folder / "generator-0")
+    client = tls.client_contexts(folder / "generator-0")()
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         shake_hands(server, client, name="generator-1")
 
@@ -76,7 +76,7 @@ def test_unusable_credentials_are_named(folder, damage):
     key = folder / "generator-0" / "key.pem"
     key.unlink() if damage == "missing" else key.write_text("no key")
     with pytest.raises(errors.NebulaError, match=r"needs ca\.pem"):
-        tls.client_context(folder / "generator-0")
+        tls.client_contexts(folder / "generator-0")()
 
 
 def test_certificate_names():

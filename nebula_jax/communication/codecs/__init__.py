@@ -2,5 +2,22 @@
 
 from nebula_jax.communication.codec import chain as chain
 from nebula_jax.communication.codec import identity as identity
-from nebula_jax.communication.codecs.exact import bits_for as bits_for
+from nebula_jax.communication.codecs.bits import bits_for as bits_for
+from nebula_jax.communication.codecs.casts import bf16 as bf16
+from nebula_jax.communication.codecs.casts import fp16 as fp16
+from nebula_jax.communication.codecs.differences import delta as delta
 from nebula_jax.communication.codecs.exact import pack_ids as pack_ids
+from nebula_jax.communication.codecs.exact import pack_tokens as pack_tokens
+from nebula_jax.communication.codecs.exact import zstd as zstd
+from nebula_jax.communication.codecs.low_rank import subspace as subspace
+from nebula_jax.communication.codecs.low_rank import svd as svd
+from nebula_jax.communication.codecs.quantisers import fp8 as fp8
+from nebula_jax.communication.codecs.quantisers import int4 as int4
+from nebula_jax.communication.codecs.quantisers import int8 as int8
+from nebula_jax.communication.codecs.rotations import hadamard as hadamard
+from nebula_jax.communication.codecs.sparse import top_k as top_k
+from nebula_jax.communication.codecs.strings import NAMES as NAMES
+from nebula_jax.communication.codecs.strings import CodecError as CodecError
+from nebula_jax.communication.codecs.strings import from_string as from_string
+from nebula_jax.communication.codecs.wrappers import error_feedback as error_feedback
+from nebula_jax.communication.codecs.wrappers import from_step as from_step

@@ -1,4 +1,4 @@
-"""The codecs. Each is a function that returns a `codec.Codec`."""
+"""Codecs that lose nothing: ids at a few bits, batches without padding, zstd."""
 
 import math
 
@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from nebula_jax.communication import codec
+from nebula_jax.communication.codecs import bits as bits_lib
+from nebula_jax.communication.codecs import leaves
 
-WORD = 32  # bits of the integers that packing works on
+MAX_CAPACITIES = 64  # shapes that jit compiles; 1/64 of a batch is little to gain
 
 
 @struct.dataclass
@@ -25,77 +27,198 @@ class PackedIds:
     dtype: str = struct.field(pytree_node=False)
 
 
-def bits_for(vocab_size: int) -> int:
-    """Bits that tell `vocab_size` ids apart: 18 for the paper's 250,002."""
-    return max(1, (vocab_size - 1).bit_length())
-
-
 def pack_ids(vocab_size: int) -> codec.Codec:
     """Exact: integers in [0, vocab_size) at ceil(log2 V) bits, booleans at one.
 
-    The wire holds ceil(n * bits / 8) bytes for n integers. An id outside the range is
-    the caller's bug and loses its high bits.
+    Payload: per int32 or bool leaf of n values data [ceil(n * bits / 8)] uint8; leaves
+    of other types pass untouched. Wire: ceil(n * bits / 8) bytes.
+    An id outside the range is the caller's bug and loses its high bits.
 
     >>> spec = jax.ShapeDtypeStruct((4, 8), jnp.int32)
     >>> codec.ratio(pack_ids(250_002), spec)
     0.5625
 
     Args:
-      vocab_size: V.
+      vocab_size: V, at most 2^31.
 
-    Returns:
-      A Codec that maps every leaf of a pytree of int32 or bool arrays.
+    Raises:
+      ValueError: if it is not such an integer.
     """
+    if type(vocab_size) is not int or not 1 <= vocab_size <= 2**31:
+        raise ValueError(f"vocab_size must be 1 to 2^31, not {vocab_size!r}")
 
-    def encode_leaf(array: jax.Array) -> PackedIds:
-        bits = 1 if array.dtype == jnp.bool_ else bits_for(vocab_size)
-        return PackedIds(_pack(array, bits), array.shape, bits, str(array.dtype))
+    def encode_leaf(array: jax.Array) -> PackedIds | jax.Array:
+        if array.dtype not in (jnp.int32, jnp.bool_):
+            return array
+        bits = 1 if array.dtype == jnp.bool_ else bits_lib.bits_for(vocab_size)
+        data = bits_lib.pack(array, bits)
+        return PackedIds(data, array.shape, bits, str(array.dtype))
 
     def decode_leaf(packed: PackedIds) -> jax.Array:
-        size = math.prod(packed.shape)
-        return (
-            _unpack(packed.data, size, packed.bits)
-            .reshape(packed.shape)
-            .astype(packed.dtype)
-        )
+        ids = bits_lib.unpack(packed.data, math.prod(packed.shape), packed.bits)
+        return ids.reshape(packed.shape).astype(packed.dtype)
 
     def decode(payload):
         return jax.tree.map(
-            decode_leaf, payload, is_leaf=lambda node: isinstance(node, PackedIds)
+            lambda node: decode_leaf(node) if isinstance(node, PackedIds) else node,
+            payload,
+            is_leaf=lambda node: isinstance(node, PackedIds),
         )
 
     return codec.stateless(lambda arrays: jax.tree.map(encode_leaf, arrays), decode)
 
 
-# 32 ids of b bits are exactly b words of 32 bits, so all shifts are constants: the
-# loops below unroll into b + 31 elementwise operations over columns.
+@struct.dataclass
+class Mask:
+    """Which positions are real. data: [ceil(B * L / 8)] uint8. shape, dtype: static."""
+
+    data: jax.Array
+    shape: tuple[int, int] = struct.field(pytree_node=False)
+    dtype: str = struct.field(pytree_node=False)
 
 
-def _pack(array: jax.Array, bits: int) -> jax.Array:
-    ids = array.reshape(-1).astype(jnp.uint32)
-    ids = jnp.pad(ids, (0, -ids.size % WORD)).reshape(-1, WORD)
-    ids = ids & jnp.uint32((1 << bits) - 1)
-    words = [jnp.zeros(ids.shape[0], jnp.uint32)] * bits
-    for i in range(WORD):
-        word, shift = divmod(i * bits, WORD)
-        words[word] = words[word] | (ids[:, i] << shift)
-        if shift + bits > WORD:
-            words[word + 1] = words[word + 1] | (ids[:, i] >> (WORD - shift))
-    packed = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint8)
-    return packed.reshape(-1)[: math.ceil(array.size * bits / 8)]
+@struct.dataclass
+class Tokens:
+    """values: [capacity, ...], those at real positions in order, then zeros."""
+
+    values: jax.Array
 
 
-def _unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
-    groups = math.ceil(size / WORD)
-    data = jnp.pad(data, (0, groups * bits * WORD // 8 - data.size))
-    words = jax.lax.bitcast_convert_type(
-        data.reshape(groups, bits, WORD // 8), jnp.uint32
-    )
-    ids = []
-    for i in range(WORD):
-        word, shift = divmod(i * bits, WORD)
-        value = words[:, word] >> shift
-        if shift + bits > WORD:
-            value = value | (words[:, word + 1] << (WORD - shift))
-        ids.append(value & jnp.uint32((1 << bits) - 1))
-    return jnp.stack(ids, axis=-1).reshape(-1)[:size]
+def pack_tokens(mask: str = "mask", capacities: int = 8) -> codec.Codec:
+    """Padding never crosses the line: exact at real positions, zeros elsewhere.
+
+    A codec with an option for each capacity: ceil(i / capacities * B L) slots for
+    i = 1 ... capacities. The smallest that holds all real tokens is used, so that jit
+    compiles a handful of shapes. It must be the first of its chain:
+    `pack_tokens|svd(0.6)|fp16` decomposes one matrix of real tokens.
+    Payload: per leaf [B, L, ...] values [capacity, ...] of its own dtype, unused slots
+    zero; the mask's data [ceil(B L / 8)] uint8; other leaves untouched.
+    Wire: capacity * (bytes of a position) + ceil(B L / 8).
+    NaN and Inf cross as they are, except at padding.
+
+    >>> batch = {"mask": jnp.array([[True, False]]), "h": jnp.array([[3.0, jnp.nan]])}
+    >>> pack = pack_tokens(capacities=2)
+    >>> payload, state = pack.encode(batch, pack.init(batch))
+    >>> payload.payload["h"].values.tolist()
+    [3.0]
+    >>> pack.decode(payload, state)[0]["h"].tolist()
+    [[3.0, 0.0]]
+
+    Args:
+      mask: key or attribute of the leaf [B, L], bool or integer, that says which
+        positions are real. Values other than 0 come back as 1.
+      capacities: how many.
+
+    Raises:
+      ValueError: if capacities is not 1 to 64; when encoding, if not exactly one leaf
+        is called `mask`, or it is no such array.
+    """
+    if type(mask) is not str or not mask:
+        raise ValueError(f"mask must be a leaf's name, not {mask!r}")
+    if type(capacities) is not int or not 1 <= capacities <= MAX_CAPACITIES:
+        raise ValueError(
+            f"capacities must be 1 to {MAX_CAPACITIES}, not {capacities!r}"
+        )
+
+    def slots(part: int, shape: tuple[int, int]) -> int:
+        return math.ceil(part * math.prod(shape) / capacities)
+
+    def option(part: int) -> codec.Codec:
+        def encode(arrays):
+            marks = _mask(arrays, mask)
+            shape = marks.shape
+            real = bits_lib.bitmap(marks.reshape(-1) != 0)
+            where = _where(real, slots(part, shape))
+
+            def gather(path, leaf):
+                if leaf is marks:
+                    data = bits_lib.pack(marks != 0, 1)
+                    return Mask(data, shape, str(marks.dtype))
+                if leaf.shape[:2] != shape:
+                    return leaf
+                flat = leaf.reshape(-1, *leaf.shape[2:])
+                return Tokens(jnp.take(flat, where, 0, mode="fill", fill_value=0))
+
+            return jax.tree_util.tree_map_with_path(gather, arrays)
+
+        def decode(payload):
+            nodes = jax.tree.leaves(payload, is_leaf=_is_node)
+            (packed,) = [node for node in nodes if isinstance(node, Mask)]
+            shape, size = packed.shape, math.prod(packed.shape)
+            real = bits_lib.to_words(packed.data, math.ceil(size / bits_lib.WORD))
+            where = _where(real, slots(part, shape))
+
+            def scatter(node):
+                if isinstance(node, Mask):
+                    marks = bits_lib.unpack(node.data, size, 1)
+                    return marks.reshape(shape).astype(node.dtype)
+                if not isinstance(node, Tokens):
+                    return node
+                values = node.values
+                flat = jnp.zeros((size, *values.shape[1:]), values.dtype)
+                return (
+                    flat.at[where]
+                    .set(values, mode="drop")
+                    .reshape(*shape, *values.shape[1:])
+                )
+
+            return jax.tree.map(scatter, payload, is_leaf=_is_node)
+
+        return codec.stateless(encode, decode)
+
+    def choose(arrays, state):
+        marks = _mask(arrays, mask)
+        count = int(jnp.count_nonzero(marks))
+        return next(
+            part - 1
+            for part in range(1, capacities + 1)
+            if slots(part, marks.shape) >= count
+        )
+
+    return codec.choice([option(part + 1) for part in range(capacities)], choose)
+
+
+def zstd(level: int = 1) -> codec.Codec:
+    """Exact: the payload's bytes coded with Zstandard on the host.
+
+    Payload: what it is given. Wire: at most that and zstd's header; what is saved
+    depends on the contents, so `codec.ratio` does not count it. It must be the last of
+    its chain. NaN and Inf cross as they are.
+
+    >>> codec.chain(pack_ids(250_002), zstd(3)).zstd
+    3
+
+    Args:
+      level: 1, fastest, to 19.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    if type(level) is not int or not 1 <= level <= 19:
+        raise ValueError(f"level must be 1 to 19, not {level!r}")
+    return codec.identity()._replace(zstd=level)
+
+
+def _is_node(node) -> bool:
+    return isinstance(node, Mask | Tokens)
+
+
+def _mask(arrays: codec.Arrays, name: str) -> jax.Array:
+    """The leaf of that name."""
+    marks = leaves.named(arrays, name)
+    if len(marks.shape) != 2 or not (
+        marks.dtype == jnp.bool_ or jnp.issubdtype(marks.dtype, jnp.integer)
+    ):
+        raise ValueError(
+            f"{name!r} must be bool or integer [B, L], not {marks.dtype}"
+            f" {list(marks.shape)}"
+        )
+    return marks
+
+
+def _where(real: jax.Array, slots: int) -> jax.Array:
+    """[slots] positions of real tokens; beyond them, one that does not exist."""
+    count = jnp.sum(jax.lax.population_count(real))
+    found = bits_lib.positions(real, slots)
+    past = real.size * bits_lib.WORD
+    return jnp.where(jnp.arange(slots) < count, found, past)

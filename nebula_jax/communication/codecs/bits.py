@@ -1,0 +1,99 @@
+"""Integers at a few bits each, and the positions of marks in a bitmap.
+
+32 integers of b bits are exactly b words of 32 bits, so every shift below is constant:
+the loops unroll into b + 31 elementwise operations over columns. Least significant bit
+first, as `np.packbits(bitorder="little")`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+WORD = 32  # bits of the integers that packing works on
+
+
+def bits_for(size: int) -> int:
+    """Bits that tell `size` ids apart: 18 for the paper's 250,002.
+
+    >>> bits_for(250_002)
+    18
+    """
+    return max(1, (size - 1).bit_length())
+
+
+def pack(array: jax.Array, bits: int) -> jax.Array:
+    """[...] integers -> [ceil(size * bits / 8)] uint8; higher bits are dropped."""
+    ids = array.reshape(-1).astype(jnp.uint32)
+    ids = jnp.pad(ids, (0, -ids.size % WORD)).reshape(-1, WORD)
+    ids = ids & jnp.uint32((1 << bits) - 1)
+    words = [jnp.zeros(ids.shape[0], jnp.uint32)] * bits
+    for i in range(WORD):
+        word, shift = divmod(i * bits, WORD)
+        words[word] = words[word] | (ids[:, i] << shift)
+        if shift + bits > WORD:
+            words[word + 1] = words[word + 1] | (ids[:, i] >> (WORD - shift))
+    packed = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint8)
+    return packed.reshape(-1)[: math.ceil(array.size * bits / 8)]
+
+
+def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
+    """[ceil(size * bits / 8)] uint8 -> [size] uint32."""
+    words = to_words(data, math.ceil(size / WORD) * bits).reshape(-1, bits)
+    ids = []
+    for i in range(WORD):
+        word, shift = divmod(i * bits, WORD)
+        value = words[:, word] >> shift
+        if shift + bits > WORD:
+            value = value | (words[:, word + 1] << (WORD - shift))
+        ids.append(value & jnp.uint32((1 << bits) - 1))
+    return jnp.stack(ids, axis=-1).reshape(-1)[:size]
+
+
+def to_words(data: jax.Array, count: int) -> jax.Array:
+    """Bytes -> [count] uint32, zeros where there are no more bytes."""
+    data = jnp.pad(data, (0, count * WORD // 8 - data.size))
+    return jax.lax.bitcast_convert_type(data.reshape(count, WORD // 8), jnp.uint32)
+
+
+def bitmap(marks: jax.Array) -> jax.Array:
+    """[n] bool -> [ceil(n / 32)] uint32."""
+    return to_words(pack(marks, 1), math.ceil(marks.size / WORD))
+
+
+def select(words: jax.Array, rank: jax.Array) -> jax.Array:
+    """Position of the set bit number `rank`, from 0, of each word, by halving it."""
+    words, rank = words.astype(jnp.uint32), rank.astype(jnp.uint32)
+    position = jnp.zeros_like(words)
+    for width in (16, 8, 4, 2, 1):
+        below = jax.lax.population_count(words & jnp.uint32((1 << width) - 1))
+        above = rank >= below
+        words = jnp.where(above, words >> width, words)
+        rank = jnp.where(above, rank - below, rank)
+        position = position + jnp.where(above, jnp.uint32(width), jnp.uint32(0))
+    return position
+
+
+def first(words: jax.Array, count: jax.Array) -> jax.Array:
+    """A bitmap with only the first `count` of its marks left."""
+    marks = jax.lax.population_count(words).astype(jnp.int32)
+    left = jnp.clip(count - (jnp.cumsum(marks) - marks), 0, marks)
+    below = (jnp.uint32(1) << select(words, left)) - 1
+    return jnp.where(left < marks, words & below, words)
+
+
+def positions(words: jax.Array, count: int) -> jax.Array:
+    """[count] int32: where the first `count` marks of a bitmap are, ascending.
+
+    Prefix sums over words rather than bits, so 32 times shorter than `jnp.nonzero`'s,
+    which on a CPU are most of its time.
+    """
+    marks = jax.lax.population_count(words).astype(jnp.int32)
+    before = jnp.cumsum(marks) - marks  # marks ahead of each word
+    number = jnp.arange(words.size, dtype=jnp.int32)
+    # Each slot's word: every word that has marks writes its number at its first slot.
+    starts = jnp.where(marks > 0, before, count)
+    word = jnp.zeros(count, jnp.int32).at[starts].set(number, mode="drop")
+    word = jax.lax.cummax(word)
+    rank = jnp.arange(count, dtype=jnp.int32) - before[word]
+    return word * WORD + select(words[word], rank).astype(jnp.int32)

@@ -1,0 +1,174 @@
+"""Differences from what an example was at its last visit: AQ-SGD.
+
+B batch.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.codecs import leaves, wrappers
+
+
+@struct.dataclass
+class Memory:
+    """State of `delta`, equal on both ends but for `encode`.
+
+    values: per floating-point leaf [examples, ...] of its dtype, what the receiver has.
+    seen: [examples] bool; which have crossed, and are finite.
+    encode, decode: the inner codec's states; the receiver uses `decode` only.
+    """
+
+    values: tuple[jax.Array, ...]
+    seen: jax.Array
+    encode: Any
+    decode: Any
+
+
+@struct.dataclass
+class Difference:
+    """index: [B] int32. payload: the inner codec's, of a - m."""
+
+    index: jax.Array
+    payload: Any
+
+
+def delta(
+    codec: codec_lib.Codec, examples: int, index: str = "index"
+) -> codec_lib.Codec:
+    """Activations as differences from the same example's last visit (AQ-SGD).
+
+    Wang et al. 2022: m(ξ) = a(ξ) on the first visit, in full; then d = Q(a - m) is
+    sent, both ends add it to m, and the receiver computes on m. It needs a(ξ) to change
+    slowly: dropout and masks drawn anew each visit make the difference large.
+    Option 0: a batch with any example not seen before, as it is. Option 1 + i: option i
+    of the inner codec on the differences; floating-point leaves only are differences,
+    others and `index` cross as they are. Nothing but zstd may follow it in a chain.
+    Payload: the arrays, or index [B] int32 and the inner payload.
+    Wire: n itemsize + 4 B bytes, then the inner codec's + 4 B.
+    An example that came out NaN or Inf crosses in full at its next visit.
+    State: `examples` times an example's floating-point leaves, on both ends.
+
+    >>> from nebula_jax.communication.codecs import casts
+    >>> codec = delta(casts.fp16(), examples=10)
+    >>> batch = {"index": jnp.array([7]), "h": jnp.array([[1.0]])}
+    >>> state = codec.init(batch)
+    >>> first, state = codec.encode(batch, state)
+    >>> again, state = codec.encode(batch | {"h": jnp.array([[1.5]])}, state)
+    >>> first.option, again.option, again.payload.payload["h"].data.tolist()
+    (0, 1, [[0.5]])
+
+    Args:
+      codec: the inner one, Q; for convergence its relative error should be below √½.
+      examples: index is in [0, examples).
+      index: key or attribute of the leaf [B] int32 that names each example; the other
+        leaves are [B, ...].
+
+    Raises:
+      ValueError: if an argument is out of its range; by `choose`, if an index is out of
+        its range, or twice in one batch.
+    """
+    wrappers.check_codec(codec)
+    if type(examples) is not int or not 1 <= examples < 2**31:
+        raise ValueError(f"examples must be 1 to 2^31 - 1, not {examples!r}")
+    if type(index) is not str or not index:
+        raise ValueError(f"index must be a leaf's name, not {index!r}")
+
+    def init(spec):
+        rest = _without(spec, index)[1]
+        values = tuple(
+            jnp.zeros((examples, *leaf.shape[1:]), leaf.dtype)
+            for leaf in leaves.floats(spec)
+        )
+        seen = jnp.zeros(examples, jnp.bool_)
+        return Memory(values, seen, codec.init(rest), codec.init(rest))
+
+    def store(state: Memory, where: jax.Array, floats: list[jax.Array]) -> Memory:
+        finite = jnp.ones(where.shape, jnp.bool_)
+        for leaf in floats:
+            finite &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
+        return state.replace(
+            values=tuple(
+                memory.at[where].set(leaf)
+                for memory, leaf in zip(state.values, floats, strict=True)
+            ),
+            seen=state.seen.at[where].set(finite),
+        )
+
+    def differences(arrays, state: Memory) -> tuple[jax.Array, Any]:
+        where, rest = _without(arrays, index)
+        floats = [
+            leaf - memory[where]
+            for leaf, memory in zip(leaves.floats(rest), state.values, strict=True)
+        ]
+        return where, leaves.with_floats(rest, floats)
+
+    def add(state: Memory, where: jax.Array, got: Any) -> tuple[Any, Memory]:
+        floats = [
+            memory[where] + leaf
+            for memory, leaf in zip(state.values, leaves.floats(got), strict=True)
+        ]
+        state = store(state, where, floats)
+        return leaves.replace_named(
+            leaves.with_floats(got, floats), index, where
+        ), state
+
+    def keep(arrays, state: Memory):
+        where, rest = _without(arrays, index)
+        return arrays, store(state, where, leaves.floats(rest))
+
+    def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
+        def encode(arrays, state):
+            where, rest = differences(arrays, state)
+            payload, encoder = inner.encode(rest, state.encode)
+            got, decoder = wrappers.received(inner, payload, state.decode)
+            _, state = add(state, where, got)
+            return Difference(where, payload), state.replace(
+                encode=encoder, decode=decoder
+            )
+
+        def decode(payload, state):
+            got, decoder = wrappers.received(inner, payload.payload, state.decode)
+            arrays, state = add(state, payload.index, got)
+            return arrays, state.replace(decode=decoder)
+
+        return codec_lib.Codec(init, encode, decode)
+
+    def choose(arrays, state):
+        where = np.asarray(_without(arrays, index)[0])
+        _check_index(where, examples)
+        if not np.all(np.asarray(state.seen[where])):
+            return 0
+        if codec.choose is None:
+            return 1
+        return 1 + codec.choose(differences(arrays, state)[1], state.encode)
+
+    full = codec_lib.Codec(init, keep, keep)
+    later = codec_lib.fixed(codec_lib.like(codec, wrap, lambda state: state.encode))
+    return codec_lib.choice((full, *later), choose, codec.zstd)._replace(final=True)
+
+
+def _without(arrays: Any, name: str) -> tuple[jax.Array, Any]:
+    """The leaf of that name, and the arrays with None in its place."""
+    where = leaves.named(arrays, name)
+    if where.dtype != jnp.int32 or len(where.shape) != 1:
+        raise ValueError(
+            f"{name!r} must be int32 [B], not {where.dtype} {list(where.shape)}"
+        )
+    return where, leaves.replace_named(arrays, name, None)
+
+
+def _check_index(where: np.ndarray, examples: int) -> None:
+    for value in where:
+        if not 0 <= value < examples:
+            raise ValueError(f"index {value} is not in [0, {examples})")
+    values, counts = np.unique(where, return_counts=True)
+    if np.any(counts > 1):
+        raise ValueError(
+            f"index {values[counts > 1][0]} is twice in one batch: one of its"
+            " differences would be lost"
+        )

@@ -1,0 +1,160 @@
+"""Codecs around codecs: error feedback, and a late start.
+
+A sender that keeps what the receiver got decodes its own payload. `received` keeps
+XLA from optimising across that line (it would drop a rounding to bfloat16 and back), so
+that both ends compute the same bits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.codecs import leaves
+
+
+@struct.dataclass
+class Feedback:
+    """State of `error_feedback`.
+
+    residual: per floating-point leaf its shape, float32; what was not sent yet.
+    encode, decode: the inner codec's states; the receiver uses `decode` only.
+    """
+
+    residual: tuple[jax.Array, ...]
+    encode: Any
+    decode: Any
+
+
+def error_feedback(codec: codec_lib.Codec) -> codec_lib.Codec:
+    """What a tensor lost is added to the next one: e' = x + e - decode(encode(x + e)).
+
+    For sums of tensors over time, such as gradients (Karimireddy et al. 2019): what a
+    biased codec drops is sent later. Not for hidden states of changing examples.
+    Payload and wire: the inner codec's. A codec after it in a chain is not fed back:
+    `error_feedback(top_k(0.01)|fp16)`, not `error_feedback(top_k(0.01))|fp16`.
+    Where the residual would be NaN or Inf, it is 0: one bad tensor does not last.
+
+    >>> from nebula_jax.communication.codecs import sparse
+    >>> codec = error_feedback(sparse.top_k(0.5))
+    >>> x = jnp.array([3.0, 2.0])
+    >>> state = codec.init(x)
+    >>> _, state = codec.encode(x, state)
+    >>> state.residual[0].tolist()
+    [0.0, 2.0]
+    >>> codec.encode(x, state)[0].values.tolist()
+    [4.0]
+
+    Args:
+      codec: the inner one.
+
+    Raises:
+      ValueError: if it is no codec.
+    """
+    check_codec(codec)
+
+    def init(spec):
+        residual = tuple(
+            jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves.floats(spec)
+        )
+        return Feedback(residual, codec.init(spec), codec.init(spec))
+
+    def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
+        def encode(arrays, state):
+            wanted = [
+                leaf.astype(jnp.float32) + residual
+                for leaf, residual in zip(
+                    leaves.floats(arrays), state.residual, strict=True
+                )
+            ]
+            payload, encoder = inner.encode(
+                leaves.with_floats(arrays, wanted), state.encode
+            )
+            got, decoder = received(inner, payload, state.decode)
+            residual = tuple(
+                _finite_or_zero(want - leaf.astype(jnp.float32))
+                for want, leaf in zip(wanted, leaves.floats(got), strict=True)
+            )
+            return payload, Feedback(residual, encoder, decoder)
+
+        def decode(payload, state):
+            arrays, decoder = inner.decode(payload, state.decode)
+            return arrays, state.replace(decode=decoder)
+
+        return codec_lib.Codec(init, encode, decode)
+
+    return codec_lib.like(codec, wrap, lambda state: state.encode)
+
+
+def from_step(
+    n: int, codec: codec_lib.Codec, micro_batches: int = 1
+) -> codec_lib.Codec:
+    """Compression that begins at optimisation step n, counted from 1 (Figure 10).
+
+    Option 0: the arrays as they are, while the step is below n. Option 1 + i: option i
+    of the inner codec. State: the number of tensors so far, int32, and the inner state.
+    Payload, wire, NaN: of the arrays, then of the inner codec.
+
+    >>> from nebula_jax.communication.codecs import casts
+    >>> codec = from_step(2, casts.fp16())
+    >>> x, state = jnp.ones(3), codec.init(jnp.ones(3))
+    >>> first, state = codec.encode(x, state)
+    >>> second, state = codec.encode(x, state)
+    >>> first.option, second.option
+    (0, 1)
+
+    Args:
+      n: the first step that is compressed.
+      codec: the inner one.
+      micro_batches: tensors in a step.
+
+    Raises:
+      ValueError: if an argument is out of its range.
+    """
+    check_codec(codec)
+    for name, value in (("n", n), ("micro_batches", micro_batches)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} must be a positive integer, not {value!r}")
+
+    def init(spec):
+        return jnp.int32(0), codec.init(spec)
+
+    def counted(inner: Callable) -> Callable:
+        def run(arrays, state):
+            count, state = state
+            arrays, state = inner(arrays, state)
+            return arrays, (count + 1, state)
+
+        return run
+
+    def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
+        return codec_lib.Codec(init, counted(inner.encode), counted(inner.decode))
+
+    def choose(arrays, state):
+        count, inner = state
+        if int(count) // micro_batches + 1 < n:
+            return 0
+        return 1 if codec.choose is None else 1 + codec.choose(arrays, inner)
+
+    later = codec_lib.fixed(codec_lib.like(codec, wrap, lambda state: state[1]))
+    options = (wrap(codec_lib.identity()), *later)
+    return codec_lib.choice(options, choose, codec.zstd)._replace(final=codec.final)
+
+
+def check_codec(codec: Any) -> None:
+    """Raises ValueError unless it is a codec."""
+    if not isinstance(codec, codec_lib.Codec):
+        raise ValueError(f"codec must be a codec such as fp16, not {codec!r}")
+
+
+def received(codec: codec_lib.Codec, payload: Any, state: Any) -> tuple[Any, Any]:
+    """`codec.decode`, with the same result in whatever program it is compiled."""
+    payload, state = jax.lax.optimization_barrier((payload, state))
+    return jax.lax.optimization_barrier(codec.decode(payload, state))
+
+
+def _finite_or_zero(leaf: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(leaf), leaf, 0.0)

@@ -1,0 +1,101 @@
+"""The transports that scripts/bench_bridge.py compares: a small file each.
+
+A file has two functions. Both are context managers that yield an `End`:
+
+    listen(meeting)     binds to the address and waits for the other end
+    connect(meeting)    comes to it, and tries again while nobody listens yet
+
+To add a transport, write the file and name it in TRANSPORTS.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import pathlib
+import socket
+import time
+from typing import Any, NamedTuple, Protocol
+
+CONNECT_SECONDS = 60.0  # to find the other end, which is started at the same time
+RETRY_SECONDS = 0.02
+
+
+class Meeting(NamedTuple):
+    """How two ends come together."""
+
+    address: tuple[str, int]
+    """Host and port of the end that listens."""
+    sizes: tuple[int, ...]
+    """Bytes: every message has one of these sizes."""
+    credentials: pathlib.Path | None
+    """This end's folder for `nebula_jax.security.tls`; None for no encryption."""
+    line: str
+    """What to emulate, as in `wan.from_string`; empty where a transport cannot."""
+
+
+class End(Protocol):
+    """One end of a connection; used by one thread."""
+
+    def send(self, buffer: Any) -> None:
+        """Sends [size] uint8, which does not change until the peer has answered."""
+
+    def receive(self, size: int) -> Any:
+        """The next message; its memory is the caller's until the next `receive`."""
+
+
+class Transport(NamedTuple):
+    """What the benchmark has to know about a transport."""
+
+    file: str
+    """In this folder."""
+    tls: bool = False
+    """Whether both ends prove who they are."""
+    needs: str = ""
+    """The module that must be installed."""
+    reference: str = ""
+    """The transport that this one is held against: it has a target."""
+    throughput_target: float = 0.0
+    """Of the reference's throughput."""
+    emulates: bool = False
+    """Whether it heeds `Meeting.line`."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can be used here."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
+
+    def meet(
+        self, side: str, meeting: Meeting
+    ) -> contextlib.AbstractContextManager[End]:
+        """Calls the file's `listen` or `connect`."""
+        return getattr(importlib.import_module(f"{__name__}.{self.file}"), side)(
+            meeting
+        )
+
+
+TRANSPORTS = {
+    "tcp": Transport("sockets"),
+    "tls": Transport("sockets", tls=True),
+    "bridge": Transport("ours", reference="tcp", throughput_target=0.8, emulates=True),
+    "bridge_tls": Transport(
+        "ours", tls=True, reference="tls", throughput_target=0.9, emulates=True
+    ),
+    "asyncio": Transport("streams"),
+    "asyncio_tls": Transport("streams", tls=True),
+    "grpc": Transport("grpc_stream", needs="grpc"),
+    "grpc_tls": Transport("grpc_stream", tls=True, needs="grpc"),
+    "zmq": Transport("zmq_pair", needs="zmq"),
+    "gloo": Transport("gloo", needs="torch"),
+}
+
+
+def dial(address: tuple[str, int]) -> socket.socket:
+    """A TCP connection, as soon as somebody listens."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return socket.create_connection(address)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)

@@ -1,0 +1,91 @@
+"""A line that breaks when it is told to: a TCP relay between connector and listener."""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+
+UP, DOWN = "up", "down"
+
+
+class Proxy:
+    """Relays connections to `target`; every fault is a method."""
+
+    def __init__(self, target):
+        self._target = target
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listening.getsockname()
+        self.connections = 0
+        self._holes: set[str] = set()
+        self._rate: float | None = None
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._is_closed = self._is_refusing = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        """Resets all connections, as a middlebox that lost its table."""
+        for pair in self._pairs:
+            for sock in pair:
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                    sock.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
+
+    def refuse(self, refusing=True):
+        """New connections are reset at once."""
+        self._is_refusing = refusing
+
+    def swallow(self, *directions):
+        """Bytes of the present connections vanish from now on, without a word."""
+        self._holes = set(directions)
+
+    def limit(self, rate):
+        """At most `rate` bytes a second each way."""
+        self._rate = rate
+
+    def close(self):
+        self._is_closed = True
+        self._listening.close()
+        self.cut()
+
+    def _accept(self):
+        while not self._is_closed:
+            try:
+                here, _ = self._listening.accept()
+            except OSError:
+                return
+            if self._is_refusing:
+                here.close()
+                continue
+            self._holes = set()  # a new connection finds its way
+            there = socket.create_connection(self._target)
+            self._pairs.append((here, there))
+            self.connections += 1
+            for pair, name in (((here, there), UP), ((there, here), DOWN)):
+                threading.Thread(target=self._relay, args=(*pair, name)).start()
+
+    def _relay(self, source, sink, direction):
+        connection = self.connections
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                size = 65536 if self._rate is None else max(1, int(self._rate / 20))
+                if self._rate is not None:
+                    time.sleep(0.05)
+                if not select.select([source], [], [], 0.05)[0]:
+                    if source.fileno() < 0 or self._is_closed:
+                        break
+                    continue
+                data = source.recv(size)
+                if not data:
+                    break
+                if direction in self._holes and connection == self.connections:
+                    continue
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()

@@ -1,0 +1,438 @@
+"""What every codec keeps to, as a caller sees it: one list, one suite.
+
+B batch, L length, D width. A case's batch travels as buffers: the receiver knows the
+spec, the option's number and the bytes, and nothing else.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import checkpoint
+
+B, L, D = 8, 16, 24
+N = B * L * D
+IDS, MASK, INDEX = 4 * B * L, B * L, 4 * B  # bytes of the leaves beside h
+BESIDE = IDS + MASK + INDEX
+LENGTHS = (16, 3, 9, 12, 1, 7, 16, 5)  # 69 real tokens: 5/8 of the slots hold them
+SLOTS = (16, 32, 48, 64, 80, 96, 112, 128)
+STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One codec and what is promised of it."""
+
+    string: str
+    error: float
+    """Largest relative error (Frobenius) of h over a stream of Gaussian tensors."""
+    nbytes: Callable[[int], int]
+    """Bytes of a payload of the batch, by option."""
+    bad: int | str = 1
+    """How far NaN and Inf reach: a group of so many neighbours; 1: carried as it is."""
+    eager: float = 0.0
+    """What jit may differ from eager by, relative to the largest value."""
+    shards: float = 0.0
+    """What sharding over devices may differ by."""
+
+
+ROWS = B * L
+# Float32 sums in another order: of up to 384 terms, 1e-6 of the largest value or so.
+SUMS = 2e-6
+CASES = [
+    Case("identity", 0.0, lambda i: 4 * N + BESIDE),
+    Case("zstd(3)", 0.0, lambda i: 4 * N + BESIDE),
+    Case("pack_ids(4000)", 0.0, lambda i: 4 * N + 12 * (ROWS + B) // 8 + ROWS // 8),
+    Case("fp16", 2**-11, lambda i: 2 * N + BESIDE),
+    Case("bf16", 2**-8, lambda i: 2 * N + BESIDE),
+    Case("fp8", 0.03, lambda i: N + 4 * ROWS + BESIDE, D),
+    Case("fp8(e5m2)", 0.06, lambda i: N + 4 * ROWS + BESIDE, D),
+    Case("int8(tensor)", 0.01, lambda i: N + 4 + BESIDE, N),
+    Case("int8(row)", 0.006, lambda i: N + 4 * ROWS + BESIDE, D),
+    Case("int8(64)", 0.007, lambda i: N + 4 * (N // 64) + BESIDE, 64),
+    Case("int8(64,stochastic)", 0.01, lambda i: N + 4 * (N // 64) + BESIDE, 64),
+    Case("int4(tensor)", 0.17, lambda i: N // 2 + 4 + BESIDE, N),
+    Case("int4(row)", 0.11, lambda i: N // 2 + 4 * ROWS + BESIDE, D),
+    Case("int4(64)", 0.12, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64),
+    Case("int4(64,stochastic)", 0.18, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64),
+    Case("int8(row)|fp16", 0.006, lambda i: N + 2 * ROWS + BESIDE, D),
+    Case("hadamard", 5e-7, lambda i: 4 * N + BESIDE, 8, SUMS, SUMS),
+    Case(
+        "hadamard|int4(64)",
+        0.12,
+        lambda i: N // 2 + 4 * (N // 64) + BESIDE,
+        64,
+        0.15,  # a sum that rounds the other way moves a value by a step of 1/7
+        0.15,
+    ),
+    Case("svd(0.6)", 0.5, lambda i: 4 * B * 9 * (L + D) + BESIDE, L * D, SUMS, SUMS),
+    Case("svd(0.6,true)", 0.5, lambda i: 4 * 14 * (ROWS + D) + BESIDE, N, SUMS, SUMS),
+    Case(
+        "svd(0.6,send=usv)",
+        0.5,
+        lambda i: 4 * B * 9 * (L + D + 1) + BESIDE,
+        L * D,
+        SUMS,
+        SUMS,
+    ),
+    Case("svd(1)", 4e-6, lambda i: 4 * B * 16 * (L + D) + BESIDE, L * D, SUMS, SUMS),
+    Case(
+        "svd(0.6)|fp16", 0.5, lambda i: 2 * B * 9 * (L + D) + BESIDE, L * D, 1e-3, 1e-3
+    ),
+    Case("subspace(12)", 0.75, lambda i: 4 * 12 * (ROWS + D) + BESIDE, N, 1e-5, 1e-5),
+    Case("top_k(0.01)", 0.97, lambda i: 4 * 30 + -(-30 * 12 // 8) + BESIDE),
+    Case("top_k(0.25)", 0.6, lambda i: N + N // 8 + BESIDE),
+    Case(
+        "pack_tokens",
+        0.0,
+        lambda i: SLOTS[i] * (4 * D + 4) + MASK // 8 + INDEX,
+    ),
+    Case(
+        "pack_tokens|svd(0.5)|fp16",
+        0.6,
+        lambda i: (
+            2 * min(SLOTS[i], D) // 2 * (SLOTS[i] + D)
+            + 4 * SLOTS[i]
+            + MASK // 8
+            + INDEX
+        ),
+        N,
+        1e-3,
+        1e-3,
+    ),
+    Case(
+        "pack_tokens|int4(row)",
+        0.11,
+        lambda i: SLOTS[i] * (D // 2 + 4 + 4) + MASK // 8 + INDEX,
+        D,
+    ),
+    Case("error_feedback(top_k(0.25)|fp16)", 1.5, lambda i: N // 2 + N // 8 + BESIDE),
+    Case(
+        "error_feedback(int4(64))",
+        0.2,
+        lambda i: N // 2 + 4 * (N // 64) + BESIDE,
+        64,
+    ),
+    Case(
+        "delta(int4(64),20)",
+        0.03,
+        lambda i: (4 * N + BESIDE, N // 2 + 4 * (N // 64) + BESIDE)[i],
+    ),
+    Case(
+        "delta(svd(0.5)|bf16,20)|zstd",
+        0.1,
+        lambda i: (4 * N + BESIDE, 2 * B * 8 * (L + D) + BESIDE)[i],
+        eager=1e-3,
+        shards=1e-3,
+    ),
+    Case(
+        "delta(pack_tokens|int8(row),20)",
+        0.001,
+        lambda i: (
+            4 * N + BESIDE,
+            *(slots * (D + 4 + 4) + MASK // 8 + INDEX for slots in SLOTS),
+        )[i],
+    ),
+    Case(
+        "from_step(3,int8(row))",
+        0.006,
+        lambda i: (4 * N + BESIDE, N + 4 * ROWS + BESIDE)[i],
+    ),
+    Case(
+        "from_step(2,error_feedback(int8(64,stochastic)),2)",
+        0.02,
+        lambda i: (4 * N + BESIDE, N + 4 * (N // 64) + BESIDE)[i],
+    ),
+]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.string)
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    """Hidden states that change a little from step to step, and what is beside them."""
+    base, new = (np.random.RandomState(seed).randn(B, L, D) for seed in (0, step + 1))
+    return {
+        "h": (base + 0.1 * new).astype(np.float32),
+        "ids": np.random.RandomState(step).randint(0, 4000, (B, L)).astype(np.int32),
+        "index": np.arange(5, 5 + B, dtype=np.int32),
+        "mask": np.arange(L) < np.array(LENGTHS)[:, None],
+    }
+
+
+def spec_of(arrays: Any) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
+
+
+def numbers(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def difference(case: Case, arrays: Any, got: Any, name: str = "h") -> float:
+    """Relative error, without padding where that does not cross."""
+    pair = [np.asarray(each[name]).astype(np.float64) for each in (arrays, got)]
+    if "pack_tokens" in case.string:
+        pair = [each[arrays["mask"]] for each in pair]
+    return np.linalg.norm(pair[1] - pair[0]) / np.linalg.norm(pair[0])
+
+
+class Functions:
+    """A codec, and its functions compiled once for all tests."""
+
+    def __init__(self, string: str, jit: bool = True):
+        wrap = jax.jit if jit else (lambda function: function)
+        self.codec = codecs.from_string(string)
+        self.options = codec_lib.fixed(self.codec)
+        self.encoders = [wrap(option.encode) for option in self.options]
+        self.decoders = [wrap(option.decode) for option in self.options]
+
+
+compiled = functools.cache(Functions)
+
+
+class Line:
+    """A sender, and a receiver that is given bytes and an option's number."""
+
+    def __init__(self, string: str, spec: Any, jit: bool = True):
+        self.functions = compiled(string, jit)
+        self.codec, self.spec = self.functions.codec, spec
+        self.sender, self.receiver = self.codec.init(spec), self.codec.init(spec)
+
+    def encode(self, arrays: Any) -> tuple[Any, int]:
+        option = self.codec.choose(arrays, self.sender) if self.codec.choose else 0
+        payload, self.sender = self.functions.encoders[option](arrays, self.sender)
+        return payload, option
+
+    def decode(self, buffers: list[bytes], option: int) -> Any:
+        """Rebuilds the payload from what both ends know."""
+        planned = codec_lib.payload_spec(self.functions.options[option], self.spec)
+        leaves = [
+            np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
+            for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
+        ]
+        payload = jax.tree.unflatten(jax.tree.structure(planned), leaves)
+        arrays, self.receiver = self.functions.decoders[option](payload, self.receiver)
+        return arrays
+
+    def send(self, arrays: Any) -> tuple[Any, int, int]:
+        """What arrives, the option, and the bytes on the wire."""
+        payload, option = self.encode(arrays)
+        buffers = [leaf.tobytes() for leaf in numbers(payload)]
+        return self.decode(buffers, option), option, sum(map(len, buffers))
+
+
+@functools.cache
+def stream(case: Case) -> tuple[Line, list]:
+    """A line after STEPS tensors, and what arrived: (arrays, option, bytes)."""
+    line = Line(case.string, spec_of(batch(0)))
+    return line, [line.send(batch(step)) for step in range(STEPS)]
+
+
+@each_case
+def test_shapes_dtypes_and_what_is_no_float_come_back(case):
+    for step, (arrays, _, _) in enumerate(stream(case)[1]):
+        assert spec_of(arrays) == spec_of(batch(step))
+        np.testing.assert_array_equal(arrays["mask"], batch(step)["mask"])
+        np.testing.assert_array_equal(arrays["index"], batch(step)["index"])
+        ids = batch(step)["ids"]
+        if "pack_tokens" in case.string and not (step == 0 and "delta" in case.string):
+            ids = ids * batch(step)["mask"]
+        np.testing.assert_array_equal(arrays["ids"], ids)
+
+
+@each_case
+def test_the_error_stays_within_its_bound(case):
+    for step, (arrays, _, _) in enumerate(stream(case)[1]):
+        error = difference(case, batch(step), arrays)
+        assert error <= case.error
+    # A bound that is far too wide would show nothing.
+    assert error >= case.error / 12
+
+
+@each_case
+def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
+    line, sent = stream(case)
+    for _, option, nbytes in sent:
+        assert nbytes == case.nbytes(option)
+    largest = max(case.nbytes(option) for option in range(len(line.functions.options)))
+    whole = 4 * N + BESIDE
+    assert codec_lib.ratio(line.codec, line.spec) == pytest.approx(largest / whole)
+
+
+@each_case
+def test_jit_equals_eager(case):
+    eager = Line(case.string, spec_of(batch(0)), jit=False)
+    for step, (arrays, option, nbytes) in enumerate(stream(case)[1]):
+        same, its_option, its_nbytes = eager.send(batch(step))
+        assert (option, nbytes) == (its_option, its_nbytes)
+        np.testing.assert_allclose(
+            same["h"], arrays["h"], rtol=0, atol=case.eager * np.abs(arrays["h"]).max()
+        )
+
+
+@each_case
+def test_zeros_come_back_as_zeros(case):
+    line = Line(case.string, spec_of(batch(0)))
+    for _ in range(2):
+        zeros = batch(0) | {"h": np.zeros((B, L, D), np.float32)}
+        np.testing.assert_array_equal(line.send(zeros)[0]["h"], zeros["h"])
+
+
+@each_case
+def test_nan_and_inf_are_never_silently_finite(case):
+    arrays = batch(0)
+    arrays["h"][1, 2, 3], arrays["h"][6, 1, 5] = np.nan, -np.inf
+    got = np.asarray(Line(case.string, spec_of(arrays)).send(arrays)[0]["h"])
+    if case.bad == 1:
+        assert np.isnan(got[1, 2, 3])
+        assert got[6, 1, 5] == -np.inf
+        assert np.isfinite(got).sum() == N - 2
+        return
+    spread = np.zeros((B, L, D), bool)
+    spread[1, 2, 3] = spread[6, 1, 5] = True
+    groups = spread.reshape(-1, case.bad)
+    groups[:] = groups.any(axis=1, keepdims=True)
+    if "pack_tokens" in case.string:
+        spread &= arrays["mask"][..., None]
+    np.testing.assert_array_equal(np.isnan(got), spread)
+    assert not np.isinf(got).any()
+
+
+@each_case
+def test_it_recovers_from_a_tensor_with_nan(case):
+    line = Line(case.string, spec_of(batch(0)))
+    bad = batch(0)
+    bad["h"][1, 2, 3] = np.nan
+    for arrays in (batch(0), bad, batch(1), batch(2)):
+        got = line.send(arrays)[0]
+    assert np.isfinite(got["h"]).all()
+
+
+@each_case
+def test_the_same_payload_decodes_to_the_same_arrays(case):
+    line = Line(case.string, spec_of(batch(0)))
+    payload, option = line.encode(batch(0))
+    first, _ = line.functions.decoders[option](payload, line.receiver)
+    second, _ = line.functions.decoders[option](payload, line.receiver)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@each_case
+def test_what_the_sender_takes_the_receiver_to_have_is_what_it_has(case):
+    """Bit for bit, over the whole stream: a difference would grow step by step."""
+    sender, receiver = stream(case)[0].sender, stream(case)[0].receiver
+    for ours, theirs in zip(mirrors(sender), mirrors(receiver), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def mirrors(state: Any) -> list[Any]:
+    """The parts of a state that both ends have alike."""
+    found = []
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: hasattr(node, "decode"))
+    for node in nodes:
+        if hasattr(node, "decode"):
+            found.append(node.decode)
+        if hasattr(node, "seen"):
+            found += [node.values, node.seen]
+    return found
+
+
+STATEFUL = [
+    case
+    for case in CASES
+    if any(
+        word in case.string
+        for word in ("stochastic", "subspace", "error_feedback", "delta", "from_step")
+    )
+]
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=lambda case: case.string)
+def test_the_state_of_both_ends_survives_a_checkpoint(case, tmp_path):
+    uncut = stream(case)[1]
+    before = Line(case.string, spec_of(batch(0)))
+    for step in range(2):
+        before.send(batch(step))
+    state = {"sender": before.sender, "receiver": before.receiver}
+    state = jax.tree.map(jnp.asarray, state)
+    checkpoint.save(tmp_path, 2, state, {}, keep=1)
+    like = checkpoint.abstract(state, jax.tree.map(lambda leaf: leaf.sharding, state))
+    restored, _ = checkpoint.restore(tmp_path, 2, like)
+    resumed = Line(case.string, spec_of(batch(0)))
+    resumed.sender, resumed.receiver = restored["sender"], restored["receiver"]
+    for step in range(2, STEPS):
+        arrays, option, _ = resumed.send(batch(step))
+        assert option == uncut[step][1]
+        jax.tree.map(np.testing.assert_array_equal, arrays, uncut[step][0])
+
+
+def odd_sizes(case: Case) -> dict[str, np.ndarray]:
+    random = np.random.RandomState(3)
+    shapes = {"h": (3, 5, 7), "g": (3, 5, 7), "f": (3, 1)}
+    if "delta" not in case.string:
+        shapes |= {"one": (1,), "vector": (33,), "scalar": (), "column": (7, 1)}
+    arrays = {
+        name: np.asarray(random.randn(*shape), np.float32)
+        for name, shape in shapes.items()
+    }
+    arrays["g"] = np.asarray(jnp.asarray(arrays["g"], jnp.bfloat16))
+    arrays["f"] = arrays["f"].astype(np.float16)
+    return arrays | {
+        "ids": np.arange(15, dtype=np.int32).reshape(3, 5),
+        "index": np.arange(3, dtype=np.int32),
+        "mask": np.arange(5) < np.array([[5], [0], [2]]),
+    }
+
+
+@each_case
+def test_odd_sizes_and_short_types_come_back(case):
+    arrays = odd_sizes(case)
+    line = Line(case.string, spec_of(arrays))
+    for _ in range(2):
+        got, _, _ = line.send(arrays)
+        assert spec_of(got) == spec_of(arrays)
+        assert all(difference(case, arrays, got, name) < 1 for name in ("h", "g"))
+
+
+@each_case
+def test_a_batch_sharded_over_four_devices_gives_the_same(case):
+    rows = mesh_lib.batch_sharding(mesh_lib.make_mesh(jax.devices()))
+    line = Line(case.string, spec_of(batch(0)))
+    for step in range(2):
+        got = line.send(jax.device_put(batch(step), rows))[0]["h"]
+        want = stream(case)[1][step][0]["h"]
+        np.testing.assert_allclose(
+            got, want, rtol=0, atol=case.shards * np.abs(want).max()
+        )
+
+
+def test_every_name_is_in_the_list():
+    strings = "|".join(case.string for case in CASES)
+    assert [name for name in codecs.NAMES if name not in strings] == []
+
+
+def test_a_chain_equals_doing_it_by_hand():
+    svd, int8, fp16 = codecs.svd(0.6), codecs.int8(64, "stochastic"), codecs.fp16()
+    chained = codecs.chain(svd, int8, fp16)
+    h = batch(0)["h"]
+    payload, state = chained.encode(h, chained.init(h))
+    factors, _ = svd.encode(h, ())
+    codes, _ = int8.encode(factors, int8.init(factors))
+    short, _ = fp16.encode(codes, ())
+    jax.tree.map(np.testing.assert_array_equal, payload, short)
+    by_hand = fp16.decode(short, ())[0]
+    by_hand = svd.decode(int8.decode(by_hand, ())[0], ())[0]
+    np.testing.assert_array_equal(chained.decode(payload, state)[0], by_hand)
+
+
+def test_a_codec_twice_in_a_chain_undoes_itself_twice():
+    for string in ("int8(row)|int8(tensor)", "svd(0.5)|svd(0.5)", "fp16|bf16|fp16"):
+        line = Line(string, spec_of(batch(0)))
+        assert spec_of(line.send(batch(0))[0]) == spec_of(batch(0))

@@ -1,0 +1,133 @@
+"""Codecs over a link: options, state, lossless coding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import zstandard
+
+from nebula_jax.communication import channels, codec, entropy, frames, protocol
+
+
+class Loop:
+    """A carrier from a sender to a receiver in one process."""
+
+    def __init__(self):
+        self.peer = frames.Hello("generator:0", "0.1", {})
+        self.sent = []
+
+    def put_tensor(self, message):
+        self.sent.append(message)
+
+    def take_tensor(self, channel):
+        message = self.sent.pop(0)
+        buffers = [np.frombuffer(bytes(each), np.uint8) for each in message.buffers]
+        if self.has_table:  # which the protocol has read
+            buffers = buffers[1:]
+        return frames.Tensor(
+            message.channel, message.step, message.micro_batch, buffers, message.option
+        )
+
+    has_table = False
+
+
+def ends(spec, each):
+    loop = Loop()
+    loop.has_table = each.zstd is not None
+    sender = channels.Sender(loop, 0, "h", spec, each)
+    return loop, sender, channels.Receiver(loop, 0, "h", spec, each, None)
+
+
+def halves_or_whole():
+    """A codec of two shapes: the first half alone where the rest is zeros."""
+
+    def option(size):
+        return codec.Codec(
+            init=lambda spec: jnp.zeros((), jnp.int32),
+            encode=lambda x, n: (x[:size], n + 1),
+            decode=lambda x, n: (jnp.pad(x, (0, 8 - size)), n + 1),
+        )
+
+    return codec.choice(
+        [option(4), option(8)], lambda x, state: int(np.any(np.asarray(x)[4:]))
+    )
+
+
+def test_the_option_chosen_by_the_sender_is_the_one_that_is_decoded():
+    spec = jax.ShapeDtypeStruct((8,), jnp.float32)
+    loop, sender, receiver = ends(spec, halves_or_whole())
+    short = np.array([1, 2, 3, 4, 0, 0, 0, 0], np.float32)
+    whole = np.arange(8, dtype=np.float32)
+    for step, array in enumerate((short, whole, short)):
+        sender.send(step, array)
+        assert sum(map(len, loop.sent[0].buffers)) == (32 if array is whole else 16)
+        np.testing.assert_array_equal(receiver.recv(step), array)
+    assert int(sender.state) == int(receiver.state) == 3
+
+
+ZSTD = codec.identity()._replace(zstd=1)
+SPEC = {
+    "even": jax.ShapeDtypeStruct((5000,), jnp.int32),
+    "noise": jax.ShapeDtypeStruct((5000,), jnp.float32),
+}
+
+
+def arrays(seed):
+    random = np.random.RandomState(seed)
+    noise = random.randint(0, 2**32, 5000, dtype=np.uint32).view(np.float32)
+    return {"even": np.arange(5000, dtype=np.int32) // 100, "noise": noise}
+
+
+def test_lossless_coding_gives_back_every_bit_and_leaves_noise_alone():
+    loop, sender, receiver = ends(SPEC, ZSTD)
+    for step in range(20):
+        sender.send(step, arrays(step))
+        table, even, noise = loop.sent[0].buffers
+        assert list(table.view(">u8")) == [len(even), len(noise)]
+        assert len(even) < 2000
+        assert len(noise) == 20_000
+        received = receiver.recv(step)
+        for name, array in arrays(step).items():
+            assert np.asarray(received[name]).tobytes() == array.tobytes()
+
+
+def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
+    compressor, tried = entropy.Compressor(1), []
+    compress = compressor._zstd.compress
+
+    class Counted:
+        def compress(self, buffer):
+            tried.append(len(buffer))
+            return compress(buffer)
+
+    compressor._zstd = Counted()
+    noise = np.random.RandomState(0).bytes(4096)
+    for _ in range(200):
+        compressor.compress([np.frombuffer(noise, np.uint8)])
+    assert 5 <= len(tried) <= 10
+
+
+@pytest.mark.parametrize(
+    ("coded", "words"),
+    [
+        (zstandard.compress(bytes(1001)), "more bytes than the planned 1000"),
+        (zstandard.compress(bytes(1 << 26)), "more bytes than the planned 1000"),
+        (zstandard.compress(bytes(999)), "fewer bytes than the planned 1000"),
+        (zstandard.compress(bytes(1000))[:-3], "zstd|fewer"),
+        (b"neither zstd nor anything", "zstd cannot decode"),
+        (b"", "fewer"),
+    ],
+)
+def test_bytes_that_do_not_decode_to_the_plan_are_refused(coded, words):
+    with pytest.raises(entropy.EntropyError, match=words):
+        entropy.Decompressor().decompress([np.frombuffer(coded, np.uint8)], [1000])
+
+
+def test_the_far_end_names_who_sent_what_cannot_be_decoded():
+    loop, sender, receiver = ends(SPEC, ZSTD)
+    sender.send(3, arrays(0))
+    message = loop.sent[0]
+    message.buffers[1] = np.frombuffer(b"x" * 50, np.uint8)
+    words = "generator:0 sent bytes that zstd cannot decode: .*, as h of step 3"
+    with pytest.raises(protocol.RemoteProtocolError, match=words):
+        receiver.recv(3)

@@ -1,0 +1,238 @@
+"""Exactly once, across reconnects: real sockets, and a line that breaks on purpose."""
+
+import concurrent.futures
+import contextlib
+import random
+import socket
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from breakable_line import Proxy
+
+from nebula_jax.communication import bridge, codec, frames, protocol, wan
+from nebula_jax.security import tls
+
+SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
+
+
+def hello(cluster):
+    return frames.Hello(cluster, "0.1", {})
+
+
+def value(step, side):
+    return np.random.RandomState(2 * step + side).randn(40_000).astype(np.float32)
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+class Line:
+    """Both links, the proxy between them, and what they told the log."""
+
+    def __init__(self, stack, pool, server=None, client=None, **settings):
+        settings = {"peer_timeout": 5.0, "reconnect_timeout": 20.0} | settings
+        self.said = []
+        self.listener = stack.enter_context(
+            bridge.Listener(
+                bridge.listen(("127.0.0.1", 0)),
+                hello("discriminator"),
+                log=self.said.append,
+                **{"tls": None} | (server or {}) | settings,
+            )
+        )
+        self.proxy = Proxy(self.listener.address)
+        stack.callback(self.proxy.close)
+        coming = pool.submit(
+            bridge.connect,
+            self.proxy.address,
+            hello("generator:0"),
+            connect_timeout=5.0,
+            peer="discriminator",
+            log=self.said.append,
+            **{"tls": None} | (client or {}) | settings,
+        )
+        self.here, self.there = self.listener.accept(5.0), coming.result(5.0)
+
+    def talk(self, pool, steps, disturb):
+        """Tensors both ways and step tokens, while `disturb(step)` does its worst."""
+        outgoing = self.there.sender("up", SPEC, codec.identity())
+        back = self.there.receiver("down", SPEC, codec.identity())
+        incoming = self.here.receiver("up", SPEC, codec.identity())
+        reply = self.here.sender("down", SPEC, codec.identity())
+
+        def connector():
+            with self.there:
+                self.there.wait_for_welcome(5.0)
+                for step in range(1, steps + 1):
+                    outgoing.send(step, value(step, 0))
+                    if step > 2:
+                        np.testing.assert_array_equal(
+                            back.recv(step - 2), value(step - 2, 1)
+                        )
+                    self.there.wait_for_step(step - 2)
+                for step in (steps - 1, steps):
+                    np.testing.assert_array_equal(back.recv(step), value(step, 1))
+
+        far = pool.submit(connector)
+        with self.here:
+            self.here.welcome(0)
+            for step in range(1, steps + 1):
+                disturb(step)
+                np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
+                reply.send(step, value(step, 1))
+                self.here.step_done(step)
+        far.result(30.0)
+
+
+@pytest.fixture
+def line(pool):
+    with contextlib.ExitStack() as stack:
+        yield lambda **settings: Line(stack, pool, **settings)
+
+
+def credentials(tmp_path, encrypted):
+    if not encrypted:
+        return {}
+    tls.issue_for_run(tmp_path, ["discriminator", "generator:0", "generator:1"])
+    return {
+        "server": {"tls": tls.server_contexts(tmp_path / "discriminator")},
+        "client": {"tls": tls.client_contexts(tmp_path / "generator-0")},
+    }
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
+    tmp_path, line, pool, encrypted
+):
+    line = line(**credentials(tmp_path, encrypted))
+    is_done = threading.Event()
+
+    def break_it():
+        rng = random.Random(0)
+        while not is_done.wait(rng.uniform(0.02, 0.3)):
+            line.proxy.cut()
+
+    breaking = pool.submit(break_it)
+    try:
+        line.talk(pool, 40, lambda step: time.sleep(0.03))
+    finally:
+        is_done.set()
+        breaking.result()
+    assert line.proxy.connections > 3
+    assert any("waiting for it to come back" in said for said in line.said)
+    assert any("is back after" in said for said in line.said)
+    received = line.here.ledger["received Tensor[0]"][0]
+    assert received == 40  # what came twice in part was whole once
+
+
+@pytest.mark.parametrize("holes", [("up",), ("down",), ("up", "down")])
+def test_a_half_open_connection_is_noticed_and_replaced(line, pool, holes):
+    line = line(peer_timeout=0.5)
+
+    def disturb(step):
+        if step == 4:
+            line.proxy.swallow(*holes)
+
+    start = time.monotonic()
+    line.talk(pool, 8, disturb)
+    assert time.monotonic() - start < 5.0
+    assert line.proxy.connections == 2
+    assert any("has been silent for" in said for said in line.said)
+
+
+def test_a_slow_line_that_still_moves_is_never_cut_off(line, pool):
+    line = line(peer_timeout=0.4)
+
+    def disturb(step):
+        if step == 2:
+            line.proxy.limit(300_000)  # a tensor takes half a second
+
+    line.talk(pool, 4, disturb)
+    assert line.proxy.connections == 1
+
+
+def test_a_cut_of_the_emulated_line_is_survived(line, pool):
+    lines = wan.from_string("50mbit,1ms,cut=1.5s@0.2s")
+    line = line(
+        peer_timeout=0.5, server={"line": lines.down}, client={"line": lines.up}
+    )
+    line.talk(pool, 12, lambda step: time.sleep(0.03))
+    assert line.proxy.connections > 1
+
+
+def test_a_line_that_stays_broken_ends_both_sides_in_words(line, pool):
+    line = line(reconnect_timeout=0.6)
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.proxy.refuse()
+    line.proxy.cut()
+    start = time.monotonic()
+    words = r"no new connection came about within 0\.6 s \(--reconnect_timeout\)"
+    waiting = pool.submit(line.there.wait_for_step, 1)
+    with pytest.raises(protocol.PeerGone, match=f"generator:0.* {words}"):
+        line.here.wait_for_step(1)
+    with pytest.raises(protocol.PeerGone, match=f"discriminator.* {words}"):
+        waiting.result(5.0)
+    assert time.monotonic() - start < 3.0
+
+
+def test_a_listener_that_was_started_anew_says_so(line, pool):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.listener._sessions.clear()
+    line.proxy.cut()
+    with pytest.raises(protocol.PeerAborted, match="knows nothing of this session"):
+        line.there.wait_for_step(1)
+    line.here.abort("done")
+
+
+def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    ending = pool.submit(line.here.close)
+    time.sleep(0.2)  # its End has come, ours has not
+    line.proxy.cut()
+    line.there.close()
+    ending.result(10.0)
+
+
+def test_a_session_cannot_be_taken_over_with_another_certificate(tmp_path, line, pool):
+    line = line(**credentials(tmp_path, True))
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    context = tls.client_contexts(tmp_path / "generator-1")()
+    opening = frames.encode(frames.Open(line.there.session, 2), 0, 1)
+    raw = socket.create_connection(line.listener.address)
+    with context.wrap_socket(raw, server_hostname="discriminator") as thief:
+        thief.sendall(opening[0])
+        assert thief.recv(100) == b""
+    assert any("came back with another certificate" in said for said in line.said)
+    line.here.step_done(1)
+    line.there.wait_for_step(1)
+    assert line.proxy.connections == 1
+    line.here.abort("done")
+    line.there.abort("done")
+
+
+def test_an_older_connection_does_not_replace_a_newer_one(line, pool):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    raw = socket.create_connection(line.listener.address)
+    raw.sendall(frames.encode(frames.Open(line.there.session, 1), 0, 1)[0])
+    assert raw.recv(100) == b""
+    assert any("connection 1 of a session at connection 1" in s for s in line.said)
+    line.here.step_done(1)
+    line.there.wait_for_step(1)
+    line.here.abort("done")
+    line.there.abort("done")
+    raw.close()

@@ -1,0 +1,26 @@
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import clusters
+from nebula_jax.security import tls
+from scripts import issue_certificates
+
+
+def test_each_cluster_gets_credentials_that_load(tmp_path, capsys):
+    flags.FLAGS(["test"])
+    out = tmp_path / "credentials"
+    names = ["discriminator", "generator:0"]
+    with flagsaver.flagsaver(out=str(out), clusters=names):
+        assert issue_certificates.main() == 0
+        with pytest.raises(clusters.FlagError, match="is there already"):
+            issue_certificates.main()
+    tls.server_contexts(out / "discriminator")()
+    tls.client_contexts(out / "generator-0")()
+    assert f"--tls={out / 'generator-0'}" in capsys.readouterr().out
+
+
+def test_names_are_needed():
+    flags.FLAGS(["test"])
+    with pytest.raises(clusters.FlagError, match="are needed"):
+        issue_certificates.main()
