@@ -325,9 +325,9 @@ class Listener:
         except Mismatch as error:
             self._came.put(error)
         except (OSError, errors.NebulaError) as error:
-            sock.close()
             if not self._is_closed:
                 self._log(f"dropped a connection from {host}: {error}")
+            sock.close()
         finally:
             self._handshakes.release()
 

@@ -12,7 +12,7 @@ import numpy as np
 import zstandard
 
 from nebula_jax import errors
-from nebula_jax.communication import protocol
+from nebula_jax.communication import assembly
 
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
@@ -83,7 +83,7 @@ class Decompressor:
 
     def _decoded(self, buffer: np.ndarray, size: int) -> np.ndarray:
         # Not `decompress(max_output_size=)`: it obeys the size that the bytes claim.
-        out = protocol.aligned_empty(size)
+        out = assembly.aligned_empty(size)
         count, view = 0, memoryview(out)
         try:
             with self._zstd.stream_reader(buffer, read_across_frames=False) as reader:

@@ -76,21 +76,21 @@ class Welcome:
     step: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One encoded pytree: its leaves' bytes, one flat byte buffer each.
 
     On a channel with zstd a table of their lengths on the wire, 8 bytes each, comes
     first; the length of the plan means: as it is.
     """
 
-    LAYOUT: ClassVar = struct.Struct("!HQIB")
     channel: int
     step: int
     micro_batch: int
     buffers: Sequence[Any]
     option: int = 0
     """Which of the shapes that the channel's codec offers."""
+
+    LAYOUT = struct.Struct("!HQIB")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +134,11 @@ class Abort:
 Message = Hello | Welcome | Tensor | StepDone | Stop | Ping | End | Abort | Open
 KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort, Open)
 UNNUMBERED = (Open, Ping, Abort)
+_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+
+# Head and typed header of a tensor at once: most frames are one.
+TENSOR = struct.Struct(HEAD.format + Tensor.LAYOUT.format.removeprefix("!"))
+TENSOR_START = (MAGIC, VERSION, _NUMBER[Tensor], Tensor.LAYOUT.size)
 
 
 class Head(NamedTuple):
@@ -145,6 +150,12 @@ class Head(NamedTuple):
     payload_bytes: int
 
 
+def tensor_bytes(message: Tensor) -> int:
+    """Bytes of its buffers together."""
+    buffers = message.buffers
+    return len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+
+
 def encode(message: Message, sequence: int, taken: int) -> list[Any]:
     """The frame of a message as a list of buffers; a large tensor is not copied.
 
@@ -153,31 +164,33 @@ def encode(message: Message, sequence: int, taken: int) -> list[Any]:
       sequence: its number; 0 for one of UNNUMBERED.
       taken: numbered frames received so far.
     """
-    fields, payload = [], []
+    kind = type(message)
+    if kind is Tensor:
+        channel, step, micro_batch, payload, option = message
+        size = tensor_bytes(message)
+        start = TENSOR.pack(
+            *TENSOR_START, sequence, taken, size, channel, step, micro_batch, option
+        )
+    else:
+        fields, payload = _parts(message)
+        size, layout = sum(map(len, payload)), kind.LAYOUT
+        start = HEAD.pack(
+            MAGIC, VERSION, _NUMBER[kind], layout.size, sequence, taken, size
+        ) + layout.pack(*fields)
+    return [b"".join((start, *payload))] if size <= JOINED_BYTES else [start, *payload]
+
+
+def _parts(message: Message) -> tuple[Sequence[Any], Sequence[bytes]]:
+    """The fields of a message's typed header, and its payload."""
     if isinstance(message, Hello):
-        payload = [_hello_bytes(message)]
-    elif isinstance(message, Abort):
-        payload = [message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]]
-    elif isinstance(message, Tensor):
-        fields = [message.channel, message.step, message.micro_batch, message.option]
-        payload = [memoryview(buffer) for buffer in message.buffers]
-    elif isinstance(message, Welcome | StepDone | Stop):
-        fields = [message.step]
-    elif isinstance(message, Open):
-        fields = [message.session, message.epoch]
-    payload_bytes = sum(map(len, payload))
-    head = HEAD.pack(
-        MAGIC,
-        VERSION,
-        KINDS.index(type(message)),
-        message.LAYOUT.size,
-        sequence,
-        taken,
-        payload_bytes,
-    ) + message.LAYOUT.pack(*fields)
-    if payload_bytes <= JOINED_BYTES:
-        return [b"".join([head, *payload])]
-    return [head, *payload]
+        return (), (_hello_bytes(message),)
+    if isinstance(message, Abort):
+        return (), (message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES],)
+    if isinstance(message, Welcome | StepDone | Stop):
+        return (message.step,), ()
+    if isinstance(message, Open):
+        return (message.session, message.epoch), ()
+    return (), ()
 
 
 def decode_head(data: bytes) -> Head:

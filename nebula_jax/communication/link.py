@@ -10,9 +10,9 @@ import collections
 import secrets
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -57,14 +57,13 @@ class Link:
             log=log,
         )
         self._inbox: dict[int, collections.deque[frames.Tensor]] = {}
-        self._count = threading.Lock()
-        self._unread = self._unread_bytes = 0
         self._senders = 0
         self._peer_hello: frames.Hello | None = None
         self._welcome: int | None = None
         self._stop: int | None = None
         self._step_done = 0
-        self._is_waiting = self._is_closing = self._has_peer_ended = False
+        self._is_closing = self._has_peer_ended = False
+        self._waiting: list[str] = []  # for what; one entry per caller who waits
         self.waited = 0.0
         """Seconds that the main thread spent waiting for the peer or the line."""
         self.certificate_names: set[str] | None = None
@@ -103,8 +102,7 @@ class Link:
     @property
     def ledger(self) -> dict[str, list[int]]:
         """`sent Tensor[0]` and so on -> [frames, bytes], heads included."""
-        entries = list(self._connection.ledger.items())  # the thread adds to it
-        return {kind: list(entry) for kind, entry in entries}
+        return self._connection.ledger
 
     def bytes_moved(self, direction: str) -> int:
         """All bytes `sent` or `received` so far, below TLS and TCP."""
@@ -175,7 +173,7 @@ class Link:
         self._is_closing = True
         try:
             self._pump.say(frames.End())
-            self._pump.wait(lambda: False)  # for the session to be over
+            self._pump.wait(lambda: False, past_end=True)  # for the session to be over
         finally:
             self._pump.join()
         self._pump.check()
@@ -197,9 +195,9 @@ class Link:
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while the peer has too much to take."""
-        self._wait(lambda: self._pump.has_window or self._is_flooded())
-        self._check_flood("while it takes none of ours")
-        self._pump.say(message, sum(map(len, message.buffers)))
+        if not self._pump.has_window:
+            self._wait(lambda: self._pump.has_window, what="room for a tensor of ours")
+        self._pump.say(message, frames.tensor_bytes(message))
 
     def take_tensor(self, channel: int) -> frames.Tensor:
         """The next tensor of a channel; waits for it.
@@ -209,68 +207,57 @@ class Link:
         """
         inbox = self._inbox[channel]
         if not inbox:
-            self._wait(lambda: bool(inbox) or self._is_flooded())
-            if not inbox:
-                self._check_flood(f"none on channel {channel}")
+            self._wait(inbox.__len__, what=f"one on channel {channel}")
         message = inbox.popleft()
-        self._count_unread(-1, message)
         self._pump.room_was_made()
         return message
 
-    def _count_unread(self, sign: int, message: frames.Tensor) -> None:
-        with self._count:
-            self._unread += sign
-            self._unread_bytes += sign * sum(map(len, message.buffers))
-
-    def _is_flooded(self) -> bool:
-        return self._unread >= MAX_UNREAD_WHILE_WAITING
-
-    def _check_flood(self, what: str) -> None:
-        if self._is_flooded():
-            raise protocol.RemoteProtocolError(
-                f"{self._connection.peer} sent {MAX_UNREAD_WHILE_WAITING} tensors that"
-                f" nobody waits for, {what}"
-            )
-
     def _wait(
-        self, predicate: Callable[[], bool], timeout: float | None = None, what=""
+        self, predicate: Callable[[], Any], timeout: float | None = None, what: str = ""
     ) -> None:
         """Waits for something that only the peer can bring about."""
-        if predicate():
-            return
         start = time.monotonic()
-        self._is_waiting = True
+        self._waiting.append(what)
         try:
-            self._pump.wait(lambda: predicate() or self._has_peer_ended, timeout)
+            if self._pump.wait(predicate, timeout):
+                return
         finally:
-            self._is_waiting = False
-        self.waited += time.monotonic() - start
-        if predicate():
-            return
+            self._waiting.remove(what)
+            self.waited += time.monotonic() - start
         self._pump.check()
+        peer = self._connection.peer
         if self._has_peer_ended:
+            raise protocol.RemoteProtocolError(f"{peer} said End while more was due")
+        if self._unread() >= MAX_UNREAD_WHILE_WAITING:
             raise protocol.RemoteProtocolError(
-                f"{self._connection.peer} said End while more was due"
+                f"{peer} sent {MAX_UNREAD_WHILE_WAITING} tensors that nobody waits for,"
+                f" while we wait for {what}"
             )
-        raise Timeout(
-            f"{self._connection.peer}: waited {timeout:g} s for {what}"
-            " (--connect_timeout)"
-        )
+        raise Timeout(f"{peer}: waited {timeout:g} s for {what} (--connect_timeout)")
 
     # For the pump: called by whoever moves bytes.
 
     def _has_room(self) -> bool:
         if self._is_closing:
             return True
-        if self._is_waiting:
-            return self._unread < MAX_UNREAD_WHILE_WAITING
-        return self._unread < MAX_UNREAD or self._unread_bytes < MAX_UNREAD_BYTES
+        if self._waiting:
+            return self._unread() < MAX_UNREAD_WHILE_WAITING
+        return self._unread() < MAX_UNREAD or self._unread_bytes() < MAX_UNREAD_BYTES
+
+    def _unread(self) -> int:
+        return sum(map(len, self._inbox.values()))
+
+    def _unread_bytes(self) -> int:
+        return sum(
+            frames.tensor_bytes(message)
+            for inbox in self._inbox.values()
+            for message in inbox.copy()
+        )
 
     def _receive(self, message: frames.Message) -> None:
         match message:
             case frames.Tensor(channel=channel):
                 if not self._is_closing:  # nobody will ask for it any more
-                    self._count_unread(1, message)
                     self._inbox[channel].append(message)
             case frames.End():
                 self._has_peer_ended = True

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.communication import frames
+from nebula_jax.communication import assembly, frames, outgoing
 from nebula_jax.communication.frames import (
     Abort,
     End,
@@ -41,12 +41,7 @@ from nebula_jax.communication.frames import (
     Welcome,
 )
 
-ALIGNMENT = 64  # bytes; XLA takes a host buffer as it is only if aligned so
 PINGS_PER_TIMEOUT = 4  # a peer is heard of this often before it counts as gone
-STAGE_BYTES = 1 << 12  # a small frame is read by one call; a large one's start copied
-WINDOW_BYTES = 16 << 20  # not yet taken; 170 Mbit/s fill half of it in 0.4 s
-WINDOW_TENSORS = 2  # however large: one on its way while the other is acknowledged
-WINDOW_FRAMES = 4096  # however small
 ACK_BYTES = 1 << 20  # taken without a word; small against the window
 ACK_FRAMES = 64
 TABLE_ENTRY_BYTES = 8  # a length in the table of a compressed tensor
@@ -75,6 +70,8 @@ class Role(enum.Enum):
     LISTENER = "listener"
     CONNECTOR = "connector"
 
+    __hash__ = object.__hash__
+
     @property
     def other(self) -> "Role":
         return Role.CONNECTOR if self is Role.LISTENER else Role.LISTENER
@@ -87,6 +84,8 @@ class State(enum.Enum):
     GREETED = "after Hello"
     OPEN = "open"
     ENDED = "after End or Abort"
+
+    __hash__ = object.__hash__  # the tables are asked for every frame
 
 
 # Who speaks -> state of that direction -> what may be said -> next state.
@@ -123,6 +122,8 @@ class Phase(enum.Enum):
     OPENING = "before Open"
     RUNNING = "after Open"
 
+    __hash__ = object.__hash__
+
 
 # Phase -> what the peer may send that is not numbered -> next phase. Numbered frames
 # may come when RUNNING, as far as TRANSITIONS allows them.
@@ -155,32 +156,20 @@ class Connection:
         """
         self.role, self.session = role, session
         self.peer = "the peer"
-        self.ledger: dict[str, list[int]] = {}
-        """`sent Tensor[0]` and so on -> [frames, bytes]; sent again counts again."""
+        self.is_paused = False
+        """Whether nothing more is parsed before `all_planned`."""
+        self.local_state = self.remote_state = State.START
+        """How far each direction has come."""
         self._peer_timeout = peer_timeout
-        self._states = {Role.LISTENER: State.START, Role.CONNECTOR: State.START}
-        self._channels: list[Plan] = []
-        self._events: collections.deque[frames.Message] = collections.deque()
-        # Sequence numbers: _acked <= _cursor <= _said.
-        self._unacked: collections.deque[frames.Message] = collections.deque()
-        self._acked = self._cursor = self._ever_sent = self._said = 0
-        self._unacked_bytes = self._unacked_tensors = 0
+        self._ping_interval = peer_timeout / PINGS_PER_TIMEOUT
+        self._ledger: dict[tuple[str, type, int], list[int]] = {}
+        self._plans: list[Plan] = []
+        self._outgoing = outgoing.Outgoing()
         self._taken = 0
-        # The present connection.
-        self._phase = Phase.NONE
-        self._epoch = 0
-        self._is_paused = False
+        self._recycler = assembly.Recycler()
+        self._events: collections.deque[frames.Message] = collections.deque()
+        self._phase, self._epoch = Phase.NONE, 0
         self._forget_connection()
-
-    @property
-    def local_state(self) -> State:
-        """How far this side's direction has come."""
-        return self._states[self.role]
-
-    @property
-    def remote_state(self) -> State:
-        """How far the peer's direction has come."""
-        return self._states[self.role.other]
 
     @property
     def is_running(self) -> bool:
@@ -193,21 +182,23 @@ class Connection:
         return (
             self.local_state is State.ENDED
             and self.remote_state is State.ENDED
-            and self._acked == self._said
+            and self._outgoing.acked == self._outgoing.said
             and not self._unreported_frames
         )
 
     @property
-    def is_paused(self) -> bool:
-        """Whether nothing more is parsed before `all_planned`."""
-        return self._is_paused
-
-    @property
     def has_window(self) -> bool:
         """Whether one more tensor may be said before the peer has taken others."""
-        return self._said - self._acked < WINDOW_FRAMES and (
-            self._unacked_tensors < WINDOW_TENSORS or self._unacked_bytes < WINDOW_BYTES
-        )
+        return self._outgoing.has_window
+
+    @property
+    def ledger(self) -> dict[str, list[int]]:
+        """`sent Tensor[0]` and so on -> [frames, bytes]; sent again counts again."""
+        ledger = {}
+        for (direction, kind, channel), entry in list(self._ledger.items()):
+            suffix = f"[{channel}]" if kind is Tensor else ""
+            ledger[f"{direction} {kind.__name__}{suffix}"] = list(entry)
+        return ledger
 
     def add_channel(
         self, options: Sequence[Sequence[int]], is_compressed: bool = False
@@ -222,14 +213,14 @@ class Connection:
           The channel's number: channels count from 0 in the order they are added.
         """
         table_bytes = TABLE_ENTRY_BYTES * max(map(len, options))
-        if is_compressed and table_bytes > STAGE_BYTES // 2:
+        if is_compressed and table_bytes > assembly.STAGE_BYTES // 2:
             raise LocalProtocolError("too many buffers in a tensor to compress")
-        self._channels.append(Plan(tuple(map(tuple, options)), is_compressed))
-        return len(self._channels) - 1
+        self._plans.append(Plan(tuple(map(tuple, options)), is_compressed))
+        return len(self._plans) - 1
 
     def all_planned(self) -> None:
         """Connector: channels are added, so what follows the Welcome may be read."""
-        self._is_paused = False
+        self.is_paused = False
         self._parse()
 
     # Connections come and go.
@@ -263,7 +254,7 @@ class Connection:
     def _start(self, phase: Phase, now: float) -> None:
         self._forget_connection()
         self._phase = phase
-        self._cursor = self._acked
+        self._outgoing.rewind()
         self._last_sent = self._last_received = now
         self._control.append(Open(self.session, self._epoch))
 
@@ -275,12 +266,9 @@ class Connection:
     def _forget_connection(self) -> None:
         self._control: collections.deque[frames.Message] = collections.deque()
         self._unreported_bytes = self._unreported_frames = 0
-        self._stage = bytearray(STAGE_BYTES)
-        self._stage_view = memoryview(self._stage)
-        self._start_at = self._end_at = 0
-        self._head: frames.Head | None = None
-        self._message: tuple[bytes, list[np.ndarray]] | None = None
-        self._holes: collections.deque[memoryview] = collections.deque()
+        self._assembly = assembly.Assembly(self._recycler)
+        self._head: frames.Head | None = None  # of the frame that is being read
+        self._body: tuple[bytes, list[np.ndarray]] | None = None
 
     # Sending.
 
@@ -290,18 +278,16 @@ class Connection:
         Raises:
           LocalProtocolError: if it may not be said now.
         """
+        kind = type(message)
         allowed = TRANSITIONS[self.role][self.local_state]
-        if type(message) not in allowed:
+        if kind not in allowed:
             raise LocalProtocolError(
-                f"cannot send {type(message).__name__} to {self.peer}"
-                f" {self.local_state.value}"
+                f"cannot send {kind.__name__} to {self.peer} {self.local_state.value}"
             )
-        self._advance(self.role, message)
-        self._unacked.append(message)
-        self._said += 1
-        if isinstance(message, Tensor):
-            self._unacked_tensors += 1
-            self._unacked_bytes += sum(map(len, message.buffers))
+        self.local_state = allowed[kind]
+        if kind is Welcome and self.remote_state is State.GREETED:
+            self.remote_state = State.OPEN
+        self._outgoing.add(message)
 
     def abort(self, reason: str, now: float) -> list[Any]:
         """Gives up the session, whatever is still to be said.
@@ -310,7 +296,7 @@ class Connection:
           The buffers to write behind those that `data_to_send` has returned; none
           without a connection.
         """
-        self._states[self.role] = State.ENDED
+        self.local_state = State.ENDED
         if self._phase is Phase.NONE:
             return []
         self._control.append(Abort(reason))
@@ -329,24 +315,38 @@ class Connection:
             return self._frame(self._control.popleft(), 0, now)
         if self._phase is not Phase.RUNNING:
             return []
-        if self._cursor < self._said:
-            message = self._unacked[self._cursor - self._acked]
-            self._cursor += 1
-            self._ever_sent = max(self._ever_sent, self._cursor)
-            return self._frame(message, self._cursor - 1, now)
-        if (
-            self._unreported_bytes >= ACK_BYTES
-            or self._unreported_frames >= ACK_FRAMES
-            or (self._unreported_frames and self.remote_state is State.ENDED)
-        ):
+        sequence = self._outgoing.cursor
+        if sequence < self._outgoing.said:
+            return self._frame(self._outgoing.next(), sequence, now)
+        if self._unreported_frames and self._owes_ack:
             return self._frame(Ping(), 0, now)
         return []
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether `data_to_send` would return something."""
+        if self._control:
+            return True
+        if self._phase is not Phase.RUNNING:
+            return False
+        if self._outgoing.cursor < self._outgoing.said:
+            return True
+        return self._unreported_frames > 0 and self._owes_ack
+
+    @property
+    def _owes_ack(self) -> bool:
+        return (
+            self._unreported_frames >= ACK_FRAMES
+            or self._unreported_bytes >= ACK_BYTES
+            or self.remote_state is State.ENDED
+        )
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
         buffers = frames.encode(message, sequence, self._taken)
         self._last_sent = now
         self._unreported_bytes = self._unreported_frames = 0
-        self._count("sent", message, sum(map(len, buffers)))
+        size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        self._count("sent", message, size)
         return buffers
 
     def tick(self, now: float) -> None:
@@ -355,8 +355,10 @@ class Connection:
         Raises:
           PeerGone: if the peer has been silent for longer than the timeout.
         """
+        if self._phase is Phase.NONE:
+            return
         silence = now - self._last_received
-        if self._phase is not Phase.NONE and silence >= self._peer_timeout:
+        if silence >= self._peer_timeout:
             raise PeerGone(f"{self.peer} has been silent for {silence:.0f} s")
         if (
             self._phase is Phase.RUNNING
@@ -376,15 +378,11 @@ class Connection:
         """Silence does not count while this side itself leaves bytes unread."""
         self._last_received = now
 
-    @property
-    def _ping_interval(self) -> float:
-        return self._peer_timeout / PINGS_PER_TIMEOUT
-
     # Receiving.
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes from the peer belong; empty only while paused."""
-        return self._holes[0] if self._holes else self._stage_view[self._end_at :]
+        return self._assembly.get_buffer()
 
     def buffer_updated(self, count: int, now: float) -> None:
         """Takes note of `count` bytes written to the start of `get_buffer()`.
@@ -393,22 +391,13 @@ class Connection:
           RemoteProtocolError: if they break the protocol or the plan.
         """
         self._last_received = now
-        if not self._holes:
-            self._end_at += count
-            self._parse()
-            return
-        hole = self._holes[0]
-        if count < len(hole):
-            self._holes[0] = hole[count:]
-            return
-        self._holes.popleft()
-        if not self._holes:
-            self._finish()
+        self._assembly.filled(count)
+        self._parse()
 
     @property
     def is_inside_tensor(self) -> bool:
         """Whether more bytes of a large tensor are due."""
-        return bool(self._holes)
+        return self._assembly.has_holes
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Takes bytes from anywhere: `get_buffer` and `buffer_updated` with a copy."""
@@ -427,198 +416,215 @@ class Connection:
         return self._events.popleft() if self._events else None
 
     def _parse(self) -> None:
-        """Makes messages of what is staged, as far as it goes."""
-        while not self._holes and not self._is_paused:
+        """Makes messages of what has come, as far as it goes."""
+        parts = self._assembly
+        while not parts.has_holes and not self.is_paused:
             if self._head is None:
-                if (data := self._staged(frames.HEAD.size)) is None:
+                if self._parse_small_tensor():
+                    continue
+                data = parts.peek(frames.HEAD.size)
+                if data is None:
                     break
                 self._head = self._checked_head(data)
-            if self._message is None:
-                if not self._begin_message(self._head):
+                parts.drop(frames.HEAD.size)
+            if self._body is None:
+                self._body = self._begin_body(self._head)
+                if self._body is None:
                     break
-                self._fill_from_stage(self._message[1])
-            if not self._holes:
+            if not parts.has_holes:
                 self._finish()
-        if self._start_at == self._end_at:
-            self._start_at = self._end_at = 0
-        elif self._start_at:
-            rest = self._stage[self._start_at : self._end_at]
-            self._stage[: len(rest)] = rest
-            self._start_at, self._end_at = 0, len(rest)
+        else:
+            return
+        parts.compact()
 
-    def _staged(self, count: int) -> bytes | None:
-        """Takes `count` bytes off the stage; None if they are not there yet."""
-        end = self._start_at + count
-        if end > self._end_at:
-            return None
-        data = bytes(self._stage_view[self._start_at : end])
-        self._start_at = end
-        return data
+    def _parse_small_tensor(self) -> bool:
+        """The most common case, several times as fast: a small tensor is all there.
 
-    def _checked_head(self, data: bytes) -> frames.Head:
+        Returns:
+          Whether it was. If anything is amiss, the long way will say what.
+        """
+        data = self._assembly.staged()
+        size = frames.TENSOR.size
+        if len(data) < size or self.remote_state is not State.OPEN:
+            return False
+        *start, sequence, taken, payload_bytes, channel, step, micro_batch, option = (
+            frames.TENSOR.unpack_from(data)
+        )
+        if (
+            tuple(start) != frames.TENSOR_START
+            or self._phase is not Phase.RUNNING
+            or sequence != self._taken
+            or len(data) < size + payload_bytes
+            or channel >= len(self._plans)
+        ):
+            return False
+        options, is_compressed = self._plans[channel]
+        if is_compressed or option >= len(options):
+            return False
+        sizes = options[option]
+        if payload_bytes != (sizes[0] if len(sizes) == 1 else sum(sizes)):
+            return False
+        if taken != self._outgoing.acked:
+            self._take_ack(taken)
+        self._assembly.drop(size)
+        buffers = self._assembly.take(sizes)
+        self._heard(
+            frames.Tensor(channel, step, micro_batch, buffers, option),
+            size + payload_bytes,
+        )
+        return True
+
+    def _checked_head(self, data: memoryview) -> frames.Head:
         try:
             head = frames.decode_head(data)
         except frames.FrameError as error:
             raise RemoteProtocolError(f"{self.peer} {error}") from None
-        name = head.kind.__name__
-        if head.kind in frames.UNNUMBERED:
-            if head.kind not in UNNUMBERED[self._phase]:
-                raise RemoteProtocolError(
-                    f"{self.peer} sent {name} {self._phase.value}"
-                )
+        kind, sequence, taken, _ = head
+        expected = self._taken
+        if kind in frames.UNNUMBERED:
             expected = 0
-        else:
-            if self._phase is not Phase.RUNNING:
-                raise RemoteProtocolError(
-                    f"{self.peer} sent {name} {self._phase.value}"
-                )
-            if head.kind not in TRANSITIONS[self.role.other][self.remote_state]:
-                raise RemoteProtocolError(
-                    f"{self.peer} sent {name} {self.remote_state.value}"
-                )
-            expected = self._taken
-        if head.sequence != expected:
+            if kind not in UNNUMBERED[self._phase]:
+                raise self._out_of_place(kind, self._phase)
+        elif self._phase is not Phase.RUNNING:
+            raise self._out_of_place(kind, self._phase)
+        elif kind not in TRANSITIONS[self.role.other][self.remote_state]:
+            raise self._out_of_place(kind, self.remote_state)
+        if sequence != expected:
             raise RemoteProtocolError(
-                f"{self.peer} sent frame {head.sequence}; expected {expected}"
+                f"{self.peer} sent frame {sequence}; expected {expected}"
             )
-        if head.kind is not Abort:  # it may come from one who knows no session
-            self._take_ack(head.taken)
+        if kind is not Abort:  # it may come from one who knows no session
+            self._take_ack(taken)
         return head
 
-    def _take_ack(self, taken: int) -> None:
-        """Drops what the peer has taken."""
-        if not self._acked <= taken <= self._ever_sent:
-            raise RemoteProtocolError(
-                f"{self.peer} has taken {taken} frames; it said {self._acked} before,"
-                f" and {self._ever_sent} were sent"
-            )
-        for _ in range(taken - self._acked):
-            message = self._unacked.popleft()
-            if isinstance(message, Tensor):
-                self._unacked_tensors -= 1
-                self._unacked_bytes -= sum(map(len, message.buffers))
-        self._acked = taken
-        self._cursor = max(self._cursor, taken)
+    def _out_of_place(self, kind: type, where: enum.Enum) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{self.peer} sent {kind.__name__} {where.value}")
 
-    def _begin_message(self, head: frames.Head) -> bool:
+    def _take_ack(self, taken: int) -> None:
+        try:
+            self._outgoing.take_ack(taken)
+        except ValueError as error:
+            raise RemoteProtocolError(f"{self.peer} {error}") from None
+
+    def _begin_body(self, head: frames.Head) -> tuple[bytes, list[np.ndarray]] | None:
         """Reads the typed header and takes memory for the payload, within the plan.
 
         Returns:
-          False if bytes are missing yet.
+          The header, and the payload's buffers, perhaps with holes; None if bytes are
+          missing yet.
         """
-        start = self._start_at
-        header = self._staged(head.kind.LAYOUT.size)
+        header_bytes = head.kind.LAYOUT.size
+        header = self._assembly.peek(header_bytes)
         if header is None:
-            return False
+            return None
+        header = bytes(header)
         if head.kind is Tensor:
-            sizes = self._planned_sizes(head, header)
+            table_bytes, sizes = self._planned_sizes(head, header)
+            if sizes is None:
+                return None
+            header_bytes += table_bytes
         else:
-            limits = {Hello: frames.MAX_HELLO_BYTES, Abort: frames.MAX_REASON_BYTES}
-            limit = limits.get(head.kind, 0)
-            if head.payload_bytes > limit:
-                raise RemoteProtocolError(
-                    f"{self.peer} sent {head.kind.__name__} with a payload of"
-                    f" {head.payload_bytes} bytes; at most {limit}"
-                )
-            sizes = (head.payload_bytes,) if head.kind in limits else ()
-        if sizes is None:
-            self._start_at = start
-            return False
-        self._message = header, [aligned_empty(size) for size in sizes]
-        return True
+            sizes = self._limited_size(head)
+        self._assembly.drop(header_bytes)
+        return header, self._assembly.take(sizes)
 
-    def _planned_sizes(self, head: frames.Head, header: bytes) -> Sequence[int] | None:
-        """The sizes of a tensor's buffers; None if the table is not there yet."""
+    def _limited_size(self, head: frames.Head) -> Sequence[int]:
+        limits = {Hello: frames.MAX_HELLO_BYTES, Abort: frames.MAX_REASON_BYTES}
+        limit = limits.get(head.kind, 0)
+        if head.payload_bytes > limit:
+            raise RemoteProtocolError(
+                f"{self.peer} sent {head.kind.__name__} with a payload of"
+                f" {head.payload_bytes} bytes; at most {limit}"
+            )
+        return (head.payload_bytes,) if head.kind in limits else ()
+
+    def _planned_sizes(
+        self, head: frames.Head, header: bytes
+    ) -> tuple[int, Sequence[int] | None]:
+        """Bytes of the table before a tensor's buffers, and the sizes of these.
+
+        The sizes are None if the table is not there yet.
+        """
         channel, _, _, option = Tensor.LAYOUT.unpack(header)
-        if channel >= len(self._channels):
+        if channel >= len(self._plans):
             raise RemoteProtocolError(
                 f"{self.peer} sent a tensor on channel {channel};"
-                f" {len(self._channels)} channels are agreed"
+                f" {len(self._plans)} channels are agreed"
             )
-        plan = self._channels[channel]
-        if option >= len(plan.options):
+        options, is_compressed = self._plans[channel]
+        if option >= len(options):
             raise RemoteProtocolError(
                 f"{self.peer} sent option {option} on channel {channel};"
-                f" {len(plan.options)} are agreed"
+                f" {len(options)} are agreed"
             )
-        sizes = plan.options[option]
-        announced = head.payload_bytes
-        if plan.is_compressed:
-            table = self._staged(TABLE_ENTRY_BYTES * len(sizes))
-            if table is None:
-                return None
-            limits, sizes = sizes, np.frombuffer(table, ">u8").tolist()
+        sizes, table_bytes = options[option], 0
+        if is_compressed:
+            table_bytes = TABLE_ENTRY_BYTES * len(sizes)
+            staged = self._assembly.peek(len(header) + table_bytes)
+            if staged is None:
+                return table_bytes, None
+            limits = sizes
+            sizes = np.frombuffer(bytes(staged[len(header) :]), ">u8").tolist()
             if any(size > limit for size, limit in zip(sizes, limits, strict=True)):
                 raise RemoteProtocolError(
                     f"{self.peer} sent a table on channel {channel} that exceeds"
                     f" the plan"
                 )
-            announced -= len(table)
-        if announced != sum(sizes):
+        planned = table_bytes + sum(sizes)
+        if head.payload_bytes != planned:
             raise RemoteProtocolError(
                 f"{self.peer} sent {head.payload_bytes} bytes on channel {channel};"
-                f" the plan says {head.payload_bytes - announced + sum(sizes)}"
+                f" the plan says {planned}"
             )
-        return sizes
-
-    def _fill_from_stage(self, buffers: list[np.ndarray]) -> None:
-        for buffer in buffers:
-            view = memoryview(buffer)
-            count = min(len(view), self._end_at - self._start_at)
-            if count:
-                end = self._start_at + count
-                view[:count] = self._stage_view[self._start_at : end]
-                self._start_at = end
-            if count < len(view):
-                self._holes.append(view[count:])
+        return table_bytes, sizes
 
     def _finish(self) -> None:
         """A whole message is there."""
-        head, (header, buffers) = self._head, self._message
-        self._head = self._message = None
+        head, (header, buffers) = self._head, self._body
+        self._head = self._body = None
         try:
             message = frames.decode(head, header, buffers)
         except frames.FrameError as error:
             raise RemoteProtocolError(f"{self.peer} {error}") from None
         size = frames.HEAD.size + len(header) + head.payload_bytes
-        self._count("received", message, size)
         if head.kind in frames.UNNUMBERED:
-            self._phase = UNNUMBERED[self._phase][head.kind]
+            self._heard_unnumbered(message, size)
         else:
-            self._taken += 1
-            self._unreported_frames += 1
-            self._unreported_bytes += size
-            self._advance(self.role.other, message)
-        match message:
-            case Ping():
-                return
-            case Open():
-                if (message.session, message.epoch) != (self.session, self._epoch):
-                    raise RemoteProtocolError(f"{self.peer} opened another session")
-                return
-            case Hello():
-                self.peer = message.cluster
-            case Welcome():
-                self._is_paused = True  # until `all_planned`
-            case Abort():
-                self._states[self.role.other] = State.ENDED
-        self._events.append(message)
+            self._heard(message, size)
 
-    def _advance(self, speaker: Role, message: frames.Message) -> None:
-        state = self._states[speaker]
-        self._states[speaker] = TRANSITIONS[speaker][state][type(message)]
-        if (
-            isinstance(message, Welcome)
-            and self._states[Role.CONNECTOR] is State.GREETED
-        ):
-            self._states[Role.CONNECTOR] = State.OPEN
+    def _heard_unnumbered(self, message: frames.Message, size: int) -> None:
+        self._count("received", message, size)
+        kind = type(message)
+        self._phase = UNNUMBERED[self._phase][kind]
+        if kind is Open and message != Open(self.session, self._epoch):
+            raise RemoteProtocolError(f"{self.peer} opened another session")
+        if kind is Abort:
+            self.remote_state = State.ENDED
+            self._events.append(message)
+
+    def _heard(self, message: frames.Message, size: int) -> None:
+        self._count("received", message, size)
+        self._taken += 1
+        self._unreported_frames += 1
+        self._unreported_bytes += size
+        kind = type(message)
+        if kind is not Tensor:  # which changes no state
+            self.remote_state = TRANSITIONS[self.role.other][self.remote_state][kind]
+        if kind is Hello:
+            self.peer = message.cluster
+        elif kind is Welcome:
+            self.is_paused = True  # until `all_planned`
+            if self.local_state is State.GREETED:
+                self.local_state = State.OPEN
+        self._events.append(message)
 
     def _count(self, direction: str, message: frames.Message, size: int) -> None:
         """The byte ledger: what crossed, by direction, kind and channel."""
-        kind = type(message).__name__
-        if isinstance(message, Tensor):
-            kind = f"{kind}[{message.channel}]"
-        entry = self.ledger.setdefault(f"{direction} {kind}", [0, 0])
+        kind = type(message)
+        key = (direction, kind, message.channel if kind is Tensor else 0)
+        entry = self._ledger.get(key)
+        if entry is None:
+            entry = self._ledger[key] = [0, 0]
         entry[0] += 1
         entry[1] += size
 
@@ -642,10 +648,3 @@ def read_opening(data: bytes) -> tuple[frames.Open, int]:
     if head.kind is not Open or head.sequence or head.payload_bytes:
         raise RemoteProtocolError(f"the peer sent {head.kind.__name__} before Open")
     return frames.decode(head, data[frames.HEAD.size :], []), head.taken
-
-
-def aligned_empty(size: int) -> np.ndarray:
-    """[size] uint8, uninitialised, at an address that XLA can take without a copy."""
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.__array_interface__["data"][0] % ALIGNMENT
-    return raw[start : start + size]

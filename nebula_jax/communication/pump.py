@@ -1,4 +1,4 @@
-"""Moves bytes between a session and whatever connection it has at present.
+"""Keeps a session moving, over whatever connection it has at present.
 
 Whoever holds `_io` moves bytes, and never waits meanwhile. A thread of its own does it
 beside the computation. A caller who waits for the peer reads the socket itself, and
@@ -12,27 +12,24 @@ the listener's waits for a new socket to be handed to `attach`.
 import collections
 import contextlib
 import random
-import select
 import selectors
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nebula_jax import errors
-from nebula_jax.communication import frames, protocol, wan
+from nebula_jax.communication import frames, pipe, protocol, wan
 
-SEND_BYTES = 1 << 18  # per call: large enough for full speed, small enough to stay fair
 INLINE_BYTES = 1 << 16  # a message up to this size is written by the one who says it
-TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
 GOODBYE_SECONDS = 5.0  # to deliver an Abort, or to hear that our End has come
-LINGER_SECONDS = 1.0  # for the peer to read our last words before the socket is gone
 LONGEST_SLEEP = 3600.0  # seconds: selectors refuse a few weeks
 RECHECK_SECONDS = 0.1  # a waiter who cannot read looks again this often
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to dial again
-
-BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+# After a caller has read, the thread stays away from the socket for this long: the
+# caller is likely to be back before the answer. The thread looks at first as often.
+STAY_SECONDS, LONGEST_STAY = 0.002, 0.064
 
 
 class Pump:
@@ -65,29 +62,32 @@ class Pump:
         self._dial, self._reconnect_timeout, self._log = dial, reconnect_timeout, log
         self._shaper = wan.Shaper(line)
         self._outbox: collections.deque[frames.Message] = collections.deque()
-        self._changed = threading.Condition()
-        self._io = threading.Lock()  # guards the connection and all that follows
-        self._reading = threading.Lock()  # held by the caller who reads
-        self._has_reader = False
-        self._socket: socket.socket | None = None
-        self._is_tls = False
-        self._is_blocked = False  # the socket takes no more at present
-        self._has_more = False  # there was no time to read or write all
-        self._is_stalled = False  # bytes wait for room to read them into
-        self._watched = 0  # events that the selector wakes for
-        self._wakes_at = 0.0  # when the thread will look again by itself
-        self._lost_at: float | None = None  # None while there is a connection
-        self._loss = self._why = ""  # how it was lost; why it does not come back
-        self._backoff = 0.0  # seconds until dialling again
-        self._jitter = random.Random(connection.session)
-        self._last_words: str | None = None
-        self._is_over = False
+        self.is_dead = False
+        """Whether nothing moves any more."""
         self._error: Exception | None = None
+        self._last_words: str | None = None
+        self._changed = threading.Condition()
+        self._waiters = 0  # callers asleep on `_changed`
+        self._io = threading.Lock()  # guards the connection and the pipe
+        self._pipe: pipe.Pipe | None = None
+        # The caller who reads, and the thread that gives way to it.
+        self._reading = threading.Lock()
+        self._has_reader = self._is_stalled = False
+        self._visits = self._visits_seen = 0  # of callers who read
+        self._stay = 0.0  # seconds until the thread looks for them; 0 if it reads
+        # The thread.
         self._selector = selectors.DefaultSelector()
+        self._watched = 0  # events of the socket that the selector wakes for
+        self._wakes_at = 0.0  # when the thread will look again by itself
         self._wake_in, self._wake_out = _pair()
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._reader_in, self._reader_out = _pair()
         self._thread = threading.Thread(target=self._run, name="bridge", daemon=True)
+        # A connection that broke.
+        self._lost_at: float | None = None  # None while there is one
+        self._loss = self._why = ""  # how it was lost; why it does not come back
+        self._backoff = 0.0  # seconds until dialling again
+        self._jitter = random.Random(connection.session)
 
     # What a link uses.
 
@@ -111,18 +111,12 @@ class Pump:
                 raise protocol.RemoteProtocolError("the session has ended")
             self.connection.resume(opening, taken, time.monotonic())
             is_first = not self._thread.is_alive()
-            self._discard_socket()
             self._adopt(sock)
             self._turn(reads=False)
         if is_first:
             self._thread.start()
         self._wake()
         self._notify()
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether nothing moves any more."""
-        return self._is_over or self._error is not None
 
     @property
     def has_window(self) -> bool:
@@ -141,8 +135,8 @@ class Pump:
           message: what to say.
           nbytes: of its payload; a large one is written by the thread.
         """
-        self.check()
-        if self._is_over:
+        if self.is_dead:
+            self.check()
             raise protocol.LocalProtocolError(
                 f"the session with {self.connection.peer} has ended"
             )
@@ -150,10 +144,10 @@ class Pump:
         if nbytes <= INLINE_BYTES and self._io.acquire(blocking=False):
             try:
                 self._turn(reads=False)
-                self._nudge()
             finally:
                 self._io.release()
-            self.check()
+            if self._error is not None:
+                raise self._error
         else:
             self._wake()
 
@@ -161,7 +155,8 @@ class Pump:
         """Connector: all channels are added, what follows the Welcome may be read."""
         with self._io:
             self.connection.all_planned()
-            self._deliver()
+            while (message := self.connection.next_event()) is not None:
+                self._receive(message)
         self._wake()
 
     def room_was_made(self) -> None:
@@ -169,29 +164,44 @@ class Pump:
         if self._is_stalled:
             self._wake()
 
-    def wait(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Waits until `predicate` holds or the session has ended, reading meanwhile.
+    def wait(
+        self,
+        predicate: Callable[[], Any],
+        timeout: float | None = None,
+        past_end: bool = False,
+    ) -> bool:
+        """Waits until `predicate` holds, reading meanwhile.
+
+        Args:
+          predicate: made true by a message that comes, or by one that is taken.
+          timeout: seconds.
+          past_end: whether to go on when the peer has said all.
 
         Returns:
-          Whether the predicate holds.
+          Whether it holds. It may not after the timeout, or when the session or what
+          the peer had to say has ended, or when there is no room to read more.
         """
-        deadline = time.monotonic() + (LONGEST_SLEEP if timeout is None else timeout)
-        while not predicate() and not self.is_dead:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 and timeout is not None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not predicate():
+            if self.is_dead or (self._has_peer_ended and not past_end):
                 break
-            can_read = self._socket is not None and self._wants_to_read()
-            if can_read and self._reading.acquire(blocking=False):
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            if not self._has_room():
+                break
+            if self._pipe is not None and self._reading.acquire(blocking=False):
                 try:
-                    self._read_until(predicate, deadline)
+                    self._read_until(predicate, deadline, past_end)
                 finally:
                     self._reading.release()
                     self._notify()
             else:
                 with self._changed:
+                    self._waiters += 1
                     if not predicate() and not self.is_dead:
-                        self._changed.wait(min(max(remaining, 0.0), RECHECK_SECONDS))
-        return predicate()
+                        self._changed.wait(RECHECK_SECONDS)
+                    self._waiters -= 1
+        return bool(predicate())
 
     def abort(self, reason: str) -> None:
         """Ends the session; the peer is told why, if it can be reached."""
@@ -213,167 +223,131 @@ class Pump:
 
     # Moving bytes; `_io` is held.
 
-    def _turn(self, reads: bool) -> None:
-        """Moves what can be moved without waiting."""
+    def _turn(self, reads: bool, ticks: bool = False) -> None:
+        """Moves what can be moved without waiting.
+
+        Args:
+          reads: also what comes in.
+          ticks: also looks at the clock, as the thread does.
+        """
         if self.is_dead:
             return
+        connection = self.connection
         try:
             while self._outbox:
-                self.connection.send(self._outbox.popleft())
-            if self._socket is None:
+                connection.send(self._outbox.popleft())
+            if (current := self._pipe) is None:
                 return
-            self._has_more = False
+            current.has_more = False
             now = time.monotonic()
-            self._write(now)
             if reads:
-                if self._wants_to_read():
-                    self._read()
-                else:
-                    self.connection.not_reading(now)
-            self._note_recovery()
-            now = time.monotonic()
-            self.connection.tick(now)
-            self._write(now)
-            if self.connection.is_over and self._shaper.empty and not self._outbox:
-                self._is_over = True
-                self._wake()
+                self._read(now)
+            if ticks:
+                connection.tick(now)
+            if connection.wants_to_write or not self._shaper.empty:
+                current.write(connection, now)
+                if not self._shaper.empty or current.has_more:
+                    self._watch()
+                    self._nudge()
+            if connection.is_over and self._shaper.empty and not self._outbox:
+                self._end()
         except (OSError, protocol.PeerGone) as error:
             self._lose(error)
         except Exception as error:  # whatever it is, who waits must hear of it
             self._fail(error)
-        self._watch()
+        if ticks:
+            self._watch()
 
-    def _write(self, now: float) -> None:
-        deadline = time.monotonic() + TURN_SECONDS
-        self._is_blocked = False
-        while True:
-            view = self._shaper.due(now)
-            if view is None:
-                if not self._shaper.ready(now):
-                    return
-                buffers = self.connection.data_to_send(now)
-                if not buffers:
-                    return
-                for buffer in buffers:
-                    self._shaper.put(buffer, now)
-            elif not len(view):
-                self._shaper.wrote(0)
-            elif time.monotonic() > deadline:
-                self._has_more = True
-                return
-            else:
-                try:
-                    self._shaper.wrote(self._socket.send(view[:SEND_BYTES]))
-                except BLOCKED:
-                    self._is_blocked = True
-                    return
-                except OSError:
-                    self._read()  # the peer's own last words say more than our error
-                    raise
-
-    def _read(self) -> None:
-        connection, sock = self.connection, self._socket
-        deadline = time.monotonic() + TURN_SECONDS
-        while self._wants_to_read():
-            view = connection.get_buffer()
-            try:
-                count = sock.recv_into(view)
-            except BLOCKED:
-                return
-            now = time.monotonic()
-            if count == 0:
-                raise protocol.PeerGone(
-                    f"{connection.peer} closed the connection without a goodbye"
-                )
-            connection.buffer_updated(count, now)
-            self._deliver()
-            if count < len(view) and self._is_drained(sock):
-                return
-            if now > deadline:
-                self._has_more = True
-                return
-
-    def _deliver(self) -> None:
-        has_news = False
-        while (message := self.connection.next_event()) is not None:
-            has_news = True
-            if isinstance(message, frames.Abort):
+    def _read(self, now: float) -> None:
+        self._is_stalled = not self._wants_to_read()
+        if self._is_stalled:
+            self.connection.not_reading(now)
+            return
+        messages = self._pipe.read(self.connection, self._wants_to_read)
+        if self._lost_at is not None:
+            self._note_recovery()
+        for message in messages:
+            if type(message) is frames.Abort:
                 raise protocol.PeerAborted(
                     f"{self.connection.peer} gave up: {message.reason}"
                 )
             self._receive(message)
-        if has_news:
+        if messages:
             self._notify()
-
-    def _is_drained(self, sock: socket.socket) -> bool:
-        """After a short read: whether another one would surely find nothing.
-
-        TLS hands out a record at a time, so within a tensor there may be more.
-        """
-        if not self._is_tls:
-            return True
-        return not self.connection.is_inside_tensor and not sock.pending()
 
     def _wants_to_read(self) -> bool:
         return not self.connection.is_paused and self._has_room()
 
     def _watch(self) -> None:
         """Tells the thread's selector what to wake for; it may be asleep in it."""
-        if self._socket is None:
+        if self._pipe is None:
             return
-        self._is_stalled = not self._wants_to_read()
-        events = selectors.EVENT_WRITE if self._is_blocked else 0
-        if not self._has_reader and not self._is_stalled:
-            events |= selectors.EVENT_READ
+        events = selectors.EVENT_WRITE if self._pipe.is_blocked else 0
+        if not self._stay:
+            self._is_stalled = not self._wants_to_read()
+            events |= 0 if self._is_stalled else selectors.EVENT_READ
         if events == self._watched:
             return
         if not self._watched:
-            self._selector.register(self._socket, events)
+            self._selector.register(self._pipe.socket, events)
         elif not events:
-            self._selector.unregister(self._socket)
+            self._selector.unregister(self._pipe.socket)
         else:
-            self._selector.modify(self._socket, events)
+            self._selector.modify(self._pipe.socket, events)
         self._watched = events
 
     def _nudge(self) -> None:
         """Wakes the thread if there is something for it before it will look again."""
         now = time.monotonic()
-        wait = None if self._is_blocked else self._shaper.wait(now)
-        if self._has_more or (wait is not None and now + wait < self._wakes_at):
+        wait = 0.0 if self._pipe.has_more else self._shaper.wait(now) or 0.0
+        if not self._pipe.is_blocked and now + wait < self._wakes_at:
             self._wake()
 
     # The caller who waits.
 
-    def _read_until(self, predicate: Callable[[], bool], deadline: float) -> None:
-        with self._io:
-            sock = self._socket
-            if sock is None:
-                return
-            self._has_reader, was_stalled = True, self._is_stalled
-            self._watch()
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        poller.register(self._reader_in, select.POLLIN)
-        try:
-            while not predicate() and not self.is_dead:
-                sleep = deadline - time.monotonic()
-                if sleep < 0:
-                    return
-                if self._has_more or was_stalled:
-                    sleep, was_stalled = 0.0, False
-                ready = poller.poll(1000 * sleep)
-                if any(fd == self._reader_in.fileno() for fd, _ in ready):
-                    _drain(self._reader_in)
-                with self._io:
-                    if self._socket is not sock or not self._wants_to_read():
-                        return
-                    self._turn(reads=True)
-                    self._nudge()
-        finally:
+    def _read_until(
+        self, predicate: Callable[[], Any], deadline: float | None, past_end: bool
+    ) -> None:
+        reads_first = self._is_stalled  # bytes may wait where no poll can see them
+        self._has_reader, self._is_stalled = True, False
+        self._visits += 1
+        if not self._stay:
             with self._io:
-                self._has_reader = False
+                self._stay = STAY_SECONDS
                 self._watch()
-                self._nudge()
+            self._wake()
+        try:
+            while not self.is_dead and (current := self._pipe) is not None:
+                if reads_first or current.has_more:
+                    reads_first = False
+                else:
+                    sleep = LONGEST_SLEEP
+                    if deadline is not None:
+                        sleep = max(0.0, deadline - time.monotonic())
+                    if current.wait(sleep):
+                        _drain(self._reader_in)
+                with self._io:
+                    if self._pipe is current:
+                        self._turn(reads=True)
+                if predicate() or self._is_stalled:
+                    return
+                if self._has_peer_ended and not past_end:
+                    return
+                if deadline is not None and time.monotonic() >= deadline:
+                    return
+        finally:
+            self._has_reader = False
+            if self._wakes_at > time.monotonic() + STAY_SECONDS:
+                self._wake()
+
+    def _look_for_reader(self) -> None:
+        """The thread reads again once no caller has done so for a while."""
+        if self._visits != self._visits_seen:
+            self._visits_seen, self._stay = self._visits, STAY_SECONDS
+        elif self._has_reader:
+            self._stay = min(2 * self._stay, LONGEST_STAY)
+        else:
+            self._stay = 0.0
 
     # The thread.
 
@@ -382,11 +356,11 @@ class Pump:
             while not self.is_dead:
                 if self._last_words is not None:
                     with self._io:
-                        self._try_to_say(self._last_words)
-                    self._is_over = True
+                        self._say_at_last(self._last_words)
+                        self._end()
                 elif time.monotonic() >= self._deadline():
                     self._give_up()
-                elif self._socket is None:
+                elif self._pipe is None:
                     self._reconnect()
                 else:
                     with self._io:
@@ -395,29 +369,31 @@ class Pump:
                         if key.fileobj is self._wake_in:
                             _drain(self._wake_in)
                     with self._io:
-                        self._turn(reads=not self._has_reader)
+                        if self._stay:
+                            self._look_for_reader()
+                        self._turn(reads=not self._stay, ticks=True)
         except Exception as error:  # whatever it is, who waits must hear of it
             self._fail(error)
         finally:
             with self._io:
-                self._is_over = True
+                self._end()
                 if isinstance(self._error, protocol.RemoteProtocolError):
-                    self._try_to_say(str(self._error))
-                if self._socket is not None:
-                    _linger(self._socket)
-                self._discard_socket()
+                    self._say_at_last(str(self._error))
+                self._discard_pipe(linger=True)
                 self._selector.close()
             self._notify()
 
     def _sleep(self) -> float:
         """Seconds until there is something to do without anybody's doing."""
         now = time.monotonic()
-        waits = [LONGEST_SLEEP, self.connection.next_tick(now), self._deadline() - now]
-        if not self._is_blocked and (wait := self._shaper.wait(now)) is not None:
-            waits.append(wait)
-        if self._has_more or self._outbox:
-            waits.append(0.0)  # TLS may hold bytes that the selector cannot see
-        sleep = max(0.0, min(waits))
+        if self._pipe is None or self._pipe.has_more or self._outbox:
+            return 0.0  # TLS may hold bytes that the selector cannot see
+        sleep = min(LONGEST_SLEEP, self.connection.next_tick(now))
+        if not self._pipe.is_blocked and (wait := self._shaper.wait(now)) is not None:
+            sleep = min(sleep, wait)
+        if self._stay:
+            sleep = min(sleep, self._stay)
+        sleep = max(0.0, min(sleep, self._deadline() - now))
         self._wakes_at = now + sleep
         return sleep
 
@@ -426,35 +402,48 @@ class Pump:
             self._wake_out.send(b"\0")
 
     def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        if self._waiters:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _end(self) -> None:
+        self.is_dead = True
+        self._wake()
+        with contextlib.suppress(OSError):
+            self._reader_out.send(b"\0")
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, errors.NebulaError):
+            error = protocol.PeerGone(
+                f"lost the connection to {self.connection.peer}: {error}"
+            )
+        self._error = self._error or error
+        self._end()
+        self._notify()
+
+    def _say_at_last(self, reason: str) -> None:
+        if self._pipe is not None:
+            words = self.connection.abort(reason, time.monotonic())
+            self._pipe.say_at_last(words, GOODBYE_SECONDS)
 
     # Connections come and go.
 
     def _adopt(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = sock
-        self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self._is_blocked = self._has_more = False
-        self._watched = 0
+        self._discard_pipe()
+        self._pipe = pipe.Pipe(sock, self._shaper, self._reader_in)
 
-    def _discard_socket(self) -> None:
-        if self._socket is None:
+    def _discard_pipe(self, linger: bool = False) -> None:
+        if self._pipe is None:
             return
         if self._watched:
-            self._selector.unregister(self._socket)
+            self._selector.unregister(self._pipe.socket)
             self._watched = 0
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a caller who reads it
-        self._socket.close()
-        self._socket = None
-        self._shaper.clear()
+        self._pipe.close(linger)
+        self._pipe = None
 
     def _lose(self, error: Exception) -> None:
         """The connection has broken; the session goes on if it can."""
-        self._discard_socket()
+        self._discard_pipe()
         self.connection.lost()
         if self._lost_at is None:
             self._lost_at = time.monotonic()
@@ -498,10 +487,12 @@ class Pump:
     def _pause(self, seconds: float) -> None:
         seconds = min(seconds, max(0.0, self._deadline() - time.monotonic()))
         with self._changed:
+            self._waiters += 1
             self._changed.wait_for(
-                lambda: self._socket is not None or self._last_words is not None,
+                lambda: self._pipe is not None or self._last_words is not None,
                 seconds,
             )
+            self._waiters -= 1
 
     def _deadline(self) -> float:
         """When a broken session is given up."""
@@ -513,7 +504,7 @@ class Pump:
 
     def _give_up(self) -> None:
         if self._has_peer_ended:
-            self._is_over = True
+            self._end()
         elif not self._reconnect_timeout:
             self._fail(protocol.PeerGone(self._loss))
         else:
@@ -526,7 +517,7 @@ class Pump:
 
     def _note_recovery(self) -> None:
         """Once both sides have said Open, the connection is back."""
-        if self._lost_at is None or not self.connection.is_running:
+        if not self.connection.is_running:
             return
         away = time.monotonic() - self._lost_at
         self._lost_at, self._backoff, self._why = None, 0.0, ""
@@ -534,44 +525,6 @@ class Pump:
             self._log(
                 f"the connection to {self.connection.peer} is back after {away:.1f} s"
             )
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, errors.NebulaError):
-            error = protocol.PeerGone(
-                f"lost the connection to {self.connection.peer}: {error}"
-            )
-        self._error = self._error or error
-        self._wake()
-        with contextlib.suppress(OSError):
-            self._reader_out.send(b"\0")
-        self._notify()
-
-    def _try_to_say(self, reason: str) -> None:
-        """Last words, behind what is under way: a frame is never cut by another."""
-        if self._socket is None:
-            return
-        deadline = time.monotonic() + GOODBYE_SECONDS
-        with contextlib.suppress(errors.NebulaError, OSError):
-            now = time.monotonic()
-            for buffer in self.connection.abort(reason, now):
-                self._shaper.put(buffer, now)
-            self._socket.settimeout(GOODBYE_SECONDS)
-            while (view := self._shaper.due(float("inf"))) is not None:
-                self._shaper.wrote(self._socket.send(view) if len(view) else 0)
-                if time.monotonic() > deadline:
-                    return
-
-
-def _linger(sock: socket.socket) -> None:
-    """Lets the peer read our last words: unread bytes here would reset them away."""
-    try:
-        sock.shutdown(socket.SHUT_WR)
-        sock.settimeout(LINGER_SECONDS)
-        deadline = time.monotonic() + LINGER_SECONDS
-        while sock.recv(1 << 16) and time.monotonic() < deadline:
-            pass
-    except (OSError, ValueError):
-        pass
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -112,7 +112,7 @@ class Shaper:
     """Holds outgoing bytes back until the emulated line would deliver them."""
 
     def __init__(self, line: Line, seed: int = 0):
-        self._line = line
+        self._line = UNSHAPED if line == UNSHAPED else line
         self._random = random.Random(seed)
         self._first: float | None = None  # when the line was first used
         self._idle_from = 0.0  # when the line has sent all it was given
@@ -122,7 +122,7 @@ class Shaper:
     def put(self, buffer: Any, now: float) -> None:
         """Gives the line a buffer, which must not change until it was delivered."""
         view = memoryview(buffer).cast("B")
-        if self._line == UNSHAPED:
+        if self._line is UNSHAPED:
             self._slices.append((now, view))
             return
         if self._first is None:
@@ -151,7 +151,9 @@ class Shaper:
 
     def ready(self, now: float) -> bool:
         """Whether the line will soon be idle, and the socket keeps up."""
-        return self._idle_from <= now + LEAD and self.due(now) is None
+        return self._idle_from <= now + LEAD and (
+            not self._slices or self._slices[0][0] > now
+        )
 
     def due(self, now: float) -> memoryview | None:
         """The next bytes that have arrived by `now`, or None."""
@@ -176,6 +178,11 @@ class Shaper:
         """The connection broke: what was on its way is lost."""
         self._slices.clear()
         self._idle_from = 0.0
+
+    @property
+    def is_transparent(self) -> bool:
+        """Whether nothing is emulated, and nothing waits."""
+        return not self._slices and self._line is UNSHAPED
 
     @property
     def empty(self) -> bool:

@@ -10,8 +10,16 @@ import pytest
 import trustme
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, codecs, frames, protocol, wan
+from nebula_jax.communication import (
+    bridge,
+    codec,
+    codecs,
+    frames,
+    protocol,
+    wan,
+)
 from nebula_jax.communication import link as link_lib
+from nebula_jax.communication import outgoing as outgoing_lib
 from nebula_jax.security import tls
 
 SPEC = {
@@ -166,7 +174,7 @@ def test_send_blocks_while_nobody_reads(pool, meet):
         done = pool.submit(far)
         time.sleep(1.0)
         # The reader's inbox, and what the window lets out beyond it.
-        assert 0 < len(sent) <= link_lib.MAX_UNREAD + protocol.WINDOW_TENSORS
+        assert 0 < len(sent) <= link_lib.MAX_UNREAD + outgoing_lib.WINDOW_TENSORS
         for step in range(14):
             incoming.recv(step)
     done.result(10)
@@ -407,7 +415,7 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
 
 def test_a_vanished_peer_is_noticed_and_named(meet):
     here, there = meet()
-    there._pump._socket.shutdown(socket.SHUT_RDWR)
+    there._pump._pipe.socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(protocol.PeerGone, match="generator:0"):
         here.wait_for_step(1)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nebula_jax.communication import frames, protocol
+from nebula_jax.communication import assembly, frames, outgoing, protocol
 from nebula_jax.communication.protocol import Role, State
 
 SESSION = b"sixteen bytes id"
@@ -89,13 +89,20 @@ def test_a_conversation_arrives_whole_however_it_is_cut(pair, step):
     assert pair.say(Role.LISTENER, frames.Welcome(4), step) == [frames.Welcome(4)]
     (tensor,) = pair.say(Role.CONNECTOR, TENSOR, step)
     np.testing.assert_array_equal(tensor.buffers[0], np.arange(8))
-    assert tensor.buffers[0].ctypes.data % protocol.ALIGNMENT == 0
     assert pair.say(Role.LISTENER, frames.StepDone(1), step) == [frames.StepDone(1)]
     for role in Role:
         assert pair.say(role, frames.End(), step) == [frames.End()]
     for role in Role:
         pair.move(role, step)
     assert all(end.is_over for end in pair.ends.values())
+
+
+def test_a_large_tensor_lands_where_the_device_can_take_it():
+    size = 3 * assembly.STAGE_BYTES
+    pair = Pair([[size]])
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    (tensor,) = pair.say(Role.CONNECTOR, frames.Tensor(0, 1, 0, [bytes(size)]))
+    assert tensor.buffers[0].ctypes.data % assembly.ALIGNMENT == 0
 
 
 CASES = list(itertools.product(Role, State, NUMBERED))
@@ -122,12 +129,12 @@ def test_every_message_in_every_state_is_as_the_table_says(pair, role, state, ki
 def test_pings_and_aborts_may_come_in_every_state(pair, role, state):
     pair.bring(role, state)
     other = pair.ends[role.other]
-    other.receive_data(frame(frames.Ping(), 0, other._acked), 0.0)
+    other.receive_data(frame(frames.Ping(), 0, other._outgoing.acked), 0.0)
     assert other.next_event() is None
     other.receive_data(joined(pair.ends[role].abort("why", 0.0)), 0.0)
     assert other.next_event() == frames.Abort("why")
     with pytest.raises(protocol.RemoteProtocolError, match="without a connection"):
-        other.receive_data(frame(frames.Ping(), 0, other._acked), 0.0)
+        other.receive_data(frame(frames.Ping(), 0, other._outgoing.acked), 0.0)
 
 
 def test_before_open_a_connector_hears_nothing_but_open_or_abort():
@@ -284,15 +291,15 @@ def test_what_a_peer_takes_is_acknowledged_and_forgotten():
     connector = pair.ends[Role.CONNECTOR]
     for step in range(5):
         pair.say(Role.CONNECTOR, frames.Tensor(0, step, 0, [bytes(big)]))
-        assert len(connector._unacked) == 1
+        assert connector._outgoing.said == connector._outgoing.acked + 1
         pair.move(Role.LISTENER)
-        assert not connector._unacked
+        assert connector._outgoing.said == connector._outgoing.acked
 
 
 def test_the_window_closes_on_a_peer_that_takes_nothing():
-    half = protocol.WINDOW_BYTES // 2
+    half = outgoing.WINDOW_BYTES // 2
     connector = Pair([[half]]).ends[Role.CONNECTOR]
-    connector._states = dict.fromkeys(Role, State.OPEN)
+    connector.local_state = State.OPEN
     for step in range(2):
         assert connector.has_window
         connector.send(frames.Tensor(0, step, 0, [bytes(half)]))

@@ -3,7 +3,6 @@ import pytest
 from nebula_jax import errors
 from nebula_jax.communication import wan
 
-
 SLOW = wan.Line(60e6, 0.015)
 
 
@@ -93,7 +92,7 @@ def test_an_unlimited_line_only_delays():
 
 
 def arrivals(line, count, size, gap):
-    """When each of `count` buffers of `size` bytes, put `gap` seconds apart, arrives."""
+    """When each of `count` buffers, put `gap` seconds apart, arrives."""
     shaper = wan.Shaper(line)
     times, now, put = [], 0.0, 0
     while len(times) < count:

@@ -31,7 +31,7 @@ def pack_ids(vocab_size: int) -> codec.Codec:
     """Exact: integers in [0, vocab_size) at ceil(log2 V) bits, booleans at one.
 
     Payload: per int32 or bool leaf of n values data [ceil(n * bits / 8)] uint8; leaves
-    of other types pass untouched. Wire: ceil(n * bits / 8) bytes.
+    of other types pass untouched, NaN and Inf too. Wire: ceil(n * bits / 8) bytes.
     An id outside the range is the caller's bug and loses its high bits.
 
     >>> spec = jax.ShapeDtypeStruct((4, 8), jnp.int32)

@@ -115,16 +115,11 @@ def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     if n < m:
         left, right = truncated_svd(_transpose(matrix), k)
         return _transpose(right), _transpose(left)
-    # To order 1 first: squares of gradients would be lost below float32's range.
-    peak = jnp.max(jnp.abs(matrix), axis=(-2, -1), keepdims=True, initial=0.0)
-    finite = jnp.isfinite(peak)
-    unit = matrix * jnp.where(finite & (peak >= 2.0**-126), 1 / peak, 0.0)
+    unit, root, finite = _to_unit(matrix)
     gram = _product(unit, _transpose(unit))  # A A^T = U S^2 U^T
-    # What NaN makes of LAPACK is not to be relied on: it sees zeros instead.
-    gram = jnp.where(finite, gram, 0.0)
     vectors = jnp.linalg.eigh(gram)[1][..., -k:]  # ascending eigenvalues
-    left, right = _balance(vectors, _product(_transpose(vectors), matrix))
-    return left, jnp.where(finite, right, jnp.nan)
+    left, right = _balance(vectors, _product(_transpose(vectors), unit))
+    return left * root, jnp.where(finite, right * root, jnp.nan)
 
 
 def subspace(rank: int, seed: int = 0) -> codec.Codec:
@@ -187,11 +182,26 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
 
 
 def _power_step(matrix: jax.Array, q: jax.Array) -> tuple:
+    unit, root, finite = _to_unit(matrix)
     # Householder's QR gives orthonormal columns also where A Q has none: of zeros too.
-    p = jnp.linalg.qr(_product(matrix, q))[0]
-    left, right = _balance(p, _product(p.T, matrix))
-    finite = jnp.all(jnp.isfinite(right))
-    return left, right, jnp.where(finite, right.T, q)
+    p = jnp.linalg.qr(_product(unit, q))[0]
+    left, right = _balance(p, _product(p.T, unit))
+    after = jnp.where(finite, right.T, q)
+    return left * root, jnp.where(finite, right * root, jnp.nan), after
+
+
+def _to_unit(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A over its largest |value|, that value's root, and whether A is finite.
+
+    Squares of small gradients would be below float32's range. A matrix that is not
+    finite becomes zeros: what LAPACK makes of NaN is not to be relied on.
+    """
+    peak = jnp.max(jnp.abs(matrix), axis=(-2, -1), keepdims=True, initial=0.0)
+    finite = jnp.isfinite(peak)
+    usable = finite & (peak >= 2.0**-126)  # the inverse of less may be Inf
+    inverse = jnp.where(usable, 1 / peak, 0.0)
+    unit = jnp.where(finite, matrix * inverse, 0.0)
+    return unit, jnp.sqrt(jnp.where(usable, peak, 0.0)), finite
 
 
 def _balance(vectors: jax.Array, weighted: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,9 +1,4 @@
-"""Codecs around codecs: error feedback, and a late start.
-
-A sender that keeps what the receiver got decodes its own payload. `received` keeps
-XLA from optimising across that line (it would drop a rounding to bfloat16 and back), so
-that both ends compute the same bits.
-"""
+"""Codecs around codecs: error feedback, and a late start."""
 
 from collections.abc import Callable
 from typing import Any
@@ -151,9 +146,19 @@ def check_codec(codec: Any) -> None:
 
 
 def received(codec: codec_lib.Codec, payload: Any, state: Any) -> tuple[Any, Any]:
-    """`codec.decode`, with the same result in whatever program it is compiled."""
+    """`codec.decode`, so that what is computed on it has the same bits on both ends.
+
+    A sender that keeps what the receiver has decodes its own payload, in a program of
+    its own. Two things could make that differ: XLA dropping a rounding to bfloat16 and
+    back, which the barrier prevents; and a product and sum that become one operation
+    with one rounding here but not there, which the selection between them prevents.
+    Inf comes out as NaN.
+    """
     payload, state = jax.lax.optimization_barrier((payload, state))
-    return jax.lax.optimization_barrier(codec.decode(payload, state))
+    arrays, state = codec.decode(payload, state)
+    return leaves.encode(
+        lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.nan), arrays
+    ), state
 
 
 def _finite_or_zero(leaf: jax.Array) -> jax.Array:

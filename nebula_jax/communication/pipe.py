@@ -1,0 +1,162 @@
+"""One connection's bytes: out through the emulated line, in to where they belong."""
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+from nebula_jax.communication import frames, protocol, wan
+
+SEND_BYTES = 1 << 18  # per call: large enough for full speed, small enough to stay fair
+TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
+LINGER_SECONDS = 1.0  # for the peer to read our last words before the socket is gone
+
+BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Pipe:
+    """A connected socket that never waits, except in `wait` and to say goodbye."""
+
+    def __init__(self, sock: socket.socket, shaper: wan.Shaper, wakes: socket.socket):
+        """Takes over a socket.
+
+        Args:
+          sock: connected, TLS or not.
+          shaper: the line; it outlives connections.
+          wakes: ends `wait` when it can be read.
+        """
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self.is_blocked = False
+        """Whether the socket takes no more at present."""
+        self.has_more = False
+        """Whether there was no time to read or write all."""
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._shaper = shaper
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self._poller.register(wakes, select.POLLIN)
+        self._fd = sock.fileno()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for bytes; whether it ended for another reason, but not the time."""
+        ready = self._poller.poll(1000 * seconds)
+        return len(ready) > 1 or (len(ready) == 1 and ready[0][0] != self._fd)
+
+    def write(self, connection: protocol.Connection, now: float) -> None:
+        """Writes what the connection has to say and the line lets through by now."""
+        self.is_blocked = False
+        shaper, deadline = self._shaper, now + TURN_SECONDS
+        while shaper.is_transparent:
+            buffers = connection.data_to_send(now)
+            if not buffers:
+                return
+            if len(buffers) == 1:  # small, and mostly gone at once
+                count = self._send(memoryview(buffers[0]), connection)
+                if count == len(buffers[0]):
+                    continue
+                buffers = [memoryview(buffers[0])[count:]]
+            for buffer in buffers:
+                shaper.put(buffer, now)
+        while not self.is_blocked and not self.has_more:
+            view = shaper.due(now)
+            if view is not None:
+                shaper.wrote(self._send(view[:SEND_BYTES], connection))
+                self.has_more = time.monotonic() > deadline
+            elif not shaper.ready(now):
+                return
+            elif buffers := connection.data_to_send(now):
+                for buffer in buffers:
+                    shaper.put(buffer, now)
+            else:
+                return
+
+    def _send(self, view: memoryview, connection: protocol.Connection) -> int:
+        try:
+            return self.socket.send(view) if len(view) else 0
+        except BLOCKED:
+            self.is_blocked = True
+            return 0
+        except OSError:
+            # The peer's own last words say more than our error.
+            self.read(connection, lambda: True)
+            raise
+
+    def read(
+        self, connection: protocol.Connection, wants: Callable[[], bool]
+    ) -> list[frames.Message]:
+        """Reads what is there, while it is wanted, as it must be at first.
+
+        Returns:
+          The messages that have come.
+
+        Raises:
+          protocol.PeerGone: if the peer has closed the connection.
+          protocol.PeerAborted: if it gave up.
+        """
+        messages, deadline = [], None
+        while True:
+            view = connection.get_buffer()
+            try:
+                count = self.socket.recv_into(view)
+            except BLOCKED:
+                break
+            now = time.monotonic()
+            if count == 0:
+                raise protocol.PeerGone(
+                    f"{connection.peer} closed the connection without a goodbye"
+                )
+            connection.buffer_updated(count, now)
+            while (message := connection.next_event()) is not None:
+                messages.append(message)
+            if count < len(view) and self._is_drained(connection):
+                break
+            deadline = deadline or now + TURN_SECONDS
+            if now > deadline or messages or not wants():
+                self.has_more = True
+                break
+        return messages
+
+    def _is_drained(self, connection: protocol.Connection) -> bool:
+        """After a short read: whether another one would surely find nothing.
+
+        TLS hands out a record at a time, so within a tensor there may be more.
+        """
+        if not self._is_tls:
+            return True
+        return not connection.is_inside_tensor and not self.socket.pending()
+
+    def say_at_last(self, buffers: list, seconds: float) -> None:
+        """Writes behind what is under way, waiting: a frame is never cut by another."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            for buffer in buffers:
+                self._shaper.put(buffer, time.monotonic())
+            self.socket.settimeout(seconds)
+            while (view := self._shaper.due(float("inf"))) is not None:
+                self._shaper.wrote(self.socket.send(view) if len(view) else 0)
+                if time.monotonic() > deadline:
+                    return
+
+    def close(self, linger: bool = False) -> None:
+        """Closes the socket.
+
+        Args:
+          linger: first lets the peer read our last words: bytes that are unread here
+            would reset them away.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            if linger:
+                self.socket.shutdown(socket.SHUT_WR)
+                self.socket.settimeout(LINGER_SECONDS)
+                deadline = time.monotonic() + LINGER_SECONDS
+                while self.socket.recv(1 << 16) and time.monotonic() < deadline:
+                    pass
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes a caller who reads it
+        self.socket.close()
+        self._shaper.clear()

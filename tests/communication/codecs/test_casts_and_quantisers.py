@@ -1,0 +1,194 @@
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codecs
+
+
+def through(codec, x):
+    """What arrives, and the payload."""
+    payload, state = jax.jit(codec.encode)(x, codec.init(x))
+    return np.asarray(jax.jit(codec.decode)(payload, state)[0]), payload
+
+
+def test_fp16_rounds_as_numpy_does_and_clamps_what_is_finite():
+    x = np.random.RandomState(0).randn(1000).astype(np.float32) * 1e3
+    np.testing.assert_array_equal(through(codecs.fp16(), x)[0], x.astype(np.float16))
+    edge = np.array([65504, 65519, 65520, 1e38, -1e38, np.inf, -np.inf, np.nan])
+    got, _ = through(codecs.fp16(), edge.astype(np.float32))
+    most = 65504.0
+    want = [most, most, most, most, -most, np.inf, -np.inf, np.nan]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_bf16_rounds_as_ml_dtypes_does_and_clamps_what_is_finite():
+    x = np.random.RandomState(0).randn(1000).astype(np.float32)
+    want = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(through(codecs.bf16(), x)[0], want)
+    edge = np.array([np.finfo(np.float32).max, -np.inf, np.nan], np.float32)
+    most = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+    np.testing.assert_array_equal(
+        through(codecs.bf16(), edge)[0], np.array([most, -np.inf, np.nan], np.float32)
+    )
+
+
+FP8 = {
+    "e4m3": (ml_dtypes.float8_e4m3fn, 448.0),
+    "e5m2": (ml_dtypes.float8_e5m2, 57344.0),
+}
+
+
+@pytest.mark.parametrize("format", FP8)
+def test_fp8_has_the_bits_of_ml_dtypes(format):
+    """Of every float8 value, every midpoint between two, and those beside them."""
+    dtype, limit = FP8[format]
+    grid = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    grid = np.sort(grid[np.isfinite(grid)])
+    middle = (grid[1:] + grid[:-1]) / 2
+    row = np.concatenate(
+        [grid, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)]
+    ).astype(np.float32)
+    # The largest value is the format's own limit, so the scale is 1.
+    assert np.abs(row).max() == limit
+    _, payload = through(codecs.fp8(format), row[None])
+    np.testing.assert_allclose(payload.scale, [1.0], rtol=1e-7)
+    got = np.asarray(payload.data).view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(got, row.astype(dtype).astype(np.float32))
+
+
+def groups_of(x, per):
+    """The oracle's groups: zeros after the last block."""
+    if per == "tensor":
+        return x.reshape(1, -1)
+    if per == "row":
+        return x.reshape(-1, x.shape[-1])
+    return np.pad(x.reshape(-1), (0, -x.size % per)).reshape(-1, per)
+
+
+@pytest.mark.parametrize("per", ["tensor", "row", 8, 5, 1000])
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
+def test_integers_equal_quantisation_by_hand(name, limit, per):
+    x = np.random.RandomState(0).randn(6, 10).astype(np.float32)
+    groups = groups_of(x, min(per, x.size) if isinstance(per, int) else per)
+    scale = np.abs(groups).max(1) * np.float32(1 / limit)
+    q = np.rint(groups * (1 / scale)[:, None]).astype(np.int8)
+    got, payload = through(getattr(codecs, name)(per), x)
+    np.testing.assert_array_equal(payload.scale, scale)
+    flat = q.reshape(-1)[: x.size]
+    if name == "int4":
+        half = x.size // 2
+        flat = ((flat[:half] & 15) | (flat[half:] << 4)).astype(np.uint8)
+    np.testing.assert_array_equal(payload.data, flat)
+    want = (q * scale[:, None]).reshape(-1)[: x.size].reshape(x.shape)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_an_odd_number_of_values_and_a_short_last_block(name):
+    x = np.random.RandomState(0).randn(7, 3).astype(np.float32)
+    got, payload = through(getattr(codecs, name)(4), x)
+    assert payload.data.size == {"int8": 21, "int4": 11}[name]
+    assert payload.scale.size == 6
+    step = np.repeat(np.asarray(payload.scale), 4)[:21].reshape(7, 3)
+    assert (np.abs(got - x) <= 0.5001 * step).all()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_stochastic_rounding_is_unbiased(name):
+    """The mean of many roundings is x within 5 standard errors; nearest's is not."""
+    x = np.random.RandomState(1).randn(1, 64).astype(np.float32)
+    codec = getattr(codecs, name)("row", "stochastic")
+    payload, _ = codec.encode(x, codec.init(x))
+    step = float(payload.scale[0])
+
+    def one(state, _):
+        payload, state = codec.encode(x, state)
+        return state, codec.decode(payload, state)[0]
+
+    tensors = 4000
+    got = np.float64(jax.lax.scan(one, codec.init(x), None, tensors)[1])[:, 0]
+    low = np.floor(x[0] / step) * step
+    assert (np.abs(got - low) <= step * 1.001).all()
+    part = x[0] / step - np.floor(x[0] / step)
+    error = step * np.sqrt(part * (1 - part) / tensors)
+    assert (np.abs(got.mean(0) - x[0]) <= 5 * error + step * 2**-14).all()
+    np.testing.assert_allclose(
+        got.var(0), step**2 * part * (1 - part), atol=step**2 / 30
+    )
+    nearest = through(getattr(codecs, name)("row"), x)[0][0]
+    assert (np.abs(nearest - x[0]) > 5 * error + step * 2**-14).any()
+
+
+def test_stochastic_rounding_differs_by_tensor_leaf_and_seed_and_repeats():
+    x = {
+        "a": np.full((4, 256), 0.3, np.float32),
+        "b": np.full((4, 256), 0.3, np.float32),
+    }
+    x["a"][:, 0] = x["b"][:, 0] = 1.0
+
+    def bits(seed, count):
+        codec = codecs.int4("row", "stochastic", seed)
+        payload, _ = codec.encode(x, jnp.uint32(count))
+        return np.asarray(payload["a"].data), np.asarray(payload["b"].data)
+
+    first, other_leaf = bits(0, 0)
+    np.testing.assert_array_equal(first, bits(0, 0)[0])
+    for other in (other_leaf, bits(0, 1)[0], bits(1, 0)[0]):
+        assert 0.3 < (first != other).mean() < 0.95
+
+
+def test_the_largest_value_is_never_rounded_past_the_limit():
+    """127 + u, in float32, would round up to 128, which an int8 takes for -128."""
+    random = np.random.RandomState(0)
+    x = np.repeat(
+        random.randn(64, 1) * 10.0 ** random.randint(-30, 30, (64, 1)), 512, 1
+    )
+    x = x.astype(np.float32)
+    for name in ("int8", "int4"):
+        got, _ = through(getattr(codecs, name)("row", "stochastic"), x)
+        np.testing.assert_allclose(got, x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_very_large_and_very_small_rows(name):
+    codec = codecs.fp8() if name == "fp8" else getattr(codecs, name)("row")
+    x = np.array([[3e38, -1e38], [1e-30, 1e-31], [1e-40, 0.0], [0.0, 0.0]], np.float32)
+    got, _ = through(codec, x)
+    np.testing.assert_allclose(got[:2], x[:2], rtol=0.5)
+    np.testing.assert_array_equal(got[2:], np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_bad_value_spoils_its_group_and_no_other(name, rounding, bad):
+    x = np.ones((3, 8), np.float32)
+    x[1, 2] = bad
+    got, _ = through(getattr(codecs, name)("row", rounding), x)
+    assert np.isnan(got[1]).all()
+    np.testing.assert_allclose(got[[0, 2]], 1.0, rtol=1e-6)
+
+
+def test_an_empty_leaf_comes_back():
+    for codec in (codecs.int8("row"), codecs.int4(64), codecs.int8("tensor")):
+        for shape in ((0, 5), (5, 0), (0,)):
+            got, _ = through(codec, np.zeros(shape, np.float32))
+            assert got.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: codecs.fp8("e3m4"), "format must be e4m3 or e5m2, not 'e3m4'"),
+        (lambda: codecs.int8("column"), "per must be tensor, row or a block's size"),
+        (lambda: codecs.int8(0), "per must be"),
+        (lambda: codecs.int8(True), "per must be"),
+        (lambda: codecs.int4(64, "up"), "rounding must be nearest or stochastic"),
+        (lambda: codecs.int4(64, "stochastic", -1), "seed must be"),
+    ],
+)
+def test_wrong_arguments_are_told(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

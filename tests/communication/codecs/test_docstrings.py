@@ -1,0 +1,39 @@
+import doctest
+import importlib
+
+import pytest
+
+from nebula_jax.communication import codecs
+
+MODULES = (
+    "bits",
+    "casts",
+    "differences",
+    "exact",
+    "low_rank",
+    "quantisers",
+    "rotations",
+    "sparse",
+    "strings",
+    "wrappers",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(f"nebula_jax.communication.codecs.{name}")
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_every_codec_says_what_it_does_in_the_same_way():
+    for name, make in codecs.NAMES.items():
+        text = make.__doc__
+        if name == "identity":
+            continue
+        for word in ("Payload", "ire", "NaN", ">>>"):
+            assert word in text, (name, word)
+        if make.__code__.co_argcount:
+            assert "Args:" in text, name
+            assert "Raises:" in text, name

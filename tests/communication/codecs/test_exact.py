@@ -1,0 +1,194 @@
+from typing import NamedTuple
+
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from nebula_jax.communication import codec, codecs
+from nebula_jax.communication.codecs import bits as bits_lib
+
+
+def bits_of(values, bits):
+    """The oracle: numpy's own bit packing, least significant bit first."""
+    values = np.asarray(values).reshape(-1, 1).astype(np.uint64)
+    table = (values >> np.arange(bits, dtype=np.uint64)) & 1
+    return np.packbits(table.astype(np.uint8).reshape(-1), bitorder="little")
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 256, 4000, 65_536, 250_002, 2**31 - 1])
+@pytest.mark.parametrize("shape", [(1,), (31,), (32,), (4, 19), (3, 5, 7)])
+def test_packed_ids_equal_numpy_bit_packing_and_come_back(vocab_size, shape):
+    ids = np.random.RandomState(0).randint(0, vocab_size, shape).astype(np.int32)
+    ids.flat[0], ids.flat[-1] = 0, vocab_size - 1
+    bits = codecs.bits_for(vocab_size)
+    pack = codecs.pack_ids(vocab_size)
+    payload, state = jax.jit(pack.encode)(ids, pack.init(ids))
+    np.testing.assert_array_equal(payload.data, bits_of(ids, bits))
+    assert payload.data.size == -(-ids.size * bits // 8)
+    decoded, _ = jax.jit(pack.decode)(payload, state)
+    np.testing.assert_array_equal(decoded, ids)
+    assert decoded.dtype == jnp.int32
+
+
+def test_booleans_take_one_bit():
+    marks = np.random.RandomState(1).rand(4, 33) < 0.15
+    pack = codecs.pack_ids(4000)
+    payload, state = pack.encode(marks, ())
+    np.testing.assert_array_equal(payload.data, np.packbits(marks, bitorder="little"))
+    decoded, _ = pack.decode(payload, state)
+    np.testing.assert_array_equal(decoded, marks)
+
+
+def test_the_papers_vocabulary_takes_18_bits():
+    assert codecs.bits_for(250_002) == 18
+    spec = jax.ShapeDtypeStruct((2048, 512), jnp.int32)
+    assert codec.ratio(codecs.pack_ids(250_002), spec) == 18 / 32
+
+
+def test_receiver_rebuilds_the_payload_from_the_spec_and_bare_buffers():
+    arrays = {"ids": np.arange(12, dtype=np.int32), "marks": np.ones(9, bool)}
+    pack = codecs.pack_ids(20)
+    payload, _ = jax.jit(pack.encode)(arrays, ())
+    buffers = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
+    spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
+    planned = codec.payload_spec(pack, spec)
+    leaves = [
+        np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
+        for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
+    ]
+    decoded, _ = pack.decode(
+        jax.tree.unflatten(jax.tree.structure(planned), leaves), ()
+    )
+    jax.tree.map(np.testing.assert_array_equal, decoded, arrays)
+
+
+def test_floats_and_other_integers_pass_pack_ids():
+    arrays = {"h": np.ones(3, np.float32), "bytes": np.arange(4, dtype=np.uint8)}
+    payload, _ = codecs.pack_ids(10).encode(arrays, ())
+    jax.tree.map(np.testing.assert_array_equal, payload, arrays)
+
+
+@pytest.mark.parametrize("vocab_size", [0, 2**31 + 1, 3.5, True])
+def test_a_vocabulary_of_no_such_size_is_told(vocab_size):
+    with pytest.raises(ValueError, match="vocab_size must be 1 to 2"):
+        codecs.pack_ids(vocab_size)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
+def test_positions_of_marks_are_numpys(share):
+    marks = np.random.RandomState(0).rand(1000) < share
+    where = np.flatnonzero(marks)
+    words = bits_lib.bitmap(marks)
+    got = jax.jit(bits_lib.positions, static_argnums=1)(words, where.size)
+    np.testing.assert_array_equal(got, where)
+    for count in (0, 1, where.size // 2, where.size, where.size + 5):
+        kept = bits_lib.first(words, count)
+        left = bits_lib.positions(kept, min(count, where.size))
+        np.testing.assert_array_equal(left, where[:count])
+        assert np.bitwise_count(np.asarray(kept)).sum() == min(count, where.size)
+
+
+class Batch(NamedTuple):
+    hidden: np.ndarray
+    ids: np.ndarray
+    mask: np.ndarray
+    labels: np.ndarray
+
+
+@struct.dataclass
+class State:
+    hidden: np.ndarray
+    real: np.ndarray
+
+
+def a_batch(mask):
+    rows, columns = mask.shape
+    random = np.random.RandomState(0)
+    return Batch(
+        hidden=random.randn(rows, columns, 5).astype(np.float32),
+        ids=random.randint(1, 99, mask.shape).astype(np.int32),
+        mask=mask,
+        labels=np.arange(rows, dtype=np.int32),
+    )
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(
+    mask=hypothesis.extra.numpy.arrays(
+        st.sampled_from([np.dtype(bool), np.dtype(np.int32)]),
+        st.sampled_from([(1, 1), (4, 9)]),
+        elements=st.integers(0, 1),
+    ),
+    capacities=st.sampled_from([1, 3]),
+)
+def test_tokens_come_back_whatever_the_mask(mask, capacities):
+    batch = a_batch(mask)
+    pack = codecs.pack_tokens(capacities=capacities)
+    payload, state = pack.encode(batch, pack.init(batch))
+    slots = payload.payload.ids.values.shape[0]
+    real = np.count_nonzero(mask)
+    assert real <= slots
+    assert payload.option == 0 or real > payload.option * mask.size / capacities
+    np.testing.assert_array_equal(
+        payload.payload.hidden.values[:real], batch.hidden[mask != 0]
+    )
+    assert not np.any(payload.payload.hidden.values[real:])
+    got, _ = pack.decode(payload, state)
+    np.testing.assert_array_equal(got.mask, mask)
+    assert got.mask.dtype == mask.dtype
+    real = mask != 0
+    np.testing.assert_array_equal(got.hidden, batch.hidden * real[..., None])
+    np.testing.assert_array_equal(got.ids, batch.ids * real)
+    np.testing.assert_array_equal(got.labels, batch.labels)
+
+
+def test_an_empty_batch_takes_the_least_capacity_and_a_full_one_all():
+    pack = codecs.pack_tokens()
+    for fill, slots in ((False, 16), (True, 128)):
+        batch = a_batch(np.full((8, 16), fill))
+        payload, _ = pack.encode(batch, ())
+        assert payload.payload.hidden.values.shape == (slots, 5)
+
+
+def test_tokens_cost_what_is_real():
+    """Half a batch of padding, bfloat16 states: half the bytes and a bit a position."""
+    spec = {
+        "h": jax.ShapeDtypeStruct((8, 64, 32), jnp.bfloat16),
+        "mask": jax.ShapeDtypeStruct((8, 64), jnp.bool_),
+    }
+    half = codec.payload_spec(codecs.pack_tokens(capacities=2).options[0], spec)
+    assert codec.nbytes(half) == 8 * 64 // 2 * 32 * 2 + 8 * 64 // 8
+
+
+def test_the_mask_may_be_an_attribute_of_another_name():
+    batch = State(np.ones((2, 4), np.float32), np.eye(2, 4, dtype=bool))
+    pack = codecs.pack_tokens("real")
+    payload, state = pack.encode(batch, ())
+    np.testing.assert_array_equal(pack.decode(payload, state)[0].hidden, batch.real)
+
+
+def test_a_wrong_mask_is_told():
+    def encode(**arrays):
+        pack = codecs.pack_tokens()
+        pack.encode(arrays, ())
+
+    with pytest.raises(ValueError, match="one leaf must be called 'mask'; 0 are"):
+        encode(h=np.ones((2, 3)))
+    with pytest.raises(ValueError, match="one leaf must be called 'mask'; 2 are"):
+        encode(mask=np.ones((2, 3), bool), more={"mask": np.ones((2, 3), bool)})
+    with pytest.raises(ValueError, match=r"must be bool or integer \[B, L\]"):
+        encode(mask=np.ones((2, 3), np.float32))
+    with pytest.raises(ValueError, match="capacities must be 1 to 64, not 65"):
+        codecs.pack_tokens(capacities=65)
+
+
+def test_zstd_is_for_the_host():
+    assert codecs.chain(codecs.fp16(), codecs.zstd(3)).zstd == 3
+    assert codecs.zstd().encode({"a": 1}, ()) == ({"a": 1}, ())
+    with pytest.raises(ValueError, match="level must be 1 to 19, not 0"):
+        codecs.zstd(0)

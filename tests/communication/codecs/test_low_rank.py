@@ -1,0 +1,185 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
+from nebula_jax.communication.codecs import low_rank
+
+
+def through(codec, x):
+    payload, state = jax.jit(codec.encode)(x, codec.init(x))
+    return np.asarray(jax.jit(codec.decode)(payload, state)[0]), payload
+
+
+def optimum(x, k):
+    """Eckart and Young: the error of numpy's SVD cut to k, over all matrices."""
+    s = np.linalg.svd(x.astype(np.float64), compute_uv=False)
+    return np.sqrt((s[..., k:] ** 2).sum())
+
+
+def matrix_with(singular_values, m, n, seed=0):
+    random = np.random.RandomState(seed)
+    k = len(singular_values)
+    u, _ = np.linalg.qr(random.randn(m, k))
+    v, _ = np.linalg.qr(random.randn(n, k))
+    return (u * singular_values @ v.T).astype(np.float32)
+
+
+GAUSSIAN = np.random.RandomState(0).randn(4, 20, 48).astype(np.float32)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("shape", [(4, 20, 48), (4, 48, 20), (48, 80), (80, 48)])
+def test_the_error_is_within_a_thousandth_of_the_optimum(shape, ratio):
+    x = GAUSSIAN.reshape(shape)
+    got, payload = through(codecs.svd(ratio), x)
+    k = max(1, int(ratio * min(shape[-2:])))
+    assert payload.left.shape[-1] == payload.right.shape[-2] == k
+    assert np.linalg.norm(got - x) <= 1.001 * optimum(x, k)
+
+
+def test_flattened_it_is_one_matrix():
+    got, payload = through(codecs.svd(0.5, flatten=True), GAUSSIAN)
+    assert payload.left.shape == (80, 24)
+    flat = GAUSSIAN.reshape(80, 48)
+    assert np.linalg.norm(got.reshape(80, 48) - flat) <= 1.001 * optimum(flat, 24)
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.75])
+def test_a_decaying_spectrum_is_cut_within_a_thousandth_of_the_optimum(decay):
+    """Down to 2e-3 of the largest: Gram in float32 sees 3e-4."""
+    x = matrix_with(decay ** np.arange(60), 200, 60)
+    k = 20
+    got, _ = through(codecs.svd(k / 60), x)
+    assert np.linalg.norm(got - x) <= 1.001 * optimum(x, k)
+
+
+def test_what_float32_cannot_tell_apart_is_lost_and_no_more():
+    x = matrix_with(10.0 ** -np.arange(12), 100, 12)
+    got, _ = through(codecs.svd(0.75), x)
+    assert np.linalg.norm(got - x) <= optimum(x, 9) + 1e-3 * np.linalg.norm(x, 2)
+
+
+def test_usv_are_numpys_up_to_sign_and_eq_4_holds():
+    x = GAUSSIAN[0]
+    codec = codecs.svd(0.5, send="usv")
+    got, payload = through(codec, x)
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    # Ours ascend, as eigenvalues do.
+    np.testing.assert_allclose(np.asarray(payload.s)[0, ::-1], s[:10], rtol=1e-5)
+    same = np.abs(np.asarray(payload.u)[:, ::-1].T @ u[:, :10])
+    np.testing.assert_allclose(same, np.eye(10), atol=1e-3)
+    np.testing.assert_allclose(got, (u[:, :10] * s[:10]) @ v[:10], atol=1e-4)
+    m, n, r = 20, 48, 10
+    spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    assert codec_lib.ratio(codec, spec) == (m * r + r + r * n) / (m * n)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "paper"),
+    [(0.9, 0.45), (0.8, 0.40), (0.7, 0.34), (0.6, 0.30), (0.4, 0.20), (0.2, 0.09)],
+)
+def test_ratios_are_those_of_table_5_but_for_the_left_factor(ratio, paper):
+    """64 tokens a sentence: m (1 + m / n) / m is 8 % above what the paper prints."""
+    codec = codecs.from_string(f"svd({ratio})|fp16")
+    spec = jax.ShapeDtypeStruct((128, 64, 768), jnp.float32)
+    assert codec_lib.ratio(codec, spec) == pytest.approx(paper * 13 / 12, rel=0.06)
+
+
+def test_both_factors_fit_float16_where_singular_values_do_not():
+    x = np.full((512, 1024), 500.0, np.float32)  # its singular value is 362,000
+    got, payload = through(codecs.chain(codecs.svd(0.002), codecs.fp16()), x)
+    assert np.asarray(payload.left.data).max() < 500
+    np.testing.assert_allclose(got, x, rtol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e18, 1e30])
+def test_tiny_and_huge_matrices_are_not_lost_in_the_squares(scale):
+    x = GAUSSIAN[0] * np.float32(scale)
+    got, _ = through(codecs.svd(0.5), x)
+    error = np.linalg.norm(got.astype(np.float64) / scale - GAUSSIAN[0])
+    assert error <= 1.001 * optimum(GAUSSIAN[0], 10)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("send", ["factors", "usv"])
+def test_a_bad_value_spoils_its_sentence_and_no_other(bad, send):
+    x = GAUSSIAN.copy()
+    x[2, 3, 4] = bad
+    got, _ = through(codecs.svd(0.5, send=send), x)
+    assert np.isnan(got[2]).all()
+    assert np.isfinite(got[[0, 1, 3]]).all()
+
+
+def test_rank_is_the_floor_also_where_binary_fractions_fall_short():
+    assert low_rank.rank(0.29, 100, 200) == 29  # 0.29 * 100 is 28.999999999999996
+    assert low_rank.rank(0.6, 64, 768) == 38
+    assert low_rank.rank(0.001, 64, 768) == 1
+    assert low_rank.rank(1, 64, 768) == 64
+
+
+def relative_errors(codec, tensors):
+    state, errors = codec.init(tensors[0]), []
+    encode = jax.jit(codec.encode)
+    for x in tensors:
+        payload, state = encode(x, state)
+        got, _ = codec.decode(payload, ())  # decoding needs no state
+        errors.append(float(np.linalg.norm(got - x)))
+    return errors
+
+
+def test_subspace_approaches_the_optimum_on_one_matrix():
+    x = matrix_with(1 / np.arange(1, 41), 120, 40).reshape(4, 30, 40)
+    errors = relative_errors(codecs.subspace(8), [x] * 12)
+    best = optimum(x.reshape(120, 40), 8)
+    assert errors[0] > 1.1 * best
+    assert errors[-1] < 1.005 * best
+    assert errors[-1] >= 0.9999 * best
+    cold = relative_errors(codecs.subspace(8, seed=1), [x])
+    assert cold[0] != errors[0]
+
+
+def test_one_step_of_subspace_is_powersgds():
+    x = GAUSSIAN[0]
+    codec = codecs.subspace(5)
+    (q,) = codec.init(x)
+    p, _ = np.linalg.qr(x @ np.asarray(q))
+    np.testing.assert_allclose(through(codec, x)[0], p @ (p.T @ x), atol=1e-4)
+
+
+def test_subspace_comes_back_from_zeros_and_nan():
+    x = matrix_with(0.5 ** np.arange(10), 30, 10)
+    bad = x.copy()
+    bad[0, 0] = np.nan
+    zeros = np.zeros_like(x)
+    errors = relative_errors(codecs.subspace(4), [zeros, zeros, bad, *[x] * 8])
+    assert errors[0] == 0
+    assert np.isnan(errors[2])
+    assert errors[-1] < 1.01 * optimum(x, 4)
+
+
+def test_vectors_pass_and_wide_ranks_are_cut_to_the_matrix():
+    x = {"v": np.ones(5, np.float32), "m": GAUSSIAN[0]}
+    for codec in (codecs.svd(0.5), codecs.subspace(1000)):
+        payload, _ = codec.encode(x, codec.init(x))
+        np.testing.assert_array_equal(payload["v"], x["v"])
+    assert payload["m"].left.shape == (20, 20)
+
+
+@pytest.mark.parametrize(
+    "ratio", [0, -0.1, 1.01, float("nan"), float("inf"), "r", True]
+)
+def test_wrong_ratios_are_told(ratio):
+    with pytest.raises(ValueError, match="ratio must be"):
+        codecs.svd(ratio)
+
+
+def test_other_wrong_arguments_are_told():
+    with pytest.raises(ValueError, match="rank must be a positive integer, not 0"):
+        codecs.subspace(0)
+    with pytest.raises(ValueError, match="flatten must be"):
+        codecs.svd(0.5, "yes")
+    with pytest.raises(ValueError, match="send must be factors or usv"):
+        codecs.svd(0.5, send="u")

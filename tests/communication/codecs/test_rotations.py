@@ -1,0 +1,60 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+from nebula_jax.communication import codecs
+
+
+def rotation(size, seed=0, block=256):
+    """The matrix that `hadamard` multiplies a row with, by columns of the identity."""
+    codec = codecs.hadamard(block, seed)
+    return np.asarray(codec.encode(jnp.eye(size), ())[0].data)
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 256])
+def test_it_is_scipys_hadamard_matrix_with_signs(size):
+    matrix = rotation(size)
+    signs = np.sign(matrix[:, 0])
+    want = signs[:, None] * scipy.linalg.hadamard(size) / np.sqrt(size)
+    np.testing.assert_allclose(matrix, want, rtol=1e-6)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(size), atol=1e-6)
+
+
+def test_signs_are_random_and_seeded():
+    first, second = (np.sign(rotation(256, seed)[:, 0]) for seed in (0, 1))
+    assert 90 < (first > 0).sum() < 166
+    assert (first != second).sum() > 60
+
+
+@pytest.mark.parametrize(
+    ("width", "block", "used"), [(768, 256, 256), (384, 256, 128), (21, 256, 1)]
+)
+def test_blocks_are_the_largest_power_of_two_that_divides(width, block, used):
+    matrix = rotation(width, block=block)
+    blocks = np.kron(np.eye(width // used), np.ones((used, used))) > 0
+    np.testing.assert_array_equal(matrix != 0, blocks)
+
+
+def test_a_block_size_between_powers_is_rounded_down():
+    assert (rotation(64, block=24) != 0).sum() == 64 * 16
+
+
+def test_it_makes_an_outlier_cheap_to_quantise():
+    x = np.random.RandomState(0).randn(64, 256).astype(np.float32)
+    x[:, 17] *= 50  # as hidden states have
+
+    def error(codec):
+        payload, state = codec.encode(x, codec.init(x))
+        return np.linalg.norm(codec.decode(payload, state)[0] - x)
+
+    plain = error(codecs.int4(256))
+    rotated = error(codecs.chain(codecs.hadamard(), codecs.int4(256)))
+    assert rotated < 0.7 * plain
+
+
+def test_wrong_arguments_are_told():
+    with pytest.raises(ValueError, match="block must be 1 to 4096, not 0"):
+        codecs.hadamard(0)
+    with pytest.raises(ValueError, match="seed must be"):
+        codecs.hadamard(256, 1.5)

@@ -1,0 +1,92 @@
+import functools
+
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codecs
+from nebula_jax.communication.codecs import sparse
+
+
+@functools.cache
+def compiled(fraction):
+    codec = codecs.top_k(fraction)
+    return jax.jit(codec.encode), jax.jit(codec.decode)
+
+
+def through(fraction, x):
+    encode, decode = compiled(fraction)
+    payload, _ = encode(x, ())
+    return np.asarray(decode(payload, ())[0]), payload
+
+
+def by_sorting(x, k):
+    """The oracle: a stable sort by falling |x|, NaN first."""
+    flat = x.reshape(-1)
+    size = np.where(np.isnan(flat), np.inf, np.abs(flat.astype(np.float64)))
+    order = np.lexsort((np.arange(flat.size), ~np.isnan(flat), -size))
+    where = np.sort(order[:k])
+    kept = np.zeros_like(flat)
+    kept[where] = flat[where]
+    return kept.reshape(x.shape), where
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.02, 0.1, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_it_keeps_what_sorting_keeps(fraction, dtype):
+    x = np.random.RandomState(0).randn(13, 77).astype(dtype)
+    got, payload = through(fraction, x)
+    k = max(1, int(fraction * x.size))
+    want, where = by_sorting(x, k)
+    np.testing.assert_array_equal(got, want)
+    assert got.dtype == payload.values.dtype == dtype
+    np.testing.assert_array_equal(payload.values, x.reshape(-1)[where])
+    bitmap, indices = -(-x.size // 8), -(-k * 10 // 8)
+    assert payload.positions.size == min(bitmap, indices)
+    if bitmap <= indices:
+        marks = np.zeros(x.size, bool)
+        marks[where] = True
+        np.testing.assert_array_equal(
+            payload.positions, np.packbits(marks, bitorder="little")
+        )
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    x=hypothesis.extra.numpy.arrays(
+        np.float32,
+        (40,),
+        elements=st.sampled_from(
+            [0.0, -0.0, 1.0, -1.0, 2.0, 1e-40, np.inf, -np.inf, np.nan, 3e38]
+        ),
+    ),
+    fraction=st.sampled_from([0.01, 0.3, 0.9]),
+)
+def test_ties_go_to_the_lower_index_and_nan_counts_as_largest(x, fraction):
+    got, _ = through(fraction, x)
+    want, _ = by_sorting(x, max(1, int(fraction * 40)))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_it_selects_as_lax_top_k_does():
+    x = np.random.RandomState(0).randn(5000).astype(np.float32)
+    _, where = jax.lax.top_k(np.abs(x), 300)
+    marks = np.unpackbits(
+        np.asarray(sparse.largest(x, 300)).view(np.uint8), bitorder="little"
+    )
+    np.testing.assert_array_equal(np.flatnonzero(marks), np.sort(where))
+
+
+def test_one_value_and_none():
+    for shape in ((1,), (), (0, 3)):
+        x = np.full(shape, -2.0, np.float32)
+        np.testing.assert_array_equal(through(0.01, x)[0], x)
+
+
+@pytest.mark.parametrize("fraction", [0, 1.5, -1, float("nan"), "half", True])
+def test_wrong_fractions_are_told(fraction):
+    with pytest.raises(ValueError, match="fraction must be"):
+        codecs.top_k(fraction)

@@ -1,0 +1,243 @@
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
+
+
+def gaussian(seed, shape=(4, 8)):
+    return np.random.RandomState(seed).randn(*shape).astype(np.float32)
+
+
+class Ends:
+    """Both ends of a line, each with its own state."""
+
+    def __init__(self, codec, spec):
+        self.codec = codec
+        self.sender, self.receiver = codec.init(spec), codec.init(spec)
+
+    def send(self, arrays):
+        self.payload, self.sender = self.codec.encode(arrays, self.sender)
+        arrays, self.receiver = self.codec.decode(self.payload, self.receiver)
+        return arrays
+
+
+def test_error_feedback_is_numpys_top_k_with_memory():
+    ends = Ends(codecs.error_feedback(codecs.top_k(0.25)), gaussian(0))
+    residual = np.zeros((4, 8), np.float32)
+    for step in range(6):
+        x = gaussian(step)
+        want = x + residual
+        where = np.argsort(-np.abs(want.reshape(-1)), kind="stable")[:8]
+        sent = np.zeros(32, np.float32)
+        sent[where] = want.reshape(-1)[where]
+        residual = want - sent.reshape(4, 8)
+        np.testing.assert_array_equal(ends.send(x), sent.reshape(4, 8))
+        np.testing.assert_array_equal(ends.sender.residual[0], residual)
+
+
+@pytest.mark.parametrize(
+    "string", ["top_k(0.1)|fp16", "int4(row)", "svd(0.25)", "bf16"]
+)
+def test_error_feedback_loses_nothing_in_the_long_run(string):
+    """What arrived and the residual together are what was sent, to rounding."""
+    ends = Ends(codecs.from_string(f"error_feedback({string})"), gaussian(0))
+    xs = [gaussian(step) for step in range(20)]
+    arrived = sum(np.asarray(ends.send(x), np.float64) for x in xs)
+    (residual,) = ends.sender.residual
+    assert np.abs(residual).max() > 1e-4
+    np.testing.assert_allclose(arrived + residual, sum(xs), atol=1e-5)
+
+
+def test_error_feedback_keeps_a_short_types_residual_in_float32():
+    x = gaussian(0).astype(ml_dtypes.bfloat16)
+    ends = Ends(codecs.error_feedback(codecs.top_k(0.5)), x)
+    assert ends.send(x).dtype == jnp.bfloat16
+    assert ends.sender.residual[0].dtype == jnp.float32
+
+
+def test_error_feedback_survives_a_bad_tensor():
+    ends = Ends(codecs.error_feedback(codecs.int8("row")), gaussian(0))
+    bad = gaussian(1)
+    bad[2, 3] = np.inf
+    ends.send(gaussian(0))
+    assert np.isnan(np.asarray(ends.send(bad))[2]).all()
+    assert np.isfinite(ends.sender.residual[0]).all()
+    np.testing.assert_allclose(ends.send(gaussian(2)), gaussian(2), atol=0.05)
+
+
+def batch(step, index, drift=0.1):
+    """Examples that change a little each step, in numpy."""
+    base = gaussian(99, (20, 6, 8))
+    return {
+        "h": base[index] + np.float32(drift) * gaussian(step, (len(index), 6, 8)),
+        "ids": np.full((len(index), 6), step, np.int32),
+        "index": np.array(index, np.int32),
+    }
+
+
+def test_delta_is_aq_sgd_as_numpy_writes_it():
+    ends = Ends(codecs.delta(codecs.int8("row"), 20), batch(0, [0, 1, 2]))
+    memory, options = {}, []
+    for step, index in enumerate(
+        ([0, 1, 2], [3, 4, 5], [2, 0, 1], [1, 3, 9], [1, 3, 9])
+    ):
+        sent = batch(step, index)
+        got = ends.send(sent)
+        options.append(ends.payload.option)
+        for row, example in enumerate(index):
+            a = sent["h"][row]
+            if options[-1] == 0:
+                memory[example] = a
+                continue
+            d = a - memory[example]
+            scale = np.abs(d).max(1, keepdims=True) * np.float32(1 / 127)
+            memory[example] = memory[example] + np.rint(d / scale) * scale
+        want = np.stack([memory[example] for example in index])
+        np.testing.assert_allclose(got["h"], want, atol=1e-6)
+        np.testing.assert_array_equal(got["ids"], sent["ids"])
+        np.testing.assert_array_equal(got["index"], sent["index"])
+    assert options == [0, 0, 1, 0, 1]
+
+
+def test_delta_is_nearer_than_its_codec_alone():
+    delta = Ends(codecs.delta(codecs.int4("row"), 20), batch(0, [0, 1]))
+    plain = Ends(codecs.int4("row"), batch(0, [0, 1]))
+    for step in range(5):
+        sent = batch(step, [0, 1])
+        ours, theirs = delta.send(sent)["h"], plain.send(sent)["h"]
+    assert np.linalg.norm(ours - sent["h"]) < 0.3 * np.linalg.norm(theirs - sent["h"])
+
+
+def test_delta_sends_in_full_again_what_came_out_bad():
+    ends = Ends(codecs.delta(codecs.int8("row"), 20), batch(0, [0, 1]))
+    bad = batch(1, [0, 1])
+    bad["h"][1, 2, 3] = np.nan
+    options = []
+    for arrays in (batch(0, [0, 1]), bad, batch(2, [0, 7]), batch(3, [0, 1])):
+        got = ends.send(arrays)
+        options.append(ends.payload.option)
+    assert options == [0, 1, 0, 0]
+    np.testing.assert_array_equal(got["h"], batch(3, [0, 1])["h"])
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ([3, 20], r"index 20 is not in \[0, 20\)"),
+        ([-1, 3], r"index -1 is not in \[0, 20\)"),
+        ([3, 4, 3], "index 3 is twice in one batch"),
+    ],
+)
+def test_delta_refuses_an_index_it_cannot_keep(index, words):
+    codec = codecs.delta(codecs.fp16(), 20)
+    arrays = batch(0, [0] * len(index)) | {"index": np.array(index, np.int32)}
+    with pytest.raises(ValueError, match=words):
+        codec.encode(arrays, codec.init(arrays))
+
+
+def test_delta_needs_an_index():
+    with pytest.raises(ValueError, match="one leaf must be called 'index'; 0 are"):
+        codecs.delta(codecs.fp16(), 20).init({"h": gaussian(0)})
+    with pytest.raises(ValueError, match=r"'index' must be int32 \[B\], not float32"):
+        codecs.delta(codecs.fp16(), 20).init({"index": gaussian(0)})
+
+
+def test_delta_asks_the_codec_inside_which_of_its_options_to_use():
+    codec = codecs.from_string("delta(pack_tokens(capacities=4)|int8(row), 20)")
+    assert len(codec.options) == 5
+    state, options = None, []
+    for real in (6, 1, 3, 6):
+        arrays = batch(0, [0, 1]) | {"mask": np.arange(6) < np.full((2, 1), real)}
+        state = state or codec.init(arrays)
+        payload, state = codec.encode(arrays, state)
+        options.append(payload.option)
+    assert options == [0, 1, 2, 4]
+
+
+def test_from_step_counts_micro_batches_and_begins_at_its_step():
+    x = gaussian(0)
+    for n, micro_batches, plain in ((1, 1, 0), (2, 1, 1), (3, 2, 4), (1, 3, 0)):
+        ends = Ends(codecs.from_step(n, codecs.fp16(), micro_batches), x)
+        options = []
+        for _ in range(6):
+            ends.send(x)
+            options.append(ends.payload.option)
+        assert options == [0] * plain + [1] * (6 - plain)
+        jax.tree.map(np.testing.assert_array_equal, ends.sender, ends.receiver)
+
+
+def test_wrappers_in_wrappers():
+    string = "from_step(2, delta(pack_tokens|error_feedback(int8(row)), 20))"
+    with pytest.raises(codecs.CodecError, match="must be the first of its chain"):
+        codecs.from_string("delta(fp16|pack_tokens, 20)")
+    codec = codecs.from_string(string)
+    arrays = batch(0, [0, 1]) | {"mask": np.ones((2, 6), bool)}
+    ends = Ends(codec, arrays)
+    options = []
+    for _ in range(4):
+        got = ends.send(arrays)
+        options.append(ends.payload.option)
+    assert options == [0, 1, 9, 9]
+    np.testing.assert_allclose(got["h"], arrays["h"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: codecs.error_feedback("fp16"), "codec must be a codec such as fp16"),
+        (lambda: codecs.delta(codecs.fp16(), 0), "examples must be 1 to"),
+        (lambda: codecs.delta(codecs.fp16(), 5, ""), "index must be a leaf's name"),
+        (lambda: codecs.from_step(0, codecs.fp16()), "n must be a positive integer"),
+        (lambda: codecs.from_step(1, codecs.fp16(), 0), "micro_batches must be"),
+    ],
+)
+def test_wrong_arguments_are_told(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+IN_STEP = """
+import jax, numpy as np
+from nebula_jax.communication import codec, codecs
+for string in ("delta(int4(64), 9)", "delta(bf16, 9)", "error_feedback(int4(64))"):
+    here = codecs.from_string(string)
+    index = np.arange(8, dtype=np.int32)
+    random = np.random.RandomState(0)
+    h = random.randn(8, 16, 256).astype(np.float32)
+    eager = sender = receiver = here.init({"h": h, "index": index})
+    for step in range(4):
+        h = h + np.float32(0.1) * random.randn(*h.shape).astype(np.float32)
+        arrays = {"h": h, "index": index}
+        option = here.choose(arrays, sender) if here.choose else 0
+        this = codec.fixed(here)[option]
+        payload, eager = this.encode(arrays, eager)
+        payload, sender = jax.jit(this.encode)(arrays, sender)
+        got, receiver = jax.jit(this.decode)(payload, receiver)
+        jax.tree.map(np.testing.assert_array_equal, sender, eager)
+        if hasattr(sender, "values"):
+            np.testing.assert_array_equal(sender.values[0], receiver.values[0])
+            np.testing.assert_array_equal(sender.values[0][:8], got["h"])
+"""
+
+
+def test_both_ends_stay_equal_in_fully_optimised_programs():
+    """In a process of its own: here, XLA's optimisations are turned down."""
+    environment = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_STEP], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_sender_keeps_no_more_than_it_must():
+    codec = codecs.delta(codecs.fp16(), 20)
+    state = codec.init(batch(0, [0, 1]))
+    assert codec_lib.nbytes(state) == 20 * 6 * 8 * 4 + 20

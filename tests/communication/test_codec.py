@@ -1,0 +1,113 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codec, codecs
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def test_identity_sends_arrays_as_they_are():
+    spec = {"h": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
+    assert codec.nbytes(spec) == 24
+    assert codec.ratio(codec.identity(), spec) == 1.0
+
+
+def by_sign():
+    """As it is, or halved if the first value is negative; counts tensors."""
+
+    def option(factor):
+        return codec.Codec(
+            init=lambda spec: 0,
+            encode=lambda x, count: (x * factor, count + 1),
+            decode=lambda x, count: (x / factor, count + 1),
+        )
+
+    return codec.choice(
+        [option(1.0), option(0.5)], lambda x, count: int(x.reshape(-1)[0] < 0)
+    )
+
+
+def test_a_choice_is_made_by_what_is_sent_and_state_is_shared():
+    chosen = by_sign()
+    state = chosen.init(X)
+    for number, x in enumerate((X + 1, -X - 1, X + 1)):
+        payload, state = chosen.encode(x, state)
+        assert (payload.option, state) == (number % 2, number + 1)
+        np.testing.assert_array_equal(chosen.decode(payload, 0)[0], x)
+
+
+def test_a_chain_keeps_a_state_of_the_later_codec_for_each_option():
+    chained = codec.chain(by_sign(), codecs.int8("row", "stochastic"))
+    state = chained.init(X)
+    for x in (X + 1, -X - 1, X + 1):
+        payload, state = chained.encode(x, state)
+        got, _ = chained.decode(payload, chained.init(X))
+        np.testing.assert_allclose(got, x, atol=0.1)
+    first, later = state
+    assert first == 3
+    assert [int(count) for count in later] == [2, 1]
+
+
+def test_like_wraps_every_option_and_keeps_how_they_are_chosen():
+    def negated(inner):
+        return codec.Codec(
+            init=lambda spec: {"inner": inner.init(spec)},
+            encode=lambda x, state: (
+                inner.encode(-x, state["inner"])[0],
+                {"inner": inner.encode(-x, state["inner"])[1]},
+            ),
+            decode=lambda x, state: (-inner.decode(x, state["inner"])[0], state),
+        )
+
+    wrapped = codec.like(by_sign(), negated, lambda state: state["inner"])
+    payload, state = wrapped.encode(-X - 1, wrapped.init(X))
+    assert (payload.option, state) == (1, {"inner": 1})
+    assert len(codec.fixed(wrapped)) == 2
+    plain = codec.like(codecs.zstd(3), lambda inner: inner, lambda state: state)
+    assert (plain.zstd, plain.options) == (3, ())
+
+
+def test_the_ratio_of_a_choice_is_its_largest():
+    spec = {
+        "h": jax.ShapeDtypeStruct((4, 8, 16), jnp.float32),
+        "mask": jax.ShapeDtypeStruct((4, 8), jnp.bool_),
+    }
+    whole = 4 * 8 * 16 * 4 + 4 * 8
+    assert codec.ratio(codecs.pack_tokens(), spec) == (whole - 28) / whole
+
+
+def test_an_empty_chain_is_identity():
+    assert codec.chain() == codec.identity()
+    np.testing.assert_array_equal(codec.chain().encode(X, ())[0], X)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: [codecs.fp16(), codecs.pack_tokens()], "must be the first"),
+        (lambda: [codecs.zstd(), codecs.fp16()], "must be the last of its chain"),
+        (
+            lambda: [codecs.delta(codecs.fp16(), 9), codecs.fp16()],
+            "only zstd may follow it",
+        ),
+        (
+            lambda: [
+                codecs.from_step(
+                    3, codecs.error_feedback(codecs.delta(codecs.fp16(), 9))
+                ),
+                codecs.bf16(),
+            ],
+            "only zstd may follow it",
+        ),
+    ],
+)
+def test_a_chain_in_the_wrong_order_is_told(make, words):
+    with pytest.raises(ValueError, match=words):
+        codec.chain(*make())
+
+
+def test_zstd_may_follow_anything():
+    last = codec.chain(codecs.delta(codecs.fp16(), 9), codecs.zstd(2))
+    assert last.zstd == 2
