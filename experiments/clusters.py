@@ -105,8 +105,9 @@ def workdir() -> pathlib.Path:
     name = sys.argv[0]
     for argument, value in itertools.pairwise([*sys.argv, ""]):
         flag, equals, inline = argument.lstrip("-").partition("=")
-        if flag == "flagfile":
+        if flag == "flagfile":  # the first: others may add a line to it
             name = inline if equals else value
+            break
     return pathlib.Path("runs") / pathlib.Path(name).stem
 
 

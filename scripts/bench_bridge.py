@@ -12,7 +12,7 @@ alike; figures are medians of the rounds, and ratios medians of the rounds' rati
                  states in fp32, 64 x 128 x 768) and of an eighth of that (3 MB), sent
                  one after the other with one answer at the end
     CPU          seconds per GB, of sender plus receiver, all their threads
-    round trip   64 bytes there and back
+    round trip   64 bytes there and back, each end on a core of its own
     overlap      how much slower the median step of a jitted computation is while the
                  same process sends 25 MB at an emulated 60 Mbit/s (3.4 s). The process
                  that receives is on the same cores here; beside it is the CPU that both

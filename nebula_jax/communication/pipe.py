@@ -34,22 +34,31 @@ class Pipe:
         self.is_blocked = False
         """Whether the socket takes no more at present."""
         self.has_more = False
-        """Whether there was no time to read or write all."""
+        """Whether there was no time to write all."""
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._shaper = shaper
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._poller.register(wakes, select.POLLIN)
+        self._polls_out = False
         self._fd = sock.fileno()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for bytes; whether it ended for another reason, but not the time."""
+        """Waits for bytes, or for room to write if it lacked any.
+
+        Returns:
+          Whether it was woken.
+        """
+        if self.is_blocked != self._polls_out:
+            self._polls_out = self.is_blocked
+            events = select.POLLIN | (select.POLLOUT if self.is_blocked else 0)
+            self._poller.modify(self.socket, events)
         ready = self._poller.poll(1000 * seconds)
         return len(ready) > 1 or (len(ready) == 1 and ready[0][0] != self._fd)
 
     def write(self, connection: protocol.Connection, now: float) -> None:
         """Writes what the connection has to say and the line lets through by now."""
-        self.is_blocked = False
+        self.is_blocked = self.has_more = False
         shaper, deadline = self._shaper, now + TURN_SECONDS
         while shaper.is_transparent:
             buffers = connection.data_to_send(now)
@@ -88,11 +97,12 @@ class Pipe:
 
     def read(
         self, connection: protocol.Connection, wants: Callable[[], bool]
-    ) -> list[frames.Message]:
+    ) -> tuple[list[frames.Message], bool]:
         """Reads what is there, while it is wanted, as it must be at first.
 
         Returns:
-          The messages that have come.
+          The messages that have come, and whether there may be more, perhaps where no
+          selector sees it: TLS hands out a record at a time.
 
         Raises:
           protocol.PeerGone: if the peer has closed the connection.
@@ -104,7 +114,7 @@ class Pipe:
             try:
                 count = self.socket.recv_into(view)
             except BLOCKED:
-                break
+                return messages, False
             now = time.monotonic()
             if count == 0:
                 raise protocol.PeerGone(
@@ -114,18 +124,13 @@ class Pipe:
             while (message := connection.next_event()) is not None:
                 messages.append(message)
             if count < len(view) and self._is_drained(connection):
-                break
+                return messages, False
             deadline = deadline or now + TURN_SECONDS
             if now > deadline or messages or not wants():
-                self.has_more = True
-                break
-        return messages
+                return messages, True
 
     def _is_drained(self, connection: protocol.Connection) -> bool:
-        """After a short read: whether another one would surely find nothing.
-
-        TLS hands out a record at a time, so within a tensor there may be more.
-        """
+        """After a short read: whether another one would surely find nothing."""
         if not self._is_tls:
             return True
         return not connection.is_inside_tensor and not self.socket.pending()

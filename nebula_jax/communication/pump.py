@@ -72,7 +72,9 @@ class Pump:
         self._pipe: pipe.Pipe | None = None
         # The caller who reads, and the thread that gives way to it.
         self._reading = threading.Lock()
-        self._has_reader = self._is_stalled = False
+        self._has_reader = False
+        self._is_stalled = False  # there is no room to read more
+        self._is_unread = False  # there was no time to read more
         self._visits = self._visits_seen = 0  # of callers who read
         self._stay = 0.0  # seconds until the thread looks for them; 0 if it reads
         # The thread.
@@ -141,15 +143,17 @@ class Pump:
                 f"the session with {self.connection.peer} has ended"
             )
         self._outbox.append(message)
-        if nbytes <= INLINE_BYTES and self._io.acquire(blocking=False):
+        is_small = nbytes <= INLINE_BYTES
+        if self._io.acquire(blocking=False):
             try:
-                self._turn(reads=False)
+                self._turn(reads=False, writes=is_small)
             finally:
                 self._io.release()
             if self._error is not None:
                 raise self._error
-        else:
-            self._wake()
+            if is_small:
+                return
+        self._wake()
 
     def all_planned(self) -> None:
         """Connector: all channels are added, what follows the Welcome may be read."""
@@ -223,28 +227,30 @@ class Pump:
 
     # Moving bytes; `_io` is held.
 
-    def _turn(self, reads: bool, ticks: bool = False) -> None:
+    def _turn(self, reads: bool, writes: bool = True, ticks: bool = False) -> None:
         """Moves what can be moved without waiting.
 
         Args:
-          reads: also what comes in.
+          reads: what comes in.
+          writes: what goes out.
           ticks: also looks at the clock, as the thread does.
         """
         if self.is_dead:
             return
-        connection = self.connection
+        connection, current = self.connection, self._pipe
         try:
             while self._outbox:
                 connection.send(self._outbox.popleft())
-            if (current := self._pipe) is None:
+                if ticks and self._has_reader:
+                    self._wake_reader()  # who may wait for the window
+            if current is None:
                 return
-            current.has_more = False
             now = time.monotonic()
             if reads:
                 self._read(now)
             if ticks:
                 connection.tick(now)
-            if connection.wants_to_write or not self._shaper.empty:
+            if writes and (connection.wants_to_write or not self._shaper.empty):
                 current.write(connection, now)
                 if not self._shaper.empty or current.has_more:
                     self._watch()
@@ -257,13 +263,17 @@ class Pump:
             self._fail(error)
         if ticks:
             self._watch()
+            if current is not None and current.is_blocked and self._has_reader:
+                self._wake_reader()  # it shall wait for room as well
 
     def _read(self, now: float) -> None:
         self._is_stalled = not self._wants_to_read()
         if self._is_stalled:
             self.connection.not_reading(now)
             return
-        messages = self._pipe.read(self.connection, self._wants_to_read)
+        messages, self._is_unread = self._pipe.read(
+            self.connection, self._wants_to_read
+        )
         if self._lost_at is not None:
             self._note_recovery()
         for message in messages:
@@ -282,7 +292,9 @@ class Pump:
         """Tells the thread's selector what to wake for; it may be asleep in it."""
         if self._pipe is None:
             return
-        events = selectors.EVENT_WRITE if self._pipe.is_blocked else 0
+        events = 0
+        if self._pipe.is_blocked and not self._has_reader:
+            events = selectors.EVENT_WRITE
         if not self._stay:
             self._is_stalled = not self._wants_to_read()
             events |= 0 if self._is_stalled else selectors.EVENT_READ
@@ -308,17 +320,22 @@ class Pump:
     def _read_until(
         self, predicate: Callable[[], Any], deadline: float | None, past_end: bool
     ) -> None:
-        reads_first = self._is_stalled  # bytes may wait where no poll can see them
-        self._has_reader, self._is_stalled = True, False
-        self._visits += 1
-        if not self._stay:
-            with self._io:
+        with self._io:
+            # Bytes may wait where no poll can see them.
+            reads_first = self._is_stalled or self._is_unread
+            self._has_reader, self._is_stalled = True, False
+            self._visits += 1
+            if is_new := not self._stay:
                 self._stay = STAY_SECONDS
                 self._watch()
+        if is_new:
             self._wake()
         try:
-            while not self.is_dead and (current := self._pipe) is not None:
-                if reads_first or current.has_more:
+            # The thread may have read what makes the predicate true until just now.
+            while not predicate():
+                if self.is_dead or (current := self._pipe) is None:
+                    return
+                if reads_first or self._is_unread:
                     reads_first = False
                 else:
                     sleep = LONGEST_SLEEP
@@ -329,7 +346,7 @@ class Pump:
                 with self._io:
                     if self._pipe is current:
                         self._turn(reads=True)
-                if predicate() or self._is_stalled:
+                if self._is_stalled:
                     return
                 if self._has_peer_ended and not past_end:
                     return
@@ -337,6 +354,9 @@ class Pump:
                     return
         finally:
             self._has_reader = False
+            if (current := self._pipe) is not None and current.is_blocked:
+                with self._io:
+                    self._watch()
             if self._wakes_at > time.monotonic() + STAY_SECONDS:
                 self._wake()
 
@@ -386,8 +406,9 @@ class Pump:
     def _sleep(self) -> float:
         """Seconds until there is something to do without anybody's doing."""
         now = time.monotonic()
-        if self._pipe is None or self._pipe.has_more or self._outbox:
-            return 0.0  # TLS may hold bytes that the selector cannot see
+        is_unread = self._is_unread and not (self._stay or self._is_stalled)
+        if self._pipe is None or self._pipe.has_more or self._outbox or is_unread:
+            return 0.0
         sleep = min(LONGEST_SLEEP, self.connection.next_tick(now))
         if not self._pipe.is_blocked and (wait := self._shaper.wait(now)) is not None:
             sleep = min(sleep, wait)
@@ -401,6 +422,10 @@ class Pump:
         with contextlib.suppress(OSError):  # full: it will wake; closed: it has ended
             self._wake_out.send(b"\0")
 
+    def _wake_reader(self) -> None:
+        with contextlib.suppress(OSError):
+            self._reader_out.send(b"\0")
+
     def _notify(self) -> None:
         if self._waiters:
             with self._changed:
@@ -409,8 +434,7 @@ class Pump:
     def _end(self) -> None:
         self.is_dead = True
         self._wake()
-        with contextlib.suppress(OSError):
-            self._reader_out.send(b"\0")
+        self._wake_reader()
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, errors.NebulaError):
@@ -431,6 +455,7 @@ class Pump:
     def _adopt(self, sock: socket.socket) -> None:
         self._discard_pipe()
         self._pipe = pipe.Pipe(sock, self._shaper, self._reader_in)
+        self._is_unread = False
 
     def _discard_pipe(self, linger: bool = False) -> None:
         if self._pipe is None:
@@ -455,8 +480,7 @@ class Pump:
             if self._reconnect_timeout and not self._has_peer_ended:
                 self._log(f"{self._loss}; waiting for it to come back")
         self._wake()
-        with contextlib.suppress(OSError):
-            self._reader_out.send(b"\0")
+        self._wake_reader()
 
     @property
     def _has_peer_ended(self) -> bool:

@@ -1,111 +1,11 @@
-"""Runs of the real command, tiny, as separate processes."""
+"""Runs of the real command, one text for all the runs of a module."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
-import orbax.checkpoint as ocp
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-SENTENCES = {
-    "en": "the {} has {} doors and {} windows",
-    "de": "das {} hat {} Türen und {} Fenster",
-    "sw": "{} ina milango {} na madirisha {}",
-}
-THINGS = ["house", "school", "office", "church", "station", "castle", "barn"]
-
-TINY = {
-    "generators": "en de|sw",
-    "tasks": "mrtd=1 trtd=1|mrtd",
-    "vocab_size": 120,
-    "generator_size": "nano",
-    "discriminator_size": "nano",
-    "max_length": 16,
-    "batch_size": 4,
-    "learning_rate": 1e-3,
-    "warmup_steps": 2,
-    "dropout": 0.1,
-    "eval_every": 4,
-    "eval_batches": 1,
-    "log_every": 2,
-    "connect_timeout": 60,
-    "peer_timeout": 20,
-    "devices_per_cluster": 1,
-}
-
-
-def write_text(folder: pathlib.Path, languages=tuple(SENTENCES)) -> pathlib.Path:
-    """A text folder in the project's format."""
-    (folder / "mono").mkdir(parents=True)
-    (folder / "parallel").mkdir()
-    for language in languages:
-        for split, count in (("train", 150), ("valid", 30)):
-            lines = [
-                SENTENCES[language].format(THINGS[n % 7], n, n * 3 % 17)
-                for n in range(count)
-            ]
-            path = folder / "mono" / f"{language}.{split}.txt"
-            path.write_text("".join(line + "\n" for line in lines))
-    for language in languages[1:]:
-        rows = [f"en\t{language}"]
-        for n in range(120):
-            fields = (THINGS[n % 7], n, n * 5 % 13)
-            sides = (SENTENCES[name].format(*fields) for name in ("en", language))
-            rows.append("\t".join(sides))
-        path = folder / "parallel" / f"en-{language}.train.tsv"
-        path.write_text("".join(row + "\n" for row in rows))
-    return folder
-
-
-class Runs:
-    """Starts the command in a folder of its own."""
-
-    def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
-        self.folder = folder
-        self.text = write_text(folder / "text")
-        self._cache = cache
-
-    def start(self, *arguments: str, **flags) -> subprocess.Popen:
-        """Starts a run; its standard error is merged into its output."""
-        flags = TINY | {"data_dir": self.text, "prepared_dir": "prepared"} | flags
-        flags = [f"--{name}={value}" for name, value in flags.items()]
-        return subprocess.Popen(
-            [sys.executable, "-m", "experiments.pretrain_m3", *flags, *arguments],
-            cwd=self.folder,
-            env=os.environ
-            | {
-                "PYTHONPATH": str(ROOT),
-                "JAX_COMPILATION_CACHE_DIR": str(self._cache),
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(self, *arguments: str, timeout: float = 120, **flags):
-        """Runs to the end; (exit status, output)."""
-        process = self.start(*arguments, **flags)
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        finally:
-            process.kill()
-        return process.returncode, output
-
-    def state(self, workdir: str, cluster: str, step: int):
-        """The state that a cluster saved after `step`, as numpy arrays."""
-        folder = self.folder / workdir / cluster / "checkpoints" / f"{step:08d}"
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            arguments = ocp.args.Composite(state=ocp.args.StandardRestore())
-            return checkpointer.restore(folder, args=arguments)["state"]
+import tiny_runs
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that share prepared text; each test names its own workdir."""
     cache = tmp_path_factory.getbasetemp() / "compiled"
-    return Runs(tmp_path_factory.mktemp("runs"), cache)
+    return tiny_runs.Runs(tmp_path_factory.mktemp("runs"), cache)

@@ -5,6 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments import clusters, m3_setup, pretrain_m3
+from nebula_jax.communication import wan
 from nebula_jax.data import mixtures
 from nebula_jax.models import transformer
 
@@ -23,6 +24,17 @@ def test_every_flagfile_is_a_possible_run(path):
         if not m3_setup.GENERATORS.value.isdigit():
             groups = mixtures.parse_groups(m3_setup.GENERATORS.value)
         mixtures.parse_tasks(m3_setup.TASKS.value, groups)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])
+def test_a_line_is_a_flagfile_to_add(name, rate):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        files = (FOLDER / "m3_quickstart.flags", FOLDER / f"wan_{name}.flags")
+        flags.FLAGS(["test", *(f"--flagfile={path}" for path in files)])
+        lines = wan.from_string(clusters.WAN.value)
+        assert lines == wan.Lines(wan.Line(rate, 0.015), wan.Line(rate, 0.015))
+        assert clusters.STEPS.value == 1200
 
 
 def test_the_papers_flagfile_has_the_papers_values():

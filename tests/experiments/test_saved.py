@@ -47,5 +47,6 @@ def test_enough_checkpoints_are_kept_for_a_common_one(window, every, damaged):
 
 def test_the_runs_folder_is_named_after_its_flagfile(monkeypatch):
     for arguments in (["--flagfile=a/b.flags"], ["--flagfile", "a/b.flags"]):
-        monkeypatch.setattr("sys.argv", ["x.py", *arguments, "--steps=3"])
+        line = "--flagfile=wan_60mbit.flags"
+        monkeypatch.setattr("sys.argv", ["x.py", *arguments, line, "--steps=3"])
         assert str(clusters.workdir()) == "runs/b"

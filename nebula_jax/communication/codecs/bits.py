@@ -1,14 +1,15 @@
 """Integers at a few bits each, and the positions of marks in a bitmap.
 
-32 integers of b bits are exactly b words of 32 bits, so every shift below is constant:
-the loops unroll into b + 31 elementwise operations over columns. Least significant bit
-first, as `np.packbits(bitorder="little")`.
+32 integers of b bits are exactly b words of 32 bits: so in a table of 32 columns, which
+of them make up a word, and by how much they are shifted, is the same in every row, and
+known when compiling. Least significant bit first, as `np.packbits(bitorder="little")`.
 """
 
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 WORD = 32  # bits of the integers that packing works on
 
@@ -26,28 +27,44 @@ def pack(array: jax.Array, bits: int) -> jax.Array:
     """[...] integers -> [ceil(size * bits / 8)] uint8; higher bits are dropped."""
     ids = array.reshape(-1).astype(jnp.uint32)
     ids = jnp.pad(ids, (0, -ids.size % WORD)).reshape(-1, WORD)
-    ids = ids & jnp.uint32((1 << bits) - 1)
-    words = [jnp.zeros(ids.shape[0], jnp.uint32)] * bits
-    for i in range(WORD):
-        word, shift = divmod(i * bits, WORD)
-        words[word] = words[word] | (ids[:, i] << shift)
-        if shift + bits > WORD:
-            words[word + 1] = words[word + 1] | (ids[:, i] >> (WORD - shift))
-    packed = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint8)
+    words = _bitmap(ids) if bits == 1 else _pack(ids, bits)
+    packed = jax.lax.bitcast_convert_type(words, jnp.uint8)
     return packed.reshape(-1)[: math.ceil(array.size * bits / 8)]
 
 
 def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
     """[ceil(size * bits / 8)] uint8 -> [size] uint32."""
     words = to_words(data, math.ceil(size / WORD) * bits).reshape(-1, bits)
-    ids = []
-    for i in range(WORD):
-        word, shift = divmod(i * bits, WORD)
-        value = words[:, word] >> shift
-        if shift + bits > WORD:
-            value = value | (words[:, word + 1] << (WORD - shift))
-        ids.append(value & jnp.uint32((1 << bits) - 1))
-    return jnp.stack(ids, axis=-1).reshape(-1)[:size]
+    word, shift = np.divmod(np.arange(WORD) * bits, WORD)
+    ids = _columns(words, word) >> shift.astype(np.uint32)
+    # An id that began in one word goes on in the next.
+    rest = _columns(words, word + 1) << ((WORD - shift) % WORD).astype(np.uint32)
+    ids = ids | jnp.where(shift + bits > WORD, rest, 0)
+    return (ids & jnp.uint32((1 << bits) - 1)).reshape(-1)[:size]
+
+
+def _pack(ids: jax.Array, bits: int) -> jax.Array:
+    """[rows, 32] -> [rows, bits] uint32."""
+    ids = ids & jnp.uint32((1 << bits) - 1)
+    start = np.arange(bits) * WORD  # of each word, in bits
+    first, last = start // bits, (start + WORD - 1) // bits  # ids in each word
+    words = jnp.zeros((ids.shape[0], bits), jnp.uint32)
+    for i in range(np.max(last - first) + 1):
+        number = np.minimum(first + i, last)  # the last one again does no harm
+        left = number * bits - start
+        part = _columns(ids, number) << np.maximum(left, 0).astype(np.uint32)
+        words = words | (part >> np.maximum(-left, 0).astype(np.uint32))
+    return words
+
+
+def _columns(table: jax.Array, which: np.ndarray) -> jax.Array:
+    return jnp.take(table, which, axis=1, mode="clip")
+
+
+def _bitmap(marks: jax.Array) -> jax.Array:
+    """[rows, 32] of 0 and 1 -> [rows] uint32."""
+    shifts = jnp.arange(WORD, dtype=jnp.uint32)
+    return jnp.sum((marks & 1) << shifts, axis=1, dtype=jnp.uint32)
 
 
 def to_words(data: jax.Array, count: int) -> jax.Array:
@@ -58,7 +75,8 @@ def to_words(data: jax.Array, count: int) -> jax.Array:
 
 def bitmap(marks: jax.Array) -> jax.Array:
     """[n] bool -> [ceil(n / 32)] uint32."""
-    return to_words(pack(marks, 1), math.ceil(marks.size / WORD))
+    marks = jnp.pad(marks, (0, -marks.size % WORD)).reshape(-1, WORD)
+    return _bitmap(marks.astype(jnp.uint32))
 
 
 def select(words: jax.Array, rank: jax.Array) -> jax.Array:

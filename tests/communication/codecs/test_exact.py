@@ -21,7 +21,7 @@ def bits_of(values, bits):
 
 
 @pytest.mark.parametrize("vocab_size", [2, 3, 256, 4000, 65_536, 250_002, 2**31 - 1])
-@pytest.mark.parametrize("shape", [(1,), (31,), (32,), (4, 19), (3, 5, 7)])
+@pytest.mark.parametrize("shape", [(1,), (32,), (3, 5, 7)])
 def test_packed_ids_equal_numpy_bit_packing_and_come_back(vocab_size, shape):
     ids = np.random.RandomState(0).randint(0, vocab_size, shape).astype(np.int32)
     ids.flat[0], ids.flat[-1] = 0, vocab_size - 1
@@ -79,16 +79,18 @@ def test_a_vocabulary_of_no_such_size_is_told(vocab_size):
         codecs.pack_ids(vocab_size)
 
 
+BITMAP, FIRST = jax.jit(bits_lib.bitmap), jax.jit(bits_lib.first)
+POSITIONS = jax.jit(bits_lib.positions, static_argnums=1)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
 def test_positions_of_marks_are_numpys(share):
     marks = np.random.RandomState(0).rand(1000) < share
     where = np.flatnonzero(marks)
-    words = bits_lib.bitmap(marks)
-    got = jax.jit(bits_lib.positions, static_argnums=1)(words, where.size)
-    np.testing.assert_array_equal(got, where)
+    words = BITMAP(marks)
     for count in (0, 1, where.size // 2, where.size, where.size + 5):
-        kept = bits_lib.first(words, count)
-        left = bits_lib.positions(kept, min(count, where.size))
+        kept = FIRST(words, count)
+        left = POSITIONS(kept, 1000)[: min(count, where.size)]
         np.testing.assert_array_equal(left, where[:count])
         assert np.bitwise_count(np.asarray(kept)).sum() == min(count, where.size)
 

@@ -34,7 +34,7 @@ def by_sorting(x, k):
     return kept.reshape(x.shape), where
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.02, 0.1, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("fraction", [0.001, 0.05, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_it_keeps_what_sorting_keeps(fraction, dtype):
     x = np.random.RandomState(0).randn(13, 77).astype(dtype)
