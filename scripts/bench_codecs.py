@@ -100,13 +100,16 @@ def gaussian(shape: tuple[int, ...], seed: int) -> jax.Array:
 
 
 def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """[B L, D] of singular values 1, 1/2, 1/3 ..., as [B, L, D] of variance 1."""
+    """[B L, D] of singular values i^-0.6, as [B, L, D] of variance 1.
+
+    Cut at 0.6 of the rank, 0.18 is lost; of a MiniLM's hidden states, 0.17.
+    """
     rows, width = shape[0] * shape[1], shape[2]
     left, right = (
         jnp.linalg.qr(gaussian((size, min(rows, width)), seed + size))[0]
         for size in (rows, width)
     )
-    matrix = (left / jnp.arange(1, left.shape[1] + 1)) @ right.T
+    matrix = (left * jnp.arange(1.0, left.shape[1] + 1) ** -0.6) @ right.T
     return (matrix / jnp.std(matrix)).reshape(shape)
 
 
@@ -124,7 +127,7 @@ def batch(h: jax.Array) -> dict[str, jax.Array]:
 def arrays_for(string: str, h: jax.Array) -> Any:
     """What the codec is measured on."""
     if "pack_ids" in string:
-        return jnp.int32(jnp.abs(h) * 1000)
+        return jnp.int32(jnp.abs(h[..., 0]) * 1000)  # [B, L]: ids, not hidden states
     return batch(h) if "pack_tokens" in string or "delta" in string else h
 
 
@@ -281,15 +284,19 @@ def table(result: Mapping[str, Any]) -> str:
         for row in result["codecs"]
     ]
     lines += ["", f"svd({RATIO}) beside jnp.linalg.svd; error over the optimum's"]
-    lines += [
-        f"{row['matrices']:12}{row['full_ms']:9.0f} ms{row['ours_ms']:8.0f} ms"
-        f"{row['faster']:7.1f} times faster; error {row['error_over_optimum_gaussian']:.6f}"
-        f", decaying {row['error_over_optimum_decaying']:.6f}"
-        for row in result["svd"]
-    ]
+    for row in result["svd"]:
+        gaussian, decaying = (
+            row[f"error_over_optimum_{name}"] for name in ("gaussian", "decaying")
+        )
+        lines.append(
+            f"{row['matrices']:12}{row['full_ms']:9.0f} ms{row['ours_ms']:8.0f} ms"
+            f"{row['faster']:7.1f} times faster; error {gaussian:.6f}"
+            f", decaying {decaying:.6f}"
+        )
     lines += [""]
     lines += [
-        f"{'met    ' if each['met'] else 'NOT met'} {each['target']}: {each['worst']:.4g}"
+        f"{'met    ' if each['met'] else 'NOT met'} {each['target']}:"
+        f" {each['worst']:.5g}"
         for each in result["targets"]
     ]
     return "\n".join(lines)

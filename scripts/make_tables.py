@@ -3,8 +3,9 @@
     python -m scripts.make_tables --collect=runs/m3_quickstart   # take in a run
     python -m scripts.make_tables                                # write tables anew
 
-A run's summary.json and plot are kept in experiments/results/ under the run's name. The
-README holds one block per result, between two markers; the text around them is ours.
+A run's summary.json and plot are kept in experiments/results/ under the run's name;
+benchmarks write theirs there themselves, with --out=experiments/results/bench_NAME.json.
+The README holds one block per result, between two markers; the text around them is ours.
 """
 
 import json
@@ -16,6 +17,7 @@ from absl import flags
 
 from experiments import lifecycle
 from nebula_jax import errors
+from scripts import bench_tables
 
 COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
 
@@ -108,9 +110,15 @@ def m3_block(name: str, summary: dict[str, Any]) -> str:
 def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
     """experiments/README.md with every block made anew from the results."""
     text = (experiments / "README.md").read_text()
-    for path in sorted((experiments / "results").glob("m3_*.json")):
-        summary = json.loads(path.read_text())
-        text = rewrite(text, path.stem, m3_block(path.stem, summary))
+    for path in sorted((experiments / "results").glob("*.json")):
+        result = json.loads(path.read_text())
+        if path.stem.startswith("m3_"):
+            block = m3_block(path.stem, result)
+        elif path.stem.startswith("bench_codecs"):
+            block = bench_tables.codecs_block(result)
+        else:
+            block = bench_tables.bridge_block(result)
+        text = rewrite(text, path.stem, block)
     return text
 
 

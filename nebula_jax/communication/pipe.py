@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from nebula_jax.communication import frames, protocol, wan
 
-SEND_BYTES = 1 << 18  # per call: large enough for full speed, small enough to stay fair
+CHUNK_BYTES = (
+    1 << 22
+)  # per call: a socket's buffer; a turn still ends within milliseconds
 TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
 LINGER_SECONDS = 1.0  # for the peer to read our last words before the socket is gone
 
@@ -74,7 +76,7 @@ class Pipe:
         while not self.is_blocked and not self.has_more:
             view = shaper.due(now)
             if view is not None:
-                shaper.wrote(self._send(view[:SEND_BYTES], connection))
+                shaper.wrote(self._send(view[:CHUNK_BYTES], connection))
                 self.has_more = time.monotonic() > deadline
             elif not shaper.ready(now):
                 return
@@ -110,10 +112,9 @@ class Pipe:
         """
         messages, deadline = [], None
         while True:
-            view = connection.get_buffer()
-            try:
-                count = self.socket.recv_into(view)
-            except BLOCKED:
+            view = connection.get_buffer()[:CHUNK_BYTES]
+            count, is_dry = self._fill(view, connection.is_inside_tensor)
+            if is_dry and not count:
                 return messages, False
             now = time.monotonic()
             if count == 0:
@@ -123,11 +124,28 @@ class Pipe:
             connection.buffer_updated(count, now)
             while (message := connection.next_event()) is not None:
                 messages.append(message)
-            if count < len(view) and self._is_drained(connection):
+            if is_dry or (count < len(view) and self._is_drained(connection)):
                 return messages, False
             deadline = deadline or now + TURN_SECONDS
             if now > deadline or messages or not wants():
                 return messages, True
+
+    def _fill(self, view: memoryview, is_large: bool) -> tuple[int, bool]:
+        """Reads into a buffer; TLS hands out a record of at most 16 KiB at a time.
+
+        Returns:
+          How many bytes, and whether there are no more at present. No bytes although
+          there are more means that the stream has ended.
+        """
+        filled, goes_on = 0, True
+        try:
+            while goes_on:
+                count = self.socket.recv_into(view[filled:])
+                filled += count
+                goes_on = self._is_tls and is_large and count and filled < len(view)
+        except BLOCKED:
+            return filled, True
+        return filled, False
 
     def _is_drained(self, connection: protocol.Connection) -> bool:
         """After a short read: whether another one would surely find nothing."""

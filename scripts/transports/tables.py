@@ -12,10 +12,10 @@ def show(result: dict[str, Any]) -> None:
     console = rich.console.Console(highlight=False, width=100)
     table = rich.table.Table(title="Medians (min-max of throughput)")
     table.add_column("transport")
-    for title in _columns(result):
+    for title in columns(result):
         table.add_column(title, justify="right")
     for name, measures in result["transports"].items():
-        table.add_row(name, *(cell(measures) for cell in _columns(result).values()))
+        table.add_row(name, *(cell(measures) for cell in columns(result).values()))
     console.print(table)
     table = rich.table.Table(title="Targets (medians of the rounds' ratios)")
     for title in ("what", "value", "target", ""):
@@ -46,7 +46,7 @@ def _overlap_table(overlap: dict[str, Any]) -> rich.table.Table:
     return table
 
 
-def _columns(result: dict[str, Any]) -> dict[str, Callable[[dict], str]]:
+def columns(result: dict[str, Any]) -> dict[str, Callable[[dict], str]]:
     """Title -> the text of a cell, from a transport's figures."""
 
     def median(measures: dict, what: str, figure: str) -> float:

@@ -104,7 +104,12 @@ def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
         return _descaled(node.data.astype(jnp.float32), node, per)
 
     return _integers(
-        127, lambda q: q.astype(jnp.int8), decode_leaf, per, rounding, seed
+        127,
+        lambda q, size: q.astype(jnp.int8).reshape(-1)[:size],
+        decode_leaf,
+        per,
+        rounding,
+        seed,
     )
 
 
@@ -127,10 +132,18 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
       ValueError: if an argument is none of these.
     """
 
-    def pack(q: jax.Array) -> jax.Array:
-        q = jnp.pad(q & 15, (0, q.size % 2))
-        half = q.size // 2
-        return (q[:half] | (q[half:] << 4)).astype(jnp.uint8)
+    def pack(q: jax.Array, size: int) -> jax.Array:
+        # Halves of the flattened values; cut between groups or within the only one,
+        # since XLA then needs no division to find out where a value is in its group.
+        groups, width = q.shape
+        if q.size == size and groups % 2 == 0:
+            low, high = q[: groups // 2], q[groups // 2 :]
+        elif q.size == size and groups == 1 and width % 2 == 0:
+            low, high = q[:, : width // 2], q[:, width // 2 :]
+        else:
+            flat = jnp.pad(q.reshape(-1)[:size], (0, size % 2))
+            low, high = flat[: flat.size // 2], flat[flat.size // 2 :]
+        return ((low & 15) | (high << 4)).astype(jnp.uint8).reshape(-1)
 
     def decode_leaf(node: Scaled) -> jax.Array:
         # Shifted to the top of an int8 and back, so that the sign comes along.
@@ -144,7 +157,7 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
 
 def _integers(
     limit: int,
-    pack: Callable[[jax.Array], jax.Array],
+    pack: Callable[[jax.Array, int], jax.Array],
     decode_leaf: Callable[[Scaled], jax.Array],
     per: str | int,
     rounding: str,
@@ -171,7 +184,7 @@ def _integers(
                     q = _stochastic(groups, inverse, limit, key)
                 else:
                     q = _round(groups * inverse)
-                data = pack(q.reshape(-1)[: leaf.size])
+                data = pack(q, leaf.size)
                 nodes[i] = Scaled(data, scale, leaf.shape, str(leaf.dtype))
         return structure.unflatten(nodes), count + 1 if stochastic else ()
 
