@@ -23,12 +23,12 @@ Everything that decides which message may come when is in TRANSITIONS.
 import collections
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.communication import assembly, frames, outgoing
+from nebula_jax.communication import assembly, frames, outgoing, plan
 from nebula_jax.communication.frames import (
     Abort,
     End,
@@ -44,7 +44,6 @@ from nebula_jax.communication.frames import (
 PINGS_PER_TIMEOUT = 4  # a peer is heard of this often before it counts as gone
 ACK_BYTES = 1 << 20  # taken without a word; small against the window
 ACK_FRAMES = 64
-TABLE_ENTRY_BYTES = 8  # a length in the table of a compressed tensor
 OPENING_BYTES = frames.HEAD.size + frames.Open.LAYOUT.size
 
 
@@ -134,15 +133,6 @@ UNNUMBERED = {
 }
 
 
-class Plan(NamedTuple):
-    """What may come on a channel."""
-
-    options: tuple[tuple[int, ...], ...]
-    """For each shape that the codec offers, the size of each buffer in bytes."""
-    is_compressed: bool
-    """Whether sizes are limits, and a table of the true ones comes first."""
-
-
 class Connection:
     """The state of one session."""
 
@@ -163,7 +153,7 @@ class Connection:
         self._peer_timeout = peer_timeout
         self._ping_interval = peer_timeout / PINGS_PER_TIMEOUT
         self._ledger: dict[tuple[str, type, int], list[int]] = {}
-        self._plans: list[Plan] = []
+        self._plan = plan.Plan()
         self._outgoing = outgoing.Outgoing()
         self._taken = 0
         self._recycler = assembly.Recycler()
@@ -211,12 +201,11 @@ class Connection:
 
         Returns:
           The channel's number: channels count from 0 in the order they are added.
+
+        Raises:
+          ValueError: if it has too many buffers to be compressed.
         """
-        table_bytes = TABLE_ENTRY_BYTES * max(map(len, options))
-        if is_compressed and table_bytes > assembly.STAGE_BYTES // 2:
-            raise LocalProtocolError("too many buffers in a tensor to compress")
-        self._plans.append(Plan(tuple(map(tuple, options)), is_compressed))
-        return len(self._plans) - 1
+        return self._plan.add(options, is_compressed)
 
     def all_planned(self) -> None:
         """Connector: channels are added, so what follows the Welcome may be read."""
@@ -455,10 +444,10 @@ class Connection:
             or self._phase is not Phase.RUNNING
             or sequence != self._taken
             or len(data) < size + payload_bytes
-            or channel >= len(self._plans)
+            or channel >= len(self._plan.channels)
         ):
             return False
-        options, is_compressed = self._plans[channel]
+        options, is_compressed = self._plan.channels[channel]
         if is_compressed or option >= len(options):
             return False
         sizes = options[option]
@@ -518,65 +507,20 @@ class Connection:
         if header is None:
             return None
         header = bytes(header)
-        if head.kind is Tensor:
-            table_bytes, sizes = self._planned_sizes(head, header)
-            if sizes is None:
-                return None
-            header_bytes += table_bytes
-        else:
-            sizes = self._limited_size(head)
+        try:
+            if head.kind is Tensor:
+                table_bytes, sizes = self._plan.tensor_sizes(
+                    head, header, self._assembly
+                )
+                header_bytes += table_bytes
+            else:
+                sizes = self._plan.message_sizes(head)
+        except ValueError as error:
+            raise RemoteProtocolError(f"{self.peer} {error}") from None
+        if sizes is None:
+            return None
         self._assembly.drop(header_bytes)
         return header, self._assembly.take(sizes)
-
-    def _limited_size(self, head: frames.Head) -> Sequence[int]:
-        limits = {Hello: frames.MAX_HELLO_BYTES, Abort: frames.MAX_REASON_BYTES}
-        limit = limits.get(head.kind, 0)
-        if head.payload_bytes > limit:
-            raise RemoteProtocolError(
-                f"{self.peer} sent {head.kind.__name__} with a payload of"
-                f" {head.payload_bytes} bytes; at most {limit}"
-            )
-        return (head.payload_bytes,) if head.kind in limits else ()
-
-    def _planned_sizes(
-        self, head: frames.Head, header: bytes
-    ) -> tuple[int, Sequence[int] | None]:
-        """Bytes of the table before a tensor's buffers, and the sizes of these.
-
-        The sizes are None if the table is not there yet.
-        """
-        channel, _, _, option = Tensor.LAYOUT.unpack(header)
-        if channel >= len(self._plans):
-            raise RemoteProtocolError(
-                f"{self.peer} sent a tensor on channel {channel};"
-                f" {len(self._plans)} channels are agreed"
-            )
-        options, is_compressed = self._plans[channel]
-        if option >= len(options):
-            raise RemoteProtocolError(
-                f"{self.peer} sent option {option} on channel {channel};"
-                f" {len(options)} are agreed"
-            )
-        sizes, table_bytes = options[option], 0
-        if is_compressed:
-            table_bytes = TABLE_ENTRY_BYTES * len(sizes)
-            staged = self._assembly.peek(len(header) + table_bytes)
-            if staged is None:
-                return table_bytes, None
-            limits = sizes
-            sizes = np.frombuffer(bytes(staged[len(header) :]), ">u8").tolist()
-            if any(size > limit for size, limit in zip(sizes, limits, strict=True)):
-                raise RemoteProtocolError(
-                    f"{self.peer} sent a table on channel {channel} that exceeds"
-                    f" the plan"
-                )
-        planned = table_bytes + sum(sizes)
-        if head.payload_bytes != planned:
-            raise RemoteProtocolError(
-                f"{self.peer} sent {head.payload_bytes} bytes on channel {channel};"
-                f" the plan says {planned}"
-            )
-        return table_bytes, sizes
 
     def _finish(self) -> None:
         """A whole message is there."""
