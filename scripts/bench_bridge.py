@@ -12,7 +12,8 @@ alike; figures are medians of the rounds, and ratios medians of the rounds' rati
                  states in fp32, 64 x 128 x 768) and of an eighth of that (3 MB), sent
                  one after the other with one answer at the end
     CPU          seconds per GB, of sender plus receiver, all their threads
-    round trip   64 bytes there and back, each end on a core of its own
+    round trip   64 bytes there and back, each end on a core of its own, as on machines
+                 of their own; and with both on one, where nobody has to be woken
     overlap      how much slower the median step of a jitted computation is while the
                  same process sends 25 MB at an emulated 60 Mbit/s (3.4 s). The process
                  that receives is on the same cores here; beside it is the CPU that both
@@ -157,9 +158,10 @@ def throughput(pair: Pair, size: int) -> dict[str, float]:
     }
 
 
-def round_trip(pair: Pair) -> dict[str, float]:
+def round_trip(pair: Pair, one_core: bool = False) -> dict[str, float]:
     """Microseconds."""
-    answers = pair.measure("round_trips", size=worker.SMALL, count=ROUND_TRIPS)
+    asked = {"size": worker.SMALL, "count": ROUND_TRIPS, "one_core": one_core}
+    answers = pair.measure("round_trips", **asked)
     return {f"{name}_microseconds": answers["connect"][name] for name in ("p50", "p99")}
 
 
@@ -231,6 +233,7 @@ def on_loopback(names: Sequence[str]) -> dict[str, Any]:
         text: functools.partial(throughput, size=size) for text, size in SIZES.items()
     }
     measures["round trip"] = round_trip
+    measures["round trip, one core"] = functools.partial(round_trip, one_core=True)
     with started(names) as bench:
         verify(bench, [*SIZES.values(), worker.SMALL])
         records = run_rounds(bench, measures)

@@ -63,10 +63,8 @@ def columns(result: dict[str, Any]) -> dict[str, Callable[[dict], str]]:
         ]
         return "{:.2f}+{:.2f}={:.2f}".format(*parts)
 
-    def trip(measures: dict) -> str:
-        parts = [
-            median(measures, "round trip", f"{p}_microseconds") for p in ("p50", "p99")
-        ]
+    def trip(measures: dict, what: str = "round trip") -> str:
+        parts = [median(measures, what, f"{p}_microseconds") for p in ("p50", "p99")]
         return "{:.0f} / {:.0f}".format(*parts)
 
     if "rate" in result:
@@ -80,4 +78,5 @@ def columns(result: dict[str, Any]) -> dict[str, Callable[[dict], str]]:
         "CPU s/GB, 25 MB": lambda of: cpu(of, "25 MB"),
         "CPU s/GB, 3 MB": lambda of: cpu(of, "3 MB"),
         "64 B us, p50 / p99": trip,
+        "on one core": lambda of: trip(of, "round trip, one core"),
     }

@@ -73,16 +73,18 @@ def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str,
 
 
 def round_trips(
-    end: transports.End, sends: bool, size: int, count: int
+    end: transports.End, sends: bool, size: int, count: int, one_core: bool = False
 ) -> dict[str, float]:
     """Sends `count` messages that the other end sends back, each after the other.
+
+    Each end has a core of its own, or both share one.
 
     Returns:
       p50, p99: microseconds, where it sends first.
     """
     message = np.zeros(size, np.uint8)
     times = np.zeros(WARM_UP + count)
-    with _on_own_core(sends):
+    with _on_a_core(0 if sends or one_core else -1):
         for number in range(WARM_UP + count):
             if sends:
                 start = time.perf_counter_ns()
@@ -97,18 +99,18 @@ def round_trips(
 
 
 @contextlib.contextmanager
-def _on_own_core(sends: bool) -> Iterator[None]:
-    """Keeps this thread away from the other end's core, as another machine would.
+def _on_a_core(which: int) -> Iterator[None]:
+    """Keeps this thread on one core.
 
-    Else the scheduler may put both on one core or not, as it likes, where a round trip
-    of bare sockets takes a third or a quarter of the time: nobody has to be woken.
+    Else the scheduler would put both ends on one core or on two as it likes. On one, a
+    round trip takes a fraction of the time: nobody has to be woken.
     """
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         yield
         return
     before = os.sched_getaffinity(0)
     cores = sorted(before)
-    os.sched_setaffinity(0, {cores[0] if sends else cores[-1]})
+    os.sched_setaffinity(0, {cores[which]})
     try:
         yield
     finally:

@@ -82,6 +82,21 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
     assert_goes_on_to_the_end(runs, "killed", undisturbed)
 
 
+def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
+    status, output = runs.run(
+        **flags("cut"), wan="cut=2s@1s,cut=2s@5s", peer_timeout=0.6
+    )
+    assert status == 0, output
+    assert "waiting for it to come back" in output
+    assert "is back after" in output
+    for cluster in CLUSTERS:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state("cut", cluster, STEPS),
+            undisturbed[cluster],
+        )
+
+
 def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     runs, undisturbed
 ):
