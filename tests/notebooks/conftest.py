@@ -1,0 +1,19 @@
+"""One finished run for the notebooks, made by the real command."""
+
+import pathlib
+import sys
+
+import pytest
+import tiny_runs
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "notebooks"))
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """The folder of a run of 4 steps with two checkpoints, and its text beside it."""
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    runs = tiny_runs.Runs(tmp_path_factory.mktemp("notebooks"), cache)
+    status, output = runs.run(steps=4, checkpoint_every=2, workdir="runs/tiny")
+    assert status == 0, output
+    return runs.folder / "runs" / "tiny"
