@@ -13,7 +13,7 @@ import numpy as np
 ALIGNMENT = 64  # bytes; XLA takes a host buffer as it is only if aligned so
 STAGE_BYTES = 1 << 12
 RECYCLED_BYTES = 1 << 16  # buffers from this size on are used again
-KEPT = 6  # of one size: those that wait to be used, and one that is being filled
+KEPT_BYTES = 256 << 20  # of memory that nobody uses at present, all sizes together
 
 
 class Recycler:
@@ -24,6 +24,7 @@ class Recycler:
 
     def __init__(self):
         self._kept: dict[int, list[np.ndarray]] = {}
+        self._bytes = 0
 
     def empty(self, size: int) -> np.ndarray:
         """[size] uint8, uninitialised, aligned for the device.
@@ -31,19 +32,27 @@ class Recycler:
         Whoever holds the array, a view of it, or a device's array that aliases it,
         keeps it from being used again.
         """
-        if size < RECYCLED_BYTES:
-            return aligned_empty(size)
         kept = self._kept.setdefault(size, [])
         for raw in kept:
             if sys.getrefcount(raw) == UNUSED:
                 return _aligned(raw)
+        if self._bytes + size > KEPT_BYTES:
+            self._kept, self._bytes = {}, 0  # whoever uses them holds them
+            kept = self._kept.setdefault(size, [])
         raw = np.empty(size + ALIGNMENT, np.uint8)
-        if len(kept) < KEPT:
-            kept.append(raw)
+        kept.append(raw)
+        self._bytes += size
         return _aligned(raw)
 
 
-UNUSED = 3  # references to what only the recycler knows: list, loop variable, argument
+def _references(kept: list[np.ndarray]) -> int:
+    """References to an array as `Recycler.empty` counts them."""
+    for raw in kept:
+        return sys.getrefcount(raw)
+    return 0
+
+
+UNUSED = _references([np.empty(1, np.uint8)])  # differs between versions of Python
 
 
 class Assembly:
@@ -88,8 +97,13 @@ class Assembly:
         if self._start == self._end:
             self._start = self._end = 0
 
-    def take(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """[size] uint8 each for the next bytes; what has not come yet makes holes."""
+    def take(self, sizes: Sequence[int], recycled: bool = True) -> list[np.ndarray]:
+        """[size] uint8 each for the next bytes; what has not come yet makes holes.
+
+        Args:
+          sizes: bytes of each.
+          recycled: whether they are few sizes that come again and again.
+        """
         buffers = []
         for size in sizes:
             staged = self._end - self._start
@@ -98,7 +112,10 @@ class Assembly:
                 buffers.append(np.frombuffer(bytes(part), np.uint8))
                 self.drop(size)
                 continue
-            buffer = self._recycler.empty(size)
+            if recycled and size >= RECYCLED_BYTES:
+                buffer = self._recycler.empty(size)
+            else:
+                buffer = aligned_empty(size)
             view = memoryview(buffer)
             if staged:
                 view[:staged] = self._stage[self._start : self._end]

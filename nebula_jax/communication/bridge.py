@@ -27,6 +27,8 @@ from nebula_jax.security import tls as tls_lib
 
 HANDSHAKE_SECONDS = 5.0  # an accepted connection opens a session within this, or goes
 MAX_HANDSHAKES = 16  # at a time: strangers who dawdle take neither memory nor threads
+MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
+MAX_SESSIONS = 1024  # remembered, so that one who comes back hears how they ended
 RETRY_SECONDS = 0.2  # between attempts to connect
 REDIAL_SECONDS = 5.0  # for one attempt to come back
 ACCEPT_SECONDS = 0.5  # how often a listener looks whether it shall end
@@ -122,47 +124,49 @@ def _dial(
     where = f"{address[0]}:{address[1]}"
     give_up = time.monotonic() + patience
     while True:
+        sock = None
         try:
             timeout = max(RETRY_SECONDS, deadline - time.monotonic())
             sock = socket.create_connection(address, timeout=timeout)
-            break
+            if tls is None:
+                return sock
+            sock = tls().wrap_socket(
+                sock, server_hostname=peer, do_handshake_on_connect=False
+            )
+            return _shake_hands(sock, time.monotonic() + timeout)
         except UnicodeError:
             raise ConnectError(f"{where} is no address") from None
-        except OSError as error:
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if isinstance(error, ssl.SSLError) and not isinstance(
+                error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+            ):
+                text = f"no TLS with {peer} at {where}: {error}"
+                raise ConnectError(text) from None
+            if not isinstance(error, OSError):
+                raise
             if time.monotonic() + RETRY_SECONDS > give_up:
                 after = f" after {patience:g} s (--connect_timeout)" if patience else ""
                 raise ConnectError(
                     f"nobody answers at {where}{after}: {error.strerror or error}"
                 ) from None
-            time.sleep(RETRY_SECONDS)
-    if tls is None:
-        return sock
-    try:
-        wrapped = tls().wrap_socket(
-            sock, server_hostname=peer, do_handshake_on_connect=False
-        )
-        return _shake_hands(wrapped, deadline)
-    except (OSError, ssl.CertificateError) as error:
-        sock.close()
-        raise ConnectError(f"no TLS with {peer} at {where}: {error}") from None
+        time.sleep(RETRY_SECONDS)
 
 
 def _shake_hands(sock: ssl.SSLSocket, deadline: float) -> ssl.SSLSocket:
     """A TLS handshake by a deadline, however slowly the other side drips."""
     sock.setblocking(False)
+    poller = select.poll()
     while True:
         try:
             sock.do_handshake()
             return sock
         except ssl.SSLWantReadError:
-            waiting = ([sock], [], [])
+            poller.register(sock, select.POLLIN)
         except ssl.SSLWantWriteError:
-            waiting = ([], [sock], [])
-        except OSError:
-            sock.close()
-            raise
-        if not any(select.select(*waiting, max(0.0, deadline - time.monotonic()))):
-            sock.close()
+            poller.register(sock, select.POLLOUT)
+        if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
             raise TimeoutError("the TLS handshake took too long")
 
 
@@ -241,7 +245,7 @@ class Listener:
         }
         self._sessions: dict[bytes, Link] = {}
         self._lock = threading.Lock()
-        self._came: queue.Queue[Link | Mismatch] = queue.Queue()
+        self._came: queue.Queue[Link | Mismatch] = queue.Queue(MAX_WAITING)
         self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
@@ -257,21 +261,28 @@ class Listener:
           ConnectError: if nobody came in time.
           Mismatch: if one came that runs something else.
         """
-        try:
-            came = self._came.get(timeout=max(0.0, timeout))
-        except queue.Empty:
-            raise ConnectError(
-                f"nobody came within {timeout:g} s (--connect_timeout)"
-            ) from None
-        if isinstance(came, Mismatch):
-            raise came
-        return came
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                came = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ConnectError(
+                    f"nobody came within {timeout:g} s (--connect_timeout)"
+                ) from None
+            if isinstance(came, Mismatch):
+                raise came
+            if not came.is_over:  # it may have gone again
+                return came
 
     def close(self) -> None:
         """Takes no more connections. Links go on, but cannot come back."""
         self._is_closed = True
         self._thread.join()
         self._listening.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if isinstance(came := self._came.get_nowait(), Link):
+                    came.abort(f"{self._hello.cluster} takes no more clusters")
 
     def __enter__(self) -> "Listener":
         return self
@@ -280,21 +291,21 @@ class Listener:
         self.close()
 
     def _run(self) -> None:
-        self._listening.setblocking(False)
+        self._listening.settimeout(ACCEPT_SECONDS)
         while not self._is_closed:
+            # While too many are at it, who comes waits in the system's queue.
+            if not self._handshakes.acquire(timeout=ACCEPT_SECONDS):
+                continue
             try:
-                if not select.select([self._listening], [], [], ACCEPT_SECONDS)[0]:
-                    continue
                 sock, address = self._listening.accept()
-            except OSError:  # it went again, or this process is out of descriptors
+                threading.Thread(
+                    target=self._open, args=(sock, address[0]), daemon=True
+                ).start()
+            except TimeoutError:
+                self._handshakes.release()
+            except (OSError, RuntimeError):  # it went again; no descriptors, no threads
+                self._handshakes.release()
                 time.sleep(RETRY_SECONDS)
-                continue
-            if not self._handshakes.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(
-                target=self._open, args=(sock, address[0]), daemon=True
-            ).start()
 
     def _open(self, sock: socket.socket, host: str) -> None:
         """Finds out what a new connection is for."""
@@ -306,30 +317,46 @@ class Listener:
                 )
                 _shake_hands(sock, deadline)
             opening, taken = protocol.read_opening(_read_exactly(sock, deadline))
-            with self._lock:
-                link = self._sessions.get(opening.session)
-                is_new = link is None
-                if is_new and (opening.epoch > 1 or taken):
-                    _refuse(sock, "knows nothing of this session: was it started anew?")
-                if is_new:
-                    link = Link(
-                        protocol.Role.LISTENER,
-                        self._hello,
-                        session=opening.session,
-                        **self._settings,
-                    )
-                    self._sessions[opening.session] = link
+            link, is_new = self._session(opening.session, is_known=taken > 0)
+            if link is None:
+                raise protocol.SessionOver(
+                    f"{self._hello.cluster} knows nothing of this session: was it"
+                    " started anew?"
+                )
             link.attach(sock, opening, taken)
             if is_new:
                 self._greet(link)
         except Mismatch as error:
-            self._came.put(error)
-        except (OSError, errors.NebulaError) as error:
+            self._offer(error)
+        except Exception as error:  # whatever a stranger brings about, others may come
             if not self._is_closed:
                 self._log(f"dropped a connection from {host}: {error}")
+            if isinstance(error, protocol.SessionOver):
+                _refuse(sock, str(error))
             sock.close()
         finally:
             self._handshakes.release()
+
+    def _session(self, session: bytes, is_known: bool) -> tuple[Link | None, bool]:
+        """The link of a session, made if nobody has said anything on it yet.
+
+        Returns:
+          The link, or None for a session that should be known and is not; whether it
+          is new.
+        """
+        with self._lock:
+            if session in self._sessions:
+                return self._sessions[session], False
+            if is_known:
+                return None, False
+            for old in list(self._sessions)[: -MAX_SESSIONS + 1]:
+                if self._sessions[old].is_over:
+                    del self._sessions[old]
+            link = Link(
+                protocol.Role.LISTENER, self._hello, session=session, **self._settings
+            )
+            self._sessions[session] = link
+            return link, True
 
     def _greet(self, link: Link) -> None:
         try:
@@ -338,7 +365,14 @@ class Listener:
             with self._lock:
                 del self._sessions[link.session]
             raise
-        self._came.put(link)
+        self._offer(link)
+
+    def _offer(self, came: Link | Mismatch) -> None:
+        try:
+            self._came.put_nowait(came)
+        except queue.Full:
+            if isinstance(came, Link):
+                came.abort(f"too many clusters wait for {self._hello.cluster}")
 
 
 def _refuse(sock: socket.socket, reason: str) -> None:
@@ -347,7 +381,8 @@ def _refuse(sock: socket.socket, reason: str) -> None:
         sock.settimeout(HANDSHAKE_SECONDS)
         for buffer in frames.encode(frames.Abort(reason), 0, 0):
             sock.sendall(buffer)
-    raise protocol.RemoteProtocolError(f"it goes on with an unknown session; {reason}")
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(1 << 16)  # unread bytes would reset our words away
 
 
 def _read_exactly(sock: socket.socket, deadline: float) -> bytes:

@@ -16,6 +16,7 @@ from nebula_jax.communication import assembly
 
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
+MAX_WINDOW = 8 << 20  # bytes that a decoder remembers: level 19 asks for no more
 
 
 class EntropyError(errors.NebulaError):
@@ -62,7 +63,7 @@ class Decompressor:
     """The receiving end."""
 
     def __init__(self):
-        self._zstd = zstandard.ZstdDecompressor()
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
     def decompress(
         self, buffers: Sequence[np.ndarray], sizes: Sequence[int]

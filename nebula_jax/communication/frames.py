@@ -20,6 +20,7 @@ takes. Open, Ping and Abort belong to one connection and have no number.
 
 import dataclasses
 import json
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -32,6 +33,7 @@ HEAD = struct.Struct("!4sBBHQQQ")
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # an error in words
+_NAME = re.compile(r"[!-~]{1,100}")  # of a cluster, as it may stand in a message
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
@@ -230,7 +232,8 @@ def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
     if head.kind is Hello:
         return _hello(bytes(buffers[0]))
     if head.kind is Abort:
-        return Abort(bytes(buffers[0]).decode("utf-8", "replace"))
+        reason = bytes(buffers[0]).decode("utf-8", "replace")
+        return Abort("".join(c if c.isprintable() else "\ufffd" for c in reason))
     return head.kind(*fields)
 
 
@@ -255,6 +258,7 @@ def _hello(data: bytes) -> Hello:
         raise FrameError("sent a Hello that cannot be read") from None
     typed = (
         isinstance(hello.cluster, str)
+        and _NAME.fullmatch(hello.cluster)
         and isinstance(hello.version, str)
         and isinstance(hello.settings, dict)
         and all(type(step) is int and step > 0 for step in hello.checkpoints)

@@ -10,6 +10,7 @@ import collections
 import secrets
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,9 @@ from nebula_jax.communication import codec as codec_lib
 SESSION_BYTES = 16
 MAX_UNREAD = 4  # tensors: enough that the line never waits for the reader,
 MAX_UNREAD_BYTES = 1 << 20  # or more of them if they are small together
-MAX_UNREAD_WHILE_WAITING = 64  # a peer that floods one channel while another is due
+FLOOD_BYTES = 64 << 20  # unread while we wait for something else: too much
+TENSOR_OVERHEAD = 512  # bytes of memory that a tensor takes besides its buffers
+STUCK_SECONDS = 60.0  # that both sides send, and neither takes
 
 
 class Timeout(errors.NebulaError):
@@ -57,6 +60,8 @@ class Link:
             log=log,
         )
         self._inbox: dict[int, collections.deque[frames.Tensor]] = {}
+        self._count = threading.Lock()  # guards the two below
+        self._unread = self._unread_bytes = 0
         self._senders = 0
         self._peer_hello: frames.Hello | None = None
         self._welcome: int | None = None
@@ -94,6 +99,11 @@ class Link:
     # What experiments use.
 
     @property
+    def is_over(self) -> bool:
+        """Whether the session has ended, well or not."""
+        return self._pump.is_dead
+
+    @property
     def peer(self) -> frames.Hello:
         """The other side's Hello."""
         assert self._peer_hello is not None
@@ -111,7 +121,7 @@ class Link:
 
     def wait_for_hello(self, timeout: float) -> None:
         """Waits until the peer has said who it is."""
-        self._wait(lambda: self._peer_hello is not None, timeout, "a Hello")
+        self._wait(lambda: self._peer_hello is not None, "a Hello", timeout=timeout)
 
     def sender(
         self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec
@@ -147,7 +157,8 @@ class Link:
 
     def wait_for_welcome(self, timeout: float) -> int:
         """Connector: waits for all clusters to be there; the step to go on after."""
-        self._wait(lambda: self._welcome is not None, timeout, "the other clusters")
+        what = "the other clusters"
+        self._wait(lambda: self._welcome is not None, what, timeout=timeout)
         self._pump.all_planned()
         return self._welcome
 
@@ -157,7 +168,7 @@ class Link:
 
     def wait_for_step(self, step: int) -> None:
         """Waits for the step token of `step` or a later one."""
-        self._wait(lambda: self._step_done >= step)
+        self._wait(lambda: self._step_done >= step, f"the end of step {step}")
 
     def stop(self, step: int = 0) -> None:
         """Listener: the run ends after `step`. Connector: asks for that, with 0."""
@@ -170,12 +181,12 @@ class Link:
 
     def close(self) -> None:
         """Says End, waits for the peer's, and closes. Nothing queued is lost."""
-        self._is_closing = True
-        try:
-            self._pump.say(frames.End())
-            self._pump.wait(lambda: False, past_end=True)  # for the session to be over
-        finally:
-            self._pump.join()
+        self._is_closing = True  # nobody will ask for more: it is read and dropped
+        if self._connection.is_paused:
+            self._pump.all_planned()
+        self._pump.say(frames.End())
+        self._pump.wait(lambda: False, past_end=True)  # for the session to be over
+        self._pump.join()
         self._pump.check()
 
     def abort(self, reason: str) -> None:
@@ -196,7 +207,8 @@ class Link:
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while the peer has too much to take."""
         if not self._pump.has_window:
-            self._wait(lambda: self._pump.has_window, what="room for a tensor of ours")
+            patience = STUCK_SECONDS
+            self._wait(lambda: self._pump.has_window, "room for ours", patience)
         self._pump.say(message, frames.tensor_bytes(message))
 
     def take_tensor(self, channel: int) -> frames.Tensor:
@@ -207,57 +219,80 @@ class Link:
         """
         inbox = self._inbox[channel]
         if not inbox:
-            self._wait(inbox.__len__, what=f"one on channel {channel}")
+            self._wait(inbox.__len__, f"one on channel {channel}")
         message = inbox.popleft()
+        self._count_unread(-1, message)
         self._pump.room_was_made()
         return message
 
     def _wait(
-        self, predicate: Callable[[], Any], timeout: float | None = None, what: str = ""
+        self,
+        predicate: Callable[[], Any],
+        what: str,
+        patience: float = 0.0,
+        timeout: float | None = None,
     ) -> None:
-        """Waits for something that only the peer can bring about."""
+        """Waits for something that only the peer can bring about.
+
+        Args:
+          predicate: true when it is there.
+          what: it is, in words.
+          patience: seconds without room to read before that is an error.
+          timeout: seconds.
+        """
         start = time.monotonic()
         self._waiting.append(what)
         try:
-            if self._pump.wait(predicate, timeout):
-                return
+            while not self._pump.wait(predicate, timeout):
+                self._check(what)
+                away = time.monotonic() - start
+                if timeout is not None and away >= timeout:
+                    raise Timeout(
+                        f"{self._connection.peer}: waited {timeout:g} s for {what}"
+                        " (--connect_timeout)"
+                    )
+                if not self._has_room():
+                    if away > patience:
+                        raise protocol.RemoteProtocolError(
+                            f"{self._connection.peer} sent {self._unread} tensors that"
+                            f" nobody waits for, while we wait for {what}"
+                        )
+                    time.sleep(pump.RECHECK_SECONDS)  # another thread may take some
         finally:
             self._waiting.remove(what)
             self.waited += time.monotonic() - start
+
+    def _check(self, what: str) -> None:
+        """Raises if nothing more can come."""
         self._pump.check()
         peer = self._connection.peer
         if self._has_peer_ended:
             raise protocol.RemoteProtocolError(f"{peer} said End while more was due")
-        if self._unread() >= MAX_UNREAD_WHILE_WAITING:
-            raise protocol.RemoteProtocolError(
-                f"{peer} sent {MAX_UNREAD_WHILE_WAITING} tensors that nobody waits for,"
-                f" while we wait for {what}"
+        if self._pump.is_dead:
+            raise protocol.SessionOver(
+                f"the session with {peer} was ended while we waited for {what}"
             )
-        raise Timeout(f"{peer}: waited {timeout:g} s for {what} (--connect_timeout)")
 
     # For the pump: called by whoever moves bytes.
 
     def _has_room(self) -> bool:
-        if self._is_closing:
+        if self._is_closing or self._unread < MAX_UNREAD:
             return True
-        if self._waiting:
-            return self._unread() < MAX_UNREAD_WHILE_WAITING
-        return self._unread() < MAX_UNREAD or self._unread_bytes() < MAX_UNREAD_BYTES
+        limit = FLOOD_BYTES if self._waiting else MAX_UNREAD_BYTES
+        return self._unread_bytes < limit
 
-    def _unread(self) -> int:
-        return sum(map(len, self._inbox.values()))
-
-    def _unread_bytes(self) -> int:
-        return sum(
-            frames.tensor_bytes(message)
-            for inbox in self._inbox.values()
-            for message in inbox.copy()
-        )
+    def _count_unread(self, sign: int, message: frames.Tensor) -> None:
+        with self._count:
+            self._unread += sign
+            self._unread_bytes += sign * (
+                frames.tensor_bytes(message) + TENSOR_OVERHEAD
+            )
 
     def _receive(self, message: frames.Message) -> None:
         match message:
             case frames.Tensor(channel=channel):
-                if not self._is_closing:  # nobody will ask for it any more
+                if not self._is_closing:
+                    self._count_unread(1, message)
                     self._inbox[channel].append(message)
             case frames.End():
                 self._has_peer_ended = True

@@ -7,7 +7,7 @@ import ssl
 import time
 from collections.abc import Callable
 
-from nebula_jax.communication import frames, protocol, wan
+from nebula_jax.communication import protocol, wan
 
 CHUNK_BYTES = (
     1 << 22
@@ -54,7 +54,7 @@ class Pipe:
         if self.is_blocked != self._polls_out:
             self._polls_out = self.is_blocked
             events = select.POLLIN | (select.POLLOUT if self.is_blocked else 0)
-            self._poller.modify(self.socket, events)
+            self._poller.modify(self._fd, events)
         ready = self._poller.poll(1000 * seconds)
         return len(ready) > 1 or (len(ready) == 1 and ready[0][0] != self._fd)
 
@@ -67,7 +67,7 @@ class Pipe:
             if not buffers:
                 return
             if len(buffers) == 1:  # small, and mostly gone at once
-                count = self._send(memoryview(buffers[0]), connection)
+                count = self._send(memoryview(buffers[0]))
                 if count == len(buffers[0]):
                     continue
                 buffers = [memoryview(buffers[0])[count:]]
@@ -76,7 +76,7 @@ class Pipe:
         while not self.is_blocked and not self.has_more:
             view = shaper.due(now)
             if view is not None:
-                shaper.wrote(self._send(view[:CHUNK_BYTES], connection))
+                shaper.wrote(self._send(view[:CHUNK_BYTES]))
                 self.has_more = time.monotonic() > deadline
             elif not shaper.ready(now):
                 return
@@ -86,49 +86,41 @@ class Pipe:
             else:
                 return
 
-    def _send(self, view: memoryview, connection: protocol.Connection) -> int:
+    def _send(self, view: memoryview) -> int:
         try:
             return self.socket.send(view) if len(view) else 0
         except BLOCKED:
             self.is_blocked = True
             return 0
-        except OSError:
-            # The peer's own last words say more than our error.
-            self.read(connection, lambda: True)
-            raise
 
-    def read(
-        self, connection: protocol.Connection, wants: Callable[[], bool]
-    ) -> tuple[list[frames.Message], bool]:
+    def read(self, connection: protocol.Connection, wants: Callable[[], bool]) -> bool:
         """Reads what is there, while it is wanted, as it must be at first.
 
         Returns:
-          The messages that have come, and whether there may be more, perhaps where no
-          selector sees it: TLS hands out a record at a time.
+          Whether there may be more, perhaps where no selector sees it: TLS hands out a
+          record at a time.
 
         Raises:
           protocol.PeerGone: if the peer has closed the connection.
-          protocol.PeerAborted: if it gave up.
+          protocol.RemoteProtocolError: if it breaks the protocol.
         """
-        messages, deadline = [], None
+        deadline = None
         while True:
             view = connection.get_buffer()[:CHUNK_BYTES]
             count, is_dry = self._fill(view, connection.is_inside_tensor)
             if is_dry and not count:
-                return messages, False
+                return False
             now = time.monotonic()
             if count == 0:
                 raise protocol.PeerGone(
                     f"{connection.peer} closed the connection without a goodbye"
                 )
             connection.buffer_updated(count, now)
-            while (message := connection.next_event()) is not None:
-                messages.append(message)
             if is_dry or (count < len(view) and self._is_drained(connection)):
-                return messages, False
+                return False
             deadline = deadline or now + TURN_SECONDS
-            if now > deadline or messages or not wants():
-                return messages, True
+            if now > deadline or connection.has_events or not wants():
+                return True
 
     def _fill(self, view: memoryview, is_large: bool) -> tuple[int, bool]:
         """Reads into a buffer; TLS hands out a record of at most 16 KiB at a time.
@@ -159,11 +151,11 @@ class Pipe:
         with contextlib.suppress(OSError):
             for buffer in buffers:
                 self._shaper.put(buffer, time.monotonic())
-            self.socket.settimeout(seconds)
             while (view := self._shaper.due(float("inf"))) is not None:
-                self._shaper.wrote(self.socket.send(view) if len(view) else 0)
-                if time.monotonic() > deadline:
+                if (left := deadline - time.monotonic()) <= 0:
                     return
+                self.socket.settimeout(left)
+                self._shaper.wrote(self.socket.send(view) if len(view) else 0)
 
     def close(self, linger: bool = False) -> None:
         """Closes the socket.

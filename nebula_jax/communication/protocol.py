@@ -63,6 +63,10 @@ class PeerAborted(errors.NebulaError):
     """The peer gave up and said why."""
 
 
+class SessionOver(errors.NebulaError):
+    """The session has ended; nothing more can be said, nobody can come back to it."""
+
+
 class Role(enum.Enum):
     """The listener welcomes; the connector comes to it."""
 
@@ -174,6 +178,15 @@ class Connection:
             and self.remote_state is State.ENDED
             and self._outgoing.acked == self._outgoing.said
             and not self._unreported_frames
+        )
+
+    @property
+    def owes_only_end(self) -> bool:
+        """Whether the peer has said all, and has taken all but perhaps our End."""
+        return (
+            self.local_state is State.ENDED
+            and self.remote_state is State.ENDED
+            and self._outgoing.acked >= self._outgoing.said - 1
         )
 
     @property
@@ -356,6 +369,13 @@ class Connection:
             self._last_sent = now
             self._control.append(Ping())
 
+    def is_silent(self, now: float) -> bool:
+        """Whether `tick` would raise."""
+        return (
+            self._phase is not Phase.NONE
+            and now - self._last_received >= self._peer_timeout
+        )
+
     def next_tick(self, now: float) -> float:
         """Seconds from `now` after which `tick` has something to do."""
         when = self._last_received + self._peer_timeout
@@ -404,10 +424,21 @@ class Connection:
         """The next whole message from the peer, or None."""
         return self._events.popleft() if self._events else None
 
+    @property
+    def has_events(self) -> bool:
+        """Whether whole messages have come."""
+        return bool(self._events)
+
+    def events(self) -> list[frames.Message]:
+        """All whole messages that have come since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
     def _parse(self) -> None:
         """Makes messages of what has come, as far as it goes."""
         parts = self._assembly
-        while not parts.has_holes and not self.is_paused:
+        while not parts.has_holes and not self._is_held:
             if self._head is None:
                 if self._parse_small_tensor():
                     continue
@@ -425,6 +456,11 @@ class Connection:
         else:
             return
         parts.compact()
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether what has come is left alone: paused, unless it is only an Open."""
+        return self.is_paused and self._phase is Phase.RUNNING
 
     def _parse_small_tensor(self) -> bool:
         """The most common case, several times as fast: a small tensor is all there.
@@ -506,7 +542,7 @@ class Connection:
         header = self._assembly.peek(header_bytes)
         if header is None:
             return None
-        header = bytes(header)
+        header, table_bytes = bytes(header), 0
         try:
             if head.kind is Tensor:
                 table_bytes, sizes = self._plan.tensor_sizes(
@@ -520,7 +556,7 @@ class Connection:
         if sizes is None:
             return None
         self._assembly.drop(header_bytes)
-        return header, self._assembly.take(sizes)
+        return header, self._assembly.take(sizes, recycled=not table_bytes)
 
     def _finish(self) -> None:
         """A whole message is there."""

@@ -64,6 +64,7 @@ class Pump:
         self._outbox: collections.deque[frames.Message] = collections.deque()
         self.is_dead = False
         """Whether nothing moves any more."""
+        self._has_heard_all = False  # the peer's End was handed to `receive`
         self._error: Exception | None = None
         self._last_words: str | None = None
         self._changed = threading.Condition()
@@ -85,6 +86,7 @@ class Pump:
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._reader_in, self._reader_out = _pair()
         self._thread = threading.Thread(target=self._run, name="bridge", daemon=True)
+        self._has_started = False
         # A connection that broke.
         self._lost_at: float | None = None  # None while there is one
         self._loss = self._why = ""  # how it was lost; why it does not come back
@@ -99,24 +101,31 @@ class Pump:
             self._adopt(sock)
             self.connection.begin(time.monotonic())
             self._turn(reads=False)
-        self._thread.start()
+            self._watch()
+            self._has_started = True
+            self._thread.start()
 
     def attach(self, sock: socket.socket, opening: frames.Open, taken: int) -> None:
         """Listener: the peer has come (again), on this socket.
 
         Raises:
+          protocol.SessionOver: saying why.
           protocol.RemoteProtocolError: if this is no connection to go on with; the
             present one, if any, stays.
         """
         with self._io:
-            if self.is_dead:
-                raise protocol.RemoteProtocolError("the session has ended")
+            if self.is_dead or self._last_words is not None:
+                raise protocol.SessionOver(
+                    str(self._last_words or self._error or "the session has ended")
+                )
             self.connection.resume(opening, taken, time.monotonic())
-            is_first = not self._thread.is_alive()
             self._adopt(sock)
+            self._note_recovery()
             self._turn(reads=False)
-        if is_first:
-            self._thread.start()
+            self._watch()
+            if not self._has_started:
+                self._has_started = True
+                self._thread.start()
         self._wake()
         self._notify()
 
@@ -139,7 +148,7 @@ class Pump:
         """
         if self.is_dead:
             self.check()
-            raise protocol.LocalProtocolError(
+            raise protocol.SessionOver(
                 f"the session with {self.connection.peer} has ended"
             )
         self._outbox.append(message)
@@ -158,9 +167,12 @@ class Pump:
     def all_planned(self) -> None:
         """Connector: all channels are added, what follows the Welcome may be read."""
         with self._io:
-            self.connection.all_planned()
-            while (message := self.connection.next_event()) is not None:
-                self._receive(message)
+            try:
+                self.connection.all_planned()
+                self._deliver(self.connection.events())
+            except Exception as error:  # as in a turn
+                self._fail(error)
+        self.check()
         self._wake()
 
     def room_was_made(self) -> None:
@@ -187,13 +199,15 @@ class Pump:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not predicate():
-            if self.is_dead or (self._has_peer_ended and not past_end):
+            if self.is_dead or (self._has_heard_all and not past_end):
                 break
-            if deadline is not None and time.monotonic() >= deadline:
+            remaining = RECHECK_SECONDS
+            if deadline is not None:
+                remaining = min(remaining, deadline - time.monotonic())
+            if remaining <= 0 or not self._has_room():
                 break
-            if not self._has_room():
-                break
-            if self._pipe is not None and self._reading.acquire(blocking=False):
+            can_read = self._pipe is not None and self._wants_to_read()
+            if can_read and self._reading.acquire(blocking=False):
                 try:
                     self._read_until(predicate, deadline, past_end)
                 finally:
@@ -203,7 +217,7 @@ class Pump:
                 with self._changed:
                     self._waiters += 1
                     if not predicate() and not self.is_dead:
-                        self._changed.wait(RECHECK_SECONDS)
+                        self._changed.wait(remaining)
                     self._waiters -= 1
         return bool(predicate())
 
@@ -211,19 +225,15 @@ class Pump:
         """Ends the session; the peer is told why, if it can be reached."""
         self._last_words = reason
         self._wake()
-        if self._thread.is_alive():
-            self._thread.join(GOODBYE_SECONDS)
-        if not self._thread.is_alive():
-            self._close()
+        self._notify()
+        if self._has_started:
+            self._thread.join(GOODBYE_SECONDS + pipe.LINGER_SECONDS)
+        else:
+            self._finish()
 
     def join(self) -> None:
-        """Waits for the thread to have ended, and frees what it used."""
+        """Waits for the thread to have ended."""
         self._thread.join()
-        self._close()
-
-    def _close(self) -> None:
-        for sock in (self._wake_in, self._wake_out, self._reader_in, self._reader_out):
-            sock.close()
 
     # Moving bytes; `_io` is held.
 
@@ -246,7 +256,7 @@ class Pump:
             if current is None:
                 return
             now = time.monotonic()
-            if reads:
+            if reads or (ticks and connection.is_silent(now)):
                 self._read(now)
             if ticks:
                 connection.tick(now)
@@ -265,27 +275,43 @@ class Pump:
             self._watch()
             if current is not None and current.is_blocked and self._has_reader:
                 self._wake_reader()  # it shall wait for room as well
+        self._notify()
 
     def _read(self, now: float) -> None:
         self._is_stalled = not self._wants_to_read()
         if self._is_stalled:
             self.connection.not_reading(now)
             return
-        messages, self._is_unread = self._pipe.read(
-            self.connection, self._wants_to_read
-        )
+        try:
+            self._is_unread = self._pipe.read(self.connection, self._wants_to_read)
+        finally:  # also what came just before the end of the stream
+            self._deliver(self.connection.events())
         if self._lost_at is not None:
             self._note_recovery()
+
+    def _deliver(self, messages: list[frames.Message]) -> None:
         for message in messages:
             if type(message) is frames.Abort:
+                if self._has_heard_all:  # and left: it has forgotten the session
+                    self._end()
+                    return
                 raise protocol.PeerAborted(
                     f"{self.connection.peer} gave up: {message.reason}"
                 )
             self._receive(message)
-        if messages:
-            self._notify()
+            if type(message) is frames.End:
+                self._has_heard_all = True
+
+    def _hear_out(self) -> None:
+        """What had come before the connection broke: the peer's last words, perhaps."""
+        with contextlib.suppress(OSError, protocol.PeerGone):
+            self._is_unread = True
+            while self._is_unread and self._pipe is not None and self._wants_to_read():
+                self._read(time.monotonic())
 
     def _wants_to_read(self) -> bool:
+        if not self.connection.is_running:
+            return True  # what must come first is an Open
         return not self.connection.is_paused and self._has_room()
 
     def _watch(self) -> None:
@@ -348,7 +374,7 @@ class Pump:
                         self._turn(reads=True)
                 if self._is_stalled:
                     return
-                if self._has_peer_ended and not past_end:
+                if self._has_heard_all and not past_end:
                     return
                 if deadline is not None and time.monotonic() >= deadline:
                     return
@@ -400,8 +426,18 @@ class Pump:
                 if isinstance(self._error, protocol.RemoteProtocolError):
                     self._say_at_last(str(self._error))
                 self._discard_pipe(linger=True)
-                self._selector.close()
+            self._finish()
             self._notify()
+
+    def _finish(self) -> None:
+        """Frees what the thread and callers who read used."""
+        self._end()
+        with self._reading, self._io:  # a caller who reads has been woken, and leaves
+            self._selector.close()
+            for sock in (self._wake_in, self._wake_out):
+                sock.close()
+            for sock in (self._reader_in, self._reader_out):
+                sock.close()
 
     def _sleep(self) -> float:
         """Seconds until there is something to do without anybody's doing."""
@@ -455,7 +491,8 @@ class Pump:
     def _adopt(self, sock: socket.socket) -> None:
         self._discard_pipe()
         self._pipe = pipe.Pipe(sock, self._shaper, self._reader_in)
-        self._is_unread = False
+        self._is_unread = True  # TLS may have read beyond what opened the connection
+        self._wake_reader()  # whoever waits on an older one
 
     def _discard_pipe(self, linger: bool = False) -> None:
         if self._pipe is None:
@@ -468,6 +505,11 @@ class Pump:
 
     def _lose(self, error: Exception) -> None:
         """The connection has broken; the session goes on if it can."""
+        try:
+            self._hear_out()
+        except Exception as last_words:
+            self._fail(last_words)
+            return
         self._discard_pipe()
         self.connection.lost()
         if self._lost_at is None:
@@ -477,14 +519,10 @@ class Pump:
                 if isinstance(error, errors.NebulaError)
                 else f"lost the connection to {self.connection.peer}: {error}"
             )
-            if self._reconnect_timeout and not self._has_peer_ended:
+            if self._reconnect_timeout and not self._has_heard_all:
                 self._log(f"{self._loss}; waiting for it to come back")
         self._wake()
         self._wake_reader()
-
-    @property
-    def _has_peer_ended(self) -> bool:
-        return self.connection.remote_state is protocol.State.ENDED
 
     def _reconnect(self) -> None:
         """One attempt at a new connection, after a pause that grows."""
@@ -506,6 +544,7 @@ class Pump:
             self._adopt(sock)
             self.connection.begin(time.monotonic())
             self._turn(reads=False)
+            self._watch()
         self._notify()
 
     def _pause(self, seconds: float) -> None:
@@ -522,12 +561,12 @@ class Pump:
         """When a broken session is given up."""
         if self._lost_at is None:
             return float("inf")
-        # A peer that has said End has said all: what remains is a courtesy to it.
-        longest = GOODBYE_SECONDS if self._has_peer_ended else LONGEST_SLEEP
+        # What remains may be but a courtesy to a peer that has gone.
+        longest = GOODBYE_SECONDS if self.connection.owes_only_end else LONGEST_SLEEP
         return self._lost_at + min(self._reconnect_timeout, longest)
 
     def _give_up(self) -> None:
-        if self._has_peer_ended:
+        if self.connection.owes_only_end:
             self._end()
         elif not self._reconnect_timeout:
             self._fail(protocol.PeerGone(self._loss))
@@ -541,11 +580,11 @@ class Pump:
 
     def _note_recovery(self) -> None:
         """Once both sides have said Open, the connection is back."""
-        if not self.connection.is_running:
+        if self._lost_at is None or not self.connection.is_running:
             return
         away = time.monotonic() - self._lost_at
         self._lost_at, self._backoff, self._why = None, 0.0, ""
-        if not self._has_peer_ended:
+        if not self._has_heard_all:
             self._log(
                 f"the connection to {self.connection.peer} is back after {away:.1f} s"
             )
@@ -559,6 +598,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _drain(sock: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(OSError):  # drained, or closed
         while sock.recv(4096):
             pass

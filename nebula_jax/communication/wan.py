@@ -177,7 +177,7 @@ class Shaper:
     def clear(self) -> None:
         """The connection broke: what was on its way is lost."""
         self._slices.clear()
-        self._idle_from = 0.0
+        self._idle_from = self._delivered = 0.0
 
     @property
     def is_transparent(self) -> bool:

@@ -39,13 +39,22 @@ def test_memory_that_somebody_still_looks_at_is_left_alone(look):
     view = look(buffer)
     before = np.asarray(view).tobytes()
     del buffer
-    for _ in range(2 * assembly.KEPT):
+    for _ in range(12):
         recycler.empty(SIZE)[:] = 9
     assert np.asarray(view).tobytes() == before
 
 
-def test_no_more_is_kept_than_is_of_use():
+def test_no_more_is_kept_than_the_limit(monkeypatch):
+    monkeypatch.setattr(assembly, "KEPT_BYTES", 10 * SIZE)
     recycler = assembly.Recycler()
-    buffers = [recycler.empty(SIZE) for _ in range(3 * assembly.KEPT)]
-    del buffers
-    assert sum(map(len, recycler._kept.values())) == assembly.KEPT
+    for size in range(SIZE, SIZE + 100):
+        recycler.empty(size)[:] = 1
+        kept = [raw.size for raws in recycler._kept.values() for raw in raws]
+        assert sum(kept) <= 12 * SIZE
+
+
+def test_sizes_that_never_come_again_are_not_kept():
+    recycler = assembly.Recycler()
+    parts = assembly.Assembly(recycler)
+    parts.take([SIZE, 2 * SIZE], recycled=False)
+    assert not recycler._kept

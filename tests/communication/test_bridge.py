@@ -251,7 +251,8 @@ def test_closing_with_unread_tensors_ends(pool, meet):
     sending.result(5)
 
 
-def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet):
+def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypatch):
+    monkeypatch.setattr(link_lib, "FLOOD_BYTES", 100_000)
     here, there = meet()
     small = jax.ShapeDtypeStruct((2,), jnp.int32)
     here.receiver("flood", small, codec.identity())

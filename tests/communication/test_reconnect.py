@@ -236,3 +236,168 @@ def test_an_older_connection_does_not_replace_a_newer_one(line, pool):
     line.here.abort("done")
     line.there.abort("done")
     raw.close()
+
+
+def test_what_was_read_when_the_break_was_noticed_is_not_lost(line, pool):
+    """Both sides send and receive at once, so that writes notice breaks too."""
+    line = line()
+    sizes = (8, 300_000)
+    ends = {line.here: line.there, line.there: line.here}
+    channels = {}
+    for link in ends:
+        channels[link] = [
+            (link.sender(str(size), spec, codec.identity()),
+             link.receiver(str(size), spec, codec.identity()))
+            for size in sizes
+            for spec in [jax.ShapeDtypeStruct((size,), jnp.uint8)]
+        ]  # fmt: skip
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+
+    def send(link):
+        for step in range(150):
+            for size, (sender, _) in zip(sizes, channels[link], strict=True):
+                sender.send(step, np.full(size, step, np.uint8))
+
+    def receive(link):
+        for step in range(150):
+            for _, receiver in channels[link]:
+                assert np.all(np.asarray(receiver.recv(step)) == step)
+
+    is_done = threading.Event()
+
+    def break_it():
+        rng = random.Random(1)
+        while not is_done.wait(rng.uniform(0.01, 0.1)):
+            line.proxy.cut()
+
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        breaking = threads.submit(break_it)
+        talking = [threads.submit(do, link) for link in ends for do in (send, receive)]
+        try:
+            for each in talking:
+                each.result(60.0)
+        finally:
+            is_done.set()
+            breaking.result()
+    closing = pool.submit(line.there.close)
+    line.here.close()
+    closing.result(10.0)
+    assert line.proxy.connections > 2
+
+
+@pytest.mark.parametrize("stalled", ["listener", "connector"])
+def test_a_side_with_a_full_inbox_comes_back_as_well(line, stalled):
+    line = line(peer_timeout=1.0, reconnect_timeout=2.0)
+    ours, theirs = (
+        (line.here, line.there) if stalled == "listener" else (line.there, line.here)
+    )
+    incoming = ours.receiver("h", SPEC, codec.identity())
+    outgoing = theirs.sender("h", SPEC, codec.identity())
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    for step in range(20):
+        outgoing.send(step, value(step, 0))
+    time.sleep(0.3)
+    line.proxy.cut()
+    time.sleep(3.0)  # longer than a session may be without a connection
+    for step in range(20):
+        np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
+    line.here.abort("done")
+    line.there.abort("done")
+
+
+def test_a_first_connection_that_breaks_at_once_keeps_nobody_out(pool):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(
+            bridge.Listener(
+                bridge.listen(("127.0.0.1", 0)),
+                hello("discriminator"),
+                peer_timeout=5.0,
+                reconnect_timeout=5.0,
+                tls=None,
+                log=lambda line: None,
+            )
+        )
+        proxy = Proxy(listener.address)
+        stack.callback(proxy.close)
+        proxy.refuse()
+        coming = pool.submit(
+            bridge.connect,
+            proxy.address,
+            hello("generator:0"),
+            connect_timeout=10.0,
+            peer_timeout=5.0,
+            reconnect_timeout=5.0,
+            peer="discriminator",
+            tls=None,
+            log=lambda line: None,
+        )
+        time.sleep(0.5)
+        proxy.refuse(False)
+        here, there = listener.accept(10.0), coming.result(10.0)
+        here.abort("done")
+        there.abort("done")
+
+
+def test_silent_strangers_keep_nobody_out(pool, monkeypatch):
+    monkeypatch.setattr(bridge, "HANDSHAKE_SECONDS", 1.0)
+    with bridge.Listener(
+        bridge.listen(("127.0.0.1", 0)),
+        hello("discriminator"),
+        peer_timeout=5.0,
+        reconnect_timeout=0.0,
+        tls=None,
+        log=lambda line: None,
+    ) as listener:
+        strangers = [
+            socket.create_connection(listener.address)
+            for _ in range(2 * bridge.MAX_HANDSHAKES)
+        ]
+        coming = pool.submit(
+            bridge.connect,
+            listener.address,
+            hello("generator:0"),
+            connect_timeout=30.0,
+            peer_timeout=20.0,
+            reconnect_timeout=20.0,
+            peer="discriminator",
+            tls=None,
+        )
+        here, there = listener.accept(30.0), coming.result(5.0)
+        here.abort("done")
+        there.abort("done")
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_who_gives_up_right_after_the_welcome_is_heard(line):
+    line = line()
+    line.here.welcome(0)
+    line.here.abort("cannot restore the checkpoint")
+    with pytest.raises(protocol.PeerAborted, match="cannot restore the checkpoint"):
+        line.there.wait_for_welcome(5.0)
+        line.there.wait_for_step(1)
+
+
+def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.proxy.refuse()
+    line.proxy.cut()
+    time.sleep(0.2)
+    line.here.abort("disk full")
+    line.proxy.refuse(False)
+    with pytest.raises(protocol.PeerAborted, match="disk full"):
+        line.there.wait_for_step(1)
+
+
+def test_closing_before_the_run_began_ends_both_sides(line, pool):
+    line = line(peer_timeout=1.0)
+    line.here.welcome(0)
+    while line.there._welcome is None:
+        time.sleep(0.01)
+    closing = pool.submit(line.there.close)
+    line.here.close()
+    closing.result(5.0)

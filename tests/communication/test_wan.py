@@ -136,3 +136,5 @@ def test_a_broken_connection_loses_what_was_on_its_way():
     shaper.clear()
     assert shaper.empty
     assert shaper.ready(0.0)
+    shaper.put(b"next", 1.0)
+    assert shaper.wait(1.0) == pytest.approx(0.1, abs=0.001)
