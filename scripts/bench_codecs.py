@@ -77,11 +77,14 @@ TARGETS = {
 }
 
 
-def race(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def race(
+    runs: Mapping[str, Callable[[], Any]], rounds: int, pause: float = 0.0
+) -> dict[str, list[float]]:
     """Seconds that each took in each round, after one that does not count."""
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
+            time.sleep(pause)
             start = time.perf_counter()
             jax.block_until_ready(run())
             if number:
@@ -223,6 +226,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
                 "ours": functools.partial(encode, h, ()),
             },
             rounds,
+            pause=0.2,  # LAPACK's threads go on spinning for a while after a call
         )
         row = {
             "matrices": "flattened" if flatten else "by sentence",

@@ -375,9 +375,13 @@ def test_who_gives_up_right_after_the_welcome_is_heard(line):
     line = line()
     line.here.welcome(0)
     line.here.abort("cannot restore the checkpoint")
-    with pytest.raises(protocol.PeerAborted, match="cannot restore the checkpoint"):
+
+    def go_on():
         line.there.wait_for_welcome(5.0)
         line.there.wait_for_step(1)
+
+    with pytest.raises(protocol.PeerAborted, match="cannot restore the checkpoint"):
+        go_on()
 
 
 def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):

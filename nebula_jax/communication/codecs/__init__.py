@@ -9,9 +9,9 @@ from nebula_jax.communication.codecs.differences import delta as delta
 from nebula_jax.communication.codecs.exact import pack_ids as pack_ids
 from nebula_jax.communication.codecs.exact import pack_tokens as pack_tokens
 from nebula_jax.communication.codecs.exact import zstd as zstd
+from nebula_jax.communication.codecs.float8 import fp8 as fp8
 from nebula_jax.communication.codecs.low_rank import subspace as subspace
 from nebula_jax.communication.codecs.low_rank import svd as svd
-from nebula_jax.communication.codecs.quantisers import fp8 as fp8
 from nebula_jax.communication.codecs.quantisers import int4 as int4
 from nebula_jax.communication.codecs.quantisers import int8 as int8
 from nebula_jax.communication.codecs.rotations import hadamard as hadamard

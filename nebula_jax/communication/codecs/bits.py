@@ -79,6 +79,11 @@ def bitmap(marks: jax.Array) -> jax.Array:
     return _bitmap(marks.astype(jnp.uint32))
 
 
+def count(words: jax.Array) -> jax.Array:
+    """How many marks a bitmap has; int32. On a CPU, faster than summing booleans."""
+    return jnp.sum(jax.lax.population_count(words).astype(jnp.int32))
+
+
 def select(words: jax.Array, rank: jax.Array) -> jax.Array:
     """Position of the set bit number `rank`, from 0, of each word, by halving it."""
     words, rank = words.astype(jnp.uint32), rank.astype(jnp.uint32)

@@ -218,7 +218,6 @@ def _mask(arrays: codec.Arrays, name: str) -> jax.Array:
 
 def _where(real: jax.Array, slots: int) -> jax.Array:
     """[slots] positions of real tokens; beyond them, one that does not exist."""
-    count = jnp.sum(jax.lax.population_count(real))
     found = bits_lib.positions(real, slots)
     past = real.size * bits_lib.WORD
-    return jnp.where(jnp.arange(slots) < count, found, past)
+    return jnp.where(jnp.arange(slots) < bits_lib.count(real), found, past)

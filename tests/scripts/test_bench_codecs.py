@@ -1,0 +1,94 @@
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codecs
+from scripts import bench_codecs
+
+SHAPE = (8, 16, 64)
+
+
+def test_a_ratio_compares_within_rounds_and_a_race_takes_turns():
+    assert bench_codecs.ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]) == 2.0
+    turns = []
+
+    def runner(name, seconds):
+        def run():
+            turns.append(name)
+            time.sleep(seconds)
+
+        return run
+
+    seconds = bench_codecs.race({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
+    assert turns == ["a", "b"] * 3  # the first round does not count
+    assert len(seconds["a"]) == len(seconds["b"]) == 2
+    assert min(seconds["b"]) >= 0.01
+
+
+def test_the_decaying_matrix_has_its_spectrum():
+    matrix = np.asarray(bench_codecs.decaying(SHAPE, seed=0)).reshape(128, 64)
+    singular = np.linalg.svd(matrix, compute_uv=False)
+    want = np.arange(1, 65) ** -0.6
+    np.testing.assert_allclose(singular / singular[0], want, rtol=1e-4)
+    assert matrix.std() == pytest.approx(1, abs=1e-3)
+
+
+def test_every_codec_is_measured():
+    strings = " ".join((*bench_codecs.ELEMENTWISE, *bench_codecs.OTHERS))
+    missing = [name for name in codecs.NAMES if name not in strings]
+    # Nothing is computed in these: bytes pass, or the codec inside is what costs.
+    assert missing == ["from_step", "identity", "zstd"]
+
+
+def figures(over_copy, flattened, by_sentence, error):
+    return {
+        "codecs": [
+            {"elementwise": True, "encode_over_copy": over_copy},
+            {"elementwise": True, "encode_over_copy": 1.0},
+            {"elementwise": False, "encode_over_copy": 99.0},
+        ],
+        "svd": [
+            {"faster": faster, "error_over_optimum_gaussian": 1.0,
+             "error_over_optimum_decaying": error}
+            for faster in (flattened, by_sentence)
+        ],
+    }  # fmt: skip
+
+
+def test_targets_are_judged_by_the_worst():
+    def met(*values):
+        return [each["met"] for each in bench_codecs.targets(figures(*values))]
+
+    assert met(1.9, 3.1, 8.1, 1.0005) == [True] * 4
+    assert met(2.1, 2.9, 7.9, 1.0015) == [False] * 4
+    assert met(2.1, 3.1, 7.9, 1.0) == [False, True, False, True]
+
+
+def test_a_tiny_run_prints_a_table_and_writes_json(tmp_path):
+    out = tmp_path / "codecs.json"
+    sizes = ["--sentences=4", "--tokens=8", "--width=32", "--rounds=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.bench_codecs", *sizes, f"--out={out}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert result["command"].startswith("python -m scripts.bench_codecs --sentences=4")
+    assert {"commit", "hardware", "seed", "seconds"} <= set(result)
+    rows = {row["codec"]: row for row in result["codecs"]}
+    assert set(rows) == {*bench_codecs.ELEMENTWISE, *bench_codecs.OTHERS}
+    assert rows["fp16"]["ratio"] == 0.5
+    assert rows["fp16"]["error_gaussian"] < 0.0005
+    assert all(row["encode_ms"] > 0 and row["decode_ms"] > 0 for row in rows.values())
+    for row in result["svd"]:
+        assert 0.999 < row["error_over_optimum_gaussian"] < 1.001
+    lines = done.stdout.splitlines()
+    for name in rows:
+        assert any(line.startswith(name + " ") for line in lines)
+    for target in bench_codecs.TARGETS:
+        assert sum(target in line for line in lines) == 1
