@@ -4,8 +4,8 @@
     python -m scripts.make_tables                                # write tables anew
 
 A run's summary.json and plot are kept in experiments/results/ under the run's name. A
-benchmark writes there itself, with --out=experiments/results/bench_NAME.json. The README
-holds one block per result, between two markers; the text around them is ours.
+benchmark writes there itself, with --out=experiments/results/bench_NAME.json. The
+README holds one block per result, between two markers; the text around them is ours.
 """
 
 import json

@@ -12,7 +12,9 @@ from nebula_jax.communication import protocol, wan
 CHUNK_BYTES = (
     1 << 22
 )  # per call: a socket's buffer; a turn still ends within milliseconds
+WORTH_WAKING = 1 << 16  # bytes of a large tensor: a slow line brings them by the packet
 TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
+TLS_RECORD = 17 << 10  # bytes, at most, with all that is around them
 LINGER_SECONDS = 1.0  # for the peer to read our last words before the socket is gone
 
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -43,6 +45,7 @@ class Pipe:
         self._poller.register(sock, select.POLLIN)
         self._poller.register(wakes, select.POLLIN)
         self._polls_out = False
+        self._low_water = 1
         self._fd = sock.fileno()
 
     def wait(self, seconds: float) -> bool:
@@ -109,6 +112,7 @@ class Pipe:
             view = connection.get_buffer()[:CHUNK_BYTES]
             count, is_dry = self._fill(view, connection.is_inside_tensor)
             if is_dry and not count:
+                self._is_worth_waking_for(1)
                 return False
             now = time.monotonic()
             if count == 0:
@@ -117,10 +121,24 @@ class Pipe:
                 )
             connection.buffer_updated(count, now)
             if is_dry or (count < len(view) and self._is_drained(connection)):
+                is_large = connection.is_inside_tensor
+                self._is_worth_waking_for(
+                    len(connection.get_buffer()) if is_large else 1
+                )
                 return False
             deadline = deadline or now + TURN_SECONDS
             if now > deadline or connection.has_events or not wants():
                 return True
+
+    def _is_worth_waking_for(self, left: int) -> None:
+        """Lets the system wake us only for a good part of what is left, or the end."""
+        if self._is_tls:
+            left -= TLS_RECORD  # OpenSSL may have taken in the start of one
+        count = max(1, min(left, WORTH_WAKING))
+        if count != self._low_water:
+            with contextlib.suppress(OSError):  # not every kind of socket can
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._low_water = count
 
     def _fill(self, view: memoryview, is_large: bool) -> tuple[int, bool]:
         """Reads into a buffer; TLS hands out a record of at most 16 KiB at a time.

@@ -147,8 +147,11 @@ def test_a_half_open_connection_is_noticed_and_replaced(line, pool, holes):
     assert any("has been silent for" in said for said in line.said)
 
 
-def test_a_slow_line_that_still_moves_is_never_cut_off(line, pool):
-    line = line(peer_timeout=0.4)
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_a_slow_line_that_still_moves_is_never_cut_off(
+    tmp_path, line, pool, encrypted
+):
+    line = line(peer_timeout=0.4, **credentials(tmp_path, encrypted))
 
     def disturb(step):
         if step == 2:
