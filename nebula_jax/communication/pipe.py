@@ -112,7 +112,7 @@ class Pipe:
             view = connection.get_buffer()[:CHUNK_BYTES]
             count, is_dry = self._fill(view, connection.is_inside_tensor)
             if is_dry and not count:
-                self._is_worth_waking_for(1)
+                self._wake_for(connection)
                 return False
             now = time.monotonic()
             if count == 0:
@@ -121,17 +121,15 @@ class Pipe:
                 )
             connection.buffer_updated(count, now)
             if is_dry or (count < len(view) and self._is_drained(connection)):
-                is_large = connection.is_inside_tensor
-                self._is_worth_waking_for(
-                    len(connection.get_buffer()) if is_large else 1
-                )
+                self._wake_for(connection)
                 return False
             deadline = deadline or now + TURN_SECONDS
             if now > deadline or connection.has_events or not wants():
                 return True
 
-    def _is_worth_waking_for(self, left: int) -> None:
-        """Lets the system wake us only for a good part of what is left, or the end."""
+    def _wake_for(self, connection: protocol.Connection) -> None:
+        """Lets the system wake us for a good part of a large tensor, or the end."""
+        left = len(connection.get_buffer()) if connection.is_inside_tensor else 1
         if self._is_tls:
             left -= TLS_RECORD  # OpenSSL may have taken in the start of one
         count = max(1, min(left, WORTH_WAKING))

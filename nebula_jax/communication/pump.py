@@ -275,7 +275,8 @@ class Pump:
             self._watch()
             if current is not None and current.is_blocked and self._has_reader:
                 self._wake_reader()  # it shall wait for room as well
-        self._notify()
+        if self._waiters:
+            self._notify()
 
     def _read(self, now: float) -> None:
         self._is_stalled = not self._wants_to_read()
@@ -285,7 +286,8 @@ class Pump:
         try:
             self._is_unread = self._pipe.read(self.connection, self._wants_to_read)
         finally:  # also what came just before the end of the stream
-            self._deliver(self.connection.events())
+            if self.connection.has_events:
+                self._deliver(self.connection.events())
         if self._lost_at is not None:
             self._note_recovery()
 
