@@ -148,9 +148,7 @@ def test_a_half_open_connection_is_noticed_and_replaced(line, pool, holes):
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-def test_a_slow_line_that_still_moves_is_never_cut_off(
-    tmp_path, line, pool, encrypted
-):
+def test_a_slow_line_that_still_moves_is_never_cut_off(tmp_path, line, pool, encrypted):
     line = line(peer_timeout=0.4, **credentials(tmp_path, encrypted))
 
     def disturb(step):

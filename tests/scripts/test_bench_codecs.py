@@ -1,10 +1,10 @@
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
 from nebula_jax.communication import codecs
 from scripts import bench_codecs
@@ -68,26 +68,25 @@ def test_targets_are_judged_by_the_worst():
     assert met(2.1, 3.1, 7.9, 1.0) == [False, True, False, True]
 
 
-def test_a_tiny_run_prints_a_table_and_writes_json(tmp_path):
+def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):
     out = tmp_path / "codecs.json"
-    sizes = ["--sentences=4", "--tokens=8", "--width=32", "--rounds=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench_codecs", *sizes, f"--out={out}"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    flags.FLAGS(["bench_codecs"])
+    monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
+    monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "delta(fp16, 128)"))
+    values = {"sentences": 4, "tokens": 8, "width": 32, "rounds": 1, "out": str(out)}
+    with flagsaver.flagsaver(**values):
+        assert bench_codecs.main() == 0
     result = json.loads(out.read_text())
-    assert result["command"].startswith("python -m scripts.bench_codecs --sentences=4")
-    assert {"commit", "hardware", "seed", "seconds"} <= set(result)
+    assert {"command", "commit", "hardware", "seed", "seconds"} <= set(result)
     rows = {row["codec"]: row for row in result["codecs"]}
-    assert set(rows) == {*bench_codecs.ELEMENTWISE, *bench_codecs.OTHERS}
+    assert list(rows) == [*bench_codecs.ELEMENTWISE, *bench_codecs.OTHERS]
     assert rows["fp16"]["ratio"] == 0.5
-    assert rows["fp16"]["error_gaussian"] < 0.0005
+    assert 0 < rows["fp16"]["error_gaussian"] < 0.0005
+    assert rows["pack_tokens"]["error_decaying"] == 0
     assert all(row["encode_ms"] > 0 and row["decode_ms"] > 0 for row in rows.values())
     for row in result["svd"]:
         assert 0.999 < row["error_over_optimum_gaussian"] < 1.001
-    lines = done.stdout.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     for name in rows:
         assert any(line.startswith(name + " ") for line in lines)
     for target in bench_codecs.TARGETS:

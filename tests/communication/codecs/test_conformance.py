@@ -54,17 +54,19 @@ CASES = [
     Case("zstd(3)", 0.0, lambda i: 4 * N + BESIDE),
     Case("pack_ids(4000)", 0.0, lambda i: 4 * N + 12 * (ROWS + B) // 8 + ROWS // 8),
     Case("fp16", 2**-11, lambda i: 2 * N + BESIDE),
-    Case("bf16", 2**-8, lambda i: 2 * N + BESIDE),
+    Case("bf16", 2**-8, lambda i: 2 * N + BESIDE, 1, None),
     Case("fp8", 0.03, lambda i: N + 4 * ROWS + BESIDE, D),
-    Case("fp8(e5m2)", 0.06, lambda i: N + 4 * ROWS + BESIDE, D),
-    Case("int8(tensor)", 0.01, lambda i: N + 4 + BESIDE, N),
+    Case("fp8(e5m2)", 0.06, lambda i: N + 4 * ROWS + BESIDE, D, None),
+    Case("int8(tensor)", 0.01, lambda i: N + 4 + BESIDE, N, None),
     Case("int8(row)", 0.006, lambda i: N + 4 * ROWS + BESIDE, D),
-    Case("int8(64)", 0.007, lambda i: N + 4 * (N // 64) + BESIDE, 64),
+    Case("int8(64)", 0.007, lambda i: N + 4 * (N // 64) + BESIDE, 64, None),
     Case("int8(64,stochastic)", 0.01, lambda i: N + 4 * (N // 64) + BESIDE, 64),
-    Case("int4(tensor)", 0.17, lambda i: N // 2 + 4 + BESIDE, N),
+    Case("int4(tensor)", 0.17, lambda i: N // 2 + 4 + BESIDE, N, None),
     Case("int4(row)", 0.11, lambda i: N // 2 + 4 * ROWS + BESIDE, D),
     Case("int4(64)", 0.12, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64),
-    Case("int4(64,stochastic)", 0.18, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64),
+    Case(
+        "int4(64,stochastic)", 0.18, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64, None
+    ),
     Case("int8(row)|fp16", 0.006, lambda i: N + 2 * ROWS + BESIDE, D, None),
     Case("hadamard", 5e-7, lambda i: 4 * N + BESIDE, 8, SUMS, SUMS),
     Case(
@@ -76,13 +78,13 @@ CASES = [
         0.15,
     ),
     Case("svd(0.6)", 0.5, lambda i: 4 * B * 9 * (L + D) + BESIDE, L * D, SUMS, SUMS),
-    Case("svd(0.6,true)", 0.5, lambda i: 4 * 14 * (ROWS + D) + BESIDE, N, SUMS, SUMS),
+    Case("svd(0.6,true)", 0.5, lambda i: 4 * 14 * (ROWS + D) + BESIDE, N, None, SUMS),
     Case(
         "svd(0.6,send=usv)",
         0.5,
         lambda i: 4 * B * 9 * (L + D + 1) + BESIDE,
         L * D,
-        SUMS,
+        None,
         SUMS,
     ),
     Case("svd(1)", 4e-6, lambda i: 4 * B * 16 * (L + D) + BESIDE, L * D, None, SUMS),
@@ -90,7 +92,7 @@ CASES = [
         "svd(0.6)|fp16", 0.5, lambda i: 2 * B * 9 * (L + D) + BESIDE, L * D, None, 1e-3
     ),
     Case("subspace(12)", 0.75, lambda i: 4 * 12 * (ROWS + D) + BESIDE, N, 1e-5, 1e-5),
-    Case("top_k(0.01)", 0.97, lambda i: 4 * 30 + -(-30 * 12 // 8) + BESIDE),
+    Case("top_k(0.01)", 0.97, lambda i: 4 * 30 + -(-30 * 12 // 8) + BESIDE, 1, None),
     Case("top_k(0.25)", 0.6, lambda i: N + N // 8 + BESIDE),
     Case(
         "pack_tokens",
@@ -160,6 +162,10 @@ CASES = [
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.string)
 
 
+# Around codecs that are in the list by themselves: their sizes are no concern of these.
+WRAPPED = ("error_feedback", "from_step", "delta(svd", "delta(pack", "usv")
+
+
 def without(*words: str) -> list:
     """The cases whose strings have none of the words."""
     return [
@@ -205,6 +211,7 @@ class Functions:
         self.options = codec_lib.fixed(self.codec)
         self.encoders = [wrap(option.encode) for option in self.options]
         self.decoders = [wrap(option.decode) for option in self.options]
+        self.plans: dict = {}  # (option, spec) -> payload's structure; takes a trace
 
 
 compiled = functools.cache(Functions)
@@ -223,9 +230,19 @@ class Line:
         payload, self.sender = self.functions.encoders[option](arrays, self.sender)
         return payload, option
 
+    def planned(self, option: int) -> Any:
+        """The payload's structure, as derived from the spec."""
+        plans = self.functions.plans
+        key = (option, str(self.spec))
+        if key not in plans:
+            plans[key] = codec_lib.payload_spec(
+                self.functions.options[option], self.spec
+            )
+        return plans[key]
+
     def decode(self, buffers: list[bytes], option: int) -> Any:
         """Rebuilds the payload from what both ends know."""
-        planned = codec_lib.payload_spec(self.functions.options[option], self.spec)
+        planned = self.planned(option)
         leaves = [
             np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
             for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
@@ -407,7 +424,7 @@ def odd_sizes(case: Case) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("case", without("error_feedback", "from_step", "usv"))
+@pytest.mark.parametrize("case", without(*WRAPPED, "|fp16", "svd(1)"))
 def test_odd_sizes_and_short_types_come_back(case):
     arrays = odd_sizes(case)
     line = Line(case.string, spec_of(arrays))
@@ -417,7 +434,7 @@ def test_odd_sizes_and_short_types_come_back(case):
         assert all(difference(case, arrays, got, name) < 1 for name in ("h", "g"))
 
 
-@pytest.mark.parametrize("case", without("error_feedback", "from_step", "subspace"))
+@pytest.mark.parametrize("case", without(*WRAPPED, "subspace", "top_k", "svd(1)"))
 def test_a_batch_sharded_over_four_devices_gives_the_same(case):
     rows = mesh_lib.batch_sharding(mesh_lib.make_mesh(jax.devices()))
     line = Line(case.string, spec_of(batch(0)))

@@ -34,8 +34,8 @@ def matrix_with(singular_values, m, n, seed=0):
 GAUSSIAN = np.random.RandomState(0).randn(4, 20, 48).astype(np.float32)
 
 
-@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.6, 0.9])
-@pytest.mark.parametrize("shape", [(4, 20, 48), (4, 48, 20), (48, 80), (80, 48)])
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.9])
+@pytest.mark.parametrize("shape", [(4, 20, 48), (4, 48, 20), (80, 48)])
 def test_the_error_is_within_a_thousandth_of_the_optimum(shape, ratio):
     x = GAUSSIAN.reshape(shape)
     got, payload = through(codecs.svd(ratio), x)
@@ -93,9 +93,9 @@ def test_ratios_are_those_of_table_5_but_for_the_left_factor(ratio, paper):
 
 
 def test_both_factors_fit_float16_where_singular_values_do_not():
-    x = np.full((512, 1024), 500.0, np.float32)  # its singular value is 362,000
-    got, payload = through(codecs.chain(codecs.svd(0.002), codecs.fp16()), x)
-    assert np.asarray(payload.left.data).max() < 500
+    x = np.full((128, 256), 2000.0, np.float32)  # its singular value is 362,000
+    got, payload = through(codecs.chain(codecs.svd(0.01), codecs.fp16()), x)
+    assert np.asarray(payload.left.data).max() < 2000
     np.testing.assert_allclose(got, x, rtol=2e-3)
 
 

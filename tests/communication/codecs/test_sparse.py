@@ -34,8 +34,15 @@ def by_sorting(x, k):
     return kept.reshape(x.shape), where
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.05, 0.5, 1.0])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("fraction", "dtype"),
+    [
+        (0.001, np.float32),
+        (0.05, np.float16),
+        (0.5, np.float32),
+        (1.0, np.float32),
+    ],
+)
 def test_it_keeps_what_sorting_keeps(fraction, dtype):
     x = np.random.RandomState(0).randn(13, 77).astype(dtype)
     got, payload = through(fraction, x)
