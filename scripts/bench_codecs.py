@@ -31,7 +31,7 @@ flags.declare_key_flag("out")
 BATCH = flags.DEFINE_integer("sentences", 128, "B of the tensor [B, L, D].")
 LENGTH = flags.DEFINE_integer("tokens", 64, "L.")
 WIDTH = flags.DEFINE_integer("width", 768, "D.")
-ROUNDS = flags.DEFINE_integer("rounds", 11, "Rounds of all but the full SVD.")
+ROUNDS = flags.DEFINE_integer("codec_rounds", 11, "Rounds of all but the full SVD.")
 SVD_ROUNDS = flags.DEFINE_integer("svd_rounds", 3, "Rounds beside the full SVD.")
 RATIO = 0.6  # the best of Table 5
 

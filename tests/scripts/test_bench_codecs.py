@@ -73,7 +73,13 @@ def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys
     flags.FLAGS(["bench_codecs"])
     monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
     monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "delta(fp16, 128)"))
-    values = {"sentences": 4, "tokens": 8, "width": 32, "rounds": 1, "out": str(out)}
+    values = {
+        "sentences": 4,
+        "tokens": 8,
+        "width": 32,
+        "codec_rounds": 1,
+        "out": str(out),
+    }
     with flagsaver.flagsaver(**values):
         assert bench_codecs.main() == 0
     result = json.loads(out.read_text())
