@@ -424,6 +424,7 @@ def odd_sizes(case: Case) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", without(*WRAPPED, "|fp16", "svd(1)"))
 def test_odd_sizes_and_short_types_come_back(case):
     arrays = odd_sizes(case)
@@ -434,6 +435,7 @@ def test_odd_sizes_and_short_types_come_back(case):
         assert all(difference(case, arrays, got, name) < 1 for name in ("h", "g"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", without(*WRAPPED, "subspace", "top_k", "svd(1)"))
 def test_a_batch_sharded_over_four_devices_gives_the_same(case):
     rows = mesh_lib.batch_sharding(mesh_lib.make_mesh(jax.devices()))
