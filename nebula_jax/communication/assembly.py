@@ -5,61 +5,18 @@ the stream fills directly; only what had already come to the stage is copied int
 """
 
 import collections
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
 ALIGNMENT = 64  # bytes; XLA takes a host buffer as it is only if aligned so
 STAGE_BYTES = 1 << 12
-RECYCLED_BYTES = 1 << 16  # buffers from this size on are used again
-KEPT_BYTES = 256 << 20  # of memory that nobody uses at present, all sizes together
-
-
-class Recycler:
-    """Memory for large buffers, used again once nobody looks at it any more.
-
-    Fresh memory costs a page fault for every 4 KiB, which takes as long as filling it.
-    """
-
-    def __init__(self):
-        self._kept: dict[int, list[np.ndarray]] = {}
-        self._bytes = 0
-
-    def empty(self, size: int) -> np.ndarray:
-        """[size] uint8, uninitialised, aligned for the device.
-
-        Whoever holds the array, a view of it, or a device's array that aliases it,
-        keeps it from being used again.
-        """
-        kept = self._kept.setdefault(size, [])
-        for raw in kept:
-            if sys.getrefcount(raw) == UNUSED:
-                return _aligned(raw)
-        if self._bytes + size > KEPT_BYTES:
-            self._kept, self._bytes = {}, 0  # whoever uses them holds them
-            kept = self._kept.setdefault(size, [])
-        raw = np.empty(size + ALIGNMENT, np.uint8)
-        kept.append(raw)
-        self._bytes += size
-        return _aligned(raw)
-
-
-def _references(kept: list[np.ndarray]) -> int:
-    """References to an array as `Recycler.empty` counts them."""
-    for raw in kept:
-        return sys.getrefcount(raw)
-    return 0
-
-
-UNUSED = _references([np.empty(1, np.uint8)])  # differs between versions of Python
 
 
 class Assembly:
     """The bytes of one connection that are not yet a message."""
 
-    def __init__(self, recycler: Recycler):
-        self._recycler = recycler
+    def __init__(self):
         self._stage = memoryview(bytearray(STAGE_BYTES))
         self._start = self._end = 0
         self._holes: collections.deque[memoryview] = collections.deque()
@@ -97,13 +54,8 @@ class Assembly:
         if self._start == self._end:
             self._start = self._end = 0
 
-    def take(self, sizes: Sequence[int], recycled: bool = True) -> list[np.ndarray]:
-        """[size] uint8 each for the next bytes; what has not come yet makes holes.
-
-        Args:
-          sizes: bytes of each.
-          recycled: whether they are few sizes that come again and again.
-        """
+    def take(self, sizes: Sequence[int]) -> list[np.ndarray]:
+        """[size] uint8 each for the next bytes; what has not come yet makes holes."""
         buffers = []
         for size in sizes:
             staged = self._end - self._start
@@ -112,10 +64,7 @@ class Assembly:
                 buffers.append(np.frombuffer(bytes(part), np.uint8))
                 self.drop(size)
                 continue
-            if recycled and size >= RECYCLED_BYTES:
-                buffer = self._recycler.empty(size)
-            else:
-                buffer = aligned_empty(size)
+            buffer = aligned_empty(size)
             view = memoryview(buffer)
             if staged:
                 view[:staged] = self._stage[self._start : self._end]
@@ -134,9 +83,6 @@ class Assembly:
 
 def aligned_empty(size: int) -> np.ndarray:
     """[size] uint8, uninitialised, at an address that XLA can take without a copy."""
-    return _aligned(np.empty(size + ALIGNMENT, np.uint8))
-
-
-def _aligned(raw: np.ndarray) -> np.ndarray:
+    raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
-    return raw[start : start + raw.size - ALIGNMENT]
+    return raw[start : start + size]

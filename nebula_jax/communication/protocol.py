@@ -160,7 +160,6 @@ class Connection:
         self._plan = plan.Plan()
         self._outgoing = outgoing.Outgoing()
         self._taken = 0
-        self._recycler = assembly.Recycler()
         self._events: collections.deque[frames.Message] = collections.deque()
         self._phase, self._epoch = Phase.NONE, 0
         self._forget_connection()
@@ -268,7 +267,7 @@ class Connection:
     def _forget_connection(self) -> None:
         self._control: collections.deque[frames.Message] = collections.deque()
         self._unreported_bytes = self._unreported_frames = 0
-        self._assembly = assembly.Assembly(self._recycler)
+        self._assembly = assembly.Assembly()
         self._head: frames.Head | None = None  # of the frame that is being read
         self._body: tuple[bytes, list[np.ndarray]] | None = None
 
@@ -463,7 +462,7 @@ class Connection:
         return self.is_paused and self._phase is Phase.RUNNING
 
     def _parse_small_tensor(self) -> bool:
-        """The most common case, several times as fast: a small tensor is all there.
+        """The most common case by a shorter way: a small tensor is all there.
 
         Returns:
           Whether it was. If anything is amiss, the long way will say what.
@@ -556,7 +555,7 @@ class Connection:
         if sizes is None:
             return None
         self._assembly.drop(header_bytes)
-        return header, self._assembly.take(sizes, recycled=not table_bytes)
+        return header, self._assembly.take(sizes)
 
     def _finish(self) -> None:
         """A whole message is there."""
