@@ -71,12 +71,13 @@ def bridge_block(result: dict[str, Any]) -> str:
         lines += [
             "",
             "| computing while 25 MB leave | slower | noise without it"
-            " | CPU s, sender + receiver |",
-            "|---|---:|---:|---:|",
+            " | CPU s, sender + receiver | sender's share of all cores |",
+            "|---|---:|---:|---:|---:|",
         ]
         lines += [
             f"| {name} | {of['slowdown']['median']:.1%} | {of['noise']['median']:.1%}"
-            f" | {of['sender_cpu_seconds']:.3f} + {of['receiver_cpu_seconds']:.3f} |"
+            f" | {of['sender_cpu_seconds']:.3f} + {of['receiver_cpu_seconds']:.3f}"
+            f" | {of['sender_share']:.1%} |"
             for name, of in result["overlap"].items()
         ]
     return "\n".join(lines) + "\n"

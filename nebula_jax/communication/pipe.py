@@ -15,6 +15,10 @@ CHUNK_BYTES = (
 WORTH_WAKING = 1 << 16  # bytes of a large tensor: a slow line brings them by the packet
 TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
 TLS_RECORD = 17 << 10  # bytes, at most, with all that is around them
+# An answer to something small often comes within this time, and being woken would take
+# as long again.
+AWAKE_SECONDS = 100e-6
+MOST_NAPS = 63
 LINGER_SECONDS = 1.0  # for the peer to read our last words before the socket is gone
 
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -45,11 +49,16 @@ class Pipe:
         self._poller.register(sock, select.POLLIN)
         self._poller.register(wakes, select.POLLIN)
         self._polls_out = False
+        self._naps = self._last_naps = 0  # waits that sleep at once
         self._low_water = 1
         self._fd = sock.fileno()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float, awake: bool = False) -> bool:
         """Waits for bytes, or for room to write if it lacked any.
+
+        Args:
+          seconds: at most.
+          awake: whether to look for a moment before going to sleep.
 
         Returns:
           Whether it was woken.
@@ -58,8 +67,26 @@ class Pipe:
             self._polls_out = self.is_blocked
             events = select.POLLIN | (select.POLLOUT if self.is_blocked else 0)
             self._poller.modify(self._fd, events)
-        ready = self._poller.poll(1000 * seconds)
+        ready = self._look(seconds) if awake else ()
+        if not ready:
+            ready = self._poller.poll(1000 * seconds)
         return len(ready) > 1 or (len(ready) == 1 and ready[0][0] != self._fd)
+
+    def _look(self, seconds: float) -> list[tuple[int, int]]:
+        """Looks for bytes without sleeping; less often where that was in vain before.
+
+        Where both ends share a core, the answer cannot come while we look.
+        """
+        if self._naps:
+            self._naps -= 1
+            return []
+        give_up = time.monotonic() + min(seconds, AWAKE_SECONDS)
+        while not (ready := self._poller.poll(0)):
+            if time.monotonic() > give_up:
+                self._last_naps = self._naps = min(2 * self._last_naps + 1, MOST_NAPS)
+                return ready
+        self._last_naps = 0
+        return ready
 
     def write(self, connection: protocol.Connection, now: float) -> None:
         """Writes what the connection has to say and the line lets through by now."""

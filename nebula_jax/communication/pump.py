@@ -76,6 +76,7 @@ class Pump:
         self._has_reader = False
         self._is_stalled = False  # there is no room to read more
         self._is_unread = False  # there was no time to read more
+        self._has_asked = False  # something small was said, and nothing read since
         self._visits = self._visits_seen = 0  # of callers who read
         self._stay = 0.0  # seconds until the thread looks for them; 0 if it reads
         # The thread.
@@ -156,6 +157,7 @@ class Pump:
         if self._io.acquire(blocking=False):
             try:
                 self._turn(reads=False, writes=is_small)
+                self._has_asked = is_small
             finally:
                 self._io.release()
             if self._error is not None:
@@ -369,8 +371,9 @@ class Pump:
                     sleep = LONGEST_SLEEP
                     if deadline is not None:
                         sleep = max(0.0, deadline - time.monotonic())
-                    if current.wait(sleep):
+                    if current.wait(sleep, awake=self._has_asked):
                         _drain(self._reader_in)
+                    self._has_asked = False
                 with self._io:
                     if self._pipe is current:
                         self._turn(reads=True)
@@ -413,13 +416,17 @@ class Pump:
                 else:
                     with self._io:
                         sleep = self._sleep()
-                    for key, _ in self._selector.select(sleep):
+                    has_come = False
+                    for key, events in self._selector.select(sleep):
                         if key.fileobj is self._wake_in:
                             _drain(self._wake_in)
+                        elif events & selectors.EVENT_READ:
+                            has_come = True
                     with self._io:
                         if self._stay:
                             self._look_for_reader()
-                        self._turn(reads=not self._stay, ticks=True)
+                        reads = not self._stay and (has_come or self._is_unread)
+                        self._turn(reads, ticks=True)
         except Exception as error:  # whatever it is, who waits must hear of it
             self._fail(error)
         finally:

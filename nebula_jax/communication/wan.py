@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from nebula_jax import errors
 
 LEAD = 0.02  # seconds before the line is idle that it takes more: a gap costs rate
-SLICE_BYTES = 16 << 10  # 2 ms at 60 Mbit/s: fine enough, and few enough to be cheap
+SLICE_BYTES = 64 << 10  # 9 ms at 60 Mbit/s: waking for less would take from computing
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _RATE = re.compile(_NUMBER + r"([kmg])bit", re.IGNORECASE)

@@ -33,7 +33,13 @@ def show(result: dict[str, Any]) -> None:
 
 def _overlap_table(overlap: dict[str, Any]) -> rich.table.Table:
     table = rich.table.Table(title="A jitted computation while 25 MB leave")
-    titles = ("transport", "slower", "noise without it", "CPU s, sender + receiver")
+    titles = (
+        "transport",
+        "slower",
+        "noise without it",
+        "CPU s, sender + receiver",
+        "sender's share of all cores",
+    )
     for title in titles:
         table.add_column(title, justify="left" if title == titles[0] else "right")
     for name, of in overlap.items():
@@ -42,6 +48,7 @@ def _overlap_table(overlap: dict[str, Any]) -> rich.table.Table:
             "{median:.1%} ({min:.1%}-{max:.1%})".format(**of["slowdown"]),
             "{median:.1%} (max {max:.1%})".format(**of["noise"]),
             f"{of['sender_cpu_seconds']:.3f}+{of['receiver_cpu_seconds']:.3f}",
+            f"{of['sender_share']:.1%}",
         )
     return table
 

@@ -126,13 +126,16 @@ def overlap(end: transports.End, sends: bool, size: int, rounds: int) -> dict[st
       left: seconds that the message took to arrive once the computation was done; where
         there are none, the message did not last as long.
       cpu: seconds of this process for a message while nobody computes.
+      share: of what this machine's cores could have computed until it had arrived.
     """
-    cpu = stream(end, sends, size, 1)["cpu"]
+    streamed = stream(end, sends, size, 1)
+    cpu = streamed["cpu"]
     if not sends:
         for _ in range(rounds):
             end.receive(size)
             _answer(end, sends)
         return {"cpu": cpu}
+    share = cpu / (streamed["seconds"] * os.cpu_count())
     compute = _computation()
     message = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     alone, sending, left = [compute()], [], []
@@ -143,7 +146,8 @@ def overlap(end: transports.End, sends: bool, size: int, rounds: int) -> dict[st
         _answer(end, sends)
         left.append(time.perf_counter() - start)
         alone.append(compute())
-    return {"alone": alone, "sending": sending, "left": left, "cpu": cpu}
+    times = {"alone": alone, "sending": sending, "left": left}
+    return {**times, "cpu": cpu, "share": share}
 
 
 def _computation() -> Callable[[], float]:
