@@ -12,7 +12,7 @@ from nebula_jax.communication import protocol, wan
 CHUNK_BYTES = (
     1 << 22
 )  # per call: a socket's buffer; a turn still ends within milliseconds
-WORTH_WAKING = 1 << 16  # bytes of a large tensor: a slow line brings them by the packet
+WORTH_WAKING = 1 << 18  # bytes of a large tensor: a slow line brings them by the packet
 TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
 TLS_RECORD = 17 << 10  # bytes, at most, with all that is around them
 # An answer to something small often comes within this time, and being woken would take
