@@ -26,6 +26,9 @@ class Carrier(Protocol):
     def take_tensor(self, channel: int) -> frames.Tensor:
         """The next tensor of a channel; waits for it."""
 
+    def has_tensor(self, channel: int) -> bool:
+        """Whether `take_tensor` would return at once."""
+
 
 class Sender:
     """The near end of a channel."""
@@ -55,6 +58,19 @@ class Sender:
         """
         option = 0 if self._choose is None else self._choose(arrays, self.state)
         payload, self.state = self._encode[option](arrays, self.state)
+        self.send_payload(step, payload, option, micro_batch)
+
+    def send_payload(
+        self, step: int, payload: Any, option: int = 0, micro_batch: int = 0
+    ) -> None:
+        """Queues what was encoded elsewhere, in a jit of its own; see `training.cut`.
+
+        Args:
+          step: as in `send`.
+          payload: of the codec's option `option`.
+          option: see there.
+          micro_batch: as in `send`.
+        """
         buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
         if self._zstd is not None:
             buffers = self._zstd.compress(buffers)
@@ -92,6 +108,24 @@ class Receiver:
         Raises:
           protocol.RemoteProtocolError: if another one comes, or it cannot be decoded.
         """
+        payload, option = self.recv_payload(step, micro_batch)
+        arrays, self.state = self._decode[option](payload, self.state)
+        return arrays
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `recv` would return at once."""
+        return self._link.has_tensor(self._channel)
+
+    def recv_payload(self, step: int, micro_batch: int = 0) -> tuple[Any, int]:
+        """Waits for the tensor with this tag; leaves it to the caller to decode.
+
+        Returns:
+          The payload, arrays on the host, and the number of the codec's option.
+
+        Raises:
+          protocol.RemoteProtocolError: if another one comes.
+        """
         message = self._link.take_tensor(self._channel)
         if (message.step, message.micro_batch) != (step, micro_batch):
             raise protocol.RemoteProtocolError(
@@ -104,9 +138,7 @@ class Receiver:
             buffer.view(leaf.dtype).reshape(leaf.shape)
             for buffer, leaf in zip(self._plain(message, specs), specs, strict=True)
         ]
-        payload = jax.tree.unflatten(structure, leaves)
-        arrays, self.state = self._decode[message.option](payload, self.state)
-        return arrays
+        return jax.tree.unflatten(structure, leaves), message.option
 
     def _plain(self, message: frames.Tensor, specs: list[Any]) -> list[np.ndarray]:
         if self._zstd is None:

@@ -225,6 +225,10 @@ class Link:
         self._pump.room_was_made()
         return message
 
+    def has_tensor(self, channel: int) -> bool:
+        """Whether `take_tensor` would return at once."""
+        return bool(self._inbox[channel])
+
     def _wait(
         self,
         predicate: Callable[[], Any],
