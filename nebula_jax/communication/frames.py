@@ -68,6 +68,8 @@ class Hello:
     """What both sides must agree on; JSON values."""
     checkpoints: tuple[int, ...] = ()
     """Steps that this cluster could go on from, 0 for a fresh start not included."""
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the peer should know but need not have alike; JSON values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,6 +255,7 @@ def _hello(data: bytes) -> Hello:
             fields["version"],
             fields["settings"],
             tuple(fields["checkpoints"]),
+            fields["details"],
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FrameError("sent a Hello that cannot be read") from None
@@ -261,8 +264,9 @@ def _hello(data: bytes) -> Hello:
         and _NAME.fullmatch(hello.cluster)
         and isinstance(hello.version, str)
         and isinstance(hello.settings, dict)
+        and isinstance(hello.details, dict)
         and all(type(step) is int and step > 0 for step in hello.checkpoints)
     )
-    if not typed or len(fields) != 4:
+    if not typed or len(fields) != 5:
         raise FrameError("sent a Hello with fields of the wrong type")
     return hello

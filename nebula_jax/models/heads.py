@@ -1,6 +1,7 @@
 """Output heads (sections 3.1, 4.1).
 
-B batch, L length, D width, V vocabulary, M masked positions.
+B batch, L length, D width, V vocabulary, M masked positions,
+E width of the embeddings.
 """
 
 import jax
@@ -16,10 +17,11 @@ class MLMHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: jax.Array, table: jax.Array) -> jax.Array:
-        """hidden [B, M, D], table [V, D] -> logits [B, M, V] float32."""
+        """hidden [B, M, D], table [V, E] -> logits [B, M, V] float32."""
         config = self.config
-        hidden = transformer.dense(config.width, config, "dense")(hidden)
-        hidden = transformer.layer_norm("layer_norm")(
+        width = config.embedding_width or config.width
+        hidden = transformer.dense(width, config, "dense")(hidden)
+        hidden = transformer.layer_norm("layer_norm", config.layer_norm_epsilon)(
             jax.nn.gelu(hidden, approximate=False)
         )
         return _tied(self, hidden, table)

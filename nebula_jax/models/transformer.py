@@ -1,6 +1,8 @@
 """BERT-style post-LN Transformer encoder (Devlin et al. 2018; section 4.1).
 
-B batch, L length, D width, H heads, K head width, F feed-forward, V vocabulary.
+B batch, L length, D width, H heads, K head width, F feed-forward, V vocabulary,
+E width of the embeddings (D, save in ELECTRA), Q positions that ask, M positions that
+are asked.
 
 Matrix products take operands in `Config.dtype` and accumulate in float32; parameters,
 residuals, softmax and layer norms are float32.
@@ -8,6 +10,8 @@ residuals, softmax and layer norms are float32.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +44,14 @@ class Config:
     """Rate on embeddings, attention probabilities and sublayer outputs."""
     dtype: str = "float32"
     """Operands of matrix products: `float32` or `bfloat16`."""
+    token_types: int = 0
+    """Token types that have an embedding (BERT: 2). 0: none, as in ERNIE-M."""
+    layer_norm_epsilon: float = LAYER_NORM_EPSILON
+    """Added to the variance in every layer norm (XLM-R and ERNIE-M: 1e-5)."""
+    position_offset: int = 0
+    """Rows of the position table before the first position (XLM-R, ERNIE-M: 2)."""
+    embedding_width: int | None = None
+    """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
 
 
 # layers, width, heads, feed-forward. The first five have BERT's published names.
@@ -62,15 +74,25 @@ def config_of_size(size: str, **fields) -> Config:
     )
 
 
-def dense(features, config: Config, name: str, axis=-1) -> nn.DenseGeneral:
-    """A linear layer with BERT's initialisation and float32 accumulation."""
+def dense(
+    features,
+    config: Config,
+    name: str | None,
+    axis=-1,
+    *,
+    kernel_init: nn.initializers.Initializer | None = None,
+    use_bias: bool = True,
+) -> nn.DenseGeneral:
+    """A linear layer accumulating in float32; BERT's initialisation, or another."""
     return nn.DenseGeneral(
         features,
         axis=axis,
         dtype=DTYPES[config.dtype],
         # BERT's 0.02, at BERT's width. Scaled, because a block of width 128 with 0.02
         # adds so little to its residual that RTD was near chance after 300 steps.
-        kernel_init=nn.initializers.normal(0.02 * (BERT_WIDTH / config.width) ** 0.5),
+        kernel_init=kernel_init
+        or nn.initializers.normal(0.02 * (BERT_WIDTH / config.width) ** 0.5),
+        use_bias=use_bias,
         dot_general=functools.partial(
             jax.lax.dot_general, preferred_element_type=jnp.float32
         ),
@@ -78,9 +100,9 @@ def dense(features, config: Config, name: str, axis=-1) -> nn.DenseGeneral:
     )
 
 
-def layer_norm(name: str) -> nn.LayerNorm:
+def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.LayerNorm:
     """Layer normalisation in float32."""
-    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=jnp.float32, name=name)
+    return nn.LayerNorm(epsilon=epsilon, dtype=jnp.float32, name=name)
 
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.Array:
@@ -95,31 +117,124 @@ def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.A
 
 
 class Embeddings(nn.Module):
-    """Token plus position embeddings, normalised. No token types (ERNIE-M)."""
+    """Token plus position (plus token type) embeddings, normalised."""
 
     config: Config
 
     def setup(self):
         config = self.config
+        width = config.embedding_width or config.width
         self.word_embeddings = nn.Embed(
-            config.vocab_size, config.width, embedding_init=INITIALIZER
+            config.vocab_size, width, embedding_init=INITIALIZER
         )
         self.position_embeddings = nn.Embed(
-            config.max_length, config.width, embedding_init=INITIALIZER
+            config.position_offset + config.max_length,
+            width,
+            embedding_init=INITIALIZER,
         )
-        self.layer_norm = layer_norm(None)
+        if config.token_types:
+            self.token_type_embeddings = nn.Embed(
+                config.token_types, width, embedding_init=INITIALIZER
+            )
+        self.layer_norm = layer_norm(None, config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout)
+        if config.embedding_width:
+            self.projection = dense(config.width, config, None)
 
-    def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
-        """input_ids [B, L] int32 -> [B, L, D] float32."""
-        positions = jnp.arange(input_ids.shape[-1])[None, :]
-        embedded = self.word_embeddings(input_ids) + self.position_embeddings(positions)
-        return self.dropout(self.layer_norm(embedded), deterministic=deterministic)
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        deterministic: bool,
+        token_type_ids: jax.Array | None = None,
+        first_position: jax.Array | int = 0,
+    ) -> jax.Array:
+        """Embeds tokens.
+
+        Args:
+          input_ids: [B, L] int32.
+          deterministic: no dropout.
+          token_type_ids: [B, L] int32; type 0 everywhere if None.
+          first_position: [] int32, of the first token; for decoding token by token.
+
+        Returns:
+          [B, L, D] float32.
+        """
+        positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
+        embedded = self.word_embeddings(input_ids) + self.position_embeddings(
+            positions + self.config.position_offset
+        )
+        if self.config.token_types:
+            if token_type_ids is None:
+                token_type_ids = jnp.zeros((1, 1), jnp.int32)
+            embedded += self.token_type_embeddings(token_type_ids)
+        embedded = self.dropout(self.layer_norm(embedded), deterministic=deterministic)
+        return self.projection(embedded) if self.config.embedding_width else embedded
 
     @property
     def table(self) -> jax.Array:
-        """[V, D] float32, for output layers tied to it."""
+        """[V, E] float32, for output layers tied to it."""
         return self.word_embeddings.embedding
+
+
+class KeyValues(NamedTuple):
+    """What an attention layer reads: of M positions, keys and values.
+
+    key, value: [B, M, H, K] float32.
+    """
+
+    key: jax.Array
+    value: jax.Array
+
+    def write(self, new: "KeyValues", position: jax.Array) -> "KeyValues":
+        """With `new` [B, Q, H, K] at `position`, [] int32, and after."""
+        return jax.tree.map(
+            lambda old, more: jax.lax.dynamic_update_slice_in_dim(
+                old, more.astype(old.dtype), position, axis=1
+            ),
+            self,
+            new,
+        )
+
+
+def empty_cache(config: Config, batch_size: int, length: int) -> tuple[KeyValues, ...]:
+    """For every layer of an Encoder, `length` positions not yet written."""
+    shape = (batch_size, length, config.heads, config.width // config.heads)
+    zeros = jnp.zeros(shape, jnp.float32)
+    return (KeyValues(zeros, zeros),) * config.layers
+
+
+def causal_mask(length: int) -> jax.Array:
+    """[1, Q, M] bool: a position reads itself and those before it."""
+    return jnp.tril(jnp.ones((1, length, length), bool))
+
+
+def attend(
+    query: jax.Array,
+    read: KeyValues,
+    attention_mask: jax.Array,
+    config: Config,
+    drop: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Scaled dot-product attention.
+
+    Args:
+      query: [B, Q, H, K] float32.
+      read: M keys and values.
+      attention_mask: bool; [B, M], where all queries may read, or [B, Q, M], where
+        each may. B may be 1.
+      config: for its dtype.
+      drop: dropout of the probabilities.
+
+    Returns:
+      [B, Q, H, K] float32.
+    """
+    scores = einsum("bqhk,bmhk->bhqm", query, read.key, config)
+    scores = scores * query.shape[-1] ** -0.5
+    if attention_mask.ndim == 2:
+        attention_mask = attention_mask[:, None, :]
+    lowest = jnp.finfo(jnp.float32).min
+    scores = jnp.where(attention_mask[:, None, :, :], scores, lowest)
+    return einsum("bhqm,bmhk->bqhk", drop(jax.nn.softmax(scores)), read.value, config)
 
 
 class SelfAttention(nn.Module):
@@ -129,24 +244,39 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, attention_mask: jax.Array, deterministic: bool
-    ) -> jax.Array:
-        """hidden [B, L, D], attention_mask [B, L] bool -> [B, L, D] float32."""
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array,
+        deterministic: bool,
+        cache: KeyValues | None = None,
+        position: jax.Array | None = None,
+    ) -> jax.Array | tuple[jax.Array, KeyValues]:
+        """Every position of `hidden` asks; without a cache they are asked as well.
+
+        Args:
+          hidden: [B, Q, D] float32.
+          attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
+          deterministic: no dropout.
+          cache: what M positions answered so far.
+          position: [] int32, where in the cache the Q new ones go.
+
+        Returns:
+          [B, Q, D] float32; with a cache, also the cache with the new ones in it.
+        """
         config = self.config
-        head_width = config.width // config.heads
-        split = (config.heads, head_width)
+        split = (config.heads, config.width // config.heads)
         query = dense(split, config, "query")(hidden)
         key = dense(split, config, "key")(hidden)
         value = dense(split, config, "value")(hidden)
-
-        scores = einsum("bqhk,bmhk->bhqm", query, key, config) * head_width**-0.5
-        lowest = jnp.finfo(jnp.float32).min
-        scores = jnp.where(attention_mask[:, None, None, :], scores, lowest)
-        attention = nn.Dropout(config.dropout)(
-            jax.nn.softmax(scores), deterministic=deterministic
+        read = KeyValues(key, value)
+        if cache is not None:
+            read = cache.write(read, position)
+        drop = functools.partial(
+            nn.Dropout(config.dropout), deterministic=deterministic
         )
-        context = einsum("bhqm,bmhk->bqhk", attention, value, config)
-        return dense(config.width, config, "output", axis=(-2, -1))(context)
+        context = attend(query, read, attention_mask, config, drop)
+        attended = dense(config.width, config, "output", axis=(-2, -1))(context)
+        return attended if cache is None else (attended, read)
 
 
 class Block(nn.Module):
@@ -156,21 +286,30 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, attention_mask: jax.Array, deterministic: bool
-    ) -> jax.Array:
-        """hidden [B, L, D], attention_mask [B, L] bool -> [B, L, D] float32."""
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array,
+        deterministic: bool,
+        cache: KeyValues | None = None,
+        position: jax.Array | None = None,
+    ) -> jax.Array | tuple[jax.Array, KeyValues]:
+        """As SelfAttention: [B, Q, D] -> [B, Q, D], and the cache if there is one."""
         config = self.config
         drop = functools.partial(
             nn.Dropout(config.dropout), deterministic=deterministic
         )
         attended = SelfAttention(config, name="attention")(
-            hidden, attention_mask, deterministic
+            hidden, attention_mask, deterministic, cache, position
         )
-        hidden = layer_norm("attention_layer_norm")(hidden + drop(attended))
+        if cache is not None:
+            attended, cache = attended
+        epsilon = config.layer_norm_epsilon
+        hidden = layer_norm("attention_layer_norm", epsilon)(hidden + drop(attended))
         inner = dense(config.feed_forward, config, "intermediate")(hidden)
         inner = jax.nn.gelu(inner, approximate=False)
         outer = dense(config.width, config, "output")(inner)
-        return layer_norm("output_layer_norm")(hidden + drop(outer))
+        hidden = layer_norm("output_layer_norm", epsilon)(hidden + drop(outer))
+        return hidden if cache is None else (hidden, cache)
 
 
 class Encoder(nn.Module):
@@ -180,11 +319,37 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, attention_mask: jax.Array, deterministic: bool
-    ) -> jax.Array:
-        """hidden [B, L, D], attention_mask [B, L] bool -> [B, L, D] float32."""
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array,
+        deterministic: bool,
+        after_layer: Callable[[int, jax.Array], jax.Array] | None = None,
+        cache: Sequence[KeyValues] | None = None,
+        position: jax.Array | None = None,
+    ) -> jax.Array | tuple[jax.Array, tuple[KeyValues, ...]]:
+        """As Block.
+
+        Args:
+          hidden: [B, Q, D] float32.
+          attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
+          deterministic: no dropout.
+          after_layer: (layer, its output) -> the next layer's input; adapters.
+          cache: one for each layer, for decoding token by token.
+          position: [] int32, where in the cache the Q new positions go.
+
+        Returns:
+          [B, Q, D] float32; with a cache, also its successor.
+        """
+        successors = []
         for layer in range(self.config.layers):
-            hidden = Block(self.config, name=f"layer_{layer}")(
-                hidden, attention_mask, deterministic
-            )
-        return hidden
+            block = Block(self.config, name=f"layer_{layer}")
+            if cache is None:
+                hidden = block(hidden, attention_mask, deterministic)
+            else:
+                hidden, successor = block(
+                    hidden, attention_mask, deterministic, cache[layer], position
+                )
+                successors.append(successor)
+            if after_layer is not None:
+                hidden = after_layer(layer, hidden)
+        return hidden if cache is None else (hidden, tuple(successors))

@@ -26,10 +26,10 @@ def front_step(
     hidden: channels.Sender,
     gradient: channels.Receiver,
     *,
-    grads: cut.Params,
     ahead: int,
+    grads: cut.Params | None = None,
 ) -> tuple[cut.Params, jax.Array]:
-    """One batch through the near half: one forward, one backward where there is one.
+    """One batch through the near half: a forward, then what backwards are possible.
 
     Args:
       half: of the model.
@@ -39,12 +39,16 @@ def front_step(
       step: tag of what crosses.
       hidden: where h goes.
       gradient: where the gradient in h comes from.
-      grads: zeros to add to; see `cut.no_gradients`.
       ahead: micro-batches that may be under way, at least 1: each keeps its residuals.
+      grads: to add to, and used up; zeros if not given.
 
     Returns:
       The batch's gradient, and the sum of the half's own losses, [] float32.
     """
+    if ahead < 1:
+        raise ValueError(f"ahead must be at least 1, not {ahead}")
+    if grads is None:
+        grads = half.no_gradients(params)
     waiting: collections.deque[tuple[int, cut.Residuals]] = collections.deque()
     losses = []
 
@@ -58,6 +62,7 @@ def front_step(
             grads = finish(grads)
         residuals, loss = _send_hidden(half, params, batch, rng, (step, number), hidden)
         waiting.append((number, residuals))
+        del residuals  # so that they are freed once used: finish has the last of them
         losses.append(loss)
     while waiting:
         grads = finish(grads)
@@ -73,7 +78,7 @@ def back_step(
     hidden: channels.Receiver,
     gradient: channels.Sender,
     *,
-    grads: cut.Params,
+    grads: cut.Params | None = None,
 ) -> tuple[cut.Params, Metrics]:
     """One batch through the far half, micro-batch by micro-batch as they come.
 
@@ -86,6 +91,8 @@ def back_step(
     Returns:
       The batch's gradient, and the sum of the micro-batches' metrics.
     """
+    if grads is None:
+        grads = half.no_gradients(params)
     metrics = []
     for number, batch in enumerate(micro_batches):
         tag = (step, number)
@@ -105,7 +112,7 @@ def looped_step(
     hidden: tuple[channels.Sender, channels.Receiver],
     gradient: tuple[channels.Sender, channels.Receiver],
     *,
-    grads: tuple[cut.Params, cut.Params],
+    grads: tuple[cut.Params, cut.Params] | None = None,
 ) -> tuple[tuple[cut.Params, cut.Params], jax.Array, Metrics]:
     """Both halves in one process: what the codecs do, without a line.
 
@@ -118,6 +125,8 @@ def looped_step(
       The gradients of both, the front's own loss, the back's metrics.
     """
     near, far = halves
+    if grads is None:
+        grads = near.no_gradients(params[0]), far.no_gradients(params[1])
     near_grads, far_grads = grads
     losses, metrics = [], []
     for number, (near_batch, far_batch) in enumerate(micro_batches):

@@ -6,6 +6,9 @@ loss and its own gradient, and returns the loss's gradient in h; the front finis
 backward pass. The residuals of `jax.vjp` wait on the device between the front's two
 calls, so nothing is computed twice.
 
+A codec that chooses among shapes is a small program beside the half's: the model is
+compiled once, not once for each shape or pair of shapes.
+
     near = cut.front(front, forward_codec, backward_codec)
     far = cut.back(back, forward_codec, backward_codec)
 
@@ -17,6 +20,7 @@ Gradients of micro-batches are added. For them to make the batch's gradient, a l
 to be divided by the batch's weight, not by the micro-batch's.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,7 +54,8 @@ class Sent(NamedTuple):
 class Residuals:
     """What the front's backward pass needs of its forward pass.
 
-    kept: arrays of the forward pass.
+    kept: arrays of the forward pass. A weight is among them only if what the model
+      multiplies by is not the weight itself, but a cast of it to bfloat16, say.
     given: places of residuals that are arguments of the forward pass as they are (most
       of them weights): they are given again instead of being copied. Static.
     structure: of the pullback that all of them make up. Static.
@@ -67,14 +72,17 @@ class Front(NamedTuple):
     forward: (params, batch, rng, codec state) -> (Sent, Residuals, the half's own loss,
       [] float32, 0 if it has none).
     backward: (params, batch, rng, Residuals, payload, option, codec state, gradients so
-      far) -> (gradients with this micro-batch's added, codec state). Takes the
-      gradients so far for its own: they cannot be used again.
+      far) -> (gradients with this micro-batch's added, codec state). The first three
+      as `forward` got them. Takes the gradients so far for its own: they cannot be used
+      again.
     spec: (params, batch, rng) -> the ShapeDtypeStructs of h, for channels.
+    no_gradients: (params) -> zeros for the first micro-batch to add to.
     """
 
     forward: Callable[..., tuple[Sent, Residuals, jax.Array]]
     backward: Callable[..., tuple[Params, codec_lib.State]]
     spec: Callable[..., codec_lib.Spec]
+    no_gradients: Callable[[Params], Params]
 
 
 class Back(NamedTuple):
@@ -83,9 +91,11 @@ class Back(NamedTuple):
     step: (params, batch, rng, payload, option, codec state of what comes, codec state
       of what goes, gradients so far) -> (Sent, gradients with this micro-batch's added,
       metrics, codec state of what comes). Takes the gradients so far for its own.
+    no_gradients: as in Front.
     """
 
     step: Callable[..., tuple[Sent, Params, Any, codec_lib.State]]
+    no_gradients: Callable[[Params], Params]
 
 
 def everything(path: str) -> bool:
@@ -117,54 +127,40 @@ def front(
 
     def run(trained, frozen, batch, rng):
         out = fn(merge(trained, frozen), batch, rng)
-        hidden, loss = out if has_loss else (out, jnp.zeros(()))
-        return (leaves.floats(hidden), loss), hidden
+        hidden, loss = out if has_loss else (out, 0.0)
+        return (leaves.floats(hidden), jnp.asarray(loss, jnp.float32)), hidden
 
-    def outline(params, batch, rng):
-        """h without its activations: XLA leaves out what only they need."""
-        hidden = run(*split(params, is_trained), batch, rng)[1]
-        return [leaf for leaf in jax.tree.leaves(hidden) if not leaves.is_float(leaf)]
+    encode, encode_after = _encoder(send)
+    decode_before, decode = _decoder(receive)
 
-    def forward_with(codec: codec_lib.Codec):
-        def forward(params, batch, rng, state):
-            trained, frozen = split(params, is_trained)
-            (_, loss), pullback, hidden = jax.vjp(
-                lambda trained: run(trained, frozen, batch, rng), trained, has_aux=True
-            )
-            payload, state = codec.encode(hidden, state)
-            return payload, _residuals(pullback, (params, batch, rng)), loss, state
+    @jax.jit
+    def run_forward(params, batch, rng, state):
+        trained, frozen = split(params, is_trained)
+        (_, loss), pullback, hidden = jax.vjp(
+            lambda trained: run(trained, frozen, batch, rng), trained, has_aux=True
+        )
+        payload, state = encode(hidden, state)
+        return payload, _residuals(pullback, (params, batch, rng)), loss, state
 
-        return jax.jit(forward)
+    @functools.partial(jax.jit, donate_argnums=6)
+    def run_backward(params, batch, rng, residuals, payload, state, grads):
+        received, state = decode(payload, state)
+        pullback = _pullback(residuals, (params, batch, rng))
+        (new,) = pullback((leaves.floats(received), jnp.ones(())))
+        return jax.tree.map(jnp.add, grads, new), state
 
-    def backward_with(codec: codec_lib.Codec):
-        def backward(params, batch, rng, residuals, payload, state, grads):
-            received, state = codec.decode(payload, state)
-            pullback = _pullback(residuals, (params, batch, rng))
-            (new,) = pullback((leaves.floats(received), jnp.ones(())))
-            return jax.tree.map(jnp.add, grads, new), state
+    def forward(params, batch, rng, state):
+        payload, residuals, loss, state = run_forward(params, batch, rng, state)
+        return encode_after(payload, state), residuals, loss
 
-        return jax.jit(backward, donate_argnums=6)
+    def backward(params, batch, rng, residuals, payload, option, state, grads):
+        payload, state = decode_before(payload, option, state)
+        return run_backward(params, batch, rng, residuals, payload, state, grads)
 
     def spec(params, batch, rng):
         return jax.eval_shape(run, *split(params, is_trained), batch, rng)[1]
 
-    outline = jax.jit(outline)
-    forwards = [forward_with(option) for option in codec_lib.fixed(send)]
-    backwards = [backward_with(option) for option in codec_lib.fixed(receive)]
-
-    def forward(params, batch, rng, state):
-        option = 0
-        if send.choose is not None:
-            shape = spec(params, batch, rng)
-            known = _with_known(shape, outline(params, batch, rng))
-            option = send.choose(known, state)
-        payload, residuals, loss, state = forwards[option](params, batch, rng, state)
-        return Sent(payload, option, state), residuals, loss
-
-    def backward(params, batch, rng, residuals, payload, option, state, grads):
-        return backwards[option](params, batch, rng, residuals, payload, state, grads)
-
-    return Front(forward, backward, spec)
+    return Front(forward, backward, spec, lambda own: no_gradients(own, is_trained))
 
 
 def back(
@@ -189,68 +185,76 @@ def back(
       Back.
     """
 
-    def outline_with(codec: codec_lib.Codec):
-        def outline(payload, state):
-            received = codec.decode(payload, state)[0]
-            floats = jax.tree.map(leaves.is_float, received)
-            known = jax.tree.leaves(received), jax.tree.leaves(floats)
-            return [leaf for leaf, is_float in zip(*known, strict=True) if not is_float]
+    decode_before, decode = _decoder(receive)
+    encode, encode_after = _encoder(send)
 
-        return jax.jit(outline)
+    @functools.partial(jax.jit, donate_argnums=6)
+    def run_step(params, batch, rng, payload, received_state, sent_state, grads):
+        trained, frozen = split(params, is_trained)
+        received, received_state = decode(payload, received_state)
+        activations = leaves.floats(received)
+        if sharding is not None:
+            activations = jax.lax.with_sharding_constraint(activations, sharding)
 
-    def step_with(codec: codec_lib.Codec, reply: codec_lib.Codec):
-        def step(params, batch, rng, payload, received_state, sent_state, grads):
-            trained, frozen = split(params, is_trained)
-            received, received_state = codec.decode(payload, received_state)
-            activations = leaves.floats(received)
-            if sharding is not None:
-                activations = jax.lax.with_sharding_constraint(activations, sharding)
+        def run(trained, activations):
+            hidden = leaves.with_floats(received, activations)
+            return fn(merge(trained, frozen), hidden, batch, rng)
 
-            def run(trained, activations):
-                hidden = leaves.with_floats(received, activations)
-                return fn(merge(trained, frozen), hidden, batch, rng)
-
-            differentiate = jax.grad(run, (0, 1), has_aux=True)
-            (new, errors), metrics = differentiate(trained, activations)
-            reply_tree = leaves.with_floats(received, errors)
-            answer, sent_state = reply.encode(reply_tree, sent_state)
-            grads = jax.tree.map(jnp.add, grads, new)
-            return answer, sent_state, grads, metrics, received_state
-
-        return jax.jit(step, donate_argnums=6)
-
-    options, replies = codec_lib.fixed(receive), codec_lib.fixed(send)
-    outlines = [outline_with(option) for option in options]
-    steps = {
-        (number, reply_number): step_with(option, reply)
-        for number, option in enumerate(options)
-        for reply_number, reply in enumerate(replies)
-    }
+        differentiate = jax.grad(run, (0, 1), has_aux=True)
+        (new, errors), metrics = differentiate(trained, activations)
+        reply, sent_state = encode(leaves.with_floats(received, errors), sent_state)
+        grads = jax.tree.map(jnp.add, grads, new)
+        return reply, sent_state, grads, metrics, received_state
 
     def step(params, batch, rng, payload, option, received_state, sent_state, grads):
-        reply = 0
-        if send.choose is not None:
-            decode = options[option].decode
-            shape = jax.eval_shape(decode, payload, received_state)[0]
-            known = _with_known(shape, outlines[option](payload, received_state))
-            reply = send.choose(known, sent_state)
-        answer, sent_state, grads, metrics, received_state = steps[option, reply](
+        payload, received_state = decode_before(payload, option, received_state)
+        reply, sent_state, grads, metrics, received_state = run_step(
             params, batch, rng, payload, received_state, sent_state, grads
         )
-        return Sent(answer, reply, sent_state), grads, metrics, received_state
+        return encode_after(reply, sent_state), grads, metrics, received_state
 
-    return Back(step)
+    return Back(step, lambda own: no_gradients(own, is_trained))
+
+
+def _encoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
+    """What encodes inside the half's program, and what does after it, on the host."""
+    if codec.choose is None:
+        return codec.encode, lambda payload, state: Sent(payload, 0, state)
+    options = [jax.jit(option.encode) for option in codec.options]
+
+    def encode_after(arrays, state):
+        option = codec.choose(arrays, state)
+        payload, state = options[option](arrays, state)
+        return Sent(payload, option, state)
+
+    return codec_lib.identity().encode, encode_after
+
+
+def _decoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
+    """What decodes before the half's program, and what does inside it."""
+    if codec.choose is None:
+        return lambda payload, option, state: (payload, state), codec.decode
+    options = [jax.jit(option.decode) for option in codec.options]
+
+    def decode_before(payload, option, state):
+        return options[option](payload, state)
+
+    return decode_before, codec_lib.identity().decode
 
 
 def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
-    """Parameters -> (trained, frozen): only the first get gradients and moments."""
-    flat = traverse_util.flatten_dict(params, sep="/")
-    trained = {path: leaf for path, leaf in flat.items() if is_trained(path)}
+    """Parameters -> (trained, frozen): only the first get gradients and moments.
+
+    Integers are frozen, whatever `is_trained` says.
+    """
+    flat = traverse_util.flatten_dict(params)
+    trained = {
+        path: leaf
+        for path, leaf in flat.items()
+        if leaves.is_float(leaf) and is_trained("/".join(path))
+    }
     frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
-    return (
-        traverse_util.unflatten_dict(trained, sep="/"),
-        traverse_util.unflatten_dict(frozen, sep="/"),
-    )
+    return traverse_util.unflatten_dict(trained), traverse_util.unflatten_dict(frozen)
 
 
 def merge(trained: Params, frozen: Params) -> Params:
@@ -279,11 +283,3 @@ def _pullback(residuals: Residuals, arguments: Any) -> Callable:
     count = len(residuals.given) + len(residuals.kept)
     values = [given[n] if n in given else next(kept) for n in range(count)]
     return jax.tree.unflatten(residuals.structure, values)
-
-
-def _with_known(spec: codec_lib.Spec, known: list[jax.Array]) -> Any:
-    """`spec` with arrays in the place of its leaves that are no activations."""
-    values = iter(known)
-    return jax.tree.map(
-        lambda leaf: leaf if leaves.is_float(leaf) else next(values), spec
-    )

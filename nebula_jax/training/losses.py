@@ -1,5 +1,5 @@
-"""Loss functions (eq. 6, 8, 10). Each returns a sum and a weight, never a mean, so that
-micro-batches, replicas and clusters can be added before dividing.
+"""Loss functions (eq. 6, 8, 10; section 4.2). Each returns a sum and a weight, never a
+mean, so that micro-batches, replicas and clusters can be added before dividing.
 
 B batch, L length, V vocabulary, M masked positions.
 """
@@ -44,6 +44,29 @@ def replaced_token_detection(
     """
     losses = optax.sigmoid_binary_cross_entropy(logits, is_original)
     return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def label_smoothed_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float = 0.1
+) -> tuple[jax.Array, jax.Array]:
+    """Σ (1-ε) (-log p(label)) + ε/V Σ_v -log p(v); plain cross-entropy if ε is 0.
+
+    Log-probabilities of all V are never laid out: log p(v) is a logit minus one number,
+    so their sum follows from the logits' mean.
+
+    Args:
+      logits: [..., V] float32, finite.
+      labels: [...] int32.
+      weights: [...] float32, 0 where nothing is asked.
+      smoothing: ε; 0.1 in section 4.2 (printed as 1).
+
+    Returns:
+      Sum of the losses and sum of the weights, float32 scalars.
+    """
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    smooth = (1 - smoothing) * own + smoothing * jnp.mean(logits, axis=-1)
+    return jnp.sum((normaliser - smooth) * weights), jnp.sum(weights)
 
 
 def mean(sum_and_weight: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -1,6 +1,7 @@
-"""Adam with warm-up and linear decay (section 4.1)."""
+"""Adam, and how its rate rises and falls (sections 4.1, 4.2)."""
 
 import jax
+import jax.numpy as jnp
 import optax
 
 
@@ -18,6 +19,24 @@ def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Sche
         ],
         [warmup_steps],
     )
+
+
+def inverse_square_root(
+    peak: float = 5e-4, warmup_steps: int = 4000, initial: float = 1e-7
+) -> optax.Schedule:
+    """`initial` to `peak` over the warm-up, then peak sqrt(warm-up / step).
+
+    Section 4.2 names Adam with β 0.9 and 0.98, ε 1e-8 and 4000 warm-up steps, and so
+    means fairseq's schedule; the rates are those of ABNet's code.
+    """
+    warmup_steps = max(1, warmup_steps)
+    rise = optax.linear_schedule(initial, peak, warmup_steps)
+
+    def schedule(step):
+        fall = peak * (warmup_steps / jnp.maximum(step, warmup_steps)) ** 0.5
+        return jnp.where(step < warmup_steps, rise(step), fall)
+
+    return schedule
 
 
 def adam(

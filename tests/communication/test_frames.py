@@ -80,11 +80,11 @@ def test_strange_heads_are_refused_in_words(data, words):
         b"null",
         b"{}",
         b"[" * 60_000,
-        b'{"cluster":1,"version":"","settings":{},"checkpoints":[]}',
-        b'{"cluster":"","version":"","settings":[],"checkpoints":[]}',
-        b'{"cluster":"","version":"","settings":{},"checkpoints":["1"]}',
-        b'{"cluster":"","version":"","settings":{},"checkpoints":[-1]}',
-        b'{"cluster":"","version":"","settings":{},"checkpoints":[],"x":1}',
+        b'{"cluster":1,"version":"","settings":{},"checkpoints":[],"details":{}}',
+        b'{"cluster":"","version":"","settings":[],"checkpoints":[],"details":{}}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":["1"],"details":{}}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":[-1],"details":{}}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":[],"details":{},"x":1}',
     ],
 )
 def test_strange_hellos_are_refused(payload):

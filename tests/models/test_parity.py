@@ -1,0 +1,65 @@
+"""Models against transformers itself; needs requirements-parity.txt, else skipped."""
+
+import pathlib
+
+import numpy as np
+import oracle
+import pytest
+
+from nebula_jax.data import tokenizer
+from nebula_jax.models import packages, pretrained
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="4.57")
+
+TOLERANCE = 1e-4  # the issue's, in float32
+PREPARED = pathlib.Path(__file__).parents[2] / "pretrained"
+TEXTS = ("The cat doesn't sit on the mat.", "¿Verdad?", "我爱你, 3,000 libros.")
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_what_transformers_wrote_we_read_and_the_other_way_round(name, tmp_path):
+    theirs, _ = oracle.build(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = pretrained.load(tmp_path / "theirs")
+    outputs = oracle.ours(model)
+    assert oracle.difference(outputs, oracle.theirs(theirs)) < TOLERANCE
+
+    pretrained.save(tmp_path / "ours", model)
+    again, info = type(theirs).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert oracle.difference(outputs, oracle.theirs(again)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_golden_files_are_what_transformers_says_today(name):
+    model, tensors = oracle.build(name)
+    golden = oracle.golden(name)
+    assert golden["tensors"] == tensors
+    for key, value in oracle.theirs(model).items():
+        np.testing.assert_allclose(golden[key], value, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", packages.MODELS)
+def test_real_weights_answer_as_in_transformers(name, monkeypatch):
+    folder = PREPARED / name
+    if not folder.exists():
+        pytest.skip(f"python -m scripts.prepare_pretrained --model={name} first")
+    words = tokenizer.load(folder)
+    rows = [[words.cls, *words.encode(text), words.sep] for text in TEXTS]
+    length = max(map(len, rows))
+    ids = [row + [words.pad] * (length - len(row)) for row in rows]
+    mask = [[i < len(row) for i in range(length)] for row in rows]
+    monkeypatch.setattr(oracle, "INPUT_IDS", np.asarray(ids, np.int32))
+    monkeypatch.setattr(oracle, "ATTENTION_MASK", np.asarray(mask))
+    monkeypatch.setattr(oracle, "TOKEN_TYPE_IDS", np.zeros((3, length), np.int32))
+    model = pretrained.load(folder)
+    theirs = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False)
+    assert oracle.difference(oracle.ours(model), oracle.theirs(theirs)) < TOLERANCE
+
+    library = transformers.AutoTokenizer.from_pretrained(folder)
+    wanted = library(list(TEXTS), add_special_tokens=False)["input_ids"]
+    assert words.encode_batch(TEXTS) == wanted
