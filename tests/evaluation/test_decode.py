@@ -174,7 +174,7 @@ def test_length_candidates_are_the_likeliest_that_are_no_shorter_than_a_piece():
 # ABNet in nano size.
 
 PLM = transformer.Config(
-    vocab_size=8, layers=2, width=8, heads=2, feed_forward=8, max_length=9
+    vocab_size=8, layers=1, width=8, heads=2, feed_forward=8, max_length=9
 )
 SOURCE_MASK = np.asarray([[1] * 5, [1] * 3 + [0] * 2], bool)
 

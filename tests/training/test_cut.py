@@ -1,0 +1,366 @@
+"""The cut against the whole model's gradient, and the chain of codecs done by hand."""
+
+import functools
+import logging
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import two_halves
+from two_halves import B, D, L
+
+from nebula_jax.communication import codec, codecs
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import cut
+
+IDENTITY = codec.identity()
+
+
+def halves(forward=IDENTITY, backward=IDENTITY, near=two_halves.front, **settings):
+    has_loss = near is two_halves.front_with_loss
+    return (
+        cut.front(near, forward, backward, has_loss=has_loss, **settings),
+        cut.back(two_halves.back, forward, backward, **settings),
+    )
+
+
+def piece_spec(near):
+    """Of h of half a batch."""
+    batch = two_halves.pieces(two_halves.batch(), 2)[0]
+    return near.spec(two_halves.init()[0], batch[0], two_halves.rngs()[0])
+
+
+class Run:
+    """Both halves without channels; what crosses is kept for the test to look at."""
+
+    def __init__(self, forward=IDENTITY, backward=IDENTITY, **settings):
+        self.near, self.far = halves(forward, backward, **settings)
+        spec = piece_spec(self.near)
+        self.states = [each.init(spec) for each in (forward, forward)]
+        self.states += [each.init(spec) for each in (backward, backward)]
+        self.crossed = []
+
+    def step(self, params, micro_batches, rngs):
+        grads = self.near.no_gradients(params[0]), self.far.no_gradients(params[1])
+        own_losses, metrics = [], []
+        for batches in micro_batches:
+            there, residuals, own = self.near.forward(
+                params[0], batches[0], rngs[0], self.states[0]
+            )
+            back, far_grads, measured, self.states[1] = self.far.step(
+                *(params[1], batches[1], rngs[1]),
+                *(there.payload, there.option, *self.states[1:3], grads[1]),
+            )
+            near_grads, self.states[3] = self.near.backward(
+                *(params[0], batches[0], rngs[0], residuals),
+                *(back.payload, back.option, self.states[3], grads[0]),
+            )
+            self.states[0], self.states[2] = there.state, back.state
+            self.crossed.append((there, back))
+            grads = near_grads, far_grads
+            own_losses.append(own)
+            metrics.append(measured)
+        return grads, sum(own_losses), metrics
+
+
+@functools.partial(jax.jit, static_argnames="near")
+def whole_gradient(params, batch, rngs, near=two_halves.front):
+    return jax.grad(two_halves.whole_loss)(params, batch, rngs, near)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_micro_batches_add_up_to_the_whole_models_gradient(count):
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    micro_batches = two_halves.pieces(batch, count)
+    grads, own, metrics = Run().step(params, micro_batches, rngs)
+    two_halves.assert_close(grads, whole_gradient(params, batch, rngs))
+    assert own == 0
+    loss = two_halves.whole_loss(params, batch, rngs)
+    np.testing.assert_allclose(sum(m["loss"] for m in metrics), loss, rtol=1e-6)
+
+
+def test_a_front_may_have_a_loss_of_its_own():
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    near = two_halves.front_with_loss
+    run = Run(near=near)
+    grads, own, _ = run.step(params, two_halves.pieces(batch, 2), rngs)
+    two_halves.assert_close(grads, whole_gradient(params, batch, rngs, near))
+    want = near(params[0], batch[0], rngs[0])[1]
+    np.testing.assert_allclose(own, want, rtol=1e-6)
+    assert own.dtype == jnp.float32
+
+
+def test_a_front_in_half_precision_sends_and_receives_it():
+    def near(params, batch, rng):
+        hidden = two_halves.front(params, batch, rng)
+        hidden["h"] = hidden["h"].astype(jnp.bfloat16)
+        return hidden, jnp.sum(hidden["h"]) / 100
+
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    front = cut.front(near, IDENTITY, IDENTITY, has_loss=True)
+    back = cut.back(two_halves.back, IDENTITY, IDENTITY)
+    sent, residuals, own = front.forward(params[0], batch[0], rngs[0], ())
+    assert sent.payload["h"].dtype == jnp.bfloat16
+    assert own.dtype == jnp.float32
+    answer, grads, *_ = back.step(
+        *(params[1], batch[1], rngs[1], sent.payload, 0, (), ()),
+        back.no_gradients(params[1]),
+    )
+    assert answer.payload["h"].dtype == jnp.bfloat16
+    zeros = front.no_gradients(params[0])
+    first = params[0], batch[0], rngs[0]
+    grads = front.backward(*first, residuals, answer.payload, 0, (), zeros)[0], grads
+    # bfloat16 keeps 8 bits, and the programs round in different places.
+    want = whole_gradient(params, batch, rngs, near)
+    two_halves.assert_close(grads, want, atol=2e-3)
+
+
+FROZEN = ("first/kernel", "first/bias", "third/bias")
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    seen = set()
+
+    def is_trained(path):
+        seen.add(path)
+        return path not in FROZEN
+
+    run = Run(is_trained=is_trained)
+    grads, *_ = run.step(params, two_halves.pieces(batch, 2), rngs)
+    want = whole_gradient(params, batch, rngs)
+    two_halves.assert_close(grads, tuple(cut.split(w, is_trained)[0] for w in want))
+    assert set(grads[0]) == {"second"}
+    assert set(grads[1]["third"]) == {"kernel"}
+    layers = ("first", "second", "third", "last")
+    assert seen == {f"{layer}/{n}" for layer in layers for n in ("kernel", "bias")}
+
+
+def test_a_half_may_be_frozen_as_a_whole():
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    run = Run(is_trained=lambda path: not path.startswith(("first", "second")))
+    grads, *_ = run.step(params, two_halves.pieces(batch, 2), rngs)
+    assert grads[0] == {}
+    two_halves.assert_close(grads[1], whole_gradient(params, batch, rngs)[1])
+
+
+def test_split_and_merge_keep_every_parameter_and_integers_are_frozen():
+    params = {"a/b": {"w": np.ones(2)}, "table": {"ids": np.arange(3)}}
+    trained, frozen = cut.split(params, cut.everything)
+    assert jax.tree.structure(trained) == jax.tree.structure({"a/b": {"w": 0}})
+    two_halves.assert_close(cut.merge(trained, frozen), params)
+    trained, frozen = cut.split(params, lambda path: path != "a/b/w")
+    assert trained == {}
+    two_halves.assert_close(cut.merge(trained, frozen), params)
+
+
+ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gradient
+    ("fp16", "int8(64)"): (1e-3, 0.01),
+    ("int8(row)", "svd(0.9)|fp16"): (0.01, 0.5),
+    ("pack_tokens|int8(64)", "pack_tokens|int8(64)"): (0.01, 0.01),
+    ("pack_tokens", "identity"): (1e-6, 1e-6),
+    ("from_step(2, fp16, 2)", "from_step(2, fp16, 2)"): (1e-3, 1e-3),
+    ("identity", "error_feedback(top_k(0.5)|fp16)"): (1e-6, 0.9),
+    ("delta(int8(row), 8)", "int8(row)"): (0.01, 0.01),
+    ("delta(pack_tokens|int8(row), 8)", "identity|zstd"): (0.01, 1e-6),
+}
+
+
+@pytest.mark.parametrize("named", ERRORS, ids=" and ".join)
+def test_gradients_are_those_of_what_was_received(named):
+    """What crossed, decoded by hand, put into plain JAX by hand: the same gradients."""
+    forward, backward = map(codecs.from_string, named)
+    run = Run(forward, backward)
+    params = two_halves.init()
+    spec = piece_spec(run.near)
+    states = [forward.init(spec), backward.init(spec)]
+    for step in range(3):  # the same examples: delta remembers them
+        batch, rngs = two_halves.batch(0), two_halves.rngs(0)
+        micro_batches = two_halves.pieces(batch, 2)
+        grads, *_ = run.step(params, micro_batches, rngs)
+        wants, errors = [], []
+        for number, batches in enumerate(micro_batches):
+            there, back = run.crossed[2 * step + number]
+            got, states[0] = decoded(forward, there, states[0])
+            error, states[1] = decoded(backward, back, states[1])
+            want, losses = by_hand(params, batches, rngs, got, error)
+            wants.append(want)
+            errors.append(losses)
+        two_halves.assert_close(grads, jax.tree.map(jnp.add, *wants))
+        for kind, limit in enumerate(ERRORS[named]):
+            assert max(pair[kind] for pair in errors) <= limit
+        params = jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+
+
+def decoded(each, sent, state):
+    payload = sent.payload
+    if each.choose is not None:
+        payload = codec.Chosen(payload, sent.option)
+    return each.decode(payload, state)
+
+
+@jax.jit
+def by_hand(params, batches, rngs, got, error):
+    """Gradients of what was received, and how far that is from what was sent."""
+
+    def far_loss(own, activations):
+        return two_halves.back(own, got | {"h": activations}, batches[1], rngs[1])[0]
+
+    far_grads, true_error = jax.grad(far_loss, (0, 1))(params[1], got["h"])
+    hidden, pullback = jax.vjp(
+        lambda own: two_halves.front(own, batches[0], rngs[0])["h"], params[0]
+    )
+    (near_grads,) = pullback(error["h"])
+    real = batches[0]["mask"][..., None]  # pack_tokens leaves out the others
+    return (near_grads, far_grads), (
+        relative_error(got["h"] * real, hidden * real),
+        relative_error(error["h"], true_error),
+    )
+
+
+def relative_error(got, want):
+    return jnp.linalg.norm(got - want) / jnp.linalg.norm(want)
+
+
+PROGRAMS = ("run_forward", "run_step", "run_backward")
+
+
+def compiled(caplog, function):
+    """How often XLA compiles each of the halves' programs while `function` runs."""
+    caplog.clear()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        function()
+    lines = [each.message for each in caplog.records]
+    return [
+        sum(f"Compiling jit({each})" in line for line in lines) for each in PROGRAMS
+    ]
+
+
+@pytest.mark.parametrize("named", ["int8(64)", "pack_tokens|int8(64)"])
+def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
+    codec_ = codecs.from_string(named)
+    params, run = two_halves.init(), Run(codec_, codec_)
+
+    def steps():
+        for seed in range(6):
+            micro_batches = two_halves.pieces(two_halves.batch(seed), 2)
+            run.step(params, micro_batches, two_halves.rngs(seed))
+
+    assert compiled(caplog, steps) == [1, 1, 1]
+    assert compiled(caplog, steps) == [0, 0, 0]
+    options = {there.option for there, _ in run.crossed}
+    assert len(options) > (2 if codec_.options else 0)
+
+
+class Deep(nn.Module):
+    """Layers behind layers: the second one's kernels are needed going back."""
+
+    layer: type
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(3):
+            x = nn.gelu(self.layer(40)(x))
+        return x
+
+
+class Stack(nn.Module):
+    """Layers in one `scan`."""
+
+    @nn.compact
+    def __call__(self, x):
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                return nn.gelu(nn.Dense(40)(x)), None
+
+        scan = nn.scan(*(Layer, {"params": 0}), split_rngs={"params": True}, length=3)
+        return scan()(nn.Dense(40)(x), None)[0]
+
+
+class Attention(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = x + nn.MultiHeadDotProductAttention(4, qkv_features=40)(x)
+        return x
+
+
+MODELS = {
+    "plain": Deep(nn.Dense),
+    "recomputed": Deep(nn.remat(nn.Dense)),
+    "jitted": Deep(nn.jit(nn.Dense)),
+    "scanned": Stack(),
+    "attention": Attention(),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_not_kept_from_forward_to_backward(name):
+    model = MODELS[name]
+    x = np.random.RandomState(0).randn(3, L, 36).astype(np.float32)
+    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+
+    def fn(params, x, rng):
+        return model.apply({"params": params}, x)
+
+    near = cut.front(fn, IDENTITY, IDENTITY)
+    rng = jax.random.key(0)
+    sent, residuals, _ = near.forward(params, x, rng, ())
+    weights = {leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim > 1}
+    weights |= {shape[1:] for shape in weights if len(shape) > 2}
+    assert residuals.given
+    assert not weights & {leaf.shape for leaf in residuals.kept}
+    grads, _ = near.backward(
+        *(params, x, rng, residuals, sent.payload, 0, ()), near.no_gradients(params)
+    )
+    want = jax.jit(jax.grad(lambda own: jnp.sum(fn(own, x, rng) ** 2) / 2))(params)
+    size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want))
+    two_halves.assert_close(grads, want, atol=1e-6 * max(1.0, size))
+
+
+def test_a_cluster_of_several_devices_computes_the_same(caplog):
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    mesh = mesh_lib.make_mesh(jax.devices())
+    rows, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    int8 = codecs.from_string("int8(row)")
+    near = cut.front(two_halves.front, IDENTITY, int8)
+    far = cut.back(two_halves.back, IDENTITY, int8, sharding=rows)
+    placed = jax.device_put(params, everywhere)
+    both = [
+        jax.tree.map(
+            lambda leaf: jax.device_put(leaf, rows if leaf.ndim else everywhere), half
+        )
+        for half in batch
+    ]
+
+    def grads_of(params, batch):
+        sent, residuals, _ = near.forward(params[0], batch[0], rngs[0], ())
+        payload = jax.tree.map(np.asarray, sent.payload)  # as it comes off a line
+        answer, far_grads, *_ = far.step(
+            *(params[1], batch[1], rngs[1], payload, 0, (), ()),
+            far.no_gradients(params[1]),
+        )
+        payload = jax.tree.map(np.asarray, answer.payload)
+        near_grads, _ = near.backward(
+            *(params[0], batch[0], rngs[0], residuals, payload, 0, ()),
+            near.no_gradients(params[0]),
+        )
+        return near_grads, far_grads
+
+    got = grads_of(placed, both)
+    # int8 of a sum in another order: one of its 127 steps, of gradients below 0.1.
+    two_halves.assert_close(got, grads_of(params, batch), atol=1e-3)
+    again = functools.partial(grads_of, placed, both)
+    assert compiled(caplog, again) == [0, 0, 0]
+
+
+def test_the_spec_is_that_of_h():
+    spec = piece_spec(halves()[0])
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in spec.items()} == {
+        "h": ((B // 2, L, D), jnp.float32),
+        "mask": ((B // 2, L), jnp.bool_),
+        "index": ((B // 2,), jnp.int32),
+    }

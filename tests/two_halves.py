@@ -1,0 +1,94 @@
+"""A small model in two halves, and the same uncut: the oracle of what a cut computes.
+
+B batch, L length, D width.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+B, L, D = 8, 6, 16
+INPUTS = 5  # features of a position; a kernel's shape is no activation's
+
+
+class Near(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.gelu(nn.Dense(D, name="first")(x))
+        return nn.gelu(nn.Dense(D, name="second")(x))
+
+
+class Far(nn.Module):
+    @nn.compact
+    def __call__(self, hidden):
+        return nn.Dense(1, name="last")(nn.tanh(nn.Dense(D, name="third")(hidden)))
+
+
+def front(params, batch, rng):
+    """h with what codecs ask for: which positions are real, and which example it is."""
+    hidden = Near().apply({"params": params}, batch["x"])
+    keep = jax.random.bernoulli(rng, 0.9, (D,))  # alike for all micro-batches
+    return {"h": hidden * keep, "mask": batch["mask"], "index": batch["index"]}
+
+
+def front_with_loss(params, batch, rng):
+    """A front that wants its own output small as well."""
+    hidden = front(params, batch, rng)
+    return hidden, 0.1 * jnp.sum(hidden["h"] ** 2) / (B * L * D)
+
+
+def back(params, hidden, batch, rng):
+    """Squared error of real positions, over the whole batch's number of them."""
+    del rng
+    errors = (Far().apply({"params": params}, hidden["h"])[..., 0] - batch["y"]) ** 2
+    loss = jnp.sum(errors * hidden["mask"]) / batch["weight"]
+    return loss, {"loss": loss, "positions": jnp.sum(hidden["mask"])}
+
+
+def whole_loss(params, batch, rngs, near=front):
+    """The composition, uncut, of the whole batch."""
+    out = near(params[0], batch[0], rngs[0])
+    hidden, own = (out, 0.0) if isinstance(out, dict) else out
+    return own + back(params[1], hidden, batch[1], rngs[1])[0]
+
+
+@functools.cache
+def init(seed=0):
+    """Parameters of both halves."""
+    keys = jax.random.split(jax.random.key(seed))
+    near = Near().init(keys[0], jnp.zeros((1, L, INPUTS)))["params"]
+    return near, Far().init(keys[1], jnp.zeros((1, L, D)))["params"]
+
+
+def rngs(step=0):
+    """Keys of both halves."""
+    return jax.random.key(step), jax.random.key(1000 + step)
+
+
+def batch(seed=0):
+    """What the front reads, and what the back reads, of a whole batch."""
+    random = np.random.RandomState(seed)
+    mask = np.arange(L) < random.randint(1, L + 1, (B, 1))
+    x = random.randn(B, L, INPUTS).astype(np.float32)
+    y = np.sin(x.sum(-1)).astype(np.float32)
+    index = np.arange(B, dtype=np.int32)
+    weight = np.full((), mask.sum(), np.float32)
+    return {"x": x, "mask": mask, "index": index}, {"y": y, "weight": weight}
+
+
+def pieces(whole, count):
+    """Micro-batches of a batch, each of both halves'; a scalar is in all of them."""
+
+    def piece(number):
+        rows = slice(number * B // count, (number + 1) * B // count)
+        return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, whole)
+
+    return [piece(number) for number in range(count)]
+
+
+def assert_close(got, want, atol=1e-6):
+    """Two trees of one structure and nearly the same values."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), got, want)
