@@ -27,14 +27,14 @@ CLUSTER = flags.DEFINE_string(
     "cluster",
     "all",
     "What this process is: all (starts every cluster here), whole (the same computation"
-    " uncut), discriminator, or generator:K.",
+    " uncut), or one cluster: see the experiment.",
 )
 LISTEN = flags.DEFINE_string(
     "listen",
     "127.0.0.1:0",
-    "HOST:PORT where the discriminator waits.",
+    "HOST:PORT where the cluster that waits for the others does so.",
 )
-PEER = flags.DEFINE_string("peer", "", "HOST:PORT of the discriminator.")
+PEER = flags.DEFINE_string("peer", "", "HOST:PORT of the cluster that waits.")
 WORKDIR = flags.DEFINE_string(
     "workdir", "", "The run's folder; runs/<flagfile's name> if empty."
 )
@@ -44,14 +44,14 @@ DATA_DIR = flags.DEFINE_string(
 PREPARED_DIR = flags.DEFINE_string(
     "prepared_dir", "prepared", "Where tokenised corpora are kept between runs."
 )
+PRETRAINED_DIR = flags.DEFINE_string(
+    "pretrained_dir", "pretrained", "Where prepared models lie, a folder each."
+)
 STEPS = flags.DEFINE_integer("steps", 1000, "Optimisation steps.", lower_bound=1)
 BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 16, "Sequences per step of each generator.", lower_bound=1
+    "batch_size", 16, "Sequences per step (of each generator).", lower_bound=1
 )
 SEED = flags.DEFINE_integer("seed", 0, "Of everything random.", lower_bound=0)
-WINDOW = flags.DEFINE_integer(
-    "window", 2, "Steps that a generator may be ahead; 0 takes turns.", lower_bound=0
-)
 DEVICES = flags.DEFINE_integer(
     "devices_per_cluster",
     0,
@@ -124,8 +124,15 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_shared_flags() -> None:
-    """Raises FlagError (or NebulaError) at what cannot work, before anything starts."""
+def check_shared_flags(listener: str, connector: str) -> None:
+    """Raises FlagError (or NebulaError) at what cannot work, before anything starts.
+
+    Args:
+      listener: name of the cluster that waits.
+      connector: name of those that come, as in `generator` of `generator:0`.
+    """
+    listens = CLUSTER.value == listener
+    connects = CLUSTER.value.partition(":")[0] == connector
     wan.from_string(WAN.value)
     for flag in (CONNECT_TIMEOUT, PEER_TIMEOUT):
         if not 0 < flag.value < float("inf"):
@@ -134,17 +141,19 @@ def check_shared_flags() -> None:
         raise FlagError(
             f"--reconnect_timeout={RECONNECT_TIMEOUT.value:g}: must not be negative"
         )
-    if CLUSTER.value.startswith("generator:"):
+    if connects:
         if not PEER.value:
             raise FlagError(
-                f"--cluster={CLUSTER.value} needs --peer=HOST:PORT of the discriminator"
+                f"--cluster={CLUSTER.value} needs --peer=HOST:PORT of the {listener}"
             )
         host_and_port("peer", PEER.value)
     elif PEER.value:
-        raise FlagError(f"--peer is for a generator, not for --cluster={CLUSTER.value}")
+        raise FlagError(
+            f"--peer is for a {connector}, not for --cluster={CLUSTER.value}"
+        )
     port = host_and_port("listen", LISTEN.value)[1]
-    if CLUSTER.value == "discriminator" and not port and LISTEN_FD not in os.environ:
-        raise FlagError("--cluster=discriminator needs --listen=HOST:PORT")
+    if listens and not port and LISTEN_FD not in os.environ:
+        raise FlagError(f"--cluster={listener} needs --listen=HOST:PORT")
     if DEVICES.value and DEVICES.value % MODEL_PARALLEL.value:
         raise FlagError(
             f"--model_parallel={MODEL_PARALLEL.value} does not divide"
@@ -152,16 +161,15 @@ def check_shared_flags() -> None:
         )
     if DEVICES.value:
         _check_batch_divides(DEVICES.value // MODEL_PARALLEL.value)
-    alone = CLUSTER.value == "discriminator" or CLUSTER.value.startswith("generator:")
-    if alone and TLS.value == "auto":
+    if (listens or connects) and TLS.value == "auto":
         raise FlagError(
             f"--cluster={CLUSTER.value} needs --tls=FOLDER with its certificate"
             " (python -m scripts.issue_certificates makes them), or --tls=off for"
             " plain TCP, which anybody on the way can read and change"
         )
-    if CLUSTER.value == "discriminator":
+    if listens:
         server_tls()
-    elif CLUSTER.value.startswith("generator:"):
+    elif connects:
         client_tls()
 
 
@@ -198,21 +206,21 @@ def tls_folder(cluster: str) -> pathlib.Path:
 
 
 def client_tls() -> Callable[[], ssl.SSLContext] | None:
-    """What a generator connects with; None for plain TCP."""
+    """What a cluster connects with; None for plain TCP."""
     if TLS.value == "off":
         return None
     return tls.client_contexts(pathlib.Path(TLS.value))
 
 
 def server_tls() -> Callable[[], ssl.SSLContext] | None:
-    """What the discriminator accepts with; None for plain TCP."""
+    """What the waiting cluster accepts with; None for plain TCP."""
     if TLS.value == "off":
         return None
     return tls.server_contexts(pathlib.Path(TLS.value))
 
 
 def listening_socket() -> socket.socket:
-    """The discriminator's socket: the launcher's, or one bound to --listen."""
+    """The waiting cluster's socket: the launcher's, or one bound to --listen."""
     if LISTEN_FD in os.environ:
         return socket.socket(fileno=int(os.environ[LISTEN_FD]))
     return bridge.listen(host_and_port("listen", LISTEN.value))
@@ -239,8 +247,12 @@ def flag_arguments(overrides: dict[str, Any]) -> list[str]:
     arguments = []
     for flag in flags.FLAGS.get_key_flags_for_module(main_module):
         value = overrides.get(flag.name, flag.value)
+        if value is None:  # not given
+            continue
         if isinstance(value, bool):
             arguments.append(f"--{flag.name}" if value else f"--no{flag.name}")
+        elif isinstance(value, list):
+            arguments.append(f"--{flag.name}={','.join(value)}")
         else:
             arguments.append(f"--{flag.name}={value}")
     return arguments

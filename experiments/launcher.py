@@ -37,7 +37,7 @@ WELL_ENDED = (
 
 
 @contextlib.contextmanager
-def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], int]]:
+def prepared(names: Sequence[str]) -> Iterator[Callable[..., int]]:
     """Binds the port and finds the credentials, so that what is wrong shows at once.
 
     Args:
@@ -45,8 +45,9 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], i
 
     Yields:
       A function of (experiment as in `python -m`, flags that differ from this
-      process's) that runs one process per cluster until all have ended. It returns
-      their status: 0 if all ended well, 128 + n if signal n stopped them, else 1.
+      process's, and if need be cluster -> flags that only it is given) that runs one
+      process per cluster until all have ended. It returns their status: 0 if all ended
+      well, 128 + n if signal n stopped them, else 1.
     """
     address = clusters.host_and_port("listen", clusters.LISTEN.value)
     made = clusters.TLS.value == "auto"
@@ -58,8 +59,8 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[[str, dict[str, Any]], i
             tls.client_contexts(clusters.tls_folder(name))
     try:
         with bridge.listen(address) as listening:
-            yield lambda module, overrides: _Launch(
-                module, names, overrides, listening
+            yield lambda module, overrides, own=None: _Launch(
+                module, names, overrides, own or {}, listening
             ).run()
     finally:
         if made:
@@ -74,6 +75,7 @@ class _Launch:
         module: str,
         names: Sequence[str],
         overrides: dict[str, Any],
+        own: dict[str, dict[str, Any]],
         listening: socket.socket,
     ):
         self._names = names
@@ -87,15 +89,19 @@ class _Launch:
         self._processes = {}
         for name in names:
             listens = name == names[0]
-            flags = overrides | {
-                "cluster": name,
-                "workdir": str(clusters.workdir()),
-                "listen": f"{host}:{port}" if listens else "127.0.0.1:0",
-                "peer": "" if listens else f"{host}:{port}",
-                "tls": "off"
-                if clusters.TLS.value == "off"
-                else str(clusters.tls_folder(name)),
-            }
+            flags = (
+                overrides
+                | own.get(name, {})
+                | {
+                    "cluster": name,
+                    "workdir": str(clusters.workdir()),
+                    "listen": f"{host}:{port}" if listens else "127.0.0.1:0",
+                    "peer": "" if listens else f"{host}:{port}",
+                    "tls": "off"
+                    if clusters.TLS.value == "off"
+                    else str(clusters.tls_folder(name)),
+                }
+            )
             passed = [self._lifeline] + ([listening.fileno()] if listens else [])
             environment = os.environ | {lifecycle.LIFELINE_FD: str(self._lifeline)}
             if listens:

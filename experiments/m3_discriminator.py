@@ -40,7 +40,7 @@ def run() -> int:
     )
 
     agreed = m3_setup.settings(vocabulary, groups)
-    checkpoints = saved.Saved(name, agreed)
+    checkpoints = saved.Saved(name, agreed, m3_setup.WINDOW.value)
     hello = m3_setup.hello(name, agreed, checkpoints.steps)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
@@ -60,7 +60,9 @@ def run() -> int:
         tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
         held_back = [link.receiver("held_back", spec, pack, batch_at) for link in links]
         have = {link.peer.cluster: link.peer.checkpoints for link in links}
-        start = saved.newest_of_all({name: checkpoints.steps} | have)
+        start = saved.newest_of_all(
+            {name: checkpoints.steps} | have, m3_setup.WINDOW.value
+        )
         for link in links:
             link.welcome(start)
         state, _ = checkpoints.restore(start, placed)
@@ -88,7 +90,7 @@ def run() -> int:
             asked = any(link.stop_step is not None for link in links)
             if not is_stopping and (asked or interrupt.requested):
                 is_stopping = True
-                last = pace.last_step_after_stop(step - 1, clusters.WINDOW.value, last)
+                last = pace.last_step_after_stop(step - 1, m3_setup.WINDOW.value, last)
                 lifecycle.say(f"{name}: stopping, all clusters save step {last}")
                 for link in links:
                     link.stop(last)

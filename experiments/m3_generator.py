@@ -38,7 +38,7 @@ def run(index: int) -> int:
     )
 
     agreed = m3_setup.settings(vocabulary, text.owners)
-    checkpoints = saved.Saved(name, agreed)
+    checkpoints = saved.Saved(name, agreed, m3_setup.WINDOW.value)
     with bridge.connect(
         clusters.host_and_port("peer", clusters.PEER.value),
         m3_setup.hello(name, agreed, checkpoints.steps),
@@ -72,7 +72,7 @@ def run(index: int) -> int:
         while step < last:
             if interrupt.requested:
                 link.stop()
-            link.wait_for_step(pace.token_needed(step + 1, clusters.WINDOW.value))
+            link.wait_for_step(pace.token_needed(step + 1, m3_setup.WINDOW.value))
             last = link.stop_step or last
             if step >= last:
                 break

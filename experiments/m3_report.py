@@ -1,19 +1,16 @@
 """The end of an M3 run: a table for a person, summary.json for programs, a plot."""
 
 import json
-import os
 import pathlib
-import platform
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import matplotlib
 import rich.console
 import rich.table
 from absl import flags
 
-from experiments import clusters, m3_setup
+from experiments import clusters, m3_setup, run_report
 from nebula_jax.communication import codecs
 from nebula_jax.data import masking
 from nebula_jax.training import metrics
@@ -45,12 +42,12 @@ def report(names: Sequence[str], seconds: float, vocab_size: int) -> None:
 
 
 def _gather(names: Sequence[str], seconds: float, vocab_size: int) -> dict[str, Any]:
-    found = {name: _read(clusters.cluster_folder(name)) for name in names}
+    found = {name: run_report.read(clusters.cluster_folder(name)) for name in names}
     judge = names[0]
     return {
         "command": clusters.command(),
         "commit": clusters.commit(),
-        "hardware": hardware(),
+        "hardware": run_report.hardware(),
         "seconds": round(seconds, 1),
         "vocab_size": vocab_size,
         "flags": {
@@ -60,34 +57,11 @@ def _gather(names: Sequence[str], seconds: float, vocab_size: int) -> dict[str, 
         "clusters": [each for each in found.values() if each],
         "bytes": _bytes(found, vocab_size),
         "losses": {
-            name: _first_and_last(metrics.read(clusters.cluster_folder(name)))
+            name: run_report.first_and_last(metrics.read(clusters.cluster_folder(name)))
             for name in names
         },
         "held_back": _held_back(metrics.read(clusters.cluster_folder(judge))),
     }
-
-
-def hardware() -> dict[str, Any]:
-    """What the run ran on."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "devices": str(jax.devices()[0].device_kind),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-    }
-
-
-def _read(folder: pathlib.Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _bytes(found: dict[str, dict], vocab_size: int) -> dict[str, float]:
@@ -108,18 +82,6 @@ def _bytes(found: dict[str, dict], vocab_size: int) -> dict[str, float]:
         "per_position": sent / positions if positions else 0.0,
         "per_token": sent / tokens if tokens else 0.0,
         "formula_per_position": formula,
-    }
-
-
-def _first_and_last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    steps = [record for record in records if "loss" in record]
-    if not steps:
-        return {}
-    return {
-        "first": steps[0]["loss"],
-        "first_step": steps[0]["step"],
-        "last": steps[-1]["loss"],
-        "last_step": steps[-1]["step"],
     }
 
 
@@ -193,29 +155,7 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
 def show(summary: dict[str, Any]) -> None:
     """Prints the summary's tables."""
     console = rich.console.Console(highlight=False, width=100)
-    table = rich.table.Table(title="Clusters")
-    for column in (
-        "cluster",
-        "steps",
-        "loss",
-        "tokens/s",
-        "sent",
-        "received",
-        "waited",
-    ):
-        table.add_column(column, justify="left" if column == "cluster" else "right")
-    for each in summary["clusters"]:
-        losses = summary["losses"][each["cluster"]]
-        table.add_row(
-            each["cluster"],
-            f"{each['first_step']}-{each['last_step']}",
-            f"{losses['first']:.3f} → {losses['last']:.3f}",
-            f"{each['tokens_per_second']:,.0f}",
-            metrics.in_bytes(each["bytes_sent"]),
-            metrics.in_bytes(each["bytes_received"]),
-            f"{each['waited_seconds'] / each['seconds']:.0%}",
-        )
-    console.print(table)
+    console.print(run_report.clusters_table(summary))
     if summary["bytes"]["frames"]:
         sizes = summary["bytes"]
         console.print(

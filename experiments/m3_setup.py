@@ -17,6 +17,9 @@ GENERATORS = flags.DEFINE_string(
     'Languages of each generator, as in "en de|hi ur"; or a number K, for the grouping'
     " of K generators in the text folder's mono/families.json.",
 )
+WINDOW = flags.DEFINE_integer(
+    "window", 2, "Steps that a generator may be ahead; 0 takes turns.", lower_bound=0
+)
 TASKS = flags.DEFINE_string(
     "tasks",
     "mrtd=1 trtd=1",

@@ -39,7 +39,7 @@ flags.adopt_module_key_flags(m3_setup)
 
 def main() -> int:
     """Does what --cluster says."""
-    clusters.check_shared_flags()
+    clusters.check_shared_flags("discriminator", "generator")
     clusters.simulate_devices()
     match clusters.CLUSTER.value.split(":"):
         case ["all" | "whole"]:

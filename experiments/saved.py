@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from experiments import clusters, lifecycle
@@ -12,7 +13,7 @@ from nebula_jax.training import checkpoint
 
 
 class Placed(NamedTuple):
-    """A state that is not there yet: how to make it, its shapes, where it goes."""
+    """A state that is not there yet: how to make it in its place, and its shapes."""
 
     init: Callable[[], Any]
     shapes: Any
@@ -23,7 +24,40 @@ def placed(mesh: Mesh, init: Callable[[], Any]) -> Placed:
     """Plans where every array of `init()` goes on the mesh."""
     shapes = jax.eval_shape(init)
     sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, shapes)
-    return Placed(init, shapes, sharding)
+    return Placed(jax.jit(init, out_shardings=sharding), shapes, sharding)
+
+
+def placed_from(mesh: Mesh, init: Callable[[], Any]) -> Placed:
+    """The same for a state that is made of arrays that are there already.
+
+    To a jitted function they would be constants, to be compiled into it.
+    """
+    shapes = jax.eval_shape(init)
+    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, shapes)
+
+    def make():  # copies: a step may be given the state for its own, leaf by leaf
+        return jax.device_put(jax.tree.map(jnp.copy, init()), sharding)
+
+    return Placed(make, shapes, sharding)
+
+
+def with_codecs(of: Placed, mesh: Mesh, codecs: list[Any]) -> Placed:
+    """{"state", "codecs"}: a state together with those of its channels' codecs.
+
+    Args:
+      of: the state.
+      mesh: of this cluster.
+      codecs: at step 0.
+    """
+    everywhere = mesh_lib.replicated(mesh)
+    return Placed(
+        lambda: {"state": of.init(), "codecs": codecs},
+        {"state": of.shapes, "codecs": jax.eval_shape(lambda: codecs)},
+        {
+            "state": of.sharding,
+            "codecs": jax.tree.map(lambda leaf: everywhere, codecs),
+        },
+    )
 
 
 def check_same_run(cluster: str, agreed: dict[str, Any]) -> None:
@@ -38,11 +72,12 @@ def check_same_run(cluster: str, agreed: dict[str, Any]) -> None:
             )
 
 
-def newest_of_all(steps: Mapping[str, Sequence[int]]) -> int:
+def newest_of_all(steps: Mapping[str, Sequence[int]], window: int = 0) -> int:
     """The newest step that every cluster can go on from; 0 for the beginning.
 
     Args:
       steps: cluster -> steps it has saved.
+      window: steps that one cluster may be ahead of another.
 
     Raises:
       checkpoint.CheckpointError: if there is none, though some cluster is so far that
@@ -51,7 +86,7 @@ def newest_of_all(steps: Mapping[str, Sequence[int]]) -> int:
     common = max(set.intersection(*({0, *saved} for saved in steps.values())))
     newest = max([0, *(step for saved in steps.values() for step in saved)])
     # A run that ended before its first common checkpoint loses no more than this.
-    first_interval = clusters.CHECKPOINT_EVERY.value + clusters.WINDOW.value + 1
+    first_interval = clusters.CHECKPOINT_EVERY.value + window + 1
     if common == 0 and newest > first_interval:
         have = "; ".join(
             f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
@@ -76,12 +111,13 @@ def kept(window: int, every: int) -> int:
 class Saved:
     """What a cluster has saved so far, and where it saves more."""
 
-    def __init__(self, cluster: str, agreed: dict[str, Any]):
+    def __init__(self, cluster: str, agreed: dict[str, Any], window: int = 0):
         """Looks at the folder's checkpoints; damaged ones are told and left aside.
 
         Args:
           cluster: its name.
           agreed: the run's settings (see `m3_setup.settings`).
+          window: steps that one cluster may be ahead of another.
 
         Raises:
           checkpoint.CheckpointError: if the folder holds a run with other settings.
@@ -89,7 +125,7 @@ class Saved:
         check_same_run(cluster, agreed)
         self._folder = clusters.cluster_folder(cluster) / "checkpoints"
         self._agreed = agreed
-        self._keep = kept(clusters.WINDOW.value, clusters.CHECKPOINT_EVERY.value)
+        self._keep = kept(window, clusters.CHECKPOINT_EVERY.value)
         self.steps = checkpoint.verified_steps(self._folder, lifecycle.say)
 
     def restore(self, step: int, state: Placed) -> tuple[Any, Any]:
@@ -100,7 +136,7 @@ class Saved:
         checkpoint.discard_after(self._folder, step)
         self.steps = [saved for saved in self.steps if saved <= step]
         if step == 0:
-            return jax.jit(state.init, out_shardings=state.sharding)(), None
+            return state.init(), None
         like = checkpoint.abstract(state.shapes, state.sharding)
         restored, about = checkpoint.restore(self._folder, step, like)
         lifecycle.say(f"going on after step {step}")

@@ -43,7 +43,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import clusters, lifecycle, m3_report
+from experiments import clusters, lifecycle, run_report
 from nebula_jax import errors
 from nebula_jax.security import tls
 from scripts import transports
@@ -361,7 +361,7 @@ def main() -> int:
     result = {
         "command": clusters.command(),
         "commit": clusters.commit(),
-        "hardware": m3_report.hardware(),
+        "hardware": run_report.hardware(),
         "seconds": round(time.monotonic() - start, 1),
         "load_before_and_after": [load, os.getloadavg()[0]],
         "rounds": ROUNDS.value,

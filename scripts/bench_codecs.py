@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import clusters, lifecycle, m3_report
+from experiments import clusters, lifecycle, run_report
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
@@ -323,7 +323,7 @@ def bench(
     result = {
         "command": clusters.command(),
         "commit": clusters.commit(),
-        "hardware": m3_report.hardware(),
+        "hardware": run_report.hardware(),
         "seed": seed,
         "shape": list(shape),
         "rounds": rounds,

@@ -24,9 +24,7 @@ from nebula_jax.models import packages, pretrained
 MODEL = flags.DEFINE_list(
     "model", [], f"Names or folders: {', '.join(packages.MODELS)}, or a path."
 )
-PRETRAINED_DIR = flags.DEFINE_string(
-    "pretrained_dir", "pretrained", "Where prepared models lie, a folder each."
-)
+flags.declare_key_flag("pretrained_dir")
 
 
 def prepare(name: str, folder: pathlib.Path) -> pathlib.Path:
@@ -70,7 +68,7 @@ def main() -> int:
             f"--model is needed: {', '.join(packages.MODELS)}, or a folder"
         )
     for name in MODEL.value:
-        print(describe(prepare(name, pathlib.Path(PRETRAINED_DIR.value))))
+        print(describe(prepare(name, pathlib.Path(clusters.PRETRAINED_DIR.value))))
     return 0
 
 

@@ -10,36 +10,25 @@ import pathlib
 
 from absl import flags
 
-from experiments import clusters, lifecycle
+from experiments import abnet_text, clusters, lifecycle
 from nebula_jax.data import sides
 from scripts.out import OUT
 
-PAIR = flags.DEFINE_string("pair", "es-en", "Languages of source and target.")
-SOURCES = flags.DEFINE_list(
-    "pair_sources",
-    [],
-    "What the column `source` of training pairs may say; empty for all of them.",
-)
-MAX_PAIRS = flags.DEFINE_integer(
-    "max_pairs", None, "Training pairs at most; all if not given.", lower_bound=1
-)
-flags.declare_key_flag("out")
-flags.declare_key_flag("data_dir")
+for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs"):
+    flags.declare_key_flag(name)
 
 
 def main() -> int:
     """Writes --out."""
     if not OUT.value:
         raise clusters.FlagError("--out=FOLDER is needed: where the two sides go")
-    languages = tuple(PAIR.value.split("-"))
-    if len(languages) != 2:
-        raise clusters.FlagError(f"--pair={PAIR.value}: expected two, such as es-en")
+    languages = abnet_text.languages()
     folders = sides.split_parallel(
         clusters.DATA_DIR.value,
         languages,
         pathlib.Path(OUT.value),
-        SOURCES.value or None,
-        MAX_PAIRS.value,
+        abnet_text.SOURCES.value or None,
+        abnet_text.MAX_PAIRS.value,
     )
     for folder, language in zip(folders, languages, strict=True):
         sizes = {

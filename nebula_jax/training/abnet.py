@@ -102,7 +102,8 @@ def back(task: Task, params: Any, hidden: Any, batch: TargetBatch, rng: jax.Arra
 
     Returns:
       The loss over the batch's tokens, [] float32, and metrics that add up over
-      micro-batches: loss, tokens, predicted, hits, unasked.
+      micro-batches: loss, tokens, predicted, hits, unasked, and strangers: rows of
+      hidden states that are of other examples than this side's.
     """
     questions = ask(task, batch, rng)
     keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.index)
@@ -126,6 +127,7 @@ def back(task: Task, params: Any, hidden: Any, batch: TargetBatch, rng: jax.Arra
         "predicted": jnp.sum(asked, dtype=jnp.float32),
         "hits": jnp.sum(hits, dtype=jnp.float32),
         "unasked": questions.unasked.astype(jnp.float32),
+        "strangers": jnp.sum(hidden["index"] != batch.index, dtype=jnp.float32),
     }
 
 

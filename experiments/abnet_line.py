@@ -1,0 +1,146 @@
+"""What crosses in an ABNet run: the channels, opened in the same order on both sides.
+
+    once        buckets    S -> T   [N] uint8, how long each source sentence is, roughly
+                lengths    T -> S   [N] int32, tokens of each target row (cmlm only)
+    a batch     hidden     S -> T   H^E, its mask, the examples' numbers; one channel
+                gradient   T -> S   for each length bucket
+    evaluation  judged     S -> T   H^E of dev and test sentences, length logits (cmlm)
+
+Nothing else does; the byte ledger counts every frame.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from experiments import abnet_setup, clusters
+from nebula_jax.communication import channels, codecs
+
+
+class Carrier(Protocol):
+    """A link or a loopback."""
+
+    def sender(self, name: str, spec: Any, codec: Any) -> channels.Sender:
+        """A channel for arrays like `spec`."""
+
+    def receiver(
+        self, name: str, spec: Any, codec: Any, sharding: Any = None
+    ) -> channels.Receiver:
+        """The other end of the peer's next channel."""
+
+
+class Near(NamedTuple):
+    """The source cluster's ends."""
+
+    buckets: channels.Sender
+    lengths: channels.Receiver | None
+    hidden: list[channels.Sender]
+    gradient: list[channels.Receiver]
+    judged: channels.Sender
+
+
+class Far(NamedTuple):
+    """The target cluster's ends."""
+
+    buckets: channels.Receiver
+    lengths: channels.Sender | None
+    hidden: list[channels.Receiver]
+    gradient: list[channels.Sender]
+    judged: channels.Receiver
+
+
+def open_near(carrier: Carrier, examples: int, width: int) -> Near:
+    """Opens the source cluster's ends.
+
+    Args:
+      carrier: to the target cluster.
+      examples: N, of the training set.
+      width: D of PLM-S.
+    """
+    buckets = carrier.sender("buckets", _buckets(examples), codecs.zstd())
+    lengths = None
+    if abnet_setup.OBJECTIVE.value == "cmlm":
+        lengths = carrier.receiver("lengths", _lengths(examples), _packed_lengths())
+    hidden, gradient = [], []
+    for capacity in abnet_setup.buckets():
+        spec = hidden_spec(capacity, width)
+        hidden.append(
+            carrier.sender(f"hidden[{capacity}]", spec, abnet_setup.forward_codec())
+        )
+        gradient.append(
+            carrier.receiver(
+                f"gradient[{capacity}]", spec, abnet_setup.backward_codec()
+            )
+        )
+    spec = judged_spec(width)
+    judged = carrier.sender("judged", spec, abnet_setup.evaluation_codec(spec))
+    return Near(buckets, lengths, hidden, gradient, judged)
+
+
+def open_far(carrier: Carrier, examples: int, width: int) -> Far:
+    """Opens the target cluster's ends; see `open_near`."""
+    buckets = carrier.receiver("buckets", _buckets(examples), codecs.zstd())
+    lengths = None
+    if abnet_setup.OBJECTIVE.value == "cmlm":
+        lengths = carrier.sender("lengths", _lengths(examples), _packed_lengths())
+    hidden, gradient = [], []
+    for capacity in abnet_setup.buckets():
+        spec = hidden_spec(capacity, width)
+        hidden.append(
+            carrier.receiver(f"hidden[{capacity}]", spec, abnet_setup.forward_codec())
+        )
+        gradient.append(
+            carrier.sender(f"gradient[{capacity}]", spec, abnet_setup.backward_codec())
+        )
+    spec = judged_spec(width)
+    judged = carrier.receiver("judged", spec, abnet_setup.evaluation_codec(spec))
+    return Far(buckets, lengths, hidden, gradient, judged)
+
+
+def codec_states(ends: Near | Far) -> list[Any]:
+    """The codecs' states, to be saved with the run's."""
+    return [channel.state for channel in (*ends.hidden, *ends.gradient)]
+
+
+def set_codec_states(ends: Near | Far, states: list[Any]) -> None:
+    """Gives the codecs the states of a checkpoint."""
+    for channel, state in zip((*ends.hidden, *ends.gradient), states, strict=True):
+        channel.state = state
+
+
+def hidden_spec(capacity: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """What crosses of a micro-batch, and comes back as its gradient."""
+    rows = clusters.BATCH_SIZE.value // abnet_setup.MICRO_BATCHES.value
+    return {
+        "hidden": jax.ShapeDtypeStruct((rows, capacity, width), jnp.float32),
+        "mask": jax.ShapeDtypeStruct((rows, capacity), jnp.bool_),
+        "index": jax.ShapeDtypeStruct((rows,), jnp.int32),
+    }
+
+
+def judged_spec(width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """What crosses of a batch in evaluation."""
+    rows, capacity = clusters.BATCH_SIZE.value, abnet_setup.buckets()[-1]
+    spec = {
+        "hidden": jax.ShapeDtypeStruct((rows, capacity, width), jnp.float32),
+        "mask": jax.ShapeDtypeStruct((rows, capacity), jnp.bool_),
+        "index": jax.ShapeDtypeStruct((rows,), jnp.int32),
+    }
+    if abnet_setup.OBJECTIVE.value == "cmlm":
+        # As integers no codec touches them: bits of float32.
+        shape = (rows, capacity + 1)
+        spec["length_logits"] = jax.ShapeDtypeStruct(shape, jnp.int32)
+    return spec
+
+
+def _buckets(examples: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((examples,), jnp.uint8)
+
+
+def _lengths(examples: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((examples,), jnp.int32)
+
+
+def _packed_lengths():
+    return codecs.pack_ids(abnet_setup.buckets()[-1] + 1)

@@ -1,0 +1,197 @@
+"""The pretrained models of an ABNet run: brought, trimmed, given head and adapters."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments import abnet_setup, abnet_text, clusters, lifecycle
+from nebula_jax.data import corpora, schedule, sides
+from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.models import abnet, packages, pretrained
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import cut, head_warmup, optimizers
+from nebula_jax.training import state as train_state
+
+HEAD_RATE, HEAD_RISE = 1e-3, 30  # our choice: a head of 0.2 million parameters
+MADE_OF = "made_of.json"
+
+
+class Plm(NamedTuple):
+    """A pretrained model with its tokenizer."""
+
+    model: pretrained.Pretrained
+    words: tokenizers.Tokenizer
+
+
+def folder_of(name: str) -> pathlib.Path:
+    """The checkpoint folder that a flag names, brought if need be."""
+    path = pathlib.Path(name)
+    if name not in packages.MODELS and ("/" in name or path.is_dir()):
+        return path
+    folder = pathlib.Path(clusters.PRETRAINED_DIR.value)
+    return packages.prepare(name, folder, lifecycle.say)
+
+
+def load(folder: pathlib.Path) -> Plm:
+    """Reads a model for a side: as many positions as the longest sentence has tokens.
+
+    Raises:
+      PretrainedError, TokenizerError: if it is no checkpoint with a tokenizer.
+    """
+    longest = abnet_setup.buckets()[-1]
+    model = pretrained.load(
+        folder, dropout=abnet_setup.PLM_DROPOUT.value, dtype=abnet_setup.DTYPE.value
+    )
+    if model.config.max_length < longest:
+        raise clusters.FlagError(
+            f"--buckets ends with {longest}; {folder} has"
+            f" {model.config.max_length} positions"
+        )
+    words = tokenizers.load(folder)
+    pretrained.check_tokenizer(model, words)
+    return Plm(model, words)
+
+
+def load_source() -> Plm:
+    """PLM-S, whole: its table is only looked up, and may be as large as it likes."""
+    return load(folder_of(abnet_setup.SOURCE_MODEL.value))
+
+
+def load_target() -> Plm:
+    """PLM-T as `prepare_target` left it."""
+    return load(_target_folder())
+
+
+def _target_folder() -> pathlib.Path:
+    return clusters.workdir() / "target" / "model"
+
+
+def prepare_target(text_folder: pathlib.Path) -> None:
+    """Makes PLM-T ready in the target cluster's folder, unless it is there.
+
+    Its vocabulary is trimmed to the pieces of the training text: logits are made for
+    what is left, and it could not learn to say others. If it has no MLM head, one is
+    trained on that text (--head_steps).
+    """
+    source = folder_of(abnet_setup.TARGET_MODEL.value)
+    train_file = sides.path(text_folder, "train")
+    whole = load(source)
+    made_of = [
+        whole.words.digest,
+        corpora.digest(train_file),
+        *(abnet_setup.HEAD_STEPS.value, abnet_setup.OBJECTIVE.value),
+        *(clusters.SEED.value, abnet_setup.DTYPE.value, abnet_setup.buckets()[-1]),
+    ]
+    folder = _target_folder()
+    manifest = folder / MADE_OF
+    if manifest.is_file() and json.loads(manifest.read_text()) == made_of:
+        return
+    counts = tokenizers.count_pieces(whole.words, sides.read(train_file).texts)
+    keep = tokenizers.kept_ids(whole.words, np.flatnonzero(counts))
+    words = tokenizers.trim(whole.words, keep)
+    model = pretrained.trim(whole.model, keep)
+    for part in ("pooler", "rtd_head"):
+        model.params.pop(part, None)
+    lifecycle.say(
+        f"{source}: {words.size:,} of {whole.words.size:,} pieces are kept;"
+        f" {'it has' if 'mlm_head' in model.params else 'no'} MLM head"
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    tokenizers.save(folder, words)
+    words = tokenizers.load(folder)
+    if "mlm_head" not in model.params:
+        with lifecycle.timed("training an MLM head on the target text"):
+            text = abnet_text.read(text_folder, words, is_translated=False)
+            head = _trained_head(model, text)
+        params = model.params | {"mlm_head": jax.device_get(head)}
+        model = model._replace(params=params)
+    pretrained.save(folder, model)
+    manifest.write_text(json.dumps(made_of) + "\n")
+
+
+def _trained_head(model: pretrained.Pretrained, text: abnet_text.Text) -> Any:
+    config = dataclasses.replace(model.config, dropout=0.0)
+    controls = abnet_setup.controls(text.words)
+    rows, objective = text.rows["train"], abnet_setup.OBJECTIVE.value
+    optimizer = optimizers.adam(
+        optimizers.linear_decay(
+            HEAD_RATE, HEAD_RISE, max(1, abnet_setup.HEAD_STEPS.value)
+        )
+    )
+    rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 2)
+    head = head_warmup.init_head(config, rng)
+    state = train_state.create(head, optimizer, rng)
+    buckets = schedule.bucket_of(rows.lengths, abnet_setup.buckets())
+    batches = schedule.Schedule(
+        buckets, min(clusters.BATCH_SIZE.value, len(rows)), clusters.SEED.value
+    )
+    encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
+    encoder = jax.device_put(encoder)
+    first = last = 0.0
+    for number in range(abnet_setup.HEAD_STEPS.value):
+        bucket, indices = batches.batch(number)
+        capacity = abnet_setup.buckets()[bucket]
+        slots = abnet_text.slots(
+            rows.lengths[indices], len(indices), capacity, objective
+        )
+        ids = rows.rows(indices, capacity, text.words.pad)
+        state, loss = head_warmup.step(
+            config, controls, objective, len(slots), optimizer, state, encoder, ids
+        )
+        last = float(loss)
+        first = first or last
+    lifecycle.say(f"MLM head: loss {first:.2f} -> {last:.2f}")
+    return state.params
+
+
+def is_trained_source(path: str) -> bool:
+    """Adapters and the length table."""
+    return abnet.is_trained(path)
+
+
+def is_trained_target(path: str) -> bool:
+    """Adapters and the head, which is young."""
+    return abnet.is_trained(path, mlm_head=True)
+
+
+def source_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
+    """All of S's parameters at step 0."""
+    rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 0)
+    own = jax.jit(functools.partial(abnet.init_source, config))(rng)
+    return abnet.with_pretrained(config, own, model.params)
+
+
+def target_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
+    """All of T's parameters at step 0."""
+    rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 1)
+    own = jax.jit(functools.partial(abnet.init_target, config))(rng)
+    return abnet.with_pretrained(config, own, model.params)
+
+
+def place_frozen(mesh: Mesh, frozen: Any) -> Any:
+    """Frozen parameters on this cluster's devices."""
+    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
+    return jax.device_put(frozen, sharding)
+
+
+def new_state(trained: Any, seed_of: int) -> train_state.TrainState:
+    """What is trained, at step 0; moments for nothing else.
+
+    Args:
+      trained: from `cut.split`.
+      seed_of: which side's randomness: 0 for S, 1 for T.
+    """
+    rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 10 + seed_of)
+    return train_state.create(trained, abnet_setup.optimizer(), rng)
+
+
+def with_frozen(state: train_state.TrainState, frozen: Any) -> Any:
+    """All parameters of a side."""
+    return cut.merge(state.params, frozen)

@@ -1,0 +1,187 @@
+"""The text of an ABNet run: each cluster's own side, and what both must agree on."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from experiments import abnet_setup, clusters, lifecycle
+from nebula_jax.communication import frames
+from nebula_jax.data import (
+    agreement,
+    corpora,
+    schedule,
+    sides,
+    token_rows,
+)
+from nebula_jax.data import tokenizer as tokenizers
+
+PAIR = flags.DEFINE_string("pair", "es-en", "Languages of source and target.")
+SOURCES = flags.DEFINE_list(
+    "pair_sources",
+    [],
+    "What the column `source` of training pairs may say; empty for all of them.",
+)
+MAX_PAIRS = flags.DEFINE_integer(
+    "max_pairs", None, "Training pairs at most; all if not given.", lower_bound=1
+)
+TEXT = flags.DEFINE_string(
+    "text",
+    "",
+    "The folder of this cluster's own side, as scripts/split_parallel.py makes it. If"
+    " empty, --cluster=all and --cluster=whole make both of --data_dir.",
+)
+ID_KEY = flags.DEFINE_string(
+    "id_key",
+    "",
+    "A file with a secret of both sides, under which example ids are compared; without"
+    " one, who knows the run's flags can tell whether an id is among them.",
+)
+
+
+class Text(NamedTuple):
+    """One side of the corpus, tokenised."""
+
+    words: tokenizers.Tokenizer
+    ids: dict[str, list[str]]
+    """Split -> ids of its examples, in order."""
+    rows: dict[str, token_rows.TokenRows]
+    """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids."""
+    texts: dict[str, list[str]]
+    """Split -> the same as text; of dev and the tests only."""
+
+
+def languages() -> tuple[str, str]:
+    """--pair."""
+    found = tuple(PAIR.value.split("-"))
+    if len(found) != 2:
+        raise clusters.FlagError(f"--pair={PAIR.value}: expected two, such as es-en")
+    return found
+
+
+def split() -> tuple[pathlib.Path, pathlib.Path]:
+    """Makes the two sides of --data_dir, each with its own language alone."""
+    made_of = [PAIR.value, clusters.DATA_DIR.value, SOURCES.value, MAX_PAIRS.value]
+    name = f"{PAIR.value}-{corpora.digest_of(made_of)[:16]}"
+    folder = pathlib.Path(clusters.PREPARED_DIR.value) / "sides" / name
+    with lifecycle.timed("giving each side its own text"):
+        return sides.split_parallel(
+            clusters.DATA_DIR.value,
+            languages(),
+            folder,
+            SOURCES.value or None,
+            MAX_PAIRS.value,
+        )
+
+
+def own_folder() -> pathlib.Path:
+    """--text."""
+    if not TEXT.value:
+        raise clusters.FlagError(
+            f"--cluster={clusters.CLUSTER.value} needs --text=FOLDER with its own side"
+            " (python -m scripts.split_parallel makes both)"
+        )
+    return pathlib.Path(TEXT.value)
+
+
+def read(
+    folder: pathlib.Path, words: tokenizers.Tokenizer, *, is_translated: bool
+) -> Text:
+    """Reads and tokenises a side; says what a person should know of it.
+
+    Args:
+      folder: of the side.
+      words: tokenizer.
+      is_translated: whether the model reads dev and the tests too. If not, they are
+        only compared with what it says.
+
+    Raises:
+      NebulaError: where it is malformed, or a sentence is too long.
+    """
+    ids, rows, texts = {}, {}, {}
+    for name in sides.splits(folder):
+        file = sides.path(folder, name)
+        if name != "train":
+            ids[name], texts[name] = sides.read(file)
+            if not is_translated:
+                continue
+        rows[name] = token_rows.prepare(
+            file,
+            words,
+            words.digest,
+            abnet_setup.buckets()[-1],
+            unknown=words.unk,
+            before=(words.cls,),
+            after=(words.sep,),
+            # What is only translated may be cut: the training set is a person's choice.
+            truncate=abnet_setup.TRUNCATE.value or name != "train",
+            prepared_dir=pathlib.Path(clusters.PREPARED_DIR.value),
+        )
+        for remark in rows[name].remarks():
+            lifecycle.say(f"{file}: {remark}")
+        ids[name] = rows[name].ids
+    return Text(words, ids, rows, texts)
+
+
+def id_key() -> bytes:
+    """Under which ids are compared."""
+    if ID_KEY.value:
+        return pathlib.Path(ID_KEY.value).read_bytes()
+    return agreement.default_key(PAIR.value, str(clusters.SEED.value))
+
+
+def check_same_examples(text: Text, peer: frames.Hello) -> None:
+    """Raises AgreementError, naming examples, unless the peer has the other halves."""
+    apart = agreement.differences(text.ids, id_key(), peer.details.get("examples"))
+    if apart:
+        raise agreement.AgreementError(
+            f"{clusters.CLUSTER.value} and {peer.cluster} do not hold the same"
+            f" examples: {'; '.join(apart)}"
+        )
+
+
+def capacity(lengths: np.ndarray) -> int:
+    """The smallest of --buckets that holds rows of these lengths."""
+    return next(c for c in abnet_setup.buckets() if c >= lengths.max(initial=0))
+
+
+def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.ndarray:
+    """[P] int8 zeros: as many places as a target micro-batch may be asked at.
+
+    P is one of a few, so that jit compiles a handful of shapes: an eighth of the
+    batch's places, a quarter, and so on. With `cmlm` a row's share is drawn on the
+    device; seven tenths of all pieces are rarely exceeded, and what is, is counted.
+    """
+    needed = int(lengths.sum()) - len(lengths)  # all but [CLS]
+    if objective == "cmlm":
+        needed = int(np.ceil(0.7 * (needed - len(lengths)))) + 1
+    eighth = -(-rows * columns // 8)
+    return np.zeros(min(8, -(-needed // eighth)) * eighth, np.int8)
+
+
+def chosen(count: int, total: int) -> np.ndarray:
+    """[<= count] int64: which of `total` examples are translated for a BLEU."""
+    return np.arange(total)[:count]
+
+
+def evaluation_batches(
+    text_rows: token_rows.TokenRows, of: np.ndarray, batch_size: int
+) -> Sequence[schedule.EvaluationBatch]:
+    """Batches of the examples `of`, alike ones together.
+
+    Made by the source side; the target side is told the lengths it has to work with by
+    what crosses.
+    """
+    lengths = text_rows.lengths[of]
+    buckets = schedule.bucket_of(lengths, abnet_setup.buckets())
+    return schedule.evaluation_batches(buckets, batch_size, lengths)
+
+
+def describe(text: Text) -> dict[str, Any]:
+    """Numbers for a summary."""
+    return {
+        name: {"sentences": len(rows), "tokens": int(rows.lengths.sum())}
+        for name, rows in text.rows.items()
+    }
