@@ -15,7 +15,7 @@ B batch, M micro-batches in it.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -46,8 +46,7 @@ HELD_BACK = 1_000_000  # number of the first batch that is not trained on
 # A large ε, because the uncut model is to be compared with: otherwise Adam makes as
 # much of a gradient that is 0 but for rounding as of any other.
 OPTIMIZER = optax.adam(1e-2, eps=1e-3)
-
-Record = Callable[[int, dict[str, jax.Array]], None]
+RNG = jax.random.key(0)  # this model draws nothing at random
 
 
 class Stem(nn.Module):
@@ -86,10 +85,11 @@ def train_near(link, params, batches, codec, record):
     half, state = cut.front(front, codec, codec), OPTIMIZER.init(params)
     hidden = link.sender("hidden", HIDDEN, codec)
     gradient = link.receiver("gradient", HIDDEN, codec)
-    rng = jax.random.key(0)  # for dropout, if there were any
-    for step, images in enumerate(batches, link.wait_for_welcome(60.0) + 1):
-        ends = hidden, gradient
-        grads, _ = pipeline.front_step(half, params, images, rng, step, *ends, ahead=2)
+    link.wait_for_welcome(60.0)
+    for step, images in enumerate(batches, 1):
+        grads, _ = pipeline.front_step(
+            half, params, images, RNG, step, hidden, gradient, ahead=MICRO_BATCHES
+        )
         params, state = update(params, state, grads)
         record(step, {})
     return params
@@ -99,11 +99,11 @@ def train_far(link, params, batches, codec, record):
     half, state = cut.back(back, codec, codec), OPTIMIZER.init(params)
     hidden = link.receiver("hidden", HIDDEN, codec)
     gradient = link.sender("gradient", HIDDEN, codec)
-    rng = jax.random.key(1)
     link.welcome(0)
     for step, labels in enumerate(batches, 1):
-        ends = hidden, gradient
-        grads, metrics = pipeline.back_step(half, params, labels, rng, step, *ends)
+        grads, metrics = pipeline.back_step(
+            half, params, labels, RNG, step, hidden, gradient
+        )
         params, state = update(params, state, grads)
         record(step, metrics)
     return params
@@ -119,29 +119,25 @@ def update(params, state, grads):
     return optax.apply_updates(params, updates), state
 
 
-def train_whole(params: Any, batches: Iterator[Any], record: Record) -> Any:
+def train_whole(params: Any, batches: Iterator[Any]) -> Any:
     """The same model uncut, and the batch in one piece: what the split one must equal.
 
     Args:
       params: of both halves, {"near": ..., "far": ...}.
       batches: (images, labels) of each step.
-      record: told of each step.
     """
 
     @jax.jit
     def gradient(params, images, labels):
         def loss(params):
-            rngs = jax.random.key(0), jax.random.key(1)
-            hidden = front(params["near"], images, rngs[0])
-            return back(params["far"], hidden, labels, rngs[1])
+            hidden = front(params["near"], images, RNG)
+            return back(params["far"], hidden, labels, RNG)
 
-        return jax.grad(loss, has_aux=True)(params)
+        return jax.grad(loss, has_aux=True)(params)[0]
 
     state = OPTIMIZER.init(params)
-    for step, (images, labels) in enumerate(batches, 1):
-        grads, metrics = gradient(params, images, labels)
-        params, state = update(params, state, grads)
-        record(step, metrics)
+    for images, labels in batches:
+        params, state = update(params, state, gradient(params, images, labels))
     return params
 
 
@@ -180,13 +176,14 @@ def micro_batches(seed: int, steps: int, part: int) -> Iterator[list[np.ndarray]
 
 def accuracy(params: Any, seed: int) -> float:
     """On 16 batches that were not trained on."""
-    rng = jax.random.key(0)
-    hits = []
-    for number in range(HELD_BACK, HELD_BACK + 16):
-        images, labels = draw(seed, number)
-        hidden = front(params["near"], images, rng)
-        hits.append(back(params["far"], hidden, labels, rng)[1]["accuracy"])
-    return float(np.mean(hits))
+
+    @jax.jit
+    def hits(images, labels):
+        hidden = front(params["near"], images, RNG)
+        return back(params["far"], hidden, labels, RNG)[1]["accuracy"]
+
+    numbers = range(HELD_BACK, HELD_BACK + 16)
+    return float(np.mean([hits(*draw(seed, number)) for number in numbers]))
 
 
 def difference(params: Any, others: Any) -> float:
@@ -198,7 +195,7 @@ def difference(params: Any, others: Any) -> float:
 class Progress:
     """A line every --log_every steps: means of the steps since, bytes of a step."""
 
-    def __init__(self, cluster: str, link: bridge.Link | None = None):
+    def __init__(self, cluster: str, link: bridge.Link):
         self._cluster, self._link = cluster, link
         self._metrics: list[dict[str, jax.Array]] = []
         self._since, self._before = time.monotonic(), self._moved()
@@ -210,7 +207,7 @@ class Progress:
             return
         count = len(self._metrics)
         means = jax.tree.map(lambda *each: float(np.mean(each)), *self._metrics)
-        words = [f"{self._cluster:<5} step {step:4d}/{clusters.STEPS.value}"]
+        words = [f"{self._cluster:<4} step {step:4d}/{clusters.STEPS.value}"]
         words += [f"{name} {value:.3f}" for name, value in means.items()]
         now, moved = time.monotonic(), self._moved()
         words.append(f"{1000 * (now - self._since) / count:.0f} ms/step")
@@ -221,8 +218,6 @@ class Progress:
         self._metrics, self._since, self._before = [], now, moved
 
     def _moved(self) -> dict[str, int]:
-        if self._link is None:
-            return {}
         return {way: self._link.bytes_moved(way) for way in ("sent", "received")}
 
 
@@ -296,7 +291,7 @@ def _compare() -> int:
         path = clusters.cluster_folder(cluster) / "params.msgpack"
         split[cluster] = serialization.from_bytes(own, path.read_bytes())
     batches = (draw(seed, number) for number in range(steps))
-    whole = train_whole(params, batches, Progress("whole"))
+    whole = train_whole(params, batches)
     print(f"split: accuracy {accuracy(split, seed):.3f} on 1,024 new images")
     print(f"uncut: accuracy {accuracy(whole, seed):.3f}")
     print(f"largest difference of a parameter: {difference(split, whole):.1e}")

@@ -1,14 +1,20 @@
 """A small model in two halves, and the same uncut: the oracle of what a cut computes.
 
+And two links that have met, for halves in two threads.
+
 B batch, L length, D width.
 """
 
+import concurrent.futures
+import contextlib
 import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from nebula_jax.communication import bridge, frames, wan
 
 B, L, D = 8, 6, 16
 INPUTS = 5  # features of a position; a kernel's shape is no activation's
@@ -92,3 +98,27 @@ def pieces(whole, count):
 def assert_close(got, want, atol=1e-6):
     """Two trees of one structure and nearly the same values."""
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), got, want)
+
+
+@contextlib.contextmanager
+def met(line=""):
+    """Links of the near and of the far half, over a socket of this machine."""
+    settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.0, "tls": None}
+    lines = wan.from_string(line)
+    listening = bridge.listen(("127.0.0.1", 0))
+    hellos = [frames.Hello(name, "0.1", {}) for name in ("near", "far")]
+    with (
+        bridge.Listener(listening, hellos[1], line=lines.down, **settings) as listener,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        settings |= {"line": lines.up, "connect_timeout": 10.0, "peer": "far"}
+        coming = pool.submit(bridge.connect, listener.address, hellos[0], **settings)
+        far = listener.accept(10.0)
+        yield coming.result(), far
+
+
+def both(near, far):
+    """What two functions return that run at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other = pool.submit(near)
+        return far(), other.result(30)

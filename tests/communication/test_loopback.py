@@ -1,0 +1,66 @@
+"""Both ends of a channel in one process."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication import codecs, loopback, protocol
+
+SPEC = {
+    "mask": jax.ShapeDtypeStruct((2, 100), jnp.bool_),
+    "h": jax.ShapeDtypeStruct((2, 100, 4), jnp.float32),
+}
+
+
+def arrays(seed):
+    random = np.random.RandomState(seed)
+    mask = np.arange(100) < random.randint(1, 100, (2, 1))
+    return {"mask": mask, "h": np.float32(random.randn(2, 100, 4) * mask[..., None])}
+
+
+def ends(named, name="h", link=None):
+    link = link or loopback.Loopback()
+    codec = codecs.from_string(named)
+    return link.sender(name, SPEC, codec), link.receiver(name, SPEC, codec)
+
+
+@pytest.mark.parametrize(
+    "named", ["identity", "zstd", "pack_tokens", "pack_tokens|zstd"]
+)
+def test_what_is_sent_is_received_in_order(named):
+    sender, receiver = ends(named)
+    assert not receiver.has_arrived
+    for step in range(3):
+        sender.send(step, arrays(step), micro_batch=step)
+    for step in range(3):
+        assert receiver.has_arrived
+        received = receiver.recv(step, micro_batch=step)
+        jax.tree.map(np.testing.assert_array_equal, received, arrays(step))
+    assert not receiver.has_arrived
+
+
+def test_channels_do_not_mix():
+    link = loopback.Loopback()
+    there = ends("zstd", "there", link)
+    back = ends("identity", "back", link)
+    there[0].send(1, arrays(1))
+    back[0].send(1, arrays(2))
+    for seed, (_, receiver) in ((2, back), (1, there)):
+        received = receiver.recv(1)
+        jax.tree.map(np.testing.assert_array_equal, received, arrays(seed))
+
+
+def test_a_wrong_tag_is_an_error():
+    sender, receiver = ends("identity")
+    sender.send(3, arrays(0), micro_batch=1)
+    words = "this process sent h for step 3, micro-batch 1; expected step 3, micro-bat"
+    with pytest.raises(protocol.RemoteProtocolError, match=words):
+        receiver.recv(3, micro_batch=2)
+
+
+def test_nothing_there_is_an_error_not_a_wait():
+    _, receiver = ends("identity")
+    with pytest.raises(errors.NebulaError, match="nothing has been sent on channel 0"):
+        receiver.recv(1)

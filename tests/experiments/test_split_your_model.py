@@ -1,0 +1,143 @@
+"""A reader's own model, split by the real command and in two threads."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import two_halves
+
+from experiments import split_your_model as example
+from nebula_jax.communication import codecs
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def start(folder, **flags):
+    """The real command, its standard error merged into its output."""
+    flags = [f"--{name}={value}" for name, value in flags.items()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.split_your_model", *flags],
+        cwd=folder,
+        env=os.environ
+        | {
+            "PYTHONPATH": str(ROOT),
+            "XLA_FLAGS": "",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_the_command_splits_a_model_and_it_is_the_uncut_one(tmp_path):
+    """What is printed: loss, accuracy, bytes each way, and the largest difference."""
+    run = start(tmp_path, steps=6, log_every=3, wan="60mbit,15ms")
+    output = run.communicate(timeout=60)[0]
+    assert run.returncode == 0, output
+    line = re.compile(
+        r"far  step    6/6  accuracy (\S+)  loss (\S+)  \d+ ms/step"
+        r"  ([\d,]+) bytes/step sent  ([\d,]+) bytes/step received"
+    )
+    _, loss, *moved = line.search(output).groups()
+    assert 0 < float(loss) < 3
+    plain = 64 * 4 * 4 * 32 * 4  # of a batch's hidden states, float32
+    for each in moved:
+        assert plain < int(each.replace(",", "")) < plain + 1000
+    difference = re.search(r"largest difference of a parameter: (\S+)", output)[1]
+    assert float(difference) < 1e-5
+    assert not list(tmp_path.glob("runs/*/tls"))
+
+
+def test_when_a_cluster_dies_all_processes_end(tmp_path):
+    run = start(tmp_path, steps=10_000, log_every=1)
+    for line in run.stdout:
+        if "near step" in line:
+            break
+    children = subprocess.run(
+        ["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGKILL)
+    output = run.communicate(timeout=20)[0]
+    assert run.returncode == 1
+    assert "error: near was killed by SIGKILL; all clusters ended" in output
+    deadline = time.monotonic() + 5
+    while any(pathlib.Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def trained(named, steps):
+    """The split model after some steps, its accuracy by step, and bytes received."""
+    codec, params, history = codecs.from_string(named), example.init(0), []
+    with two_halves.met() as (there, here):
+
+        def near():
+            with there:
+                batches = example.micro_batches(0, steps, 0)
+                args = there, params["near"], batches, codec
+                return example.train_near(*args, lambda step, metrics: None)
+
+        def far():
+            with here:
+                batches = example.micro_batches(0, steps, 1)
+                args = here, params["far"], batches, codec
+                own = example.train_far(
+                    *args, lambda step, metrics: history.append(metrics["accuracy"])
+                )
+            return own, here.ledger["received Tensor[0]"][1]
+
+        (own, received), other = two_halves.both(near, far)
+    return {"near": other, "far": own}, np.array(history), received
+
+
+def test_it_learns_with_an_eighth_of_the_bits_as_well():
+    steps = 100
+    params, history, received = trained("int4(64)", steps)
+    assert history[:10].mean() < 0.4
+    assert history[-10:].mean() > 0.8
+    plain = steps * 64 * 4 * 4 * 32 * 4
+    assert received < plain / 6
+    assert example.accuracy(params, 0) > 0.8
+
+
+def test_without_a_codec_every_step_is_that_of_the_uncut_model():
+    params, *_ = trained("identity", 20)
+    batches = (example.draw(0, number) for number in range(20))
+    whole = example.train_whole(example.init(0), batches)
+    assert example.difference(params, whole) < 1e-5
+
+
+def test_the_two_sides_read_the_same_batches_each_its_part():
+    images, labels = (list(example.micro_batches(3, 2, part)) for part in (0, 1))
+    for number in range(2):
+        want = example.draw(3, number)
+        np.testing.assert_array_equal(np.concatenate(images[number]), want[0])
+        np.testing.assert_array_equal(np.concatenate(labels[number]), want[1])
+    shape = jax.eval_shape(
+        example.front, example.init(0)["near"], images[0][0], example.RNG
+    )
+    assert (shape.shape, shape.dtype) == (example.HIDDEN.shape, example.HIDDEN.dtype)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"codec": "int9(64)"}, "unknown codec int9"),
+        ({"cluster": "middle"}, "--cluster=middle: expected all, near or far"),
+    ],
+)
+def test_flags_that_mean_nothing_are_named(tmp_path, flags, words):
+    run = start(tmp_path, **flags)
+    output = run.communicate(timeout=30)[0]
+    assert run.returncode in (1, 2)
+    assert words in output
+    assert "Traceback" not in output
