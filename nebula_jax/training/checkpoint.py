@@ -129,6 +129,23 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
     return restored["state"], restored["about"]
 
 
+def read(folder: pathlib.Path, step: int) -> Any:
+    """The state of a verified checkpoint as nested dicts of arrays on the host.
+
+    For a reader who wants parts of it and has nothing to compare it with.
+
+    Raises:
+      CheckpointError: if it cannot be read.
+    """
+    path, _ = _paths(folder, step)
+    try:
+        with _checkpointer() as checkpointer:
+            arguments = ocp.args.Composite(state=ocp.args.StandardRestore())
+            return checkpointer.restore(path.absolute(), args=arguments)["state"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise CheckpointError(f"cannot use {path}: {_reason(error)}") from None
+
+
 def newest_about(folder: pathlib.Path) -> dict[str, Any]:
     """What was saved about the newest finished checkpoint; {} if there is none."""
     for step in reversed(_steps(folder)):
