@@ -150,15 +150,14 @@ def capacity(lengths: np.ndarray) -> int:
 def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.ndarray:
     """[P] int8 zeros: as many places as a target micro-batch may be asked at.
 
-    P is one of a few, so that jit compiles a handful of shapes: an eighth of the
-    batch's places, a quarter, and so on. With `cmlm` a row's share is drawn on the
-    device; seven tenths of all pieces are rarely exceeded, and what is, is counted.
+    P is one of a few, so that jit compiles a handful of shapes: a quarter of the
+    batch's places, two, and so on. With `cmlm` a row's share is drawn on the device; seven tenths of all pieces are rarely exceeded, and what is, is counted.
     """
     needed = int(lengths.sum()) - len(lengths)  # all but [CLS]
     if objective == "cmlm":
         needed = int(np.ceil(0.7 * (needed - len(lengths)))) + 1
-    eighth = -(-rows * columns // 8)
-    return np.zeros(min(8, -(-needed // eighth)) * eighth, np.int8)
+    quarter = -(-rows * columns // 4)
+    return np.zeros(min(4, -(-needed // quarter)) * quarter, np.int8)
 
 
 def chosen(count: int, total: int) -> np.ndarray:

@@ -1,0 +1,78 @@
+"""Matrix products whose operands are of a lower precision, in both directions.
+
+`preferred_element_type` alone makes the forward product fast. In the backward pass the
+gradient that comes in is float32, and so XLA widens the other operand to it: two thirds
+of the work at half the speed. Here the gradient is rounded like the other operands.
+What comes out, forward and backward, is accumulated in float32 and stays float32.
+
+Batched products (attention) keep XLA's own gradient: they are small, and XLA's CPU
+backend has no kernel for some of their transposes in bfloat16.
+"""
+
+import functools
+import string
+
+import jax
+import jax.numpy as jnp
+
+
+def einsum(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
+    """einsum of two float32 arrays with operands of `dtype` and a float32 result.
+
+    Args:
+      subscripts: two operands, an explicit output; every letter of an operand is in
+        the other one or in the output.
+      a, b: float32.
+      dtype: of the operands. With float32 it is jnp.einsum.
+    """
+    both, out = subscripts.split("->")
+    left, right = both.split(",")
+    if set(left) & set(right) & set(out):
+        return _product(subscripts, a.astype(dtype), b.astype(dtype))
+    return _matrix_product(subscripts, a, b, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def _matrix_product(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
+    return _product(subscripts, a.astype(dtype), b.astype(dtype))
+
+
+def _forward(subscripts, a, b, dtype):
+    a, b = a.astype(dtype), b.astype(dtype)
+    return _product(subscripts, a, b), (a, b)
+
+
+def _backward(subscripts, dtype, operands, gradient):
+    a, b = operands
+    gradient = gradient.astype(dtype)
+    both, out = subscripts.split("->")
+    left, right = both.split(",")
+    return (
+        _product(f"{out},{right}->{left}", gradient, b),
+        _product(f"{left},{out}->{right}", a, gradient),
+    )
+
+
+_matrix_product.defvjp(_forward, _backward)
+
+
+def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
+
+
+def dot_general(
+    a: jax.Array, b: jax.Array, dimension_numbers, precision=None, *, dtype
+) -> jax.Array:
+    """`einsum` in the form that Flax's layers ask for."""
+    del precision
+    (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
+    letters = iter(string.ascii_letters)
+    left = [next(letters) for _ in range(a.ndim)]
+    right = [next(letters) for _ in range(b.ndim)]
+    for here, there in zip((*a_sum, *a_batch), (*b_sum, *b_batch), strict=True):
+        right[there] = left[here]
+    out = [left[axis] for axis in a_batch]
+    out += [left[axis] for axis in range(a.ndim) if axis not in (*a_sum, *a_batch)]
+    out += [right[axis] for axis in range(b.ndim) if axis not in (*b_sum, *b_batch)]
+    subscripts = f"{''.join(left)},{''.join(right)}->{''.join(out)}"
+    return einsum(subscripts, a, b, dtype)
