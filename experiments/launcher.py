@@ -135,8 +135,10 @@ class _Launch:
 
     def run(self) -> int:
         """Waits for the end; see `launch`."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             with _Screen(self._names) as screen:
                 status = self._watch(screen)
@@ -151,6 +153,8 @@ class _Launch:
                 process.wait()
             os.close(self._held)
             os.close(self._lifeline)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _on_signal(self, number, frame) -> None:
         del frame
