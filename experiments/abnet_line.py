@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments import abnet_setup, clusters
 from nebula_jax.communication import channels, codecs
+from nebula_jax.communication import codec as codec_lib
 
 
 class Carrier(Protocol):
@@ -57,7 +59,11 @@ def open_near(carrier: Carrier, examples: int, width: int) -> Near:
       carrier: to the target cluster.
       examples: N, of the training set.
       width: D of PLM-S.
+
+    Raises:
+      FlagError: if a codec is not for what crosses.
     """
+    _check_codecs(examples, width)
     buckets = carrier.sender("buckets", _buckets(examples), codecs.zstd())
     lengths = None
     if abnet_setup.OBJECTIVE.value == "cmlm":
@@ -80,6 +86,7 @@ def open_near(carrier: Carrier, examples: int, width: int) -> Near:
 
 def open_far(carrier: Carrier, examples: int, width: int) -> Far:
     """Opens the target cluster's ends; see `open_near`."""
+    _check_codecs(examples, width)
     buckets = carrier.receiver("buckets", _buckets(examples), codecs.zstd())
     lengths = None
     if abnet_setup.OBJECTIVE.value == "cmlm":
@@ -96,6 +103,22 @@ def open_far(carrier: Carrier, examples: int, width: int) -> Far:
     spec = judged_spec(width)
     judged = carrier.receiver("judged", spec, abnet_setup.evaluation_codec(spec))
     return Far(buckets, lengths, hidden, gradient, judged)
+
+
+def _check_codecs(examples: int, width: int) -> None:
+    """Tries them on the last examples: some choose by what they are given."""
+    spec = hidden_spec(abnet_setup.buckets()[0], width)
+    arrays = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
+    arrays["index"] += np.arange(examples - len(arrays["index"]), examples, dtype="i4")
+    for flag in (abnet_setup.FORWARD_CODEC, abnet_setup.BACKWARD_CODEC):
+        codec = codecs.from_string(flag.value)
+        try:
+            for option in codec_lib.fixed(codec):
+                codec_lib.payload_spec(option, spec)
+            if codec.choose is not None:
+                codec.choose(arrays, codec.init(spec))
+        except ValueError as error:
+            raise clusters.FlagError(f"--{flag.name}={flag.value}: {error}") from None
 
 
 def codec_states(ends: Near | Far) -> list[Any]:

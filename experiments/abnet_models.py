@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import abnet_setup, abnet_text, clusters, lifecycle
+from experiments import abnet_setup, abnet_text, clusters, lifecycle, saved
 from nebula_jax.data import corpora, schedule, sides
 from nebula_jax.data import tokenizer as tokenizers
 from nebula_jax.models import abnet, packages, pretrained
@@ -28,6 +28,8 @@ class Plm(NamedTuple):
 
     model: pretrained.Pretrained
     words: tokenizers.Tokenizer
+    digest: str
+    """Tells this model and its vocabulary from others."""
 
 
 def folder_of(name: str) -> pathlib.Path:
@@ -39,8 +41,12 @@ def folder_of(name: str) -> pathlib.Path:
     return packages.prepare(name, folder, lifecycle.say)
 
 
-def load(folder: pathlib.Path) -> Plm:
+def load(folder: pathlib.Path, layers: int = 0) -> Plm:
     """Reads a model for a side: as many positions as the longest sentence has tokens.
+
+    Args:
+      folder: of the checkpoint and its tokenizer.
+      layers: how many to keep, from the first; 0 for all.
 
     Raises:
       PretrainedError, TokenizerError: if it is no checkpoint with a tokenizer.
@@ -56,12 +62,16 @@ def load(folder: pathlib.Path) -> Plm:
         )
     words = tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)
-    return Plm(model, words)
+    files = [corpora.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    if layers:
+        model = pretrained.first_layers(model, layers)
+    return Plm(model, words, corpora.digest_of([words.digest, *files, layers]))
 
 
 def load_source() -> Plm:
-    """PLM-S, whole: its table is only looked up, and may be as large as it likes."""
-    return load(folder_of(abnet_setup.SOURCE_MODEL.value))
+    """PLM-S with its whole table: it is only looked up, and as large as it likes."""
+    folder = folder_of(abnet_setup.SOURCE_MODEL.value)
+    return load(folder, abnet_setup.SOURCE_LAYERS.value)
 
 
 def load_target() -> Plm:
@@ -79,20 +89,27 @@ def prepare_target(text_folder: pathlib.Path) -> None:
     Its vocabulary is trimmed to the pieces of the training text: logits are made for
     what is left, and it could not learn to say others. If it has no MLM head, one is
     trained on that text (--head_steps).
+
+    Raises:
+      CheckpointError: if a run has begun here with another model.
     """
     source = folder_of(abnet_setup.TARGET_MODEL.value)
     train_file = sides.path(text_folder, "train")
-    whole = load(source)
-    made_of = [
-        whole.words.digest,
-        corpora.digest(train_file),
-        *(abnet_setup.HEAD_STEPS.value, abnet_setup.OBJECTIVE.value),
-        *(clusters.SEED.value, abnet_setup.DTYPE.value, abnet_setup.buckets()[-1]),
-    ]
+    layers = abnet_setup.TARGET_LAYERS.value
+    whole = load(source, layers)
+    made_of = [whole.digest, corpora.digest(train_file)]
+    if "mlm_head" not in whole.model.params:
+        made_of += [abnet_setup.HEAD_STEPS.value, abnet_setup.OBJECTIVE.value]
+        made_of += [clusters.SEED.value, abnet_setup.DTYPE.value]
+        made_of += [clusters.BATCH_SIZE.value, *abnet_setup.buckets()]
     folder = _target_folder()
-    manifest = folder / MADE_OF
-    if manifest.is_file() and json.loads(manifest.read_text()) == made_of:
+    manifest, made_of = folder / MADE_OF, json.dumps(made_of) + "\n"
+    if manifest.is_file() and manifest.read_text() == made_of:
         return
+    agreed = abnet_setup.settings(abnet_text.PAIR.value)
+    for cluster in ("target", "whole"):
+        own = {"target_model": corpora.digest_of([made_of])}
+        saved.check_same_run(cluster, agreed, own)
     counts = tokenizers.count_pieces(whole.words, sides.read(train_file).texts)
     keep = tokenizers.kept_ids(whole.words, np.flatnonzero(counts))
     words = tokenizers.trim(whole.words, keep)
@@ -113,7 +130,12 @@ def prepare_target(text_folder: pathlib.Path) -> None:
         params = model.params | {"mlm_head": jax.device_get(head)}
         model = model._replace(params=params)
     pretrained.save(folder, model)
-    manifest.write_text(json.dumps(made_of) + "\n")
+    manifest.write_text(made_of)
+
+
+def target_digest() -> str:
+    """Tells what `prepare_target` made from anything else it might have made."""
+    return corpora.digest_of([(_target_folder() / MADE_OF).read_text()])
 
 
 def _trained_head(model: pretrained.Pretrained, text: abnet_text.Text) -> Any:
@@ -152,13 +174,13 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_text.Text) -> Any:
 
 
 def is_trained_source(path: str) -> bool:
-    """Adapters and the length table."""
-    return abnet.is_trained(path)
+    """Adapters and the length table, unless --train_all."""
+    return abnet_setup.TRAIN_ALL.value or abnet.is_trained(path)
 
 
 def is_trained_target(path: str) -> bool:
-    """Adapters and the head, which is young."""
-    return abnet.is_trained(path, mlm_head=True)
+    """Adapters and the head, which is young, unless --train_all."""
+    return abnet_setup.TRAIN_ALL.value or abnet.is_trained(path, mlm_head=True)
 
 
 def source_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
@@ -190,6 +212,11 @@ def new_state(trained: Any, seed_of: int) -> train_state.TrainState:
     """
     rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 10 + seed_of)
     return train_state.create(trained, abnet_setup.optimizer(), rng)
+
+
+def size(state: train_state.TrainState) -> int:
+    """How many parameters are trained."""
+    return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def with_frozen(state: train_state.TrainState, frozen: Any) -> Any:

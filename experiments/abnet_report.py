@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 from absl import flags
 
-from experiments import abnet_line, abnet_setup, clusters, run_report
+from experiments import abnet_line, abnet_setup, clusters, dilation, run_report
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.training import metrics
 
@@ -57,6 +57,7 @@ def _gather(names: Sequence[str], seconds: float) -> dict[str, Any]:
         },
         "clusters": [each for each in found.values() if each],
         "bytes": step_bytes(found.get("source", {})),
+        "dilation": dilation.read(clusters.workdir()),
         "losses": {
             name: run_report.first_and_last(metrics.read(clusters.cluster_folder(name)))
             for name in names

@@ -23,6 +23,21 @@ SOURCE_MODEL = flags.DEFINE_string(
     "PLM-S: a name of scripts/prepare_pretrained.py, or a checkpoint folder.",
 )
 TARGET_MODEL = flags.DEFINE_string("target_model", "minilm-l6", "PLM-T, likewise.")
+SOURCE_LAYERS = flags.DEFINE_integer(
+    "source_layers",
+    0,
+    "Layers of PLM-S that are used, from the first; 0 for all.",
+    lower_bound=0,
+)
+TARGET_LAYERS = flags.DEFINE_integer(
+    "target_layers", 0, "Layers of PLM-T, likewise.", lower_bound=0
+)
+TRAIN_ALL = flags.DEFINE_bool(
+    "train_all",
+    False,
+    "Whether every parameter is trained and not the adapters alone: for models without"
+    " pretraining, the baseline of Table 2.",
+)
 OBJECTIVE = flags.DEFINE_enum(
     "objective",
     "cmlm",
@@ -123,12 +138,30 @@ def check() -> None:
             f"--micro_batches={MICRO_BATCHES.value} does not divide"
             f" --batch_size={clusters.BATCH_SIZE.value}"
         )
+    if clusters.DEVICES.value:
+        _check_rows_divide(clusters.DEVICES.value // clusters.MODEL_PARALLEL.value)
+
+
+def _check_rows_divide(replicas: int) -> None:
+    rows = clusters.BATCH_SIZE.value // MICRO_BATCHES.value
+    if rows % replicas:
+        raise clusters.FlagError(
+            f"a micro-batch of {rows} (--batch_size, --micro_batches) does not divide"
+            f" over {replicas} devices"
+        )
+
+
+def mesh() -> jax.sharding.Mesh:
+    """This cluster's devices, over which a micro-batch is spread."""
+    found = clusters.mesh()
+    _check_rows_divide(found.shape["data"])
+    return found
 
 
 def buckets() -> tuple[int, ...]:
     """--buckets, ascending."""
     text = ",".join(BUCKETS.value)
-    if not all(part.strip().isdigit() for part in BUCKETS.value):
+    if not all(part.strip().isdecimal() for part in BUCKETS.value):
         raise clusters.FlagError(f"--buckets={text}: expected numbers such as 16,32")
     found = tuple(int(part) for part in BUCKETS.value)
     if not found or list(found) != sorted(set(found)) or found[0] < 4:
@@ -150,6 +183,7 @@ def hello(
     checkpoints: list[int],
     config: transformer.Config,
     examples: Mapping[str, Any],
+    own: Mapping[str, str],
 ) -> frames.Hello:
     """This cluster's Hello.
 
@@ -159,11 +193,25 @@ def hello(
       checkpoints: steps it could go on from.
       config: of its pretrained model, whose shape the other side's adapters need.
       examples: the fingerprint of its examples' ids (`data.agreement`).
+      own: digests of its model and text, which must be the same when a run goes on.
     """
     details = {"model": dataclasses.asdict(config), "examples": dict(examples)}
+    details["own"] = dict(own)
     return frames.Hello(
         cluster, nebula_jax.__version__, dict(agreed), tuple(checkpoints), details
     )
+
+
+def peers_own(peer: frames.Hello) -> dict[str, str]:
+    """Digests of the peer's model and text, as its Hello has them.
+
+    Raises:
+      FlagError: if it has none.
+    """
+    own = peer.details.get("own")
+    if not isinstance(own, dict) or len(own) > 8:
+        raise clusters.FlagError(f"{peer.cluster} did not say what its run is made of")
+    return {f"the peer's {name}": str(value)[:64] for name, value in own.items()}
 
 
 def peers_config(peer: frames.Hello) -> transformer.Config:

@@ -36,10 +36,12 @@ def run() -> int:
     examples = agreement.fingerprint(text.ids, abnet_text.id_key())
 
     agreed = abnet_setup.settings(abnet_text.PAIR.value)
-    checkpoints = saved.Saved(name, agreed)
+    own = {"source_model": plm.digest, "source_text": abnet_text.digest(text)}
+    checkpoints = saved.Saved(name, agreed, own=own)
+    config = plm.model.config
     with bridge.connect(
         clusters.host_and_port("peer", clusters.PEER.value),
-        abnet_setup.hello(name, agreed, checkpoints.steps, plm.model.config, examples),
+        abnet_setup.hello(name, agreed, checkpoints.steps, config, examples, own),
         connect_timeout=clusters.CONNECT_TIMEOUT.value,
         peer_timeout=clusters.PEER_TIMEOUT.value,
         reconnect_timeout=clusters.RECONNECT_TIMEOUT.value,
@@ -49,8 +51,9 @@ def run() -> int:
         log=lifecycle.say,
     ) as link:
         abnet_text.check_same_examples(text, link.peer)
+        checkpoints.add_own(**abnet_setup.peers_own(link.peer))
         side = Side(plm, text, abnet_setup.peers_config(link.peer))
-        ends = abnet_line.open_near(link, len(side.rows), plm.model.config.width)
+        ends = abnet_line.open_near(link, len(side.rows), config.width)
         start = link.wait_for_welcome(clusters.CONNECT_TIMEOUT.value)
         state = side.restore(checkpoints, start, ends)
         side.meet(ends)
@@ -88,7 +91,8 @@ def run() -> int:
         ledger = {
             "ledger": link.ledger,
             "text": abnet_text.describe(text),
-            "width": plm.model.config.width,
+            "width": config.width,
+            "trained_parameters": abnet_models.size(state),
         }
         record.finish(step, ledger)
     return lifecycle.exit_status(step, interrupt)
@@ -108,7 +112,7 @@ class Side:
         self.text, self.rows = text, text.rows["train"]
         config = abnet_setup.config(plm.model.config, target)
         self.task = abnet_setup.task(config, source=abnet_setup.controls(plm.words))
-        self.mesh = clusters.mesh()
+        self.mesh = abnet_setup.mesh()
         trained, frozen = cut.split(
             abnet_models.source_params(config, plm.model),
             abnet_models.is_trained_source,

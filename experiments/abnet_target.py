@@ -40,9 +40,13 @@ def run() -> int:
     examples = agreement.fingerprint(text.ids, abnet_text.id_key())
 
     agreed = abnet_setup.settings(abnet_text.PAIR.value)
-    checkpoints = saved.Saved(name, agreed)
+    own = {
+        "target_model": abnet_models.target_digest(),
+        "target_text": abnet_text.digest(text),
+    }
+    checkpoints = saved.Saved(name, agreed, own=own)
     hello = abnet_setup.hello(
-        name, agreed, checkpoints.steps, plm.model.config, examples
+        name, agreed, checkpoints.steps, plm.model.config, examples, own
     )
     with (
         bridge.Listener(
@@ -59,6 +63,7 @@ def run() -> int:
         if link.peer.cluster != "source":
             raise bridge.Mismatch(f"{link.peer.cluster} came; source was expected")
         abnet_text.check_same_examples(text, link.peer)
+        checkpoints.add_own(**abnet_setup.peers_own(link.peer))
         source = abnet_setup.peers_config(link.peer)
         side = Side(plm, text, source)
         ends = abnet_line.open_far(link, len(side.rows), source.width)
@@ -98,7 +103,11 @@ def run() -> int:
                 side.save(checkpoints, step, state, ends)
         if start < step and step not in checkpoints.steps:
             side.save(checkpoints, step, state, ends)
-        ledger = {"ledger": link.ledger, "text": abnet_text.describe(text)}
+        ledger = {
+            "ledger": link.ledger,
+            "text": abnet_text.describe(text),
+            "trained_parameters": abnet_models.size(state),
+        }
         record.finish(step, ledger)
     return lifecycle.exit_status(step, interrupt)
 
@@ -118,7 +127,7 @@ class Side:
         config = abnet_setup.config(source, plm.model.config)
         controls = abnet_setup.controls(plm.words)
         self.task = abnet_setup.task(config, target=controls)
-        self.mesh = clusters.mesh()
+        self.mesh = abnet_setup.mesh()
         trained, frozen = cut.split(
             abnet_models.target_params(config, plm.model),
             abnet_models.is_trained_target,

@@ -1,5 +1,6 @@
 """The text of an ABNet run: each cluster's own side, and what both must agree on."""
 
+import hmac
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,13 @@ SOURCES = flags.DEFINE_list(
 )
 MAX_PAIRS = flags.DEFINE_integer(
     "max_pairs", None, "Training pairs at most; all if not given.", lower_bound=1
+)
+MAX_WORDS = flags.DEFINE_integer(
+    "max_words",
+    None,
+    "Words at most, between spaces, of both sentences of a pair, in dev and test too;"
+    " then the FLORES test, whose sentences are long, is left out.",
+    lower_bound=1,
 )
 TEXT = flags.DEFINE_string(
     "text",
@@ -56,7 +64,7 @@ class Text(NamedTuple):
 def languages() -> tuple[str, str]:
     """--pair."""
     found = tuple(PAIR.value.split("-"))
-    if len(found) != 2:
+    if len(found) != 2 or not all(found):
         raise clusters.FlagError(f"--pair={PAIR.value}: expected two, such as es-en")
     return found
 
@@ -64,6 +72,8 @@ def languages() -> tuple[str, str]:
 def split() -> tuple[pathlib.Path, pathlib.Path]:
     """Makes the two sides of --data_dir, each with its own language alone."""
     made_of = [PAIR.value, clusters.DATA_DIR.value, SOURCES.value, MAX_PAIRS.value]
+    if MAX_WORDS.value is not None:
+        made_of.append(MAX_WORDS.value)
     name = f"{PAIR.value}-{corpora.digest_of(made_of)[:16]}"
     folder = pathlib.Path(clusters.PREPARED_DIR.value) / "sides" / name
     with lifecycle.timed("giving each side its own text"):
@@ -73,6 +83,19 @@ def split() -> tuple[pathlib.Path, pathlib.Path]:
             folder,
             SOURCES.value or None,
             MAX_PAIRS.value,
+            MAX_WORDS.value,
+        )
+
+
+def check() -> None:
+    """Raises FlagError at what cannot work, before anything starts."""
+    languages()
+    if clusters.CLUSTER.value not in ("all", "whole"):
+        own_folder()
+    elif TEXT.value:
+        raise clusters.FlagError(
+            f"--text is for one cluster; --cluster={clusters.CLUSTER.value} makes both"
+            " sides of --data_dir"
         )
 
 
@@ -128,7 +151,10 @@ def read(
 def id_key() -> bytes:
     """Under which ids are compared."""
     if ID_KEY.value:
-        return pathlib.Path(ID_KEY.value).read_bytes()
+        key = pathlib.Path(ID_KEY.value).read_bytes()
+        if not key:
+            raise clusters.FlagError(f"--id_key={ID_KEY.value}: the file is empty")
+        return key
     return agreement.default_key(PAIR.value, str(clusters.SEED.value))
 
 
@@ -151,13 +177,26 @@ def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.nd
     """[P] int8 zeros: as many places as a target micro-batch may be asked at.
 
     P is one of a few, so that jit compiles a handful of shapes: a quarter of the
-    batch's places, two, and so on. With `cmlm` a row's share is drawn on the device; seven tenths of all pieces are rarely exceeded, and what is, is counted.
+    batch's places, half of them, and so on. With `cmlm` the masks of a row's n pieces
+    are U{1..n}, drawn on the device: those beyond four standard deviations above the
+    mean of their sum are not asked, and counted.
     """
     needed = int(lengths.sum()) - len(lengths)  # all but [CLS]
     if objective == "cmlm":
-        needed = int(np.ceil(0.7 * (needed - len(lengths)))) + 1
+        pieces = np.maximum(lengths.astype(np.int64) - 2, 1)
+        most = np.sum(pieces + 1) / 2 + 4 * np.sqrt(np.sum(pieces**2 - 1) / 12)
+        needed = int(min(np.ceil(most), pieces.sum()))
     quarter = -(-rows * columns // 4)
     return np.zeros(min(4, -(-needed // quarter)) * quarter, np.int8)
+
+
+def digest(text: Text) -> str:
+    """Tells this side's training examples, as the model reads them, from others."""
+    rows = text.rows["train"]
+    found = hmac.new(id_key(), "\n".join(rows.ids).encode(), "sha256")
+    for array in (rows.offsets, rows.tokens):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:12]
 
 
 def chosen(count: int, total: int) -> np.ndarray:

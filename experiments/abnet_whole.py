@@ -46,14 +46,21 @@ def run(folders: tuple[Any, Any]) -> int:
         abnet_text.read(folders[1], target_plm.words, is_translated=False),
         source_plm.model.config,
     )
-    link = loopback.Loopback()
+    near_end, far_end = loopback.ends()
     width = source_plm.model.config.width
-    near = abnet_line.open_near(link, len(source.rows), width)
-    far = abnet_line.open_far(link, len(source.rows), width)
+    near = abnet_line.open_near(near_end, len(source.rows), width)
+    far = abnet_line.open_far(far_end, len(source.rows), width)
     target.sort(source.buckets)
     source.lengths = target.rows.lengths
 
-    checkpoints = saved.Saved(name, abnet_setup.settings(abnet_text.PAIR.value))
+    own = {
+        "source_model": source_plm.digest,
+        "source_text": abnet_text.digest(source.text),
+        "target_model": abnet_models.target_digest(),
+        "target_text": abnet_text.digest(target.text),
+    }
+    agreed = abnet_setup.settings(abnet_text.PAIR.value)
+    checkpoints = saved.Saved(name, agreed, own=own)
     start = max([0, *checkpoints.steps])
     likes = [
         saved.with_codecs(side.placed, side.mesh, abnet_line.codec_states(ends))
@@ -99,7 +106,13 @@ def run(folders: tuple[Any, Any]) -> int:
             save(step)
     if start < step and step not in checkpoints.steps:
         save(step)
-    record.finish(step, {"text": abnet_text.describe(source.text)})
+    sent = dict(near_end.out.sent + far_end.out.sent)
+    more = {
+        "text": abnet_text.describe(source.text),
+        "sent": sent,
+        "trained_parameters": sum(abnet_models.size(state) for state in states),
+    }
+    record.finish(step, more)
     return lifecycle.exit_status(step, interrupt)
 
 

@@ -124,16 +124,18 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_shared_flags(listener: str, connector: str) -> None:
+def check_shared_flags(listener: str, connector: str, no_line: str = "") -> None:
     """Raises FlagError (or NebulaError) at what cannot work, before anything starts.
 
     Args:
       listener: name of the cluster that waits.
       connector: name of those that come, as in `generator` of `generator:0`.
+      no_line: a value of --wan in whose place the experiment puts a line.
     """
     listens = CLUSTER.value == listener
     connects = CLUSTER.value.partition(":")[0] == connector
-    wan.from_string(WAN.value)
+    if not no_line or WAN.value != no_line:
+        wan.from_string(WAN.value)
     for flag in (CONNECT_TIMEOUT, PEER_TIMEOUT):
         if not 0 < flag.value < float("inf"):
             raise FlagError(f"--{flag.name}={flag.value:g}: must be above 0 seconds")

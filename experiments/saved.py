@@ -60,15 +60,27 @@ def with_codecs(of: Placed, mesh: Mesh, codecs: list[Any]) -> Placed:
     )
 
 
-def check_same_run(cluster: str, agreed: dict[str, Any]) -> None:
-    """Raises CheckpointError if the cluster's folder holds a run of other settings."""
+def check_same_run(
+    cluster: str, agreed: dict[str, Any], own: Mapping[str, str] | None = None
+) -> None:
+    """Raises CheckpointError if the cluster's folder holds another run.
+
+    Args:
+      cluster: its name.
+      agreed: the settings of all clusters.
+      own: what else must be as it was, such as a digest of the cluster's text. Compared
+        where the checkpoint has it too.
+    """
     folder = clusters.cluster_folder(cluster) / "checkpoints"
-    before = checkpoint.newest_about(folder).get("settings", agreed)
-    for name in sorted(agreed.keys() | before.keys()):
-        if agreed.get(name) != before.get(name):
+    about = checkpoint.newest_about(folder)
+    before, own = about.get("settings", agreed), {"cluster": cluster} | dict(own or {})
+    known = {name: value for name, value in about.get("own", {}).items() if name in own}
+    ours, theirs = agreed | {name: own[name] for name in known}, before | known
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
             raise checkpoint.CheckpointError(
-                f"{clusters.workdir()} holds a run with {name}={before.get(name)},"
-                f" this one has {agreed.get(name)}; name another --workdir"
+                f"{clusters.workdir()} holds a run with {name}={theirs.get(name)},"
+                f" this one has {ours.get(name)}; name another --workdir"
             )
 
 
@@ -111,22 +123,35 @@ def kept(window: int, every: int) -> int:
 class Saved:
     """What a cluster has saved so far, and where it saves more."""
 
-    def __init__(self, cluster: str, agreed: dict[str, Any], window: int = 0):
+    def __init__(
+        self,
+        cluster: str,
+        agreed: dict[str, Any],
+        window: int = 0,
+        own: Mapping[str, str] | None = None,
+    ):
         """Looks at the folder's checkpoints; damaged ones are told and left aside.
 
         Args:
           cluster: its name.
           agreed: the run's settings (see `m3_setup.settings`).
           window: steps that one cluster may be ahead of another.
+          own: see `check_same_run`.
 
         Raises:
           checkpoint.CheckpointError: if the folder holds a run with other settings.
         """
-        check_same_run(cluster, agreed)
+        check_same_run(cluster, agreed, own)
+        self._cluster, self._own = cluster, {"cluster": cluster} | dict(own or {})
         self._folder = clusters.cluster_folder(cluster) / "checkpoints"
         self._agreed = agreed
         self._keep = kept(window, clusters.CHECKPOINT_EVERY.value)
         self.steps = checkpoint.verified_steps(self._folder, lifecycle.say)
+
+    def add_own(self, **more: str) -> None:
+        """What was learned since, of the peer, that must be as it was; checks it."""
+        self._own |= more
+        check_same_run(self._cluster, self._agreed, self._own)
 
     def restore(self, step: int, state: Placed) -> tuple[Any, Any]:
         """The state after `step`, on its devices, and the data position saved with it.
@@ -144,7 +169,7 @@ class Saved:
 
     def save(self, step: int, state: Any, position: Any = None) -> None:
         """Saves the state after `step` with the data position."""
-        about = {"position": position, "settings": self._agreed}
+        about = {"position": position, "settings": self._agreed, "own": self._own}
         checkpoint.save(self._folder, step, state, about, self._keep)
         self.steps = [*self.steps, step]
 

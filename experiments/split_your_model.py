@@ -141,14 +141,15 @@ def train_whole(params: Any, batches: Iterator[Any]) -> Any:
     return params
 
 
-def init(seed: int) -> dict[str, Any]:
-    """Parameters of both halves; a cluster uses only its own."""
-    images, hidden = jnp.zeros((1, SIDE, SIDE, 1)), jnp.zeros((1, *HIDDEN.shape[1:]))
-    near, far = jax.random.split(jax.random.key(seed))
-    return {
-        "near": Stem().init(near, images)["params"],
-        "far": Classifier().init(far, hidden)["params"],
+def init(seed: int, cluster: str) -> Any:
+    """The parameters that a cluster begins with."""
+    modules = {
+        "near": (Stem(), (1, SIDE, SIDE, 1)),
+        "far": (Classifier(), (1, *HIDDEN.shape[1:])),
     }
+    module, shape = modules[cluster]
+    rng = jax.random.fold_in(jax.random.key(seed), list(modules).index(cluster))
+    return jax.jit(module.init)(rng, jnp.zeros(shape))["params"]
 
 
 def draw(seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -252,7 +253,7 @@ def _run(cluster: str) -> int:
         "log": lifecycle.say,
     }
     seed, steps = clusters.SEED.value, clusters.STEPS.value
-    codec, params = codecs.from_string(CODEC.value), init(seed)[cluster]
+    codec, params = codecs.from_string(CODEC.value), init(seed, cluster)
     if cluster == "near":
         batches = micro_batches(seed, steps, 0)
         with bridge.connect(
@@ -286,7 +287,8 @@ def _run(cluster: str) -> int:
 def _compare() -> int:
     """Trains the model uncut, and says how far the split one is from it."""
     seed, steps = clusters.SEED.value, clusters.STEPS.value
-    params, split = init(seed), {}
+    params = {cluster: init(seed, cluster) for cluster in ("near", "far")}
+    split = {}
     for cluster, own in params.items():
         path = clusters.cluster_folder(cluster) / "params.msgpack"
         split[cluster] = serialization.from_bytes(own, path.read_bytes())

@@ -9,8 +9,10 @@ of the same flagfile, with its own side of the text (scripts/split_parallel.py):
     ... --cluster=target --listen=0.0.0.0:7070 --text=target_side
     ... --cluster=source --peer=t.example:7070 --text=source_side
 
-`--cluster=whole` is the same computation in one process: the reference. The loops are
-in `abnet_source`, `abnet_target` and `abnet_whole`; what crosses is in `abnet_line`.
+`--cluster=whole` is the same computation in one process: the reference. With
+`--wan=auto-dilated` the line is as slow beside this machine as the paper's was beside
+its own (`dilation`). The loops are in `abnet_source`, `abnet_target` and
+`abnet_whole`; what crosses is in `abnet_line`.
 """
 
 import contextlib
@@ -27,6 +29,7 @@ from experiments import (
     abnet_text,
     abnet_whole,
     clusters,
+    dilation,
     launcher,
     lifecycle,
     saved,
@@ -41,18 +44,19 @@ CLUSTERS = ("target", "source")  # the first one listens
 
 def main() -> int:
     """Does what --cluster says."""
-    clusters.check_shared_flags(listener="target", connector="source")
+    clusters.check_shared_flags("target", "source", no_line=dilation.AUTO)
+    dilation.check()
     abnet_setup.check()
-    abnet_text.languages()
-    clusters.simulate_devices()
     cluster = clusters.CLUSTER.value
-    if cluster in ("all", "whole"):
-        with lifecycle.alone_in(clusters.workdir()):
-            return _run_here()
-    if cluster not in CLUSTERS:
+    if cluster not in ("all", "whole", *CLUSTERS):
         raise clusters.FlagError(
             f"--cluster={cluster}: expected all, whole, source or target"
         )
+    abnet_text.check()
+    clusters.simulate_devices()
+    if cluster in ("all", "whole"):
+        with lifecycle.alone_in(clusters.workdir()):
+            return _run_here()
     folder = clusters.cluster_folder(cluster)
     with lifecycle.alone_in(folder):
         saved.check_same_run(cluster, abnet_setup.settings(abnet_text.PAIR.value))
@@ -74,6 +78,7 @@ def _run_here() -> int:
         source_text, target_text = abnet_text.split()
         abnet_models.load_source()
         abnet_models.prepare_target(target_text)
+        dilation.settle((source_text, target_text))
         overrides = {"workdir": str(clusters.workdir())}
         clusters.write_run_flags(clusters.workdir() / "run.flags", overrides)
         if is_whole:

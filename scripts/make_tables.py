@@ -4,8 +4,9 @@
     python -m scripts.make_tables                                # write tables anew
 
 A run's summary.json and plot are kept in experiments/results/ under the run's name. A
-benchmark writes there itself, with --out=experiments/results/bench_NAME.json. The
-README holds one block per result, between two markers; the text around them is ours.
+benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
+table2_bleu and table5_compression. The README holds one block per result, between two
+markers; the text around them is ours.
 """
 
 import json
@@ -17,7 +18,7 @@ from absl import flags
 
 from experiments import lifecycle
 from nebula_jax import errors
-from scripts import bench_tables
+from scripts import abnet_tables, bench_tables
 
 COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
 
@@ -114,6 +115,12 @@ def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
         result = json.loads(path.read_text())
         if path.stem.startswith("m3_"):
             block = m3_block(path.stem, result)
+        elif path.stem.startswith("abnet_"):
+            block = abnet_tables.abnet_block(path.stem, result)
+        elif path.stem.startswith("table2_"):
+            block = abnet_tables.table2_block(path.stem, result)
+        elif path.stem.startswith("table5_"):
+            block = abnet_tables.table5_block(path.stem, result)
         elif path.stem.startswith("bench_codecs"):
             block = bench_tables.codecs_block(result)
         else:

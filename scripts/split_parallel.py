@@ -14,7 +14,7 @@ from experiments import abnet_text, clusters, lifecycle
 from nebula_jax.data import sides
 from scripts.out import OUT
 
-for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs"):
+for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"):
     flags.declare_key_flag(name)
 
 
@@ -29,6 +29,7 @@ def main() -> int:
         pathlib.Path(OUT.value),
         abnet_text.SOURCES.value or None,
         abnet_text.MAX_PAIRS.value,
+        abnet_text.MAX_WORDS.value,
     )
     for folder, language in zip(folders, languages, strict=True):
         sizes = {

@@ -62,17 +62,27 @@ def write_text(folder: pathlib.Path, languages=tuple(SENTENCES)) -> pathlib.Path
 class Runs:
     """Starts the command in a folder of its own."""
 
+    module = "experiments.pretrain_m3"
+
     def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
         self.folder = folder
-        self.text = write_text(folder / "text")
+        self.text = self.write_text(folder / "text")
         self._cache = cache
+
+    def write_text(self, folder: pathlib.Path) -> pathlib.Path:
+        """Writes the corpus of all runs; its folder."""
+        return write_text(folder)
+
+    def flags(self) -> dict:
+        """What a run is given unless a test says otherwise."""
+        return TINY | {"data_dir": self.text, "prepared_dir": "prepared"}
 
     def start(self, *arguments: str, **flags) -> subprocess.Popen:
         """Starts a run; its standard error is merged into its output."""
-        flags = TINY | {"data_dir": self.text, "prepared_dir": "prepared"} | flags
+        flags = self.flags() | flags
         flags = [f"--{name}={value}" for name, value in flags.items()]
         return subprocess.Popen(
-            [sys.executable, "-m", "experiments.pretrain_m3", *flags, *arguments],
+            [sys.executable, "-m", self.module, *flags, *arguments],
             cwd=self.folder,
             env=os.environ
             | {

@@ -78,7 +78,12 @@ def _existing(path: pathlib.Path, language: str) -> pathlib.Path:
     raise CorpusError(f"language {language!r} has no text: {path}[.gz] is missing")
 
 
-def _numbered_lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Yields (number, text) of a file's lines; gzip if its name says so.
+
+    Raises:
+      CorpusError: at bad UTF-8, or if it cannot be read to its end.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
@@ -101,7 +106,7 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
         and when the file has no line at all.
     """
     number = 0
-    for number, line in _numbered_lines(path):
+    for number, line in numbered_lines(path):
         if not line.strip():
             raise CorpusError(f"{path}:{number}: empty line; expected a sentence")
         if "\0" in line:
@@ -120,7 +125,7 @@ def read_parallel(path: pathlib.Path) -> Iterator[Pair]:
     """
     width = 0
     number = 0
-    for number, line in _numbered_lines(path):
+    for number, line in numbered_lines(path):
         fields = line.split("\t")
         if number == 1:
             if len(fields) not in (2, 3) or fields[0] != "en":

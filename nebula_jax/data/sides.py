@@ -111,6 +111,7 @@ def split_parallel(
     out: pathlib.Path,
     sources: Sequence[str] | None = None,
     max_pairs: int | None = None,
+    max_words: int | None = None,
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Makes two sides, which know nothing of each other's text, of a text folder.
 
@@ -128,6 +129,8 @@ def split_parallel(
         dev and test, which are in-domain, are always taken whole.
       max_pairs: at most so many training pairs, chosen by a hash of their ids: a larger
         number chooses these and others.
+      max_words: at most so many words, between spaces, on both sides; of dev and test
+        too. FLORES, whose sentences are long, is left out then.
 
     Returns:
       The folders of source and target.
@@ -143,9 +146,14 @@ def split_parallel(
         "max_pairs": max_pairs,
         "made_from": _made_from(data_dir, languages),
     }
+    if max_words is not None:
+        manifest["max_words"] = max_words
     if not _is_made(out, manifest):
         with _text_folder(data_dir) as folder:
-            pairs = _pairs(_files(folder, languages), languages, sources, max_pairs)
+            files = _files(folder, languages)
+            if max_words is not None:
+                files.pop(FLORES, None)
+            pairs = _pairs(files, languages, sources, max_pairs, max_words)
             _write_whole(out, manifest, pairs)
     return out / "source", out / "target"
 
@@ -200,7 +208,7 @@ def _files(
     return files
 
 
-def _pairs(files, languages, sources, max_pairs) -> dict[str, list[_Pair]]:
+def _pairs(files, languages, sources, max_pairs, max_words) -> dict[str, list[_Pair]]:
     pairs = {split: _numbered(file, languages, split) for split, file in files.items()}
     if sources:
         tags = [tag for _, (tag,) in _columns(files["train"], ("source",))]
@@ -215,6 +223,9 @@ def _pairs(files, languages, sources, max_pairs) -> dict[str, list[_Pair]]:
             for pair, tag in zip(pairs["train"], tags, strict=True)
             if tag in sources
         ]
+    if max_words is not None:
+        for split, those in pairs.items():
+            pairs[split] = [pair for pair in those if _is_short(pair, max_words)]
     if max_pairs is not None:
         chosen = sorted(pairs["train"], key=lambda pair: _hash(pair.id))[:max_pairs]
         pairs["train"] = sorted(chosen)
@@ -229,6 +240,10 @@ def _pairs(files, languages, sources, max_pairs) -> dict[str, list[_Pair]]:
         if not those:
             raise corpora.CorpusError(f"{files['train'].parent}: no pair for {split}")
     return pairs
+
+
+def _is_short(pair: _Pair, max_words: int) -> bool:
+    return all(len(text.split()) <= max_words for text in (pair.source, pair.target))
 
 
 def _numbered(file: pathlib.Path, languages, split: str) -> list[_Pair]:

@@ -64,3 +64,30 @@ def test_nothing_there_is_an_error_not_a_wait():
     _, receiver = ends("identity")
     with pytest.raises(errors.NebulaError, match="nothing has been sent on channel 0"):
         receiver.recv(1)
+
+
+def test_bytes_are_counted_by_channel():
+    link = loopback.Loopback()
+    hidden, _ = ends("identity", "hidden", link)
+    packed, _ = ends("pack_tokens", "packed", link)
+    hidden.send(1, arrays(0))
+    hidden.send(2, arrays(0))
+    assert link.sent == {"hidden": 2 * (200 + 200 * 4 * 4)}
+    packed.send(1, arrays(0))
+    assert 0 < link.sent["packed"] < link.sent["hidden"] / 2
+
+
+def test_two_ends_hear_each_other_and_not_themselves():
+    """Each opens its channels in its own order, as over a link."""
+    codec = codecs.from_string("identity")
+    near, far = loopback.ends()
+    there = near.sender("there", SPEC, codec)
+    answer = near.receiver("answer", SPEC, codec)
+    heard = far.receiver("there", SPEC, codec)
+    back = far.sender("answer", SPEC, codec)
+    there.send(1, arrays(1))
+    assert heard.has_arrived
+    assert not answer.has_arrived
+    back.send(1, arrays(2))
+    for receiver, seed in ((heard, 1), (answer, 2)):
+        jax.tree.map(np.testing.assert_array_equal, receiver.recv(1), arrays(seed))

@@ -150,6 +150,22 @@ def test_splitting_twice_gives_the_same_bytes_and_once_is_enough(text_folder, tm
     assert sides.read(edited).ids == ["mine"]
 
 
+def test_short_pairs_alone_are_taken_if_both_sides_are_short(text_folder, tmp_path):
+    rows = ["en\tes\tsource", "a b\tc d\tx", "a b c\td\tx", "a\tb c d\tx", "e\tf\tx"]
+    for split in ("train", "dev", "test"):
+        path = text_folder / "parallel" / f"en-es.{split}.tsv.gz"
+        write(path, "\n".join([*rows, ""]))
+    source, target = sides.split_parallel(
+        text_folder, ("es", "en"), tmp_path / "short", max_words=2
+    )
+    for split in ("train", "dev", "test"):
+        ids = [f"{split}-000001", f"{split}-000004"]
+        assert read(source, split).ids == read(target, split).ids == ids
+    assert sides.splits(source) == ("train", "dev", "test")  # FLORES is long
+    with pytest.raises(corpora.CorpusError, match="holds another split"):
+        sides.split_parallel(text_folder, ("es", "en"), tmp_path / "short")
+
+
 def test_what_is_there_is_never_overwritten(text_folder, tmp_path):
     out = tmp_path / "sides"
     sides.split_parallel(text_folder, ("es", "en"), out)

@@ -4,7 +4,14 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import clusters, m3_setup, pretrain_m3
+from experiments import (
+    abnet_setup,
+    abnet_text,
+    clusters,
+    m3_setup,
+    pretrain_m3,
+    train_abnet,
+)
 from nebula_jax.communication import wan
 from nebula_jax.data import mixtures
 from nebula_jax.models import transformer
@@ -19,11 +26,23 @@ def test_every_flagfile_is_a_possible_run(path):
     flags.FLAGS(["test"])
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={path}"])
-        clusters.check_shared_flags()
+        clusters.check_shared_flags("discriminator", "generator")
         groups = [["en", "de"]] * 3
         if not m3_setup.GENERATORS.value.isdigit():
             groups = mixtures.parse_groups(m3_setup.GENERATORS.value)
         mixtures.parse_tasks(m3_setup.TASKS.value, groups)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("abnet_*.flags")), ids=lambda p: p.stem
+)
+def test_every_translation_is_a_possible_run(path):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        flags.FLAGS(["test", f"--flagfile={path}"])
+        clusters.check_shared_flags(*train_abnet.CLUSTERS)
+        abnet_setup.check()
+        abnet_text.check()
 
 
 @pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])

@@ -14,6 +14,7 @@ from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
 COUNT = 4  # micro-batches
+PACKED = "pack_tokens(capacities=3)|int8(row)"
 OPTIMIZER = optax.adam(1e-2)
 
 
@@ -143,7 +144,7 @@ def test_five_steps_of_the_split_model_are_five_of_the_whole():
     ("forward", "backward", "line", "ahead"),
     [
         ("identity", "identity", "", 4),
-        ("pack_tokens|int8(64)|zstd", "pack_tokens|int8(64)", "100mbit,2ms", 2),
+        (f"{PACKED}|zstd", PACKED, "100mbit,2ms", 2),
         ("delta(int8(row), 8)", "error_feedback(top_k(0.5)|fp16)", "", 1),
     ],
 )

@@ -70,7 +70,7 @@ def whole_gradient(params, batch, rngs, near=two_halves.front):
     return jax.grad(two_halves.whole_loss)(params, batch, rngs, near)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 4, 8])
 def test_micro_batches_add_up_to_the_whole_models_gradient(count):
     params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
     micro_batches = two_halves.pieces(batch, count)
@@ -156,15 +156,14 @@ def test_split_and_merge_keep_every_parameter_and_integers_are_frozen():
     two_halves.assert_close(cut.merge(trained, frozen), params)
 
 
+PACKED = "pack_tokens(capacities=3)|int8(row)"
 ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gradient
-    ("fp16", "int8(64)"): (1e-3, 0.01),
-    ("int8(row)", "svd(0.9)|fp16"): (0.01, 0.5),
-    ("pack_tokens|int8(64)", "pack_tokens|int8(64)"): (0.01, 0.01),
-    ("pack_tokens", "identity"): (1e-6, 1e-6),
+    ("fp16", "svd(0.9)|fp16"): (1e-3, 0.5),
+    (PACKED, PACKED): (0.01, 0.01),
     ("from_step(2, fp16, 2)", "from_step(2, fp16, 2)"): (1e-3, 1e-3),
     ("identity", "error_feedback(top_k(0.5)|fp16)"): (1e-6, 0.9),
     ("delta(int8(row), 8)", "int8(row)"): (0.01, 0.01),
-    ("delta(pack_tokens|int8(row), 8)", "identity|zstd"): (0.01, 1e-6),
+    (f"delta({PACKED}, 8)", "identity|zstd"): (0.01, 1e-6),
 }
 
 
@@ -176,7 +175,7 @@ def test_gradients_are_those_of_what_was_received(named):
     params = two_halves.init()
     spec = piece_spec(run.near)
     states = [forward.init(spec), backward.init(spec)]
-    for step in range(3):  # the same examples: delta remembers them
+    for step in range(2):  # the same examples: delta remembers them
         batch, rngs = two_halves.batch(0), two_halves.rngs(0)
         micro_batches = two_halves.pieces(batch, 2)
         grads, *_ = run.step(params, micro_batches, rngs)
@@ -238,7 +237,7 @@ def compiled(caplog, function):
     ]
 
 
-@pytest.mark.parametrize("named", ["int8(64)", "pack_tokens|int8(64)"])
+@pytest.mark.parametrize("named", ["fp16", "pack_tokens(capacities=5)|fp16"])
 def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
     codec_ = codecs.from_string(named)
     params, run = two_halves.init(), Run(codec_, codec_)
@@ -261,7 +260,7 @@ class Deep(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        for _ in range(3):
+        for _ in range(2):
             x = nn.gelu(self.layer(40)(x))
         return x
 
@@ -301,7 +300,7 @@ MODELS = {
 def test_weights_are_not_kept_from_forward_to_backward(name):
     model = MODELS[name]
     x = np.random.RandomState(0).randn(3, L, 36).astype(np.float32)
-    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+    params = two_halves.init_of(model, x)
 
     def fn(params, x, rng):
         return model.apply({"params": params}, x)

@@ -1,0 +1,371 @@
+"""Table 5, Fig. 9 and Fig. 10 at a scale that two cores bear, and codecs of our own.
+
+    python -m scripts.table5_compression --scale=tiny --data_dir=../shared/data
+
+Runs `train_abnet` once for each row and seed, one after the other; when it was stopped,
+the same command goes on. Quality and speed are measured apart, since a run that waits
+for a slow line takes hours: BLEU with `--cluster=whole`, where the same codecs stand
+between the halves and the numbers are the same; seconds and bytes a step with a short
+run of two clusters over a line, which the first of them measures (`auto-dilated`) and
+all of them share.
+"""
+
+import itertools
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from experiments import clusters, dilation, lifecycle, run_report
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, wan
+from scripts import abnet_runs, table5_figures
+from scripts.out import OUT
+
+for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
+    flags.declare_key_flag(key_flag)
+flags.adopt_module_key_flags(abnet_runs)
+ROWS = flags.DEFINE_list("rows", [], "Names of rows to run; empty for all.")
+PARTS = flags.DEFINE_list(
+    "parts", ["quality", "speed", "start"], "Of the work: BLEU, time, Fig. 10."
+)
+
+SPEED_STEPS = 20  # of a run over the line
+TIMED_STEPS = 12  # the last of them; in the first ones programs are compiled
+STARTS = (16, 8, 2)  # Fig. 10: compression begins after 1/16, 1/8, 1/2 of the steps
+START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
+FEWER_BYTES = 8.0
+OVER_IDEAL = 1.2
+RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+
+
+class Row(NamedTuple):
+    """A way to compress both directions."""
+
+    name: str
+    forward: str
+    backward: str
+    is_ours: bool = True
+
+
+def rows(settings: Mapping[str, str]) -> list[Row]:
+    """The paper's ten rows, which send padding, and ours, which do not.
+
+    Args:
+      settings: of the flagfile.
+    """
+    int4 = "hadamard|int4(64)"
+    paper = [
+        Row("baseline", "identity", "identity", False),
+        Row("FP16+INT8", "fp16", "int8(tensor)", False),
+        *(
+            Row(f"FP16(SVD({r}))+INT8", f"svd({r})|fp16", "int8(tensor)", False)
+            for r in RATIOS
+        ),
+    ]
+    ours = [
+        Row("no padding", *["pack_tokens"] * 2),
+        Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
+        Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
+        Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2),
+        Row("top_k", "pack_tokens|top_k(0.3)|fp16", "pack_tokens|top_k(0.1)|fp16"),
+        Row(
+            "delta",
+            f"delta(pack_tokens|{int4}, {settings['max_pairs']})",
+            f"pack_tokens|{int4}",
+        ),
+    ]
+    return paper + ours
+
+
+def late(row: Row, step: int, settings: Mapping[str, str]) -> Row:
+    """The same row, compressed from `step` on (Fig. 10)."""
+    parts = settings["micro_batches"]
+    return row._replace(
+        name=f"{row.name} from {step}",
+        forward=f"from_step({step}, {row.forward}, {parts})",
+        backward=f"from_step({step}, {row.backward}, {parts})",
+    )
+
+
+def start_steps(settings: Mapping[str, str]) -> list[int]:
+    """Where Fig. 10's runs begin to compress."""
+    return [max(2, int(settings["steps"]) // part) for part in STARTS]
+
+
+def quality_run(row: Row, seed: str, base: Sequence[str]) -> abnet_runs.Run:
+    """The run that BLEU and loss are taken from."""
+    return abnet_runs.Run(
+        f"quality-{file_name(row.name)}-seed{seed}",
+        (*base, "--cluster=whole", f"--seed={seed}", *_codec_flags(row)),
+        f"seed{seed}",
+    )
+
+
+def speed_run(
+    row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
+) -> abnet_runs.Run:
+    """The run that time and bytes are taken from."""
+    steps = SPEED_STEPS
+    if row.forward.startswith("delta"):
+        # In the first epoch nothing has been seen before: all of it crosses in full.
+        steps += int(settings["max_pairs"]) // int(settings["batch_size"])
+    return abnet_runs.Run(
+        f"speed-{file_name(row.name)}",
+        (
+            *(*base, "--cluster=all", "--seed=0", f"--wan={line}"),
+            *(f"--steps={steps}", "--log_every=1", "--bleu_sentences=1"),
+            *_codec_flags(row),
+        ),
+        "seed0",
+    )
+
+
+def _codec_flags(row: Row) -> tuple[str, str]:
+    return f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"
+
+
+def file_name(name: str) -> str:
+    """`FP16(SVD(0.9))+INT8` -> `fp16_svd_0_9_int8`."""
+    letters = "".join(c if c.isalnum() else " " for c in name.lower())
+    return "_".join(letters.split())
+
+
+def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds and bytes of a step: median, and mean over the last ones."""
+    last = result["records"][-TIMED_STEPS - 1 :]
+    times = [record["time"] for record in last]
+    steps = last[-1]["step"] - last[0]["step"]
+    return {
+        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
+        "forward": (last[-1]["bytes_sent"] - last[0]["bytes_sent"]) / steps,
+        "backward": (last[-1]["bytes_received"] - last[0]["bytes_received"]) / steps,
+    }
+
+
+def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
+    """Eq. 4's ratio of a codec; None where what is sent decides."""
+    made = codecs.from_string(codec)
+    if made.options:
+        return None
+    rows = int(settings["batch_size"]) // int(settings["micro_batches"])
+    length = int(settings["buckets"].split(",")[-1])
+    spec = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
+    return codec_lib.ratio(made, spec)
+
+
+def ideal_seconds(speed: Mapping[str, float], line: Mapping[str, float]) -> float:
+    """max(compute, wire): a step if nothing had to wait for anything else.
+
+    Args:
+      speed: of the row; both directions of the line are busy at once.
+      line: see `dilation.Dilation`.
+    """
+    rate = wan.from_string(line["wan"]).up.rate
+    wire = 8 * max(speed["forward"], speed["backward"]) / rate
+    return max(line["compute_seconds"], wire)
+
+
+def gather(
+    runs: abnet_runs.Runs,
+    settings: Mapping[str, str],
+    base: Sequence[str],
+    seeds: Sequence[str],
+) -> dict[str, Any]:
+    """All figures of the runs that have ended."""
+    table, commits, line, seconds = [], set(), {}, 0.0
+    width = padded = None
+
+    def read(run: abnet_runs.Run) -> dict[str, Any] | None:
+        nonlocal seconds
+        result = runs.found(run)
+        if result is not None:
+            commits.add(result["summary"]["commit"])
+            seconds += result["summary"]["seconds"]
+        return result
+
+    for row in rows(settings):
+        found = dict(row._asdict())
+        speed = read(speed_run(row, line.get("wan", dilation.AUTO), settings, base))
+        if speed is not None:
+            line = line or speed["summary"]["dilation"]
+            padded = speed["summary"]["bytes"]["padded"]
+            width = [each for each in speed["summary"]["clusters"] if "width" in each]
+            found["speed"] = speed_of(speed)
+            found["speed"]["ideal"] = ideal_seconds(found["speed"], line)
+            found["formula"] = [
+                formula_ratio(codec, settings, width[0]["width"])
+                for codec in (row.forward, row.backward)
+            ]
+        found |= _quality(row, seeds, base, read)
+        if found.keys() != row._asdict().keys():
+            table.append(found)
+    starts = []
+    for row in rows(settings):
+        if row.name == START_ROW:
+            for step in start_steps(settings):
+                of = _quality(late(row, step, settings), seeds, base, read)
+                starts += [{"step": step, **of}] if of else []
+    return {
+        "command": clusters.command(),
+        "commit": ", ".join(sorted(commits)),
+        "hardware": run_report.hardware(),
+        "seconds": round(seconds, 1),
+        "seeds": list(seeds),
+        "settings": dict(settings),
+        "padded_bytes": padded,
+        "line": line,
+        "rows": table,
+        "starts": starts,
+        "targets": targets(table, padded),
+    }
+
+
+def _quality(row: Row, seeds, base, read) -> dict[str, Any]:
+    results = [read(quality_run(row, seed, base)) for seed in seeds]
+    results = [result for result in results if result is not None]
+    if not results:
+        return {}
+    sent = results[0]["summary"]["clusters"][0].get("sent", {})
+    steps = results[0]["summary"]["clusters"][0]["last_step"]
+    return {
+        "bleu": [abnet_runs.bleu(result) for result in results],
+        "bleu_dev": [abnet_runs.bleu(result, "dev") for result in results],
+        "losses": [result["losses"] for result in results],
+        "bytes_all_steps": {
+            way: sum(size for name, size in sent.items() if name.startswith(channel))
+            / steps
+            for way, channel in (("forward", "hidden["), ("backward", "gradient["))
+        },
+    }
+
+
+def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[dict]:
+    """What was to be reached, and what was."""
+    found = []
+    rated = [row for row in table if "speed" in row]
+    scored = [row for row in rated if "bleu" in row]
+    baseline = next((row for row in scored if row["name"] == "baseline"), None)
+    if baseline is not None and padded:
+        noise = pooled_deviation([row["bleu"] for row in scored])
+        small = [
+            row
+            for row in scored
+            if max(row["speed"]["forward"], row["speed"]["backward"])
+            <= padded / FEWER_BYTES
+        ]
+        if small:
+            best = max(small, key=lambda row: statistics.fmean(row["bleu"]))
+            lost = statistics.fmean(baseline["bleu"]) - statistics.fmean(best["bleu"])
+            found.append(
+                {
+                    "what": f"BLEU lost with {FEWER_BYTES:g} times fewer bytes both"
+                    f" ways ({best['name']}), beside one standard deviation of seeds",
+                    "value": lost,
+                    "at_most": noise,
+                    "met": lost <= noise,
+                }
+            )
+    if rated:
+        worst = max(
+            rated, key=lambda row: row["speed"]["seconds"] / row["speed"]["ideal"]
+        )
+        over = worst["speed"]["seconds"] / worst["speed"]["ideal"]
+        found.append(
+            {
+                "what": f"s/step over the ideal, at worst ({worst['name']})",
+                "value": over,
+                "at_most": OVER_IDEAL,
+                "met": over <= OVER_IDEAL,
+            }
+        )
+    plain = next((row for row in rated if row["name"] == "baseline"), None)
+    if plain is not None and len(rated) > 1:
+        slowest = max(
+            (row for row in rated if row is not plain),
+            key=lambda row: row["speed"]["seconds"],
+        )
+        share = slowest["speed"]["seconds"] / plain["speed"]["seconds"]
+        found.append(
+            {
+                "what": f"s/step over sending plain, slowest codec ({slowest['name']})",
+                "value": share,
+                "at_most": 1.0,
+                "met": share <= 1.0,
+            }
+        )
+    return found
+
+
+def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of a run about its own row's mean, from all rows."""
+    squares = sum(
+        (value - statistics.fmean(group)) ** 2 for group in groups for value in group
+    )
+    return (squares / max(1, sum(len(group) - 1 for group in groups))) ** 0.5
+
+
+def work(
+    runs: abnet_runs.Runs,
+    settings: Mapping[str, str],
+    base: Sequence[str],
+    seeds: Sequence[str],
+    parts: Sequence[str],
+    names: Sequence[str],
+) -> None:
+    """Does the runs that have not been done."""
+    chosen = [row for row in rows(settings) if not names or row.name in names]
+    if "speed" in parts:
+        plain = rows(settings)[0]
+        first = runs.result(speed_run(plain, dilation.AUTO, settings, base))
+        line = first["summary"]["dilation"]["wan"]
+        for row in chosen:
+            if row.name != plain.name:
+                runs.result(speed_run(row, line, settings, base))
+    for seed in seeds:
+        if "quality" in parts:
+            for row in chosen:
+                runs.result(quality_run(row, seed, base))
+        if "start" in parts:
+            for row in chosen:
+                if row.name == START_ROW:
+                    for step in start_steps(settings):
+                        after = late(row, step, settings)
+                        runs.result(quality_run(after, seed, base))
+
+
+def main() -> int:
+    """Runs what is missing; writes the figures and the pictures."""
+    name = f"table5_{abnet_runs.SCALE.value}"
+    flagfile = abnet_runs.flagfile(f"abnet_{name}")
+    settings = abnet_runs.settings(flagfile)
+    known = [row.name for row in rows(settings)]
+    for given in ROWS.value:
+        if given not in known:
+            raise clusters.FlagError(
+                f"--rows: no {given}; there are {', '.join(known)}"
+            )
+    base = abnet_runs.base_arguments(flagfile)
+    seeds = abnet_runs.SEEDS.value
+    folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
+    with lifecycle.alone_in(folder):
+        runs = abnet_runs.Runs(folder)
+        work(runs, settings, base, seeds, PARTS.value, ROWS.value)
+        result = gather(runs, settings, base, seeds)
+    out = pathlib.Path(OUT.value or abnet_runs.FOLDER / "results" / f"{name}.json")
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    table5_figures.draw(result, out.parent, out.stem)
+    for each in result["targets"]:
+        met = "met    " if each["met"] else "NOT met"
+        print(f"{met} {each['what']}: {each['value']:.3f}")
+    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
+    return 0
+
+
+if __name__ == "__main__":
+    lifecycle.run(main)

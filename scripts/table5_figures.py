@@ -1,0 +1,82 @@
+"""Fig. 9 and Fig. 10 of what `table5_compression` measured."""
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+SIZE = (10, 4.2)
+
+
+def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
+    """Writes NAME_fig9.png and NAME_fig10.png, where there is anything to show."""
+    rows = [row for row in result["rows"] if "losses" in row]
+    if rows:
+        figure9(rows, folder / f"{name}_fig9.png")
+    if rows and result["starts"]:
+        figure10(result, folder / f"{name}_fig10.png")
+
+
+def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Training loss of each row, mean of the seeds: the paper's on the left."""
+    figure, both = plt.subplots(1, 2, figsize=SIZE, layout="constrained", sharey=True)
+    for axes, is_ours in zip(both, (False, True), strict=True):
+        for row in rows:
+            if row["is_ours"] == is_ours or row["name"] == "baseline":
+                is_plain = row["name"] == "baseline"
+                axes.plot(
+                    *mean_curve(row["losses"]),
+                    label=row["name"],
+                    color="black" if is_plain else None,
+                    zorder=3 if is_plain else 2,
+                    linewidth=1.2,
+                )
+        axes.set(xlabel="step", title="our rows" if is_ours else "the paper's rows")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    both[0].set_ylabel("nats per target token")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
+    """BLEU against the step at which FP16(SVD(0.6))+INT8 begins."""
+    by_name = {row["name"]: row for row in result["rows"] if "bleu" in row}
+    points = [(start["step"], start["bleu"]) for start in result["starts"]]
+    compressed = by_name.get("FP16(SVD(0.6))+INT8")
+    if compressed is not None:
+        points.append((1, compressed["bleu"]))
+    points.sort()
+    figure, (score, loss) = plt.subplots(1, 2, figsize=SIZE, layout="constrained")
+    steps = [step for step, _ in points]
+    score.plot(steps, [statistics.fmean(bleu) for _, bleu in points], marker="o")
+    for step, bleu in points:
+        score.plot([step] * len(bleu), bleu, "x", color="grey", markersize=5)
+    if "baseline" in by_name:
+        mean = statistics.fmean(by_name["baseline"]["bleu"])
+        score.axhline(mean, color="black", linestyle="--", label="baseline")
+        score.legend(fontsize=8)
+    score.set(
+        xlabel="first compressed step", ylabel="BLEU", title="BLEU (crosses: seeds)"
+    )
+    for start in result["starts"]:
+        loss.plot(*mean_curve(start["losses"]), label=f"from step {start['step']}")
+    loss.set(xlabel="step", ylabel="nats per target token", title="Training loss")
+    loss.legend(fontsize=8)
+    for axes in (score, loss):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def mean_curve(losses: Sequence[Sequence[Sequence[float]]]) -> tuple[list, list]:
+    """[[step, loss], ...] of several seeds -> steps, mean losses."""
+    steps = [step for step, _ in losses[0]]
+    values = [[loss for _, loss in seed] for seed in losses]
+    return steps, [statistics.fmean(each) for each in zip(*values, strict=True)]

@@ -1,0 +1,184 @@
+"""Faults do not change a translator: kill either side, start again, same bits."""
+
+import shutil
+import signal
+import time
+
+import psutil
+import pytest
+import tiny_translations
+
+STEPS, EVERY = 21, 4  # the last step is no multiple: it has a checkpoint of its own
+SIDES = ("source", "target")
+# All sentences in one shape, and codecs that remember.
+RUN = {
+    "data_dir": "alike",
+    "buckets": "8",
+    "objective": "ar",
+    "steps": STEPS,
+    "checkpoint_every": EVERY,
+    "forward_codec": "from_step(3,error_feedback(int8(8)))",
+    "backward_codec": "delta(fp16,60)",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs that share text and models; each test names its own workdir."""
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    folder = tmp_path_factory.mktemp("translations")
+    return tiny_translations.Translations(folder, cache)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(runs):
+    """A run that was never stopped."""
+    status, output = runs.run(workdir="undisturbed", tls="off", **RUN)
+    assert status == 0, output
+    return runs.sides("undisturbed", STEPS)
+
+
+def manifests(runs, workdir, step, names=SIDES):
+    return [
+        runs.folder / workdir / name / "checkpoints" / f"{step:08d}.json"
+        for name in names
+    ]
+
+
+def start_and_wait(runs, workdir, step, names=SIDES, **flags):
+    """Starts a run; returns it and its clusters once `step` is saved everywhere."""
+    process = runs.start(workdir=workdir, tls="off", **RUN | flags)
+    deadline = time.monotonic() + 120
+    while not all(path.exists() for path in manifests(runs, workdir, step, names)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    family = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        for argument in child.cmdline():
+            if argument.startswith("--cluster="):
+                family[argument.partition("=")[2]] = child
+    return process, family
+
+
+def assert_all_gone(family):
+    _, alive = psutil.wait_procs(family.values(), timeout=10)
+    assert not alive, f"left behind: {alive}"
+
+
+def newest(runs, workdir):
+    """The newest step of each side."""
+    return {
+        int(max((runs.folder / workdir / name / "checkpoints").glob("*.json")).stem)
+        for name in SIDES
+    }
+
+
+def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, undisturbed):
+    status, output = runs.run(workdir="looped", cluster="whole", **RUN)
+    assert status == 0, output
+    tiny_translations.assert_same(undisturbed, runs.sides("looped", STEPS))
+    codecs = tiny_translations.flat(undisturbed[0]["codecs"])
+    assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
+
+
+def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undisturbed):
+    """SIGKILL of each side in turn, SIGTERM and Ctrl-C; the same command after each."""
+    for step, victim in ((EVERY, "source"), (2 * EVERY, "target")):
+        process, family = start_and_wait(runs, "killed", step)
+        family[victim].kill()
+        output, _ = process.communicate(timeout=60)
+        assert_all_gone(family)
+        assert process.returncode == 1
+        last = output.strip().splitlines()[-1]
+        assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
+
+    process, family = start_and_wait(runs, "killed", 3 * EVERY)
+    process.send_signal(signal.SIGINT)  # Ctrl-C
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, output
+    assert "stopping, both clusters save step" in output
+    assert_all_gone(family)
+    (step,) = newest(runs, "killed")
+    assert 3 * EVERY <= step < STEPS
+
+    status, output = runs.run(workdir="killed", tls="off", **RUN)
+    assert status == 0, output
+    assert output.count(f"going on after step {step}") == 2
+    tiny_translations.assert_same(undisturbed, runs.sides("killed", STEPS))
+
+
+def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed):
+    """Models, text and side are compared, and what lies there stays."""
+    folder = runs.folder / "undisturbed"
+    before = sorted(path.name for path in (folder / "target" / "model").iterdir())
+    for flags, words in (
+        ({"batch_size": 4}, "holds a run with --batch_size=8, this one has 4"),
+        ({"data_dir": "text", "max_pairs": 40}, "holds a run with target_model="),
+        ({"source_model": "models/other"}, "holds a run with source_model="),
+    ):
+        if "source_model" in flags:
+            tiny_translations.write_model(runs.folder / "models" / "other", 16, seed=7)
+        status, output = runs.run(workdir="undisturbed", tls="off", **RUN | flags)
+        assert status == 1, output
+        assert words in output
+        assert "name another --workdir" in output
+    assert before == sorted(p.name for p in (folder / "target" / "model").iterdir())
+
+    shutil.copytree(folder, runs.folder / "swapped")
+    shutil.rmtree(runs.folder / "swapped" / "source" / "checkpoints")
+    theirs = runs.folder / "swapped" / "target" / "checkpoints"
+    shutil.copytree(theirs, runs.folder / "swapped" / "source" / "checkpoints")
+    status, output = runs.run(workdir="swapped", tls="off", **RUN)
+    assert status == 1
+    assert "holds a run with cluster=target, this one has source" in output
+
+
+@pytest.mark.slow
+def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed):
+    for step, asked in ((EVERY, "source"), (2 * EVERY, "target")):
+        process, family = start_and_wait(runs, "asked", step)
+        family[asked].terminate()
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM, output
+        assert_all_gone(family)
+        (step,) = newest(runs, "asked")
+    folder = runs.folder / "asked" / "source" / "checkpoints" / f"{step:08d}"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    victim = max(files, key=lambda path: path.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:100])
+    status, output = runs.run(workdir="asked", tls="off", **RUN)
+    assert status == 0, output
+    assert f"[source] checkpoint of step {step} in " in output
+    tiny_translations.assert_same(undisturbed, runs.sides("asked", STEPS))
+
+
+@pytest.mark.slow
+def test_a_side_that_lost_its_files_is_told_so(runs, undisturbed):
+    shutil.copytree(runs.folder / "undisturbed", runs.folder / "lost")
+    shutil.rmtree(runs.folder / "lost" / "source" / "checkpoints")
+    status, output = runs.run(workdir="lost", tls="off", **RUN)
+    assert status == 1
+    assert "no step is saved in all clusters" in output
+    assert newest(runs, "undisturbed") == {STEPS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", ["identity", "delta(fp16,60)"])
+def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
+    codecs = {"forward_codec": "identity", "backward_codec": backward}
+    name = f"whole-{backward[:5]}"
+    flags = RUN | codecs | {"cluster": "whole"}
+    status, output = runs.run(workdir=name, **flags)
+    assert status == 0, output
+    stopped = f"{name}-stopped"
+    process, _ = start_and_wait(
+        runs, stopped, 2 * EVERY, ["whole"], cluster="whole", **codecs
+    )
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    status, output = runs.run(workdir=stopped, **flags)
+    assert status == 0, output
+    assert "going on after step" in output
+    tiny_translations.assert_same(runs.sides(name, STEPS), runs.sides(stopped, STEPS))

@@ -1,0 +1,191 @@
+"""ABNet from end to end: real processes, sockets, files; tiny models, invented text."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import tiny_translations
+
+from nebula_jax.communication import frames
+from nebula_jax.training import metrics
+
+STEPS = 5
+RUN = {"steps": STEPS, "checkpoint_every": STEPS}
+# All sentences in one shape, which is soon compiled.
+ALIKE = {"data_dir": "alike", "buckets": "8", "objective": "ar", "tls": "off"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs that share text and models; each test names its own workdir."""
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    folder = tmp_path_factory.mktemp("translations")
+    return tiny_translations.Translations(folder, cache)
+
+
+@pytest.fixture(scope="module")
+def split(runs):
+    """A run over two clusters, encrypted: its folder and what it said."""
+    status, output = runs.run(workdir="split", **RUN)
+    assert status == 0, output
+    return runs.folder / "split", output
+
+
+def assert_equal_params(got, want):
+    """Parameters within 1e-5, except those that nothing depends on.
+
+    A softmax does not change with a number added to all its inputs, so a bias of all
+    keys has no gradient but rounding errors; Adam makes steps of these.
+    """
+    for side, whole in zip(got, want, strict=True):
+        ours, theirs = side["state"]["params"], whole["state"]["params"]
+        for params in (ours, theirs):
+            for adapter in params.values():
+                if isinstance(adapter, dict) and "key" in adapter:
+                    del adapter["key"]["bias"]
+        tiny_translations.assert_close(ours, theirs, atol=1e-5)
+
+
+def test_the_split_run_equals_the_whole(runs, split):
+    """Done when 3: parameters equal within 1e-5 after 5 steps."""
+    status, output = runs.run(workdir="whole", cluster="whole", **RUN)
+    assert status == 0, output
+    assert_equal_params(runs.sides("split", STEPS), runs.sides("whole", STEPS))
+    scores = [
+        metrics.read(runs.folder / name)[-1]["held_back_bleu"]
+        for name in ("split/target", "whole/whole")
+    ]
+    assert scores[0].keys() == {"dev", "test"}
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs):
+    flags = RUN | {"objective": "ar", "target_model": "models/english"}
+    for cluster, devices in (("all", 2), ("whole", 1)):
+        status, output = runs.run(
+            workdir=f"ar-{cluster}",
+            cluster=cluster,
+            devices_per_cluster=devices,
+            timeout=300,
+            **flags,
+        )
+        assert status == 0, output
+        assert "training an MLM head on the target text" in output
+    assert_equal_params(runs.sides("ar-all", STEPS), runs.sides("ar-whole", STEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        ("from_step(3,fp16)", "error_feedback(int8(8))"),
+        ("delta(int8(8),60)", "pack_tokens|int8(8)"),
+        ("pack_tokens|svd(0.6)|fp16", "zstd"),
+    ],
+)
+def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, forward, backward):
+    flags = {"steps": 17, "checkpoint_every": 17, "buckets": "8,16"}
+    flags |= {"forward_codec": forward, "backward_codec": backward}
+    name = forward.partition("(")[0].replace("|", "-")
+    for cluster in ("all", "whole"):
+        status, output = runs.run(
+            workdir=f"{name}-{cluster}", cluster=cluster, timeout=300, **flags
+        )
+        assert status == 0, output
+    tiny_translations.assert_same(
+        runs.sides(f"{name}-all", 17), runs.sides(f"{name}-whole", 17)
+    )
+
+
+def test_a_run_leaves_all_that_was_promised(split):
+    folder, output = split
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "run.flags").is_file()
+    assert not (folder / "tls").exists()  # keys do not outlive the run
+    assert [each["cluster"] for each in summary["clusters"]] == ["target", "source"]
+    assert summary["bleu"][-1].keys() == {"step", "dev", "test"}
+    assert len(summary["examples"]) == 3
+    translations = folder / "target" / "translations" / f"test-{STEPS:08d}.txt"
+    assert summary["examples"] == translations.read_text().splitlines()
+    for word in ("step", "loss", "tokens/s", "sent", "waited", "BLEU", "bytes a step"):
+        assert word in output
+
+
+def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
+    folder, _ = split
+    files = ("target/metrics.jsonl", "summary.json", "losses.png")
+    before = [(folder / name).read_bytes() for name in files]
+    status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
+    assert status == 0, output
+    assert [(folder / name).read_bytes() for name in files] == before
+    assert "BLEU" in output
+
+
+def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
+    """Every frame is counted; the only label that goes back is the target's length."""
+    folder, _ = split
+    ledgers = [
+        json.loads((folder / name / "summary.json").read_text())["ledger"]
+        for name in ("source", "target")
+    ]
+    for ours, theirs in (ledgers, ledgers[::-1]):
+        assert {kind for kind in ours if "Tensor" not in kind} <= {
+            f"{way} {kind}"
+            for way in ("sent", "received")
+            for kind in ("Open", "Hello", "Welcome", "StepDone", "Ping", "End")
+        }
+        for kind, counted in ours.items():
+            if kind.startswith("sent Tensor"):
+                assert theirs[kind.replace("sent", "received")] == counted
+    (sent, back) = (
+        {kind: count for kind, count in ledgers[0].items() if kind.startswith(way)}
+        for way in ("sent Tensor", "received Tensor")
+    )
+    # Buckets of the source's rows; two buckets of hidden states; dev and test.
+    assert sent.keys() == {f"sent Tensor[{n}]" for n in range(4)}
+    assert sent["sent Tensor[0]"][0] == 1
+    assert sent["sent Tensor[1]"][0] + sent["sent Tensor[2]"][0] == 2 * STEPS
+    assert sent["sent Tensor[3]"][0] == 2
+    # Lengths, once; two buckets of gradients.
+    assert back.keys() == {f"received Tensor[{n}]" for n in range(3)}
+    head = frames.HEAD.size + frames.Tensor.LAYOUT.size
+    bits = 5  # of a length up to 16
+    examples = tiny_translations.PAIRS["train"]
+    lengths = head + int(np.ceil(examples * bits / 8))
+    assert back["received Tensor[0]"] == [1, lengths]
+    frame = head + 4 * 8 * 16 * 4 + 4 * 8 + 4 * 4  # hidden, mask, numbers of a bucket 8
+    for kind, hidden in (("sent", sent), ("received", back)):
+        count, size = hidden[f"{kind} Tensor[1]"]
+        assert size == count * frame
+
+
+def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs):
+    codecs = {"forward_codec": "pack_tokens|fp16", "backward_codec": "pack_tokens"}
+    status, output = runs.run(workdir="packed", steps=3, **ALIKE | codecs)
+    assert status == 0, output
+    ledger = json.loads((runs.folder / "packed/source/summary.json").read_text())[
+        "ledger"
+    ]
+    back = [kind for kind in ledger if kind.startswith("received Tensor")]
+    assert back == ["received Tensor[0]"]
+    tokens = 4 * 7  # a micro-batch of sentences of seven tokens, in rows of eight
+    rest = 4 * 8 // 8 + 4 * 4  # which places are real, a bit each; the numbers
+    head = frames.HEAD.size + frames.Tensor.LAYOUT.size
+    for kind, item in (("sent Tensor[1]", 2), ("received Tensor[0]", 4)):
+        assert ledger[kind] == [6, 6 * (head + tokens * 16 * item + rest)]
+
+
+def test_no_text_and_no_ids_cross(runs, split):
+    """A source that knows nothing of English, a target that knows no Spanish."""
+    made = json.loads((split[0] / "target" / "model" / "config.json").read_text())
+    side = next((runs.folder / "prepared" / "sides").iterdir())
+    for name, language, other in (("source", 1, 0), ("target", 0, 1)):
+        text = gzip.decompress((side / name / "train.tsv.gz").read_bytes()).decode()
+        assert tiny_translations.pair(1)[language] in text
+        assert tiny_translations.pair(1)[other] not in text
+    # English pieces of the training text, and five that are no text.
+    words = {word for n in range(60) for word in tiny_translations.pair(n)[0].split()}
+    assert made["vocab_size"] == len(words) + 5

@@ -1,0 +1,137 @@
+import numpy as np
+import tiny_translations
+from absl import flags
+from absl.testing import flagsaver
+from flax import traverse_util
+
+from experiments import abnet_models
+from nebula_jax.models import pretrained, transformer
+from scripts import abnet_runs, abnet_tables, table2_bleu
+
+BASE = ("--flagfile=f.flags",)
+MODELS = ("random/es", "random/en")
+METHODS = (table2_bleu.SCRATCH, table2_bleu.ABNET, table2_bleu.CLOUD)
+
+
+def run(method, seed="0", pair="es-en"):
+    return table2_bleu.runs_of(method, pair, seed, BASE, MODELS)
+
+
+class Found:
+    """Runs that have ended."""
+
+    def __init__(self, results):
+        self._results = results
+
+    def found(self, run):
+        return self._results.get(run.name)
+
+
+def result(bleu, parameters=(1_000_000,), commit="abc123"):
+    return {
+        "summary": {
+            "commit": commit,
+            "seconds": 60.0,
+            "bleu": [{"step": 2, "dev": bleu - 1, "test": bleu}],
+            "clusters": [{"trained_parameters": count} for count in parameters],
+        }
+    }
+
+
+def test_what_the_methods_differ_in():
+    scratch, whole, cloud = (run(method).arguments for method in METHODS)
+    assert {"--train_all", "--source_model=random/es", "--cluster=whole"} <= set(
+        scratch
+    )
+    assert "--cluster=whole" in whole
+    assert not any("model" in each for each in (*whole, *cloud))
+    assert "--cluster=all" in cloud
+    assert len({run(method, seed).name for method in METHODS for seed in "01"}) == 6
+
+
+def test_rows_gather_seeds_pairs_and_clusters_and_leave_out_what_has_not_run():
+    chosen = [
+        (method, "es-en", seed, run(method, seed))
+        for method in METHODS
+        for seed in "01"
+    ]
+    rows = table2_bleu.gather(
+        Found(
+            {
+                run(table2_bleu.SCRATCH, "0").name: result(3.0),
+                run(table2_bleu.CLOUD, "0").name: result(30.0, (400_000, 500_000)),
+                run(table2_bleu.CLOUD, "1").name: result(32.0, (400_000, 500_000)),
+            }
+        ),
+        chosen,
+    )
+    assert [row["method"] for row in rows] == [table2_bleu.SCRATCH, table2_bleu.CLOUD]
+    assert rows[1]["pairs"] == [
+        {"pair": "es-en", "bleu": [30.0, 32.0], "bleu_dev": [29.0, 31.0]}
+    ]
+    assert rows[1]["trained_parameters"] == 900_000
+    assert rows[1]["seconds"] == 120
+    block = abnet_tables.table2_block(
+        "table2_tiny",
+        {
+            "command": "python -m scripts.table2_bleu",
+            "commit": "abc123",
+            "hardware": {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"},
+            "seconds": 180.0,
+            "seeds": ["0", "1"],
+            "rows": rows,
+        },
+    )
+    assert "| paper: ABNet-Cloud, ERNIE-M and BERT | 43.77 | – | | |" in block
+    assert "| ABNet-Cloud | 31.00 ± 1.41 | – | 0.9 million | 2.0 |" in block
+    assert "| Transformer, from scratch | 3.00 | – | 1.0 million | 1.0 |" in block
+    assert "\n| ABNet | " not in block
+
+
+def test_a_random_model_has_the_shapes_and_nothing_of_the_weights():
+    config = transformer.Config(
+        vocab_size=30,
+        layers=1,
+        width=8,
+        heads=2,
+        feed_forward=16,
+        max_length=6,
+        token_types=2,
+    )
+    flat = {
+        path: np.full(shape, 7.0, np.float32)
+        for path, shape in pretrained.shapes(config).items()
+        if path.startswith(("embeddings", "encoder"))
+    }
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    made = table2_bleu.random_like(pretrained.Pretrained("bert", config, params, {}))
+    new = traverse_util.flatten_dict(made.params, sep="/")
+    assert {path: leaf.shape for path, leaf in new.items()} == {
+        path: leaf.shape for path, leaf in flat.items()
+    }
+    assert not any((leaf == 7.0).any() for leaf in new.values())
+
+
+def test_a_flagfile_is_read_as_settings(tmp_path):
+    path = tmp_path / "a.flags"
+    path.write_text("# one\n--steps=3\n\n--truncate\n--forward_codec=a=b\n")
+    want = {"steps": "3", "truncate": "true", "forward_codec": "a=b"}
+    assert abnet_runs.settings(path) == want
+    before = abnet_runs.digest((f"--flagfile={path}", "--steps=4"))
+    path.write_text(path.read_text() + "# a comment changes nothing\n")
+    assert abnet_runs.digest((f"--flagfile={path}",)) == before
+
+
+def test_the_flags_of_the_rows_train_everything_or_use_the_first_layers(tmp_path):
+    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
+    flags.FLAGS(["test"])
+    path = "encoder/layer_0/output/kernel"
+    with flagsaver.flagsaver(buckets=["8"]):
+        assert abnet_models.load(folder).model.config.layers == 2
+        one = abnet_models.load(folder, layers=1)
+        assert one.model.config.layers == len(one.model.params["encoder"]) == 1
+        assert one.digest != abnet_models.load(folder).digest
+        assert not abnet_models.is_trained_source(path)
+    with flagsaver.flagsaver(train_all=True):
+        assert abnet_models.is_trained_source(path)
+        assert abnet_models.is_trained_target(path)

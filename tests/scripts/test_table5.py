@@ -1,0 +1,271 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import clusters, dilation
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
+from scripts import abnet_runs, abnet_tables, table5_compression, table5_figures
+
+SETTINGS = {
+    "steps": "160",
+    "batch_size": "16",
+    "micro_batches": "2",
+    "max_pairs": "64",
+    "buckets": "12",
+}
+PADDED = 1000.0
+LINE = {
+    "wan": "8kbit,5ms",
+    "factor": 0.3,
+    "compute_seconds": 0.1,
+    "padded_bits": 8000,
+    "rate": 8000.0,
+    "delay": 0.005,
+}
+FAST = {"forward": 100.0, "backward": 50.0}  # bytes a step of a row that compresses
+
+
+class Stub:
+    """Leaves behind what the real command would; counts."""
+
+    def __init__(self, fails_at: str = "", commit: str = "abc123"):
+        self.names, self._commit = [], commit
+        self._fails_at = fails_at
+
+    def __call__(self, run, workdir):
+        if run.name == self._fails_at:
+            raise KeyboardInterrupt
+        self.names.append(run.name)
+        arguments = dict(
+            each.removeprefix("--").split("=", 1) for each in run.arguments
+        )
+        is_whole = arguments["cluster"] == "whole"
+        is_plain = arguments["forward_codec"] == "identity"
+        names = ["whole"] if is_whole else ["target", "source"]
+        seed = int(arguments["seed"])
+        sizes = FAST if not is_plain else {"forward": PADDED, "backward": PADDED}
+        summary = {
+            "commit": self._commit,
+            "seconds": 60.0,
+            "clusters": [
+                {"cluster": name, "last_step": 10, "width": 32, "sent": {}}
+                for name in names
+            ],
+            "bytes": {} if is_whole else {"padded": PADDED},
+            "dilation": LINE if arguments.get("wan") == dilation.AUTO else {},
+            "bleu": [{"step": 10, "dev": 9.0, "test": 20.0 - (not is_plain) + seed}],
+            "examples": ["a sentence of somebody's"],
+        }
+        (workdir / "summary.json").write_text(json.dumps(summary))
+        for name in names:
+            (workdir / name).mkdir(exist_ok=True)
+            records = [
+                {
+                    "step": step,
+                    "time": 100.0 + step * (1.0 if is_plain else 0.125),
+                    "loss": 5.0 - 0.1 * step - seed,
+                    "bytes_sent": 77 + step * sizes["forward"],
+                    "bytes_received": 7 + step * sizes["backward"],
+                }
+                for step in range(1, 21)
+            ]
+            records.append({"step": 20, "time": 999.0, "held_back_bleu": {}})
+            text = "".join(json.dumps(record) + "\n" for record in records)
+            (workdir / name / "metrics.jsonl").write_text(text)
+        if run.model:
+            (workdir / "target" / "model").mkdir(parents=True, exist_ok=True)
+            (workdir / "target" / "model" / "weights").write_text(run.model)
+
+
+def runs(folder, stub):
+    folder.mkdir(exist_ok=True)
+    return abnet_runs.Runs(folder, stub)
+
+
+def base(folder):
+    path = folder / "tiny.flags"
+    path.write_text("# a comment\n--steps=160\n--truncate\n")
+    return (f"--flagfile={path}",)
+
+
+def run_all(folder, stub, rows=(), parts=("quality", "speed", "start")):
+    mine = runs(folder, stub)
+    arguments = (mine, SETTINGS, base(folder), ["0", "1"])
+    table5_compression.work(*arguments, parts, rows)
+    return table5_compression.gather(*arguments)
+
+
+def test_the_papers_ten_rows_and_ours_are_legal_codecs():
+    rows = table5_compression.rows(SETTINGS)
+    assert [row.name for row in rows if not row.is_ours] == list(
+        abnet_tables.PAPER["table5"]
+    )
+    spec = {
+        "hidden": jax.ShapeDtypeStruct((8, 12, 32), jnp.float32),
+        "mask": jax.ShapeDtypeStruct((8, 12), jnp.bool_),
+        "index": jax.ShapeDtypeStruct((8,), jnp.int32),
+    }
+    late = [
+        table5_compression.late(row, 2, SETTINGS)
+        for row in rows
+        if row.name == table5_compression.START_ROW
+    ]
+    for row in rows + late:
+        for text in (row.forward, row.backward):
+            made = codecs.from_string(text)
+            payload = codec_lib.payload_spec(codec_lib.fixed(made)[-1], spec)
+            assert codec_lib.nbytes(payload), row
+            if row.is_ours:  # padding never crosses
+                assert "pack_tokens" in text
+    assert len({table5_compression.file_name(row.name) for row in rows}) == len(rows)
+
+
+def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
+    stopped = Stub(fails_at="quality-int8_both_ways-seed0")
+    with pytest.raises(KeyboardInterrupt):
+        run_all(tmp_path, stopped)
+    done = list(stopped.names)
+    assert done[0] == "speed-baseline"  # it measures the line
+    second = Stub()
+    result = run_all(tmp_path, second)
+    assert second.names[0] == "quality-int8_both_ways-seed0"
+    assert not set(done) & set(second.names)
+    rows = table5_compression.rows(SETTINGS)
+    starts = table5_compression.STARTS
+    assert len(done + second.names) == 3 * len(rows) + 2 * len(starts)
+    third = Stub()
+    again = run_all(tmp_path, third)
+    assert third.names == []
+    assert {**again, "command": ""} == {**result, "command": ""}
+    assert [start["step"] for start in result["starts"]] == [10, 20, 80]
+
+
+def test_the_target_model_is_prepared_once_a_seed_and_no_text_is_kept(tmp_path):
+    seen = {}
+
+    class Looks(Stub):
+        def __call__(self, run, workdir):
+            seen[run.name] = (workdir / "target" / "model" / "weights").is_file()
+            super().__call__(run, workdir)
+
+    run_all(tmp_path, Looks(), rows=["baseline", "FP16+INT8"], parts=["quality"])
+    assert seen == {
+        "quality-baseline-seed0": False,
+        "quality-fp16_int8-seed0": True,
+        "quality-baseline-seed1": False,
+        "quality-fp16_int8-seed1": True,
+    }
+    for path in (tmp_path / "results").glob("*.json"):
+        assert "somebody" not in path.read_text()
+
+
+def test_stored_figures_of_other_flags_are_refused_and_of_other_commits_told(
+    tmp_path, capsys
+):
+    head = clusters.commit()
+    run_all(tmp_path, Stub(commit=head), rows=["baseline"], parts=["quality"])
+    run_all(tmp_path, Stub(), rows=["baseline"], parts=["quality"])
+    assert "now it is" not in capsys.readouterr().err
+    run_all(tmp_path, Stub(), rows=["FP16+INT8"], parts=["quality"])
+    assert capsys.readouterr().err.count(f"is of commit abc123; now it is {head}") == 1
+    (tmp_path / "tiny.flags").write_text("--steps=999\n")
+    run = table5_compression.quality_run(
+        table5_compression.rows(SETTINGS)[0],
+        "0",
+        (f"--flagfile={tmp_path}/tiny.flags",),
+    )
+    with pytest.raises(errors.NebulaError, match="was run with other flags"):
+        runs(tmp_path, Stub()).result(run)
+
+
+def test_a_failed_run_says_what_it_said_last(tmp_path):
+    run = abnet_runs.Run("quality-x-seed0", ("--steps=nonsense",))
+    with pytest.raises(errors.NebulaError, match=r"(?s)ended with status 2.*--steps"):
+        abnet_runs.Runs(tmp_path).result(run)
+
+
+def test_time_bytes_speed_and_ideal_are_the_hand_computed_ones(tmp_path):
+    result = run_all(tmp_path, Stub())
+    rows = {row["name"]: row for row in result["rows"]}
+    plain, int8 = rows["baseline"]["speed"], rows["FP16+INT8"]["speed"]
+    # The line takes 1000 bytes a second; a step computes for 0.1 s.
+    assert plain == {
+        "seconds": 1.0,
+        "forward": PADDED,
+        "backward": PADDED,
+        "ideal": 1.0,
+    }
+    assert int8 == {"seconds": 0.125, **FAST, "ideal": pytest.approx(0.1)}
+    assert rows["baseline"]["bleu"] == [20.0, 21.0]
+    assert rows["FP16+INT8"]["bleu"] == [19.0, 20.0]
+    # Each row's two seeds lie 1 apart: squares of 0.5 for each run, one degree a row.
+    assert table5_compression.pooled_deviation(
+        [row["bleu"] for row in result["rows"]]
+    ) == pytest.approx(0.5**0.5)
+    lost, ideal, slower = result["targets"]
+    assert lost["value"] == pytest.approx(1.0)
+    assert not lost["met"]
+    assert ideal["value"] == pytest.approx(1.25)
+    assert not ideal["met"]
+    assert slower["value"] == pytest.approx(0.125)
+    assert slower["met"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "want"),
+    [
+        ("identity", 1.0),
+        ("fp16", 0.5),
+        ("int8(tensor)", 0.25),
+        # k = floor(0.6 x 12) = 7 of 12 x 32: 7 (12 + 32) / (12 x 32) / 2
+        ("svd(0.6)|fp16", 7 * 44 / 384 / 2),
+        ("pack_tokens|fp16", None),
+    ],
+)
+def test_the_formulas_ratio(codec, want):
+    got = table5_compression.formula_ratio(codec, SETTINGS, width=32)
+    assert got == (want if want is None else pytest.approx(want, rel=0.01))
+
+
+def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
+    result = run_all(tmp_path, Stub())
+    block = abnet_tables.table5_block("table5_tiny", result)
+    for part in (
+        "Commit abc123, seeds 0, 1,",
+        "`--wan=8kbit,5ms`",
+        "| baseline | 20.50 ± 0.71 | 43.19 | 1.000 | 1.000 | 1.00 | 1.000 | 1.00"
+        " | 0.002 | 1.00 | 4.42 | 1.0 | 1.0 | 1.00 |",
+        "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | 0.100 | 0.500 | 0.50 | 0.050 | 0.25"
+        " | 0.000 | 0.12 | 1.60 | 8.0 | 2.8 | 1.25 |",
+        r"| int4 both ways | `pack_tokens\|hadamard\|int4(64)` | 19.50 ± 0.71 |",
+        "**not met**",
+        "![Fig. 9: training loss](results/table5_tiny_fig9.png)",
+        "![Fig. 10: first compressed step](results/table5_tiny_fig10.png)",
+    ):
+        assert part in block
+
+
+def test_rows_that_have_not_run_are_absent(tmp_path):
+    empty = run_all(tmp_path / "a", Stub(), parts=[])
+    assert abnet_tables.table5_block("table5_tiny", empty).count("\n|") == 0
+    some = run_all(tmp_path / "b", Stub(), rows=["FP16+INT8"], parts=["quality"])
+    block = abnet_tables.table5_block("table5_tiny", some)
+    assert "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | – | – | 0.50 | – |" in block
+    assert "baseline" not in block
+    assert "fig10" not in block
+    table5_figures.draw(some, tmp_path, "t")
+    assert [path.name for path in tmp_path.glob("*.png")] == ["t_fig9.png"]
+
+
+def test_figures_show_the_mean_of_the_seeds(tmp_path):
+    curve = table5_figures.mean_curve([[[1, 4.0], [2, 2.0]], [[1, 2.0], [2, 1.0]]])
+    np.testing.assert_allclose(curve, [[1, 2], [3.0, 1.5]])
+    result = run_all(tmp_path, Stub())
+    table5_figures.draw(result, tmp_path, "t")
+    for name in ("t_fig9.png", "t_fig10.png"):
+        assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
