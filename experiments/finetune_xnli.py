@@ -1,0 +1,349 @@
+"""Fine-tunes an encoder on English pairs and tests it in 15 languages (Table 1).
+
+    python -m experiments.finetune_xnli \
+        --flagfile=experiments/flags/xnli_warm.flags --data_dir=FOLDER
+
+FOLDER has `nli/{train,dev}.en.tsv.gz` and `nli/test.LANG.tsv.gz`. The step that is
+tested is chosen on English dev alone (--select). The same command again goes on where
+a run was stopped, bit for bit.
+
+    python -m experiments.finetune_xnli --eval_only --run=RUN --data_dir=FOLDER
+
+prints the same table for the pairs of any folder in that format; pieces that the run
+never saw have the rows they had in the pretrained model.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from experiments import (
+    clusters,
+    lifecycle,
+    progress,
+    saved,
+    xnli_report,
+    xnli_setup,
+    xnli_text,
+)
+from nebula_jax import errors
+from nebula_jax.data import schedule
+from nebula_jax.models import classifier
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import checkpoint, classification, cut
+from nebula_jax.training import state as train_state
+
+flags.adopt_module_key_flags(xnli_setup)
+for _name in (
+    *("workdir", "data_dir", "prepared_dir", "pretrained_dir", "steps", "batch_size"),
+    *("seed", "devices_per_cluster", "model_parallel", "checkpoint_every", "log_every"),
+):
+    flags.declare_key_flag(_name)
+
+TABLE = "{} pairs, {} after step {}"  # split, encoder, step
+
+
+def main() -> int:
+    """Trains and tests, or only tests."""
+    flags.FLAGS["cluster"].value = xnli_setup.NAME
+    if xnli_setup.EVAL_ONLY.value:
+        return evaluate_run()
+    xnli_setup.check()
+    xnli_setup.data_dir()
+    clusters.simulate_devices()
+    with lifecycle.alone_in(clusters.workdir()):
+        return train()
+
+
+def train() -> int:
+    """Trains to the end, tests the selected step, reports; the exit status."""
+    begin = time.monotonic()
+    text = _read_text()
+    part = text.parts["train"][xnli_setup.ENGLISH]
+    batches = schedule.Schedule(
+        part.buckets, clusters.BATCH_SIZE.value, clusters.SEED.value
+    )
+    if xnli_setup.EPOCHS.value:
+        steps = round(xnli_setup.EPOCHS.value * batches.steps_per_epoch)
+        flags.FLAGS["steps"].value = max(1, steps)
+    config = _config(text)
+    checkpoints = saved.Saved(xnli_setup.NAME, xnli_setup.settings(text.digest))
+    clusters.write_run_flags(
+        clusters.workdir() / "run.flags", {"workdir": str(clusters.workdir())}
+    )
+
+    mesh = clusters.mesh()
+    trained, frozen = _parameters(config, text)
+    frozen = jax.device_put(
+        frozen, mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
+    )
+    optimizer = xnli_setup.optimizer(config.encoder.layers)
+    placed = saved.placed_from(
+        mesh, functools.partial(_new_state, trained, optimizer, text.keep)
+    )
+    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    take = jax.jit(
+        functools.partial(classification.step, config, optimizer),
+        out_shardings=(placed.sharding["state"], everywhere),
+        donate_argnums=0,
+    )
+    predict = predictor(config, mesh)
+
+    start = max([0, *checkpoints.steps])
+    whole, position = checkpoints.restore(start, placed)
+    state, best = whole["state"], whole["best"]
+    del whole, trained
+    position = position or {"selected_step": 0, "curve": []}
+    record = progress.Progress(xnli_setup.NAME, start)
+
+    def look_at_dev(step: int) -> None:
+        nonlocal best
+        params = cut.merge(state.params, frozen)
+        dev = {xnli_setup.ENGLISH: text.parts["dev"][xnli_setup.ENGLISH]}
+        score = xnli_report.judge(dev, probabilities(predict, params, dev, text))
+        accuracy = score[xnli_setup.ENGLISH].accuracy
+        before = [value for _, value in position["curve"]]
+        if xnli_setup.SELECT.value == "last" or accuracy > max([-1.0, *before]):
+            best = jax.tree.map(jnp.copy, state.params)
+            position["selected_step"] = step
+        position["curve"].append([step, accuracy])
+        record.evaluation(step, {xnli_setup.ENGLISH: {"accuracy": accuracy}})
+        print(f"{xnli_setup.NAME}: English dev {accuracy:.2%}", flush=True)
+
+    def save(step: int) -> None:
+        whole = {
+            "state": state,
+            "best": best,
+            "selected_step": jnp.asarray(position["selected_step"], jnp.int32),
+            "keep": jnp.asarray(text.keep),
+        }
+        checkpoints.save(step, whole, position)
+
+    interrupt = lifecycle.Interrupt().install()
+    interrupt.is_graceful = True
+    step = start
+    while step < clusters.STEPS.value and not interrupt.requested:
+        batch = batches.batch(step)
+        step += 1
+        capacity = xnli_setup.capacities()[batch.bucket]
+        input_ids = part.rows.rows(batch.indices, capacity, text.words.pad)
+        labels = part.labels[batch.indices]
+        input_ids, labels = jax.device_put((input_ids, labels), batch_at)
+        state, metrics = take(state, frozen, input_ids, labels)
+        record.step(step, metrics)
+        if xnli_setup.is_judged(step):
+            look_at_dev(step)
+        if checkpoints.is_due(step):
+            save(step)
+    if start < step and step not in checkpoints.steps:
+        save(step)
+    record.finish(step, {"pairs": len(part.rows)})
+    status = lifecycle.exit_status(step, interrupt)
+    if status == 0:
+        params = cut.merge(best, frozen)
+        _finish(text, predict, params, position, begin, is_new=start < step)
+    return status
+
+
+def _read_text() -> xnli_text.Text:
+    languages = xnli_text.languages("test")
+    model, words = xnli_setup.load_encoder()
+    english = [xnli_setup.ENGLISH]
+    wanted = {"train": english, "dev": english, "test": languages}
+    with lifecycle.timed("reading and tokenising the pairs"):
+        return xnli_text.read(wanted, model, words)
+
+
+def _config(text: xnli_text.Text) -> classifier.Config:
+    return classifier.config(
+        text.model,
+        text.words,
+        pooling=xnli_setup.POOLING.value,
+        dropout=xnli_setup.HEAD_DROPOUT.value,
+    )
+
+
+def _parameters(config: classifier.Config, text: xnli_text.Text) -> tuple[Any, Any]:
+    """All parameters at step 0: trained, frozen."""
+    rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 0)
+    params = classifier.init(config, rng, text.model)
+    is_frozen = xnli_setup.FREEZE.value
+    return cut.split(params, classification.is_trained if is_frozen else cut.everything)
+
+
+def _new_state(trained: Any, optimizer: Any, keep: np.ndarray) -> dict[str, Any]:
+    """What a checkpoint has, at step 0.
+
+    The parameters of the selected step are in it, because a run that goes on must know
+    them; and which pieces were kept, because trained rows of the table belong to them.
+    """
+    rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 1)
+    return {
+        "state": train_state.create(trained, optimizer, rng),
+        "best": trained,
+        "selected_step": jnp.zeros((), jnp.int32),
+        "keep": jnp.asarray(keep),
+    }
+
+
+def predictor(config: classifier.Config, mesh: jax.sharding.Mesh) -> Callable:
+    """(parameters, input_ids [B, L]) -> [B, C] probabilities, jitted."""
+    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    run = jax.jit(
+        functools.partial(classification.predict, config), out_shardings=everywhere
+    )
+    return lambda params, ids: run(params, jax.device_put(ids, batch_at))
+
+
+def probabilities(
+    predict: Callable,
+    params: Any,
+    parts: Mapping[str, xnli_text.Part],
+    text: xnli_text.Text,
+) -> dict[str, np.ndarray]:
+    """What a classifier says of all pairs: language -> [N, C] float32.
+
+    Args:
+      predict: from `predictor`.
+      params: all of them.
+      parts: language -> pairs.
+      text: that they are of.
+    """
+    found = {}
+    for language, part in parts.items():
+        size = xnli_setup.EVAL_BATCH_SIZE.value
+        pending = []
+        for batch in schedule.evaluation_batches(part.buckets, size, part.rows.lengths):
+            capacity = xnli_setup.capacities()[batch.bucket]
+            ids = part.rows.rows(batch.indices, capacity, text.words.pad)
+            pending.append((batch, predict(params, ids)))
+        rows: list[Any] = [None] * len(part.labels)
+        for batch, values in pending:
+            for index, row in zip(
+                batch.indices[: batch.count], np.asarray(values), strict=False
+            ):
+                rows[index] = row
+        found[language] = np.stack(rows)
+    return found
+
+
+def _finish(text, predict, params, position, begin, is_new) -> None:
+    """Tests, writes predictions and summary unless nothing was left to do; reports."""
+    folder = clusters.workdir()
+    path = folder / "summary.json"
+    if is_new or not path.is_file():
+        parts = text.parts["test"]
+        with lifecycle.timed(f"testing {len(parts)} languages"):
+            found = probabilities(predict, params, parts, text)
+        xnli_report.write_predictions(folder / "predictions", "test", parts, found)
+        scores = xnli_report.judge(parts, found)
+        seconds = time.monotonic() - begin
+        xnli_report.write(path, xnli_report.summary(text, scores, position, seconds))
+    summary = json.loads(path.read_text("utf-8"))
+    step = summary["selected_step"]
+    xnli_report.show(
+        summary["test"], TABLE.format("test", xnli_setup.ENCODER.value, step)
+    )
+    print(f"all of it: {path}, {folder / 'predictions'}")
+
+
+def evaluate_run() -> int:
+    """Tests what --run trained on --data_dir; the exit status."""
+    folder = pathlib.Path(xnli_setup.RUN.value)
+    if not xnli_setup.RUN.value or not (folder / "run.flags").is_file():
+        raise clusters.FlagError(
+            f"--eval_only --run={folder}: no run of finetune_xnli is there"
+        )
+    flags.FLAGS([sys.argv[0], f"--flagfile={folder / 'run.flags'}", *sys.argv[1:]])
+    flags.FLAGS["workdir"].value = str(folder)
+    xnli_setup.check()
+    clusters.simulate_devices()
+    split = xnli_setup.SPLIT.value
+    languages = xnli_text.languages(split)
+    trained, keep, step = _selected(folder)
+    model, words = xnli_setup.load_encoder()
+    model = _with_rows(model, trained, keep)
+    text = xnli_text.read({split: languages}, model, words)
+    config = _config(text)
+    params = _filled(classifier.init(config, jax.random.key(0), text.model), trained)
+    mesh = clusters.mesh()
+    params = jax.device_put(
+        params, mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, params)
+    )
+    parts = text.parts[split]
+    with lifecycle.timed(f"testing {len(parts)} languages"):
+        found = probabilities(predictor(config, mesh), params, parts, text)
+    out = pathlib.Path(
+        xnli_setup.PREDICTIONS_DIR.value
+        or folder / "evaluated" / f"{split}-{text.digest}"
+    )
+    xnli_report.write_predictions(out, split, parts, found)
+    results = xnli_report.as_json(xnli_report.judge(parts, found))
+    xnli_report.write(
+        out / "summary.json",
+        {
+            "command": clusters.command(),
+            "commit": clusters.commit(),
+            "data_dir": clusters.DATA_DIR.value,
+            "selected_step": step,
+            split: results,
+        },
+    )
+    xnli_report.show(results, TABLE.format(split, xnli_setup.ENCODER.value, step))
+    print(f"all of it: {out}")
+    return 0
+
+
+def _selected(folder: pathlib.Path) -> tuple[Any, np.ndarray, int]:
+    """The selected parameters of a run, its kept rows, and after which step."""
+    checkpoints = folder / xnli_setup.NAME / "checkpoints"
+    steps = checkpoint.verified_steps(checkpoints, lifecycle.say)
+    if not steps:
+        raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
+    whole = checkpoint.read(checkpoints, steps[-1])
+    return whole["best"], np.asarray(whole["keep"]), int(whole["selected_step"])
+
+
+def _with_rows(model, trained: Any, keep: np.ndarray):
+    """The whole model, with the rows of its table that a run trained."""
+    if "embeddings" not in trained:
+        return model
+    embeddings = dict(model.params["embeddings"])
+    table = np.array(embeddings["word_embeddings"]["embedding"])
+    rows = np.asarray(trained["embeddings"]["word_embeddings"]["embedding"])
+    if len(rows) != len(keep) or keep[-1] >= len(table):
+        raise checkpoint.CheckpointError("the run's table is not of this encoder")
+    table[keep] = rows
+    embeddings["word_embeddings"] = {"embedding": table}
+    return model._replace(params=model.params | {"embeddings": embeddings})
+
+
+def _filled(params: Any, trained: Any) -> Any:
+    """`params` with what was trained in its place; the table is there already."""
+    table = params["embeddings"]["word_embeddings"]
+    trained = dict(trained)
+    if "embeddings" in trained:
+        trained["embeddings"] = trained["embeddings"] | {"word_embeddings": table}
+    found = params | trained
+
+    def shapes(tree):
+        return jax.tree.map(lambda leaf: leaf.shape, tree)
+
+    if shapes(found) != shapes(params):
+        raise checkpoint.CheckpointError(
+            "the checkpoint is of a model of another shape than the run's flags say"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    lifecycle.run(main)

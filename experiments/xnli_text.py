@@ -1,0 +1,162 @@
+"""The pairs of an XNLI run: read, tokenised, the vocabulary cut down to them.
+
+N pairs, V rows of the table.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments import clusters, lifecycle, xnli_setup
+from nebula_jax.data import corpora, nli, pair_rows, schedule, token_rows, xnli_tfds
+from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.models import pretrained
+
+
+class Part(NamedTuple):
+    """The pairs of one split in one language."""
+
+    rows: token_rows.TokenRows
+    labels: np.ndarray
+    """[N] int32, places in nli.LABELS."""
+
+    @property
+    def buckets(self) -> np.ndarray:
+        """[N] uint8, the length bucket of each pair."""
+        return schedule.bucket_of(self.rows.lengths, xnli_setup.capacities())
+
+
+class Text(NamedTuple):
+    """All pairs of a run, and a model that knows their pieces."""
+
+    model: pretrained.Pretrained
+    words: tokenizers.Tokenizer
+    keep: np.ndarray
+    """[V] int32, which rows of the whole model's table are left, ascending."""
+    parts: dict[str, dict[str, Part]]
+    """Split -> language -> pairs."""
+    digest: str
+    """Of the texts as they were read."""
+
+
+def languages(split: str) -> list[str]:
+    """Those of --languages that have a file.
+
+    Raises:
+      corpora.CorpusError: if one has none, unless --skip_missing_languages.
+    """
+    if xnli_setup.DATASET.value != "folder":
+        return xnli_setup.languages()
+    folder = xnli_setup.data_dir()
+    there, missing = nli.present(folder, split, xnli_setup.languages())
+    if missing and not xnli_setup.SKIP_MISSING.value:
+        try:
+            nli.path(folder, split, missing[0])
+        except corpora.CorpusError as error:
+            raise corpora.CorpusError(
+                f"{error}; --skip_missing_languages leaves such languages out"
+            ) from None
+    if missing:
+        lifecycle.say(f"no {split} pairs, left out: {', '.join(missing)}")
+    return there
+
+
+def read(
+    wanted: Mapping[str, Sequence[str]],
+    model: pretrained.Pretrained,
+    words: tokenizers.Tokenizer,
+) -> Text:
+    """Reads and tokenises splits; says what a person should know of them.
+
+    Args:
+      wanted: split -> languages.
+      model: whole.
+      words: its whole tokenizer.
+
+    Raises:
+      NebulaError: where a file is missing or malformed.
+    """
+    found = {split: _examples(split, names) for split, names in wanted.items()}
+    separators = 2 if pair_rows.is_joined_by_two(words, model.config.token_types) else 1
+    parts: dict[str, dict[str, Part]] = {}
+    for split, by_language in found.items():
+        parts[split] = {}
+        for language, examples in by_language.items():
+            rows = pair_rows.tokenise(
+                examples.ids,
+                examples.premises,
+                examples.hypotheses,
+                words,
+                xnli_setup.capacities()[-1],
+                separators=separators,
+            )
+            for remark in rows.remarks():
+                lifecycle.say(f"{split}.{language}: {remark}")
+            parts[split][language] = Part(rows, examples.labels)
+    keep = np.arange(model.config.vocab_size, dtype=np.int32)
+    if xnli_setup.TRIM.value:
+        every = [part.rows for each in parts.values() for part in each.values()]
+        used = np.flatnonzero(pair_rows.count(every, words.size))
+        keep = tokenizers.kept_ids(words, used).astype(np.int32)
+        lifecycle.say(f"{len(keep):,} of {words.size:,} pieces are kept")
+        model, words = pretrained.trim(model, keep), tokenizers.trim(words, keep)
+        parts = {
+            split: {
+                language: part._replace(rows=pair_rows.renumbered(part.rows, keep))
+                for language, part in each.items()
+            }
+            for split, each in parts.items()
+        }
+    return Text(model, words, keep, parts, digest(found))
+
+
+def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:
+    folder = xnli_setup.data_dir()
+    if split != "train" and xnli_setup.DATASET.value == "tfds:xnli":
+        tfds_dir = xnli_setup.TFDS_DIR.value
+        found, where = xnli_tfds.read(
+            split,
+            names,
+            data_dir=folder,
+            prepared_dir=pathlib.Path(clusters.PREPARED_DIR.value),
+            tfds_dir=pathlib.Path(tfds_dir) if tfds_dir else None,
+        )
+        lifecycle.say(f"{split}: {where}")
+        return found
+    found = {name: nli.read(nli.path(folder, split, name)) for name in names}
+    most = xnli_setup.MAX_TRAIN_PAIRS.value
+    return _first(found, most) if split == "train" and most else found
+
+
+def _first(found: dict[str, nli.Examples], most: int) -> dict[str, nli.Examples]:
+    """At most so many examples, drawn by --seed, in their order."""
+    kept = {}
+    for language, examples in found.items():
+        drawn = schedule.shuffled(len(examples.ids), clusters.SEED.value)[:most]
+        places = np.sort(drawn).tolist()
+        kept[language] = nli.Examples(
+            *([column[place] for place in places] for column in examples[:3]),
+            examples.labels[places],
+        )
+    return kept
+
+
+def digest(found: Mapping[str, Mapping[str, nli.Examples]]) -> str:
+    """A short digest of examples, however they were read."""
+    return corpora.digest_of(
+        [
+            (split, language, *examples[:3], examples.labels.tolist())
+            for split, by_language in found.items()
+            for language, examples in by_language.items()
+        ]
+    )
+
+
+def describe(text: Text) -> dict[str, dict[str, dict[str, int]]]:
+    """Split -> language -> label -> count."""
+    return {
+        split: {language: nli.histogram(part.labels) for language, part in each.items()}
+        for split, each in text.parts.items()
+    }

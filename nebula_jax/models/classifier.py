@@ -1,0 +1,136 @@
+"""An encoder that names the relation of two sentences (section 4.1, XNLI).
+
+Embeddings, encoder, then as BERT and ERNIE-M have it: the hidden state of [CLS], a
+dense layer with tanh (the pretrained pooler where there is one), dropout, dense(C).
+
+B batch, L length, D width, C classes.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.models import pretrained, transformer
+
+POOLINGS = ("cls", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Shape of a classifier."""
+
+    encoder: transformer.Config
+    """Its dropout is that of the encoder."""
+    pad: int
+    """Token id of padding."""
+    sep: int
+    """Token id of the separator: after the first one is the second sentence."""
+    classes: int = 3
+    """C."""
+    pooling: str = "cls"
+    """`cls`: the first position; `mean`: all that are no padding, as e5 was trained."""
+    has_segments: bool = False
+    """Whether the second sentence has token type 1 (BERT, ELECTRA)."""
+    dropout: float = 0.1
+    """Before the last layer."""
+
+
+def config(
+    model: pretrained.Pretrained, words: tokenizers.Tokenizer, **fields
+) -> Config:
+    """A Config for a pretrained model and its tokenizer; `fields` are the others."""
+    of_xlm_r = words.piece(words.cls) == "<s>"
+    return Config(
+        encoder=model.config,
+        pad=words.pad,
+        sep=words.sep,
+        has_segments=model.config.token_types > 1 and not of_xlm_r,
+        **fields,
+    )
+
+
+class Head(nn.Module):
+    """Dense, tanh, dropout, dense(C)."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, pooled: jax.Array, deterministic: bool) -> jax.Array:
+        """pooled [B, D] -> logits [B, C] float32."""
+        config = self.config.encoder
+        pooled = jnp.tanh(transformer.dense(config.width, config, "dense")(pooled))
+        pooled = nn.Dropout(self.config.dropout)(pooled, deterministic=deterministic)
+        return transformer.dense(self.config.classes, config, "output")(pooled)
+
+
+def init(config: Config, rng: jax.Array, model: pretrained.Pretrained) -> Any:
+    """Parameters: the model's, a new last layer, and a new dense one unless it has one.
+
+    Args:
+      config: of the classifier.
+      rng: key.
+      model: whose embeddings, encoder and pooler are taken; other heads are not.
+
+    Returns:
+      {"embeddings", "encoder", "classifier"}.
+    """
+    pooled = jnp.zeros((1, config.encoder.width))
+    head = Head(config).init(rng, pooled, True)["params"]
+    if "pooler" in model.params:
+        head = head | {"dense": model.params["pooler"]["dense"]}
+    return {part: model.params[part] for part in ("embeddings", "encoder")} | {
+        "classifier": head
+    }
+
+
+def segments(input_ids: jax.Array, sep: int) -> jax.Array:
+    """[B, L] int32: 0 up to the first separator, itself included, then 1."""
+    is_separator = (input_ids == sep).astype(jnp.int32)
+    before = jnp.cumsum(is_separator, axis=-1) - is_separator
+    return jnp.minimum(before, 1)
+
+
+def logits(
+    config: Config, params: Any, input_ids: jax.Array, rng: jax.Array | None = None
+) -> jax.Array:
+    """Classifies pairs.
+
+    Args:
+      config: of the classifier.
+      params: as `init` makes them.
+      input_ids: [B, L] int32, padded (see `data.pair_rows`).
+      rng: key of the dropout; none without.
+
+    Returns:
+      [B, C] float32.
+    """
+    deterministic = rng is None
+    keys = [None] * 3 if deterministic else jax.random.split(rng, 3)
+    rngs = [{} if key is None else {"dropout": key} for key in keys]
+    mask = input_ids != config.pad
+    types = segments(input_ids, config.sep) if config.has_segments else None
+    hidden = transformer.Embeddings(config.encoder).apply(
+        {"params": params["embeddings"]}, input_ids, deterministic, types, rngs=rngs[0]
+    )
+    hidden = transformer.Encoder(config.encoder).apply(
+        {"params": params["encoder"]}, hidden, mask, deterministic, rngs=rngs[1]
+    )
+    return Head(config).apply(
+        {"params": params["classifier"]},
+        pool(config.pooling, hidden, mask),
+        deterministic,
+        rngs=rngs[2],
+    )
+
+
+def pool(how: str, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+    """hidden [B, L, D], attention_mask [B, L] -> [B, D] float32."""
+    if how == "cls":
+        return hidden[:, 0]
+    weights = attention_mask.astype(jnp.float32)
+    total = jnp.einsum("bld,bl->bd", hidden, weights)
+    return total / jnp.sum(weights, axis=-1, keepdims=True)

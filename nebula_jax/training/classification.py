@@ -1,0 +1,62 @@
+"""Fine-tuning of a classifier: one step, and what it says of pairs; both pure.
+
+B batch, L length, C classes.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from nebula_jax.models import classifier
+from nebula_jax.training import cut, losses
+from nebula_jax.training import state as train_state
+
+
+def is_trained(path: str) -> bool:
+    """All but the embeddings, where those are frozen."""
+    return not path.startswith("embeddings/")
+
+
+def step(
+    config: classifier.Config,
+    optimizer: optax.GradientTransformation,
+    state: train_state.TrainState,
+    frozen: Any,
+    input_ids: jax.Array,
+    labels: jax.Array,
+) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
+    """One optimisation step.
+
+    Args:
+      config: of the classifier.
+      optimizer: of the trained parameters.
+      state: of them.
+      frozen: the other parameters (`cut.split`).
+      input_ids: [B, L] int32, padded.
+      labels: [B] int32.
+
+    Returns:
+      The next state, and scalars: loss (mean over the batch), accuracy, tokens.
+    """
+    rng = state.key()
+
+    def loss_of(trained):
+        params = cut.merge(trained, frozen)
+        found = classifier.logits(config, params, input_ids, rng)
+        weights = jnp.ones(labels.shape, jnp.float32)
+        return losses.mean(losses.masked_cross_entropy(found, labels, weights)), found
+
+    (loss, found), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    metrics = {
+        "loss": loss,
+        "accuracy": jnp.mean(jnp.argmax(found, axis=-1) == labels),
+        "tokens": jnp.sum(input_ids != config.pad),
+    }
+    return state.apply_gradients(grads, optimizer), metrics
+
+
+def predict(config: classifier.Config, params: Any, input_ids: jax.Array) -> jax.Array:
+    """Probabilities of the classes: input_ids [B, L] -> [B, C] float32."""
+    return jax.nn.softmax(classifier.logits(config, params, input_ids))

@@ -1,0 +1,187 @@
+import gzip
+import pathlib
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+import tiny_nli
+
+from nebula_jax.data import corpora, nli, xnli_tfds
+
+GOOD = "a-1\tfiction\tit rains\tit is wet\tentailment"
+
+
+def write(tmp_path, *lines, header=tiny_nli.HEADER, name="test.en.tsv"):
+    path = tmp_path / "nli" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in (header, *lines)))
+    return path
+
+
+def test_a_file_is_read_in_its_order(tmp_path):
+    more = "a-0\t-\tit snows\tit is hot\tcontradiction"
+    ids, premises, hypotheses, labels = nli.read(write(tmp_path, GOOD, more))
+    assert ids == ["a-1", "a-0"]
+    assert premises == ["it rains", "it snows"]
+    assert hypotheses == ["it is wet", "it is hot"]
+    np.testing.assert_array_equal(labels, [0, 2])
+    assert labels.dtype == np.int32
+    assert nli.histogram(labels) == {"entailment": 1, "neutral": 0, "contradiction": 1}
+
+
+def test_a_gzipped_file_is_the_same(tmp_path):
+    path = write(tmp_path, GOOD)
+    zipped = path.with_name("test.de.tsv.gz")
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    assert nli.path(tmp_path, "test", "de") == zipped
+    assert nli.read(zipped)[:3] == nli.read(path)[:3]
+
+
+def test_quotation_marks_are_text_wherever_they_stand(tmp_path):
+    """CSV quoting would join the first two lines and unwrap the third."""
+    lines = [
+        'q-1\t-\t"and then\the left\tneutral',
+        'q-2\t-\tshe stayed"\t"\tneutral',
+        'q-3\t-\t"a ""b"" c"\tsaid " she\tneutral',
+    ]
+    found = nli.read(write(tmp_path, *lines))
+    assert found.premises == ['"and then', 'she stayed"', '"a ""b"" c"']
+    assert found.hypotheses == ["he left", '"', 'said " she']
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "words"),
+    [
+        ("id\tgenre\tpremise\tlabel", [], ":1: the header has no column 'hypothesis'"),
+        ("premise\tid\tgenre\thypothesis\tlabel", [], ":1: the header is"),
+        (tiny_nli.HEADER + "\tmore", [], "nothing else"),
+        ('"id"\tgenre\tpremise\thypothesis\tlabel', [], "quotes no tab or line break"),
+        (tiny_nli.HEADER, [], "has no examples"),
+        (tiny_nli.HEADER, [GOOD, "a\t-\tb\tc"], ":3: 4 tab-separated fields"),
+        (
+            tiny_nli.HEADER,
+            ['a\t-\t"b', 'c"\td\tneutral'],
+            ":2: 3 tab-separated fields; expected 5; a quotation mark is text",
+        ),
+        (tiny_nli.HEADER, [GOOD.replace("ent", "Ent", 1)], "label 'Entailment'; exp"),
+        (tiny_nli.HEADER, ["a\t-\tb\tc\t-"], ":2: unknown label '-'"),
+        (tiny_nli.HEADER, ['a\t-\tb\tc\t"neutral"'], "a quotation mark is text"),
+        (tiny_nli.HEADER, ["a\t-\tb\t \tneutral"], ":2: hypothesis is empty"),
+        (tiny_nli.HEADER, ["\t-\tb\tc\tneutral"], ":2: id is empty"),
+        (tiny_nli.HEADER, [GOOD, GOOD], ":3: id 'a-1' is in line 2 already"),
+        (tiny_nli.HEADER, ["a\t-\tb\0\tc\tneutral"], ":2: NUL byte"),
+    ],
+)
+def test_what_is_malformed_is_named_with_file_and_line(tmp_path, header, lines, words):
+    path = write(tmp_path, *lines, header=header)
+    with pytest.raises(corpora.CorpusError) as error:
+        nli.read(path)
+    assert words in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_other_bytes_than_utf8_are_an_error(tmp_path):
+    path = write(tmp_path, GOOD)
+    path.write_bytes(path.read_bytes() + b"\xff\n")
+    with pytest.raises(corpora.CorpusError, match=r":3: not UTF-8"):
+        nli.read(path)
+
+
+def test_languages_without_a_file_are_known(tmp_path):
+    write(tmp_path, GOOD)
+    assert nli.present(tmp_path, "test", ["sw", "en"]) == (["en"], ["sw"])
+    with pytest.raises(corpora.CorpusError, match="'sw' has no test pairs"):
+        nli.path(tmp_path, "test", "sw")
+    with pytest.raises(corpora.CorpusError, match="no dev pairs in it"):
+        nli.present(tmp_path, "dev", ["sw", "en"])
+    with pytest.raises(corpora.CorpusError, match="there is no such folder"):
+        nli.present(tmp_path / "nowhere", "dev", ["en"])
+
+
+LANGUAGES = ("en", "sw")
+
+
+def read(tmp_path, split="dev"):
+    return xnli_tfds.read(
+        split,
+        LANGUAGES,
+        data_dir=tmp_path / "text",
+        prepared_dir=tmp_path / "prepared",
+        tfds_dir=tmp_path / "tfds",
+    )
+
+
+def test_our_tfds_builder_gives_what_the_files_have(tmp_path):
+    """The folder is its manual_dir; nothing of TFDS's is prepared."""
+    text = tiny_nli.write_text(tmp_path / "text")
+    for split in ("dev", "test"):
+        found, where = read(tmp_path, split)
+        assert where == str(text)
+        for language in LANGUAGES:
+            want = nli.read(nli.path(text, split, language))
+            assert found[language][:3] == want[:3]
+            np.testing.assert_array_equal(found[language].labels, want.labels)
+
+
+def test_tfdss_own_builder_is_used_where_it_is_prepared(tmp_path):
+    """It reads XNLI's own files; the same pairs come, though in another order."""
+    tiny_nli.write_text(tmp_path / "text")
+    ours, _ = read(tmp_path)
+    prepare_theirs(tmp_path)
+    theirs, where = read(tmp_path)
+    assert "TFDS's xnli" in where
+    for language in LANGUAGES:
+        assert as_set(theirs[language]) == as_set(ours[language])
+        # A pair has one place in all languages.
+        assert theirs[language].ids == theirs["en"].ids
+
+
+def as_set(examples):
+    """The pairs with their labels, sorted."""
+    labels = examples.labels.tolist()
+    return sorted(zip(examples.premises, examples.hypotheses, labels, strict=True))
+
+
+def prepare_theirs(tmp_path):
+    """Runs TFDS's builder of xnli on files as XNLI-1.0.zip has them, not downloaded."""
+    from tensorflow_datasets.text import xnli
+
+    folder = tmp_path / "downloaded" / "XNLI-1.0"
+    folder.mkdir(parents=True)
+    for split in ("dev", "test"):
+        rows = ["language\tgold_label\tsentence1\tsentence2\tpairID"]
+        for language in xnli._LANGUAGES:
+            known = language if language in tiny_nli.FORMS else "en"
+            for line in tiny_nli.lines(split, known)[1:]:
+                name, _, premise, hypothesis, label = line.split("\t")
+                rows.append(f"{language}\t{label}\t{premise}\t{hypothesis}\t{name}")
+        (folder / f"xnli.{split}.tsv").write_text("\n".join(rows) + "\n")
+    builder = xnli.Xnli(data_dir=str(tmp_path / "tfds"), file_format="array_record")
+    no_download = mock.patch.object(
+        tfds.download.DownloadManager,
+        "download_and_extract",
+        return_value=str(folder.parent),
+    )
+    tfds.disable_progress_bar()
+    with no_download:
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+        )
+
+
+def test_languages_whose_examples_differ_are_not_one_dataset(tmp_path):
+    text = tiny_nli.write_text(tmp_path / "text")
+    path = nli.path(text, "dev", "sw")
+    path.write_text("".join(f"{line}\n" for line in tiny_nli.lines("dev", "sw")[:-1]))
+    with pytest.raises(corpora.CorpusError, match=r"dev\.sw\.tsv: 1 examples"):
+        read(tmp_path)
+
+
+def test_a_damaged_dataset_of_tfds_is_one_error(tmp_path):
+    tiny_nli.write_text(tmp_path / "text")
+    prepare_theirs(tmp_path)
+    for path in pathlib.Path(tmp_path / "tfds").rglob("*.array_record*"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(corpora.CorpusError, match="cannot be read by way of TFDS"):
+        read(tmp_path)

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import tiny_nli
+
+from nebula_jax.data import pair_rows, token_rows, tokenizer
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return tokenizer.load(tmp_path)
+
+
+def rows(words, first, second, max_length=16, separators=1):
+    found = pair_rows.tokenise(
+        [f"e{n}" for n in range(len(first))],
+        first,
+        second,
+        words,
+        max_length,
+        separators=separators,
+    )
+    texts = [
+        " ".join(words.piece(i) for i in found.rows(np.asarray([n]), 16, 0)[0] if i)
+        for n in range(len(first))
+    ]
+    return found, texts
+
+
+@pytest.mark.parametrize(
+    ("separators", "text"),
+    [(1, "[CLS] a b [SEP] c [SEP]"), (2, "[CLS] a b [SEP] [SEP] c [SEP]")],
+)
+def test_a_pair_has_its_models_form(words, separators, text):
+    assert rows(words, ["a b"], ["c"], separators=separators)[1] == [text]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ("a a a a a", "b", "[CLS] a a a [SEP] b [SEP]"),
+        ("a", "b b b b b b", "[CLS] a [SEP] b b b [SEP]"),
+        ("a a a a", "b b b b", "[CLS] a a [SEP] b b [SEP]"),
+        ("a a", "b b", "[CLS] a a [SEP] b b [SEP]"),
+    ],
+)
+def test_of_a_pair_that_is_too_long_the_longer_sentence_is_cut(
+    words, first, second, text
+):
+    found, texts = rows(words, [first], [second], max_length=7)
+    assert texts == [text]
+    assert len(found.cut) == (first != "a a")
+
+
+def test_no_pair_is_longer_than_allowed_and_none_is_cut_for_nothing(words):
+    for one in range(1, 9):
+        for two in range(1, 9):
+            found, _ = rows(words, ["a " * one], ["b " * two], max_length=10)
+            assert found.lengths[0] == min(10, one + two + 3)
+
+
+def test_pairs_of_unknown_pieces_are_remarked_on(words):
+    found, _ = rows(words, ["x", "x"], ["y", "a"])
+    assert found.unknown.tolist() == [0]
+
+
+def test_a_length_without_room_is_refused(words):
+    with pytest.raises(token_rows.TokenError, match="leaves no room"):
+        rows(words, ["a"], ["b"], max_length=5, separators=2)
+
+
+def test_rows_follow_their_trimmed_tokenizer(words):
+    found, _ = rows(words, ["a d"], ["d"])
+    counts = pair_rows.count([found], words.size)
+    keep = tokenizer.kept_ids(words, np.flatnonzero(counts))
+    trimmed = tokenizer.trim(words, keep)
+    want, texts = rows(trimmed, ["a d"], ["d"])
+    np.testing.assert_array_equal(pair_rows.renumbered(found, keep).tokens, want.tokens)
+    assert texts == ["[CLS] a d [SEP] d [SEP]"]
+
+
+def test_the_pieces_tell_a_models_form(tmp_path, words):
+    assert not pair_rows.is_joined_by_two(words, token_types=2)  # BERT
+    assert pair_rows.is_joined_by_two(words, token_types=0)  # ERNIE-M
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a"]
+    tiny_nli.write_model(tmp_path / "e5")
+    (tmp_path / "e5" / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    e5 = tokenizer.load(tmp_path / "e5")
+    assert pair_rows.is_joined_by_two(e5, token_types=2)

@@ -1,0 +1,306 @@
+"""The real command on invented pairs: goes on after a kill, tests any folder."""
+
+import json
+import pathlib
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import tiny_nli
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import (
+    clusters,
+    finetune_xnli,
+    xnli_report,
+    xnli_setup,
+    xnli_text,
+)
+from nebula_jax import errors
+from nebula_jax.data import nli
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"), cache)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(runs):
+    """What a run that was never stopped said; its folder is `undisturbed`."""
+    status, output = runs.run(workdir="undisturbed", steps=STEPS)
+    assert status == 0, output
+    return output
+
+
+def test_a_run_that_was_killed_ends_bit_for_bit_the_same(runs, undisturbed):
+    process = runs.start(workdir="killed", steps=STEPS)
+    manifest = runs.folder / "killed" / "finetune" / "checkpoints" / "00000006.json"
+    deadline = time.monotonic() + 60
+    while not manifest.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    status, output = runs.run(workdir="killed", steps=STEPS)
+    assert status == 0, output
+    assert "going on after step" in output
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        runs.state("killed", "finetune", STEPS),
+        runs.state("undisturbed", "finetune", STEPS),
+    )
+    ours, theirs = (
+        json.loads((runs.folder / name / "summary.json").read_text())
+        for name in ("killed", "undisturbed")
+    )
+    for key in ("dev", "selected_step", "test"):
+        assert ours[key] == theirs[key]
+    assert predictions(runs.folder / "killed") == predictions(
+        runs.folder / "undisturbed"
+    )
+
+
+def predictions(folder):
+    """Language -> the lines of its file."""
+    return {
+        path.name: path.read_text().splitlines()
+        for path in (folder / "predictions").glob("*.tsv")
+    }
+
+
+def test_a_run_says_what_it_did(runs, undisturbed):
+    folder = runs.folder / "undisturbed"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [each["step"] for each in summary["dev"]] == [4, 8, 12, 16, 20, 24]
+    best = max(each["accuracy"] for each in summary["dev"])
+    first = next(each for each in summary["dev"] if each["accuracy"] == best)
+    assert summary["selected_step"] == first["step"]
+    assert summary["text"]["labels"]["train"] == {
+        "en": {"entailment": 32, "neutral": 32, "contradiction": 32}
+    }
+    test = summary["test"]
+    assert list(test["accuracy"]) == ["en", "de", "sw"]
+    assert test["average"] == pytest.approx(np.mean(list(test["accuracy"].values())))
+    files = predictions(folder)
+    assert files.keys() == {"test.en.tsv", "test.de.tsv", "test.sw.tsv"}
+    for language in ("en", "de", "sw"):
+        header, *rows = (line.split("\t") for line in files[f"test.{language}.tsv"])
+        assert header == ["id", "label", "prediction", *nli.LABELS]
+        assert len(rows) == tiny_nli.SIZES["test"]
+        hits = [label == said for _, label, said, *_ in rows]
+        assert np.mean(hits) == pytest.approx(test["accuracy"][language])
+    for warning in test["warnings"]:
+        assert f"warning: {warning}" in undisturbed
+    assert "41 of 44 pieces are kept" in undisturbed
+
+
+def table(output):
+    """The lines of the printed table."""
+    lines = [line.rstrip() for line in output.splitlines()]
+    return [line for line in lines if line.startswith(("│", "┃", "├", "└"))]
+
+
+def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturbed):
+    command = ["--eval_only", "--run=undisturbed", "--languages=en,de,sw"]
+    status, output = runs.run(*command)
+    assert status == 0, output
+    assert len(table(undisturbed)) == 7
+    assert table(output) == table(undisturbed)
+    (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
+    for name, lines in predictions(runs.folder / "undisturbed").items():
+        assert (folder / name).read_text().splitlines() == lines
+
+
+def use(runs, **values):
+    """Flags as the command line sets them; relative to the runs' folder."""
+    arguments = runs.flags() | {"devices_per_cluster": 0} | values
+    flags.FLAGS(["test", *(f"--{name}={value}" for name, value in arguments.items())])
+
+
+@pytest.fixture
+def here(runs, monkeypatch):
+    """The runs' folder; flags are as they were afterwards."""
+    monkeypatch.chdir(runs.folder)
+    with flagsaver.flagsaver():
+        yield pathlib.Path()
+
+
+def test_tfds_and_folder_are_the_same_text(runs, here):
+    texts = []
+    for dataset in ("folder", "tfds:xnli"):
+        use(runs, dataset=dataset, tfds_dir="nothing")
+        wanted = {"train": ["en"], "dev": ["en"], "test": ["en", "sw"]}
+        texts.append(xnli_text.read(wanted, *xnli_setup.load_encoder()))
+    assert texts[0].digest == texts[1].digest
+    np.testing.assert_array_equal(texts[0].keep, texts[1].keep)
+
+
+def test_an_unseen_piece_has_the_row_that_it_had(runs, here):
+    """Rows that were trained come back to their places; the others stay."""
+    use(runs)
+    model, _ = xnli_setup.load_encoder()
+    table = model.params["embeddings"]["word_embeddings"]["embedding"]
+    keep = np.asarray([0, 1, 2, 3, 4, 9])
+    trained = {"embeddings": {"word_embeddings": {"embedding": -table[keep]}}}
+    filled = finetune_xnli._with_rows(model, trained, keep)
+    got = filled.params["embeddings"]["word_embeddings"]["embedding"]
+    np.testing.assert_array_equal(got[keep], -table[keep])
+    rest = np.setdiff1d(np.arange(len(table)), keep)
+    np.testing.assert_array_equal(got[rest], table[rest])
+
+
+def test_a_subset_of_the_training_pairs_is_drawn_by_seed(runs, here):
+    drawn = []
+    for seed in (0, 0, 1):
+        use(runs, max_train_pairs=20, seed=seed)
+        text = xnli_text.read({"train": ["en"]}, *xnli_setup.load_encoder())
+        drawn.append(text.parts["train"]["en"].rows.ids)
+    assert len(drawn[0]) == 20
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, capsys):
+    use(runs, languages="en,ur")
+    with pytest.raises(errors.NebulaError, match=r"'ur' has no test.*--skip_missing"):
+        finetune_xnli.main()
+    use(runs, languages="en,ur", skip_missing_languages="true")
+    assert xnli_text.languages("test") == ["en"]
+    assert "left out: ur" in capsys.readouterr().err
+
+
+def no_checkpoint(folder):
+    (folder / "models" / "bert" / "config.json").unlink()
+
+
+def other_config(folder):
+    path = folder / "models" / "bert" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 8}))
+
+
+def truncated_tensors(folder):
+    path = folder / "models" / "bert" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def missing_tensor(folder):
+    path = folder / "models" / "bert" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    del tensors["embeddings.word_embeddings.weight"]
+    safetensors.numpy.save_file(tensors, path)
+
+
+def other_tokenizer(folder):
+    path = folder / "models" / "bert" / "vocab.txt"
+    path.write_text(path.read_text() + "".join(f"more{n}\n" for n in range(9)))
+
+
+def in_line(split, number, old, new):
+    """Damages a line of a file of pairs."""
+
+    def damage(folder):
+        path = folder / "text" / "nli" / f"{split}.en.tsv"
+        lines = path.read_text().splitlines()
+        assert old in lines[number - 1]
+        lines[number - 1] = lines[number - 1].replace(old, new)
+        path.write_text("\n".join(lines) + "\n")
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (no_checkpoint, "config.json: No such file"),
+        (other_config, "not as config.json says"),
+        (truncated_tensors, "model.safetensors"),
+        (missing_tensor, "missing: embeddings.word_embeddings.weight"),
+        (other_tokenizer, "a tokenizer of 53 pieces is not that of a model of 44"),
+        (in_line("dev", 1, "hypothesis\t", ""), "dev.en.tsv:1: the header has no"),
+        (in_line("train", 3, "neutral", "maybe"), "train.en.tsv:3: unknown label"),
+        (in_line("train", 3, "neutral", '"neutral"'), "a quotation mark is text here"),
+        (in_line("test", 4, "\tinvented", ""), "test.en.tsv:4: 4 tab-separated"),
+    ],
+)
+def test_bad_input_is_one_clear_error(runs, tmp_path, damage, words):
+    for name in ("models", "text"):
+        shutil.copytree(runs.folder / name, tmp_path / name)
+    damage(tmp_path)
+    with flagsaver.flagsaver():
+        use(
+            runs,
+            encoder=tmp_path / "models" / "bert",
+            data_dir=tmp_path / "text",
+            workdir=tmp_path / "bad",
+        )
+        with pytest.raises(errors.NebulaError) as error:
+            finetune_xnli.main()
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"length_buckets": "32,16"}, "must ascend"),
+        ({"length_buckets": "a"}, "expected numbers"),
+        ({"length_buckets": "16,32"}, "models/bert has 16 positions"),
+        ({"languages": "en,en"}, "each once"),
+        ({"data_dir": "package:django"}, "no package has such pairs"),
+        ({"data_dir": "nowhere"}, "there is no such folder"),
+        ({"encoder": "no-such-model"}, "no model 'no-such-model'"),
+        ({"run": "undisturbed"}, "go together"),
+        ({"eval_only": "true"}, "no run of finetune_xnli is there"),
+        ({"eval_only": "true", "run": "text"}, "no run of finetune_xnli is there"),
+    ],
+)
+def test_bad_flags_are_one_clear_error(runs, here, values, words):
+    use(runs, **({"workdir": "bad"} | values))
+    with pytest.raises(errors.NebulaError) as error:
+        finetune_xnli.main()
+    assert words in str(error.value)
+
+
+def test_a_folder_goes_on_only_with_its_own_settings(runs, undisturbed, here):
+    use(runs, workdir="undisturbed", steps=STEPS, rate=1e-4)
+    with pytest.raises(errors.NebulaError, match=r"--rate=0\.002"):
+        finetune_xnli.main()
+
+
+FLAGFILES = pathlib.Path(finetune_xnli.__file__).parent / "flags"
+
+
+def test_the_papers_flagfile_has_ernie_ms_recipe():
+    """algorithms.md, section 5; Baidu's script."""
+    with flagsaver.flagsaver():
+        flags.FLAGS(["test", f"--flagfile={FLAGFILES / 'xnli_paper.flags'}"])
+        xnli_setup.check()
+        assert xnli_setup.RATE.value == 5e-5
+        assert xnli_setup.LAYER_DECAY.value == 0.8
+        assert xnli_setup.WARMUP_SHARE.value == 0.1
+        assert xnli_setup.EPOCHS.value == 5
+        assert clusters.BATCH_SIZE.value == 32
+        assert xnli_setup.capacities()[-1] == 256
+        assert xnli_setup.SELECT.value == "best"
+        assert len(xnli_setup.languages()) == 15
+
+
+def test_the_small_flagfile_is_a_possible_run():
+    with flagsaver.flagsaver():
+        flags.FLAGS(["test", f"--flagfile={FLAGFILES / 'xnli_warm.flags'}"])
+        xnli_setup.check()
+        assert xnli_setup.OPERANDS.value == "bfloat16"
+        assert xnli_setup.TRIM.value
+
+
+def test_a_language_at_chance_is_warned_of(capsys):
+    results = {"accuracy": {}, "average": 0.3, "warnings": ["sw: 33.0% of 3510"]}
+    xnli_report.show(results, "a table")
+    assert "warning: sw: 33.0% of 3510" in capsys.readouterr().err

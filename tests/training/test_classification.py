@@ -1,0 +1,63 @@
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny_nli
+
+from nebula_jax.data import tokenizer
+from nebula_jax.models import classifier, pretrained
+from nebula_jax.training import classification, cut
+from nebula_jax.training import state as train_state
+
+IDS = np.asarray([[2, 8, 9, 3, 10, 3], [2, 12, 3, 9, 3, 0]], np.int32)
+LABELS = np.asarray([2, 0], np.int32)
+
+
+@pytest.fixture
+def made(tmp_path):
+    folder = tiny_nli.write_model(tmp_path / "model")
+    model, words = pretrained.load(folder), tokenizer.load(folder)
+    config = classifier.config(model, words, dropout=0.0)
+    return config, classifier.init(config, jax.random.key(0), model)
+
+
+def test_a_step_is_that_of_the_mean_cross_entropy(made):
+    config, params = made
+    optimizer = optax.sgd(0.1)
+    state = train_state.create(params, optimizer, jax.random.key(1))
+    take = jax.jit(functools.partial(classification.step, config, optimizer))
+    new, metrics = take(state, {}, IDS, LABELS)
+
+    def loss_of(params):
+        log_p = jax.nn.log_softmax(classifier.logits(config, params, IDS))
+        return -(log_p[0, 2] + log_p[1, 0]) / 2
+
+    loss, grads = jax.jit(jax.value_and_grad(loss_of))(params)
+    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert metrics["tokens"] == 11
+    jax.tree.map(
+        lambda got, old, grad: np.testing.assert_allclose(
+            got, old - 0.1 * grad, atol=1e-6
+        ),
+        new.params,
+        params,
+        grads,
+    )
+
+
+def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
+    config, params = made
+    trained, frozen = cut.split(params, classification.is_trained)
+    assert trained.keys() == {"encoder", "classifier"}
+    assert frozen.keys() == {"embeddings"}
+    optimizer = optax.adam(3e-3)
+    state = train_state.create(trained, optimizer, jax.random.key(1))
+    take = jax.jit(functools.partial(classification.step, config, optimizer))
+    for _ in range(40):
+        state, metrics = take(state, frozen, IDS, LABELS)
+    assert metrics["loss"] < 0.1
+    found = classification.predict(config, cut.merge(state.params, frozen), IDS)
+    np.testing.assert_array_equal(found.argmax(-1), LABELS)
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
