@@ -9,7 +9,8 @@ README = ROOT / "README.md"
 
 def test_its_examples_run():
     results = doctest.testfile(str(README), module_relative=False)
-    assert results.attempted and not results.failed
+    assert results.attempted
+    assert not results.failed
 
 
 def test_the_split_model_is_quoted_as_it_is():

@@ -75,7 +75,11 @@ def write_text(folder: pathlib.Path, is_alike: bool = False) -> pathlib.Path:
 
 
 def write_model(
-    folder: pathlib.Path, width: int, seed: int, has_head: bool = False
+    folder: pathlib.Path,
+    width: int,
+    seed: int,
+    has_head: bool = False,
+    layers: int = 2,
 ) -> pathlib.Path:
     """A checkpoint of BERT's layout with random weights; its vocabulary is the text's.
 
@@ -84,6 +88,7 @@ def write_model(
       width: D.
       seed: of the weights.
       has_head: whether it has an MLM head.
+      layers: how many.
     """
     sentences = [" ".join(pair(n)) for n in range(3 * sum(PAIRS.values()))]
     words = sorted({word for sentence in sentences for word in sentence.split()})
@@ -92,7 +97,7 @@ def write_model(
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     config = transformer.Config(
         vocab_size=len(pieces),
-        layers=2,
+        layers=layers,
         width=width,
         heads=2,
         feed_forward=2 * width,
@@ -122,6 +127,9 @@ class Translations(tiny_runs.Runs):
         write_model(folder / "models" / "spanish", 16, seed=0)
         write_model(folder / "models" / "english", 24, seed=1)
         write_model(folder / "models" / "english_with_head", 24, 1, has_head=True)
+        # Sooner compiled, for runs that are started often.
+        write_model(folder / "models" / "shallow_spanish", 16, 0, layers=1)
+        write_model(folder / "models" / "shallow_english", 24, 1, True, layers=1)
 
     def write_text(self, folder: pathlib.Path) -> pathlib.Path:
         """Writes the corpus of the runs that name no other; its folder."""

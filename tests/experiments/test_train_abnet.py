@@ -13,7 +13,14 @@ from nebula_jax.training import metrics
 STEPS = 5
 RUN = {"steps": STEPS, "checkpoint_every": STEPS}
 # All sentences in one shape, which is soon compiled.
-ALIKE = {"data_dir": "alike", "buckets": "8", "objective": "ar", "tls": "off"}
+ALIKE = {
+    "data_dir": "alike",
+    "buckets": "8",
+    "objective": "ar",
+    "tls": "off",
+    "source_model": "models/shallow_spanish",
+    "target_model": "models/shallow_english",
+}
 
 
 @pytest.fixture(scope="module")
