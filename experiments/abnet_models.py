@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from experiments import abnet_setup, abnet_text, clusters, lifecycle, saved
 from nebula_jax.data import corpora, schedule, sides
 from nebula_jax.data import tokenizer as tokenizers
-from nebula_jax.models import abnet, packages, pretrained
+from nebula_jax.models import abnet, abnet_parameters, packages, pretrained
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import cut, head_warmup, optimizers
 from nebula_jax.training import state as train_state
@@ -175,26 +175,28 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_text.Text) -> Any:
 
 def is_trained_source(path: str) -> bool:
     """Adapters and the length table, unless --train_all."""
-    return abnet_setup.TRAIN_ALL.value or abnet.is_trained(path)
+    return abnet_setup.TRAIN_ALL.value or abnet_parameters.is_trained(path)
 
 
 def is_trained_target(path: str) -> bool:
     """Adapters and the head, which is young, unless --train_all."""
-    return abnet_setup.TRAIN_ALL.value or abnet.is_trained(path, mlm_head=True)
+    return abnet_setup.TRAIN_ALL.value or abnet_parameters.is_trained(
+        path, mlm_head=True
+    )
 
 
 def source_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
     """All of S's parameters at step 0."""
     rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 0)
-    own = jax.jit(functools.partial(abnet.init_source, config))(rng)
-    return abnet.with_pretrained(config, own, model.params)
+    own = jax.jit(functools.partial(abnet_parameters.init_source, config))(rng)
+    return abnet_parameters.with_pretrained(config, own, model.params)
 
 
 def target_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
     """All of T's parameters at step 0."""
     rng = jax.random.fold_in(jax.random.key(clusters.SEED.value), 1)
-    own = jax.jit(functools.partial(abnet.init_target, config))(rng)
-    return abnet.with_pretrained(config, own, model.params)
+    own = jax.jit(functools.partial(abnet_parameters.init_target, config))(rng)
+    return abnet_parameters.with_pretrained(config, own, model.params)
 
 
 def place_frozen(mesh: Mesh, frozen: Any) -> Any:

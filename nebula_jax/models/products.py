@@ -38,22 +38,29 @@ def _matrix_product(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.A
 
 
 def _forward(subscripts, a, b, dtype):
-    a, b = a.astype(dtype), b.astype(dtype)
-    return _product(subscripts, a, b), (a, b)
+    """Keeps of each operand what the gradient in the other one needs, if that one is.
+
+    A frozen matrix has no gradient, and then its input need not be kept.
+    """
+    left, right = a.value.astype(dtype), b.value.astype(dtype)
+    kept = left if b.perturbed else None, right if a.perturbed else None
+    return _product(subscripts, left, right), kept
 
 
-def _backward(subscripts, dtype, operands, gradient):
-    a, b = operands
+def _backward(subscripts, dtype, kept, gradient):
+    if isinstance(gradient, jax.custom_derivatives.SymbolicZero):
+        return None, None
     gradient = gradient.astype(dtype)
     both, out = subscripts.split("->")
     left, right = both.split(",")
+    a, b = kept
     return (
-        _product(f"{out},{right}->{left}", gradient, b),
-        _product(f"{left},{out}->{right}", a, gradient),
+        None if b is None else _product(f"{out},{right}->{left}", gradient, b),
+        None if a is None else _product(f"{left},{out}->{right}", a, gradient),
     )
 
 
-_matrix_product.defvjp(_forward, _backward)
+_matrix_product.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.evaluation import decode
-from nebula_jax.models import abnet, transformer
+from nebula_jax.models import abnet, abnet_parameters, transformer
 from nebula_jax.training import abnet_objectives
 
 CONTROLS = abnet_objectives.Controls(0, 1, 2, 3, 4, size=8)
@@ -183,7 +183,7 @@ def model(objective):
     config = abnet.Config(
         PLM, PLM, objective, 4, 4, heads=2, output_scale=2.0, max_target_length=9
     )
-    init = jax.jit(abnet.init_target, static_argnums=0)
+    init = jax.jit(abnet_parameters.init_target, static_argnums=0)
     params = init(config, jax.random.key(0))
     params["mlm_head"]["bias"] = jnp.asarray([9, 0, 0, 0.5, 0, 0, 0.5, 1.0])
     random = np.random.RandomState(0)

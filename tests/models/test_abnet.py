@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.models import abnet, adapters, electra, heads, transformer
+from nebula_jax.models import (
+    abnet,
+    abnet_parameters,
+    adapters,
+    electra,
+    heads,
+    transformer,
+)
+from nebula_jax.training import cut
 
 SOURCE = transformer.Config(
     vocab_size=40, layers=2, width=24, heads=2, feed_forward=32, max_length=16
@@ -33,8 +41,8 @@ shape = functools.partial(
 CMLM, AR = shape(objective="cmlm"), shape(objective="ar")
 RANDOM = np.random.RandomState(0)
 # Jitted, as in use: operation by operation they take a test ten times as long.
-init_source = jax.jit(abnet.init_source, static_argnums=0)
-init_target = jax.jit(abnet.init_target, static_argnums=0)
+init_source = jax.jit(abnet_parameters.init_source, static_argnums=0)
+init_target = jax.jit(abnet_parameters.init_target, static_argnums=0)
 encode = jax.jit(abnet.encode, static_argnums=0)
 decode = jax.jit(abnet.decode, static_argnums=0)
 
@@ -212,7 +220,7 @@ def test_cached_decoding_equals_uncached(target_params, hidden):
 def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
     for params, config in ((source_params, SOURCE), (target_params, TARGET)):
         model = pretrained(config)
-        filled = abnet.with_pretrained(CMLM, params, model)
+        filled = abnet_parameters.with_pretrained(CMLM, params, model)
         assert filled["embeddings"] is model["embeddings"]
         assert filled["encoder"] is model["encoder"]
         assert jax.tree.map(jnp.shape, filled) == jax.tree.map(jnp.shape, params)
@@ -223,13 +231,13 @@ def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
 def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
     model = pretrained(TARGET)
     headless = {part: model[part] for part in ("embeddings", "encoder")}
-    filled = abnet.with_pretrained(CMLM, target_params, headless)
+    filled = abnet_parameters.with_pretrained(CMLM, target_params, headless)
     assert filled["mlm_head"] is target_params["mlm_head"]
 
 
 def test_a_model_of_another_shape_is_named(target_params):
     with pytest.raises(errors.NebulaError, match=r"embeddings/.* this configuration"):
-        abnet.with_pretrained(CMLM, target_params, pretrained(SOURCE))
+        abnet_parameters.with_pretrained(CMLM, target_params, pretrained(SOURCE))
 
 
 def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
@@ -255,7 +263,7 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
             name: jax.tree.map(np.zeros_like, own) if name in last else own
             for name, own in target_params[layer].items()
         }
-    matched = abnet.with_pretrained(CMLM, silent, model)
+    matched = abnet_parameters.with_pretrained(CMLM, silent, model)
     unmatched = silent | {part: model[part] for part in model}
     assert error(matched) < 0.5 * error(unmatched)
 
@@ -264,26 +272,28 @@ def test_adapters_and_length_head_train_and_nothing_else(source_params, target_p
     def names(tree):
         return {path.split("/")[0] for path in _paths(tree)}
 
-    trained, frozen = abnet.partition(source_params)
+    trained, frozen = cut.split(source_params, abnet_parameters.is_trained)
     assert names(trained) == {"adapters_0", "adapters_1", "length_table"}
     assert names(frozen) == {"embeddings", "encoder"}
-    trained, frozen = abnet.partition(target_params)
+    trained, frozen = cut.split(target_params, abnet_parameters.is_trained)
     assert names(trained) == {"adapters_0", "adapters_1"}
     assert names(frozen) == {"embeddings", "encoder", "mlm_head"}
-    trained, frozen = abnet.partition(target_params, mlm_head=True)
+    trained, frozen = cut.split(
+        target_params, functools.partial(abnet_parameters.is_trained, mlm_head=True)
+    )
     assert names(trained) == {"adapters_0", "adapters_1", "mlm_head"}
     assert names(frozen) == {"embeddings", "encoder"}
-    assert jax.tree.structure(abnet.merge(trained, frozen)) == jax.tree.structure(
+    assert jax.tree.structure(cut.merge(trained, frozen)) == jax.tree.structure(
         target_params
     )
 
 
 def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
     """No product of the gradient's program has a frozen matrix's shape."""
-    trained, frozen = abnet.partition(target_params)
+    trained, frozen = cut.split(target_params, abnet_parameters.is_trained)
 
     def loss(trained, hidden):
-        params = abnet.merge(trained, frozen)
+        params = cut.merge(trained, frozen)
         logits = abnet.Target(CMLM).apply({"params": params}, Y, Y_MASK, hidden, X_MASK)
         return jnp.sum(logits**2)
 
@@ -338,13 +348,12 @@ def test_the_papers_adapters_have_the_papers_size():
     )
 
     def millions(init):
-        trained, _ = abnet.partition(
-            jax.eval_shape(functools.partial(init, config), jax.random.key(0))
-        )
+        shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+        trained, _ = cut.split(shapes, abnet_parameters.is_trained)
         return sum(leaf.size for leaf in jax.tree.leaves(trained)) / 1e6
 
-    assert millions(abnet.init_source) == pytest.approx(10.24, abs=0.01)
-    assert millions(abnet.init_target) == pytest.approx(37.84, abs=0.01)
+    assert millions(abnet_parameters.init_source) == pytest.approx(10.24, abs=0.01)
+    assert millions(abnet_parameters.init_target) == pytest.approx(37.84, abs=0.01)
 
 
 def _paths(tree):

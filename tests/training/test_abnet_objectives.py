@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.models import abnet, transformer
-from nebula_jax.training import abnet_objectives, losses
+from nebula_jax.models import abnet, abnet_parameters, transformer
+from nebula_jax.training import abnet_objectives, cut, losses
 
 # XLM-R's order, with [MASK] last: nothing may rely on control pieces coming first.
 CONTROLS = abnet_objectives.Controls(1, 3, 0, 2, 59, size=60)
@@ -171,8 +171,9 @@ def test_micro_batches_add_up_to_the_batch():
         dropout=0.1,
     )
     config = abnet.Config(plm, plm, "cmlm", 4, 4, heads=2, max_target_length=12)
-    trained, frozen = abnet.partition(
-        jax.jit(abnet.init_target, static_argnums=0)(config, jax.random.key(0))
+    init = jax.jit(abnet_parameters.init_target, static_argnums=0)
+    trained, frozen = cut.split(
+        init(config, jax.random.key(0)), abnet_parameters.is_trained
     )
     hidden = np.random.RandomState(0).randn(4, 5, 8).astype(np.float32)
 
@@ -183,7 +184,7 @@ def test_micro_batches_add_up_to_the_batch():
         def loss(trained):
             logits = abnet.decode(
                 config,
-                abnet.merge(trained, frozen),
+                cut.merge(trained, frozen),
                 questions.input_ids,
                 questions.attention_mask,
                 hidden,

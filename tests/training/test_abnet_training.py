@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.models import abnet, transformer
+from nebula_jax.models import abnet, abnet_parameters, transformer
 from nebula_jax.training import abnet as training
 from nebula_jax.training import abnet_objectives, losses
 
@@ -44,8 +44,8 @@ def init(objective):
     """Parameters of both sides, with heads that say something."""
     shape = task(objective).config
     params = (
-        abnet.init_source(shape, jax.random.key(0)),
-        abnet.init_target(shape, jax.random.key(1)),
+        abnet_parameters.init_source(shape, jax.random.key(0)),
+        abnet_parameters.init_target(shape, jax.random.key(1)),
     )
     return jax.tree.map(lambda leaf: leaf + 0.1, params)
 
