@@ -76,6 +76,7 @@ def newest(runs, workdir):
     }
 
 
+@pytest.mark.slow
 def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, undisturbed):
     status, output = runs.run(workdir="looped", cluster="whole", **RUN)
     assert status == 0, output

@@ -124,6 +124,7 @@ def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
         assert theirs["received Tensor[1]"] == ledger["sent Tensor[1]"]
 
 
+@pytest.mark.slow
 def test_tasks_window_line_devices_and_generators_are_flags(runs):
     """K = 1 on two devices, taking turns over a slow plain line, one task only."""
     status, output = runs.run(

@@ -66,6 +66,7 @@ def assert_goes_on_to_the_end(runs, workdir, undisturbed):
     return output
 
 
+@pytest.mark.slow
 def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
     runs, undisturbed
 ):
@@ -82,6 +83,7 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
     assert_goes_on_to_the_end(runs, "killed", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
     status, output = runs.run(
         **flags("cut"), wan="cut=2s@1s,cut=2s@5s", peer_timeout=0.6
@@ -97,6 +99,7 @@ def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
         )
 
 
+@pytest.mark.slow
 def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     runs, undisturbed
 ):

@@ -169,6 +169,7 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
         assert size == count * frame
 
 
+@pytest.mark.slow
 def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs):
     codecs = {"forward_codec": "pack_tokens|fp16", "backward_codec": "pack_tokens"}
     status, output = runs.run(workdir="packed", steps=3, **ALIKE | codecs)
