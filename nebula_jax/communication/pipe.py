@@ -175,7 +175,10 @@ class Pipe:
         filled, goes_on = 0, True
         try:
             while goes_on:
-                count = self.socket.recv_into(view[filled:])
+                if self._is_tls:  # what recv_into comes to, a call less for each record
+                    count = self.socket.read(len(view) - filled, view[filled:])
+                else:
+                    count = self.socket.recv_into(view)
                 filled += count
                 goes_on = self._is_tls and is_large and count and filled < len(view)
         except BLOCKED:
