@@ -34,11 +34,8 @@ class Plm(NamedTuple):
 
 def folder_of(name: str) -> pathlib.Path:
     """The checkpoint folder that a flag names, brought if need be."""
-    path = pathlib.Path(name)
-    if name not in packages.MODELS and ("/" in name or path.is_dir()):
-        return path
     folder = pathlib.Path(clusters.PRETRAINED_DIR.value)
-    return packages.prepare(name, folder, lifecycle.say)
+    return packages.checkpoint_of(name, folder, lifecycle.say)
 
 
 def load(folder: pathlib.Path, layers: int = 0) -> Plm:

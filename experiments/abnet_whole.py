@@ -36,22 +36,11 @@ def run(folders: tuple[Any, Any]) -> int:
     name = "whole"
     interrupt = lifecycle.Interrupt().install()
     source_plm, target_plm = abnet_models.load_source(), abnet_models.load_target()
-    source = abnet_source.Side(
-        source_plm,
-        abnet_text.read(folders[0], source_plm.words, is_translated=True),
-        target_plm.model.config,
-    )
-    target = abnet_target.Side(
-        target_plm,
-        abnet_text.read(folders[1], target_plm.words, is_translated=False),
-        source_plm.model.config,
-    )
+    source, target = sides(folders, source_plm, target_plm)
     near_end, far_end = loopback.ends()
     width = source_plm.model.config.width
     near = abnet_line.open_near(near_end, len(source.rows), width)
     far = abnet_line.open_far(far_end, len(source.rows), width)
-    target.sort(source.buckets)
-    source.lengths = target.rows.lengths
 
     own = {
         "source_model": source_plm.digest,
@@ -71,10 +60,10 @@ def run(folders: tuple[Any, Any]) -> int:
         tuple(like.shapes for like in likes),
         tuple(like.sharding for like in likes),
     )
-    sides, _ = checkpoints.restore(start, both)
-    for ends, own in zip((near, far), sides, strict=True):
+    restored, _ = checkpoints.restore(start, both)
+    for ends, own in zip((near, far), restored, strict=True):
         abnet_line.set_codec_states(ends, own["codecs"])
-    states = [own["state"] for own in sides]
+    states = [own["state"] for own in restored]
     record = progress.Progress(name, start)
     step_of = _uncut if is_uncut() else _looped
 
@@ -114,6 +103,30 @@ def run(folders: tuple[Any, Any]) -> int:
     }
     record.finish(step, more)
     return lifecycle.exit_status(step, interrupt)
+
+
+def sides(
+    folders: tuple[Any, Any], source_plm: abnet_models.Plm, target_plm: abnet_models.Plm
+) -> tuple[abnet_source.Side, abnet_target.Side]:
+    """Both sides in one process; they have told each other buckets and lengths.
+
+    Args:
+      folders: text of source and target.
+      source_plm, target_plm: their models.
+    """
+    source = abnet_source.Side(
+        source_plm,
+        abnet_text.read(folders[0], source_plm.words, is_translated=True),
+        target_plm.model.config,
+    )
+    target = abnet_target.Side(
+        target_plm,
+        abnet_text.read(folders[1], target_plm.words, is_translated=False),
+        source_plm.model.config,
+    )
+    target.sort(source.buckets)
+    source.lengths = target.rows.lengths
+    return source, target
 
 
 def is_uncut() -> bool:

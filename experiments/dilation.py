@@ -27,9 +27,7 @@ from absl import flags
 
 from experiments import (
     abnet_models,
-    abnet_source,
-    abnet_target,
-    abnet_text,
+    abnet_whole,
     clusters,
     lifecycle,
 )
@@ -131,19 +129,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
     """Median seconds of a step of the largest bucket, and its padded float32 bits."""
-    source_plm, target_plm = abnet_models.load_source(), abnet_models.load_target()
-    source = abnet_source.Side(
-        source_plm,
-        abnet_text.read(folders[0], source_plm.words, is_translated=True),
-        target_plm.model.config,
-    )
-    target = abnet_target.Side(
-        target_plm,
-        abnet_text.read(folders[1], target_plm.words, is_translated=False),
-        source_plm.model.config,
-    )
-    target.sort(source.buckets)
-    source.lengths = target.rows.lengths
+    plms = abnet_models.load_source(), abnet_models.load_target()
+    source, target = abnet_whole.sides(folders, *plms)
     steps = range(1, source.order.steps_per_epoch + 1)
     step = max(steps, key=lambda step: source.order.batch(step - 1).bucket)
     _, source_batches = source.batch(step)

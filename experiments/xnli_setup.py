@@ -175,12 +175,8 @@ def load_encoder() -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
     Raises:
       NebulaError: if it is no checkpoint, or its tokenizer is another model's.
     """
-    name = ENCODER.value
-    folder = pathlib.Path(name)
-    if name in packages.MODELS or not ("/" in name or folder.is_dir()):
-        folder = packages.prepare(
-            name, pathlib.Path(clusters.PRETRAINED_DIR.value), lifecycle.say
-        )
+    prepared = pathlib.Path(clusters.PRETRAINED_DIR.value)
+    folder = packages.checkpoint_of(ENCODER.value, prepared, lifecycle.say)
     model = pretrained.load(folder, dropout=ENCODER_DROPOUT.value, dtype=OPERANDS.value)
     words = tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)

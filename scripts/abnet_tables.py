@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scripts import run_tables
+
 PAPER = json.loads((pathlib.Path(__file__).parent / "paper_tables.json").read_text())
 NOTHING = "–"
 
@@ -134,27 +136,8 @@ def table2_block(name: str, result: Mapping[str, Any]) -> str:
 
 def abnet_block(name: str, summary: Mapping[str, Any]) -> str:
     """One run of train_abnet."""
-    hardware, sizes = summary["hardware"], summary["bytes"]
-    lines = [
-        f"    {summary['command']}",
-        "",
-        f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
-        f" {hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
-        f" jax {hardware['jax']}; {summary['seconds'] / 60:.1f} minutes.",
-        "",
-        "| cluster | steps | loss | tokens/s | sent | received | waited |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for each in summary["clusters"]:
-        losses = summary["losses"][each["cluster"]]
-        lines.append(
-            f"| {each['cluster']} | {each['last_step']}"
-            f" | {losses['first']:.3f} → {losses['last']:.3f}"
-            f" | {each['tokens_per_second']:,.0f}"
-            f" | {each['bytes_sent'] / 1e6:.2f} MB"
-            f" | {each['bytes_received'] / 1e6:.2f} MB"
-            f" | {each['waited_seconds'] / each['seconds']:.0%} |"
-        )
+    sizes = summary["bytes"]
+    lines = run_tables.head(summary)
     if sizes:
         lines += [
             "",

@@ -18,7 +18,7 @@ from absl import flags
 
 from experiments import lifecycle
 from nebula_jax import errors
-from scripts import abnet_tables, bench_tables
+from scripts import abnet_tables, bench_tables, run_tables
 
 COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
 
@@ -60,29 +60,11 @@ def rewrite(text: str, name: str, block: str) -> str:
 
 def m3_block(name: str, summary: dict[str, Any]) -> str:
     """An M3 run's results in Markdown."""
-    hardware, sizes = summary["hardware"], summary["bytes"]
+    sizes = summary["bytes"]
     first, last = summary["held_back"][0], summary["held_back"][-1]
-    lines = [
-        f"    {summary['command']}",
-        "",
-        f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
-        f" {hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
-        f" jax {hardware['jax']}; {summary['seconds'] / 60:.1f} minutes, vocabulary of"
-        f" {summary['vocab_size']:,} pieces.",
-        "",
-        "| cluster | steps | loss | tokens/s | sent | received | waited |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for each in summary["clusters"]:
-        losses = summary["losses"][each["cluster"]]
-        lines.append(
-            f"| {each['cluster']} | {each['last_step']}"
-            f" | {losses['first']:.3f} → {losses['last']:.3f}"
-            f" | {each['tokens_per_second']:,.0f}"
-            f" | {each['bytes_sent'] / 1e6:.2f} MB"
-            f" | {each['bytes_received'] / 1e6:.2f} MB"
-            f" | {each['waited_seconds'] / each['seconds']:.0%} |"
-        )
+    lines = run_tables.head(
+        summary, f", vocabulary of {summary['vocab_size']:,} pieces"
+    )
     lines += [
         "",
         f"Sent per position {sizes['per_position']:.3f} bytes (formula"

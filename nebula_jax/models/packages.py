@@ -207,6 +207,28 @@ def prepare(
     return target
 
 
+def is_path(name: str) -> bool:
+    """Whether a flag's value names a folder and not a model of MODELS."""
+    return name not in MODELS and ("/" in name or pathlib.Path(name).is_dir())
+
+
+def checkpoint_of(
+    name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
+) -> pathlib.Path:
+    """The checkpoint folder that a flag's value names: as it is, or brought.
+
+    Args:
+      name: a key of MODELS, or a path.
+      folder, log: of `prepare`.
+
+    Raises:
+      PretrainedError: if it cannot be had.
+    """
+    if is_path(name):
+        return pathlib.Path(name)
+    return prepare(name, folder, log)
+
+
 def _damage(target: pathlib.Path) -> str | None:
     """What is wrong with a folder that `prepare` made; None if nothing."""
     if not (target / PROVENANCE).exists():

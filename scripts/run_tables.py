@@ -1,0 +1,35 @@
+"""What the blocks of all runs begin with: command, provenance, a row a cluster."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def head(summary: Mapping[str, Any], more: str = "") -> list[str]:
+    """Lines of Markdown.
+
+    Args:
+      summary: a run's summary.json.
+      more: put behind its time.
+    """
+    hardware = summary["hardware"]
+    lines = [
+        f"    {summary['command']}",
+        "",
+        f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
+        f" {hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
+        f" jax {hardware['jax']}; {summary['seconds'] / 60:.1f} minutes{more}.",
+        "",
+        "| cluster | steps | loss | tokens/s | sent | received | waited |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for each in summary["clusters"]:
+        losses = summary["losses"][each["cluster"]]
+        lines.append(
+            f"| {each['cluster']} | {each['last_step']}"
+            f" | {losses['first']:.3f} → {losses['last']:.3f}"
+            f" | {each['tokens_per_second']:,.0f}"
+            f" | {each['bytes_sent'] / 1e6:.2f} MB"
+            f" | {each['bytes_received'] / 1e6:.2f} MB"
+            f" | {each['waited_seconds'] / each['seconds']:.0%} |"
+        )
+    return lines
