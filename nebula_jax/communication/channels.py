@@ -43,10 +43,13 @@ class Sender:
     ):
         self.name = name
         self._link, self._channel, self._choose = link, channel, codec.choose
-        self._encode = [jax.jit(option.encode) for option in codec_lib.fixed(codec)]
+        self._encode = [
+            jax.jit(option.encode, donate_argnums=1)
+            for option in codec_lib.fixed(codec)
+        ]
         self._zstd = None if codec.zstd is None else entropy.Compressor(codec.zstd)
         self.state = codec.init(spec)
-        """The codec's, to be saved with the run's state."""
+        """The codec's, to be saved with the run's state; the next tensor uses it up."""
 
     def send(self, step: int, arrays: Any, micro_batch: int = 0) -> None:
         """Encodes on the device and queues the bytes; blocks while too much waits.
@@ -96,11 +99,12 @@ class Receiver:
         options = codec_lib.fixed(codec)
         self._payloads = [codec_lib.payload_spec(option, spec) for option in options]
         self._decode = [
-            jax.jit(option.decode, out_shardings=(sharding, None)) for option in options
+            jax.jit(option.decode, out_shardings=(sharding, None), donate_argnums=1)
+            for option in options
         ]
         self._zstd = None if codec.zstd is None else entropy.Decompressor()
         self.state = codec.init(spec)
-        """The codec's, to be saved with the run's state."""
+        """The codec's, to be saved with the run's state; the next tensor uses it up."""
 
     def recv(self, step: int, micro_batch: int = 0) -> Any:
         """Waits for the tensor with this tag and decodes it on the device.

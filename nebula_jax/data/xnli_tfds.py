@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
+from tensorflow_datasets.core import read_only_builder
 
 from nebula_jax import errors
 from nebula_jax.data import corpora, nli
@@ -34,15 +35,22 @@ class NliFolderConfig(tfds.core.BuilderConfig):
     """That have a file."""
 
 
+class _LocalInfo(tfds.core.DatasetInfo):
+    """Is not looked for in TFDS's own storage; the search leaves a temporary folder."""
+
+    def initialize_from_bucket(self) -> None:
+        pass
+
+
 class NliFolder(tfds.core.GeneratorBasedBuilder):
     """One split of a folder's `nli/`, with the features of TFDS's `xnli`, and ids."""
 
     VERSION = tfds.core.Version("1.0.0")
     MANUAL_DOWNLOAD_INSTRUCTIONS = "manual_dir is a folder in the format of data/nli.py"
 
-    def _info(self) -> tfds.core.DatasetInfo:
+    def _info(self) -> _LocalInfo:
         languages = self.builder_config.languages
-        return tfds.core.DatasetInfo(
+        return _LocalInfo(
             builder=self,
             features=tfds.features.FeaturesDict(
                 {
@@ -146,10 +154,11 @@ def read(
 def _theirs(tfds_dir: pathlib.Path | None) -> tfds.core.DatasetBuilder | None:
     """TFDS's builder if its files are there; its code is not needed to read them."""
     try:
-        builder = tfds.builder("xnli", data_dir=tfds_dir and str(tfds_dir))
+        return read_only_builder.builder_from_files(
+            "xnli", data_dir=tfds_dir and str(tfds_dir)
+        )
     except tfds.core.DatasetNotFoundError:
         return None
-    return builder if builder.is_prepared() else None
 
 
 def _own(

@@ -69,12 +69,14 @@ class Residuals:
 class Front(NamedTuple):
     """The near half.
 
+    Gradients so far and codec states are changed in place: what was given cannot be
+    used again.
+
     forward: (params, batch, rng, codec state) -> (Sent, Residuals, the half's own loss,
       [] float32, 0 if it has none).
     backward: (params, batch, rng, Residuals, payload, option, codec state, gradients so
       far) -> (gradients with this micro-batch's added, codec state). The first three
-      as `forward` got them. Takes the gradients so far for its own: they cannot be used
-      again.
+      as `forward` got them.
     spec: (params, batch, rng) -> the ShapeDtypeStructs of h, for channels.
     no_gradients: (params) -> zeros for the first micro-batch to add to.
     """
@@ -86,11 +88,11 @@ class Front(NamedTuple):
 
 
 class Back(NamedTuple):
-    """The far half.
+    """The far half; gradients so far and codec states as in Front.
 
     step: (params, batch, rng, payload, option, codec state of what comes, codec state
       of what goes, gradients so far) -> (Sent, gradients with this micro-batch's added,
-      metrics, codec state of what comes). Takes the gradients so far for its own.
+      metrics, codec state of what comes).
     no_gradients: as in Front.
     """
 
@@ -133,7 +135,7 @@ def front(
     encode, encode_after = _encoder(send)
     decode_before, decode = _decoder(receive)
 
-    @jax.jit
+    @functools.partial(jax.jit, donate_argnums=3)
     def run_forward(params, batch, rng, state):
         trained, frozen = split(params, is_trained)
         (_, loss), pullback, hidden = jax.vjp(
@@ -142,7 +144,7 @@ def front(
         payload, state = encode(hidden, state)
         return payload, _residuals(pullback, (params, batch, rng)), loss, state
 
-    @functools.partial(jax.jit, donate_argnums=6)
+    @functools.partial(jax.jit, donate_argnums=(5, 6))
     def run_backward(params, batch, rng, residuals, payload, state, grads):
         received, state = decode(payload, state)
         pullback = _pullback(residuals, (params, batch, rng))
@@ -188,7 +190,7 @@ def back(
     decode_before, decode = _decoder(receive)
     encode, encode_after = _encoder(send)
 
-    @functools.partial(jax.jit, donate_argnums=6)
+    @functools.partial(jax.jit, donate_argnums=(4, 5, 6))
     def run_step(params, batch, rng, payload, received_state, sent_state, grads):
         trained, frozen = split(params, is_trained)
         received, received_state = decode(payload, received_state)
@@ -220,7 +222,7 @@ def _encoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
     """What encodes inside the half's program, and what does after it, on the host."""
     if codec.choose is None:
         return codec.encode, lambda payload, state: Sent(payload, 0, state)
-    options = [jax.jit(option.encode) for option in codec.options]
+    options = [jax.jit(option.encode, donate_argnums=1) for option in codec.options]
 
     def encode_after(arrays, state):
         option = codec.choose(arrays, state)
@@ -234,7 +236,7 @@ def _decoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
     """What decodes before the half's program, and what does inside it."""
     if codec.choose is None:
         return lambda payload, option, state: (payload, state), codec.decode
-    options = [jax.jit(option.decode) for option in codec.options]
+    options = [jax.jit(option.decode, donate_argnums=1) for option in codec.options]
 
     def decode_before(payload, option, state):
         return options[option](payload, state)

@@ -157,7 +157,8 @@ def prepare_theirs(tmp_path):
                 name, _, premise, hypothesis, label = line.split("\t")
                 rows.append(f"{language}\t{label}\t{premise}\t{hypothesis}\t{name}")
         (folder / f"xnli.{split}.tsv").write_text("\n".join(rows) + "\n")
-    builder = xnli.Xnli(data_dir=str(tmp_path / "tfds"), file_format="array_record")
+    with mock.patch("tempfile.tempdir", str(tmp_path)):  # it leaves a folder there
+        builder = xnli.Xnli(data_dir=str(tmp_path / "tfds"), file_format="array_record")
     no_download = mock.patch.object(
         tfds.download.DownloadManager,
         "download_and_extract",
