@@ -6,7 +6,15 @@ import time
 
 import jax
 
-from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
+from experiments import (
+    clusters,
+    lifecycle,
+    m3_models,
+    m3_setup,
+    m3_text,
+    progress,
+    saved,
+)
 from nebula_jax.communication import bridge, codecs, wan
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
@@ -20,13 +28,12 @@ def run() -> int:
     interrupt = lifecycle.Interrupt().install()
     vocabulary = m3_text.given_vocabulary()
     groups = m3_text.groups(data_dir=None)
-    config = m3_setup.config(vocabulary)
+    models = m3_models.load(vocabulary)
+    config = models.config
 
     mesh = clusters.mesh()
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    placed = saved.placed(
-        mesh, functools.partial(m3.init_discriminator, config, clusters.SEED.value)
-    )
+    placed = m3_models.place_discriminator(mesh, models)
     train = jax.jit(
         functools.partial(m3.discriminator_step, config),
         in_shardings=(placed.sharding, batch_at),
@@ -104,7 +111,10 @@ def run() -> int:
         if start < step and step not in checkpoints.steps:
             checkpoints.save(step, state)
         ledgers = {link.peer.cluster: link.ledger for link in links}
-        record.finish(step, {"ledgers": ledgers})
+        record.finish(step, {"ledgers": ledgers, "models": m3_models.describe(models)})
+    if step >= clusters.STEPS.value:
+        encoder = clusters.cluster_folder(name) / m3_models.ENCODER
+        m3_models.export(encoder, models, vocabulary, state.params)
     return lifecycle.exit_status(step, interrupt)
 
 

@@ -4,7 +4,15 @@ import functools
 
 import jax
 
-from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
+from experiments import (
+    clusters,
+    lifecycle,
+    m3_models,
+    m3_setup,
+    m3_text,
+    progress,
+    saved,
+)
 from nebula_jax.communication import bridge, codecs, wan
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -17,14 +25,12 @@ def run(index: int) -> int:
     interrupt = lifecycle.Interrupt().install()
     vocabulary = m3_text.given_vocabulary()
     text = m3_text.open_generator(index, vocabulary)
-    config = m3_setup.config(vocabulary)
+    models = m3_models.load(vocabulary)
+    config = models.config
 
     mesh = clusters.mesh()
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    placed = saved.placed(
-        mesh,
-        functools.partial(m3.init_generator, config, clusters.SEED.value, index),
-    )
+    placed = m3_models.place_generator(mesh, models, index)
     train = jax.jit(
         functools.partial(m3.generator_step, config),
         in_shardings=(placed.sharding, batch_at),

@@ -18,6 +18,8 @@ from nebula_jax.training import metrics
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+STARVED = 1 / 3
+"""Of the masked tokens, the share of fakes below which RTD has little to find."""
 FIGURES = ("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy")
 
 
@@ -52,7 +54,10 @@ def _gather(names: Sequence[str], seconds: float, vocab_size: int) -> dict[str, 
         "vocab_size": vocab_size,
         "flags": {
             name: flags.FLAGS[name].value
-            for name in (*m3_setup.AGREED, "data_dir", "wan", "devices_per_cluster")
+            for name in (
+                *(*m3_setup.AGREED, *m3_setup.AGREED_IF_SET, "hot_start"),
+                *("data_dir", "wan", "devices_per_cluster"),
+            )
         },
         "clusters": [each for each in found.values() if each],
         "bytes": _bytes(found, vocab_size),
@@ -167,10 +172,12 @@ def show(summary: dict[str, Any]) -> None:
         return
     first, last = summary["held_back"][0], summary["held_back"][-1]
     table = rich.table.Table(
-        title=f"Held-back text after step {last['step']} (RTD AUC: 0.5 is a guess)"
+        title=f"Held-back text after step {last['step']} (RTD AUC: 0.5 is a guess;"
+        " fakes: share of tokens)"
     )
     table.add_column("language")
-    for column in (f"AUC at step {first['step']}", "RTD AUC", "fake tokens"):
+    columns = ("AUC", "fakes")
+    for column in [f"{each} at step {first['step']}" for each in columns] + [*columns]:
         table.add_column(column, justify="right")
     table.add_column("sampled MLM", justify="right")
     table.add_column("CLM", justify="right")
@@ -178,9 +185,17 @@ def show(summary: dict[str, Any]) -> None:
         table.add_row(
             language,
             f"{first['languages'][language]['rtd_auc']:.3f}",
+            f"{first['languages'][language]['fake_token_rate']:.1%}",
             f"{figures['rtd_auc']:.3f}",
             f"{figures['fake_token_rate']:.1%}",
             f"{figures['sampled_mlm_accuracy']:.1%}",
             f"{figures['clm_accuracy']:.1%}",
         )
     console.print(table)
+    right = [each["sampled_mlm_accuracy"] for each in last["languages"].values()]
+    if sum(right) > (1 - STARVED) * len(right):
+        console.print(
+            f"The generators sample {sum(right) / len(right):.0%} of the masked tokens"
+            " right and leave the discriminator little to find. A higher --temperature"
+            " or --mask_rate makes more fakes."
+        )

@@ -1,15 +1,16 @@
-"""Flags of the M3 experiment, and what is made of them before a loop begins."""
+"""Flags of the M3 experiment, and what clusters must agree on."""
 
+import functools
+import pathlib
 from typing import Any
 
 from absl import flags
 
 import nebula_jax
-from experiments import clusters
+from experiments import clusters, lifecycle
 from nebula_jax.communication import frames
 from nebula_jax.data import masking, mixtures, vocab
-from nebula_jax.models import transformer
-from nebula_jax.training import m3
+from nebula_jax.models import checkpoint_folder, packages, transformer
 
 GENERATORS = flags.DEFINE_string(
     "generators",
@@ -29,11 +30,16 @@ TASKS = flags.DEFINE_string(
 VOCABULARY = flags.DEFINE_string(
     "vocabulary",
     "",
-    "The sentencepiece model that all clusters share. If empty, --cluster=all and"
-    " --cluster=whole train one on the text, of --vocab_size pieces.",
+    "The sentencepiece model that all clusters share, or with --hot_start the folder of"
+    " its trimmed tokenizer. If empty, --cluster=all and --cluster=whole make one from"
+    " the text, of --vocab_size pieces.",
 )
 VOCAB_SIZE = flags.DEFINE_integer(
-    "vocab_size", 8000, "Pieces of a vocabulary that is trained here.", lower_bound=32
+    "vocab_size",
+    8000,
+    "Pieces of a vocabulary that is trained here; with --hot_start, as many of the"
+    " tokenizer's pieces are kept, those that the text has most.",
+    lower_bound=32,
 )
 VOCAB_LINES = flags.DEFINE_integer(
     "vocab_lines", 200_000, "Sentences to train it on, at most.", lower_bound=1
@@ -43,6 +49,32 @@ GENERATOR_SIZE = flags.DEFINE_enum(
 )
 DISCRIMINATOR_SIZE = flags.DEFINE_enum(
     "discriminator_size", "mini", list(transformer.SIZES), "Size of the discriminator."
+)
+HOT_START = flags.DEFINE_string(
+    "hot_start",
+    "",
+    "The encoder that generators and discriminator begin with (section 4.1): a name of"
+    " scripts/prepare_pretrained.py, or a checkpoint folder. If empty, random weights"
+    " of --generator_size and --discriminator_size.",
+)
+GENERATOR_LAYERS = flags.DEFINE_integer(
+    "generator_layers",
+    0,
+    "First layers of --hot_start in a generator; 0 for a quarter of them.",
+    lower_bound=0,
+)
+DISCRIMINATOR_LAYERS = flags.DEFINE_integer(
+    "discriminator_layers",
+    0,
+    "First layers of --hot_start in the discriminator; 0 for all.",
+    lower_bound=0,
+)
+TEMPERATURE = flags.DEFINE_float(
+    "temperature",
+    1.0,
+    "Of the generators' samples. A hot-started generator guesses well and so makes few"
+    " fakes; above 1 it makes more.",
+    lower_bound=0.01,
 )
 MAX_LENGTH = flags.DEFINE_integer(
     "max_length", 64, "Tokens of a sequence.", lower_bound=8
@@ -86,7 +118,9 @@ EVAL_BATCHES = flags.DEFINE_integer(
     "eval_batches", 2, "Held-back batches per language.", lower_bound=1
 )
 
-# Clusters must agree on these; the rest of the flags each may set as it likes.
+# Clusters must agree on these; the rest of the flags each may set as it likes. Runs
+# saved before there was a flag of AGREED_IF_SET go on where it has its default.
+AGREED_IF_SET = ("temperature", "generator_layers", "discriminator_layers")
 AGREED = (
     *("steps", "batch_size", "seed", "window", "checkpoint_every"),
     *("generators", "tasks", "generator_size", "discriminator_size", "max_length"),
@@ -96,31 +130,21 @@ AGREED = (
 )
 
 
-def config(vocabulary: vocab.Vocabulary) -> m3.Config:
-    """The flags as M3's configuration."""
+def hot_start_folder() -> pathlib.Path:
+    """The checkpoint folder of --hot_start, brought if need be.
 
-    def model(size: str) -> transformer.Config:
-        return transformer.config_of_size(
-            size,
-            vocab_size=vocabulary.size,
-            max_length=MAX_LENGTH.value,
-            dropout=DROPOUT.value,
-            dtype=DTYPE.value,
-        )
+    Raises:
+      NebulaError: if it cannot be had.
+    """
+    return _folder(HOT_START.value, clusters.PRETRAINED_DIR.value)
 
-    return m3.Config(
-        generator=model(GENERATOR_SIZE.value),
-        discriminator=model(DISCRIMINATOR_SIZE.value),
-        steps=clusters.STEPS.value,
-        mask_rate=MASK_RATE.value,
-        mask_policy=MASK_POLICY.value,
-        rtd_weight=RTD_WEIGHT.value,
-        clm_weight=CLM_WEIGHT.value,
-        learning_rate=LEARNING_RATE.value,
-        warmup_steps=WARMUP_STEPS.value,
-        weight_decay=WEIGHT_DECAY.value,
-        clip_norm=CLIP_NORM.value,
-    )
+
+@functools.cache  # a package's files are hashed each time: half a gigabyte
+def _folder(name: str, pretrained_dir: str) -> pathlib.Path:
+    return packages.checkpoint_of(name, pathlib.Path(pretrained_dir), lifecycle.say)
+
+
+_digest = functools.cache(checkpoint_folder.digest)
 
 
 def settings(vocabulary: vocab.Vocabulary, owners: list[list[str]]) -> dict[str, Any]:
@@ -128,6 +152,12 @@ def settings(vocabulary: vocab.Vocabulary, owners: list[list[str]]) -> dict[str,
     values = {f"--{name}": flags.FLAGS[name].value for name in AGREED}
     values["--generators"] = mixtures.write_groups(owners)
     values["vocabulary"] = vocabulary.digest[:16]
+    for name in AGREED_IF_SET:
+        if flags.FLAGS[name].value != flags.FLAGS[name].default:
+            values[f"--{name}"] = flags.FLAGS[name].value
+    if HOT_START.value:
+        # Clusters may have it in different places.
+        values["--hot_start"] = _digest(hot_start_folder())[:16]
     return values
 
 

@@ -1,6 +1,7 @@
 """The text of an M3 run: whose it is, the vocabulary, what is held back."""
 
 import pathlib
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from experiments import clusters, lifecycle, m3_setup
 from nebula_jax import errors
 from nebula_jax.data import batches, corpora, django_messages, mixtures, vocab
+from nebula_jax.data import tokenizer as tokenizers
 
 HELD_BACK_SEED = 1_000_003
 
@@ -74,27 +76,65 @@ def check(only: int | None = None) -> list[list[str]]:
 
 
 def shared_vocabulary(owners: list[list[str]]) -> pathlib.Path:
-    """--vocabulary, or one trained on all of the run's text (once per text).
+    """--vocabulary, or one made of all of the run's text (once per text).
 
-    Before it is trained, every line of the text is checked.
+    Before it is made, every line of the text is checked.
     """
     if m3_setup.VOCABULARY.value:
         return pathlib.Path(m3_setup.VOCABULARY.value)
     data_dir = text_folder()
-    languages = [language for group in owners for language in group]
+    texts = [
+        corpora.digest(corpora.mono_path(data_dir, language, "train"))
+        for group in owners
+        for language in group
+    ]
     size, limit = m3_setup.VOCAB_SIZE.value, m3_setup.VOCAB_LINES.value
-    alpha = m3_setup.MONO_ALPHA.value
-    texts = [corpora.mono_path(data_dir, name, "train") for name in languages]
-    digests = [corpora.digest(text) for text in texts]
-    key = corpora.digest_of([*digests, size, limit, alpha])
-    path = pathlib.Path(clusters.PREPARED_DIR.value) / f"vocabulary-{key}.model"
-    if not path.is_file():
+    made_from = [*texts, size, limit, m3_setup.MONO_ALPHA.value]
+    suffix = ".model"
+    if m3_setup.HOT_START.value:
+        made_from.append(tokenizers.load(m3_setup.hot_start_folder()).digest)
+        suffix = ""
+    name = f"vocabulary-{corpora.digest_of(made_from)}{suffix}"
+    path = pathlib.Path(clusters.PREPARED_DIR.value) / name
+    if not path.exists():
         mixes = mixtures.parse_tasks(m3_setup.TASKS.value, owners)
         mixtures.check_lines(data_dir, owners, mixes)
-        with lifecycle.timed(f"training a vocabulary of {size} pieces"):
-            lines = mixtures.vocabulary_lines(data_dir, languages, alpha, limit)
-            vocab.train(lines, size, path)
+        with lifecycle.timed(f"making a vocabulary of {size} pieces"):
+            make_vocabulary(owners, path)
     return path
+
+
+def make_vocabulary(owners: list[list[str]], path: pathlib.Path) -> int:
+    """Makes the vocabulary that the run's clusters share; its size.
+
+    Args:
+      owners: the languages of each generator.
+      path: of a sentencepiece model; with --hot_start, of a folder, which must not be
+        there.
+    """
+    languages = [language for group in owners for language in group]
+    lines = mixtures.vocabulary_lines(
+        text_folder(), languages, m3_setup.MONO_ALPHA.value, m3_setup.VOCAB_LINES.value
+    )
+    size = m3_setup.VOCAB_SIZE.value
+    if not m3_setup.HOT_START.value:
+        return vocab.train(lines, size, path)
+    whole = tokenizers.load(m3_setup.hot_start_folder())
+    counts = tokenizers.count_pieces(whole, lines)
+    most = np.argsort(-counts, kind="stable")[: size - vocab.NUM_CONTROL]
+    keep = tokenizers.kept_ids(whole, most[counts[most] > 0])
+    share = counts[keep].sum() / max(1, counts.sum())
+    lifecycle.say(f"{len(keep):,} of {whole.size:,} pieces, {share:.2%} of the text")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = pathlib.Path(folder) / path.name
+        tokenizers.save(made, tokenizers.trim(whole, keep))
+        try:
+            made.rename(path)
+        except OSError:
+            if not path.is_dir():  # else another run has just made the same
+                raise
+    return len(keep)
 
 
 def given_vocabulary() -> vocab.Vocabulary:

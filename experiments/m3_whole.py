@@ -7,7 +7,15 @@ import functools
 
 import jax
 
-from experiments import clusters, lifecycle, m3_setup, m3_text, progress, saved
+from experiments import (
+    clusters,
+    lifecycle,
+    m3_models,
+    m3_setup,
+    m3_text,
+    progress,
+    saved,
+)
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import m3
@@ -20,16 +28,12 @@ def run() -> int:
     vocabulary = m3_text.given_vocabulary()
     groups = m3_text.groups(m3_text.text_folder())
     texts = [m3_text.open_generator(k, vocabulary) for k in range(len(groups))]
-    config = m3_setup.config(vocabulary)
-
-    def init():
-        seed = clusters.SEED.value
-        generators = (m3.init_generator(config, seed, k) for k in range(len(groups)))
-        return tuple(generators), m3.init_discriminator(config, seed)
+    models = m3_models.load(vocabulary)
+    config = models.config
 
     mesh = clusters.mesh()
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    placed = saved.placed(mesh, init)
+    placed = m3_models.place_whole(mesh, models, len(groups))
     train = jax.jit(
         functools.partial(m3.whole_step, config),
         in_shardings=(*placed.sharding, batch_at),
@@ -76,5 +80,8 @@ def run() -> int:
             checkpoints.save(step, tuple(state), [text.position() for text in texts])
     if start < step and step not in checkpoints.steps:
         checkpoints.save(step, tuple(state), [text.position() for text in texts])
-    record.finish(step, {})
+    record.finish(step, {"models": m3_models.describe(models)})
+    if step >= clusters.STEPS.value:
+        encoder = clusters.cluster_folder(name) / m3_models.ENCODER
+        m3_models.export(encoder, models, vocabulary, state[1].params)
     return lifecycle.exit_status(step, interrupt)

@@ -25,6 +25,7 @@ from experiments import (
     lifecycle,
     m3_discriminator,
     m3_generator,
+    m3_models,
     m3_report,
     m3_setup,
     m3_text,
@@ -41,6 +42,7 @@ def main() -> int:
     """Does what --cluster says."""
     clusters.check_shared_flags("discriminator", "generator")
     clusters.simulate_devices()
+    m3_models.check()
     match clusters.CLUSTER.value.split(":"):
         case ["all" | "whole"]:
             with lifecycle.alone_in(clusters.workdir()):

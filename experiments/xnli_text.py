@@ -84,14 +84,7 @@ def read(
     for split, by_language in found.items():
         parts[split] = {}
         for language, examples in by_language.items():
-            rows = pair_rows.tokenise(
-                examples.ids,
-                examples.premises,
-                examples.hypotheses,
-                words,
-                xnli_setup.capacities()[-1],
-                separators=separators,
-            )
+            rows = _tokenised(split, examples, words, separators)
             for remark in rows.remarks():
                 lifecycle.say(f"{split}.{language}: {remark}")
             parts[split][language] = Part(rows, examples.labels)
@@ -110,6 +103,21 @@ def read(
             for split, each in parts.items()
         }
     return Text(model, words, keep, parts, digest(found))
+
+
+def _tokenised(
+    split: str, examples: nli.Examples, words: tokenizers.Tokenizer, separators: int
+) -> token_rows.TokenRows:
+    """Tokenises pairs, unless that was done before."""
+    longest = xnli_setup.capacities()[-1]
+    made_from = [token_rows.FORMAT, words.digest, longest, separators, *examples[:3]]
+    name = f"pairs-{split}-L{longest}-{corpora.digest_of(made_from)}.npz"
+    return token_rows.kept(
+        pathlib.Path(clusters.PREPARED_DIR.value) / name,
+        lambda: pair_rows.tokenise(
+            *examples[:3], words, longest, separators=separators
+        ),
+    )
 
 
 def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:

@@ -102,13 +102,22 @@ def find_run() -> pathlib.Path:
             if _manifests(folder):
                 return folder.resolve()
         raise RunError(f"NEBULA_RUN={named}: no discriminator's checkpoint in it")
-    runs = [folder for folder in sorted(ROOT.glob("runs/*")) if _manifests(folder)]
+    runs = [
+        folder
+        for folder in sorted(ROOT.glob("runs/*"))
+        if _manifests(folder) and not _is_hot_started(folder)
+    ]
     if not runs:
         raise RunError(
             "no finished run in runs/. Make one, in about four minutes on two cores:"
             f" {COMMAND}"
         )
     return max(runs, key=lambda folder: max(map(_modified, _manifests(folder))))
+
+
+def _is_hot_started(folder: pathlib.Path) -> bool:
+    about = checkpoint.newest_about(folder / "discriminator" / "checkpoints")
+    return bool(about.get("settings", {}).get("--hot_start"))
 
 
 def open_run(folder: pathlib.Path) -> Run:
@@ -121,6 +130,11 @@ def open_run(folder: pathlib.Path) -> Run:
     settings = checkpoint.newest_about(checkpoints).get("settings")
     if not steps or not settings:
         raise RunError(f"{folder.name}: no whole checkpoint of the discriminator")
+    if _is_hot_started(folder):
+        raise RunError(
+            f"{folder.name} began with a pretrained encoder; this notebook knows the"
+            " sizes of runs from scratch only"
+        )
     lines = (folder / "run.flags").read_text("utf-8").splitlines()
     flags = dict(
         line.removeprefix("--").split("=", 1) for line in lines if line.count("=")

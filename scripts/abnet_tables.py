@@ -157,14 +157,12 @@ def abnet_block(name: str, summary: Mapping[str, Any]) -> str:
 
 
 def _provenance(result: Mapping[str, Any]) -> list[str]:
-    hardware = result["hardware"]
     seeds = result["seeds"]
     return [
         f"    {result['command']}",
         "",
         f"Commit {result['commit']}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)},"
-        f" {hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
-        f" jax {hardware['jax']}; {result['seconds'] / 60:.0f} minutes of runs.",
+        f" {run_tables.machine(result)}; {result['seconds'] / 60:.0f} minutes of runs.",
         "",
     ]
 

@@ -13,7 +13,7 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from experiments import clusters, lifecycle, run_report
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
+from scripts import turns
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
@@ -75,26 +76,6 @@ TARGETS = {
     "svd, by sentence, is at least 8 times faster than jnp.linalg.svd": 8.0,
     "svd's error is at most 1.001 times the optimum": 1.001,
 }
-
-
-def race(
-    runs: Mapping[str, Callable[[], Any]], rounds: int, pause: float = 0.0
-) -> dict[str, list[float]]:
-    """Seconds that each took in each round, after one that does not count."""
-    seconds = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            time.sleep(pause)
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def ratio(over: list[float], under: list[float]) -> float:
-    """Median of the rounds' ratios."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
 def gaussian(shape: tuple[int, ...], seed: int) -> jax.Array:
@@ -196,17 +177,19 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
     rows = []
     for names in (ELEMENTWISE, OTHERS):
         subjects = {name: Subject(name, h) for name in names}
-        encoding = race(
+        encoding = turns.race(
             copies | {name: each.encode for name, each in subjects.items()}, rounds
         )
-        decoding = race({name: each.decode for name, each in subjects.items()}, rounds)
+        decoding = turns.race(
+            {name: each.decode for name, each in subjects.items()}, rounds
+        )
         for name, subject in subjects.items():
             rows.append(
                 {
                     "codec": name,
                     "elementwise": names is ELEMENTWISE,
                     "encode_ms": 1e3 * statistics.median(encoding[name]),
-                    "encode_over_copy": ratio(encoding[name], encoding["copy"]),
+                    "encode_over_copy": turns.ratio(encoding[name], encoding["copy"]),
                     "decode_ms": 1e3 * statistics.median(decoding[name]),
                     "ratio": subject.bytes_ratio(),
                     "error_gaussian": subject.error(h),
@@ -228,7 +211,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
         shape = (-1, h.shape[-1]) if flatten else h.shape
         codec = codecs.svd(RATIO, flatten)
         encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
-        seconds = race(
+        seconds = turns.race(
             {
                 "full": functools.partial(full, h.reshape(shape)),
                 "ours": functools.partial(encode, h, ()),
@@ -240,7 +223,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
             "matrices": "flattened" if flatten else "by sentence",
             "full_ms": 1e3 * statistics.median(seconds["full"]),
             "ours_ms": 1e3 * statistics.median(seconds["ours"]),
-            "faster": ratio(seconds["full"], seconds["ours"]),
+            "faster": turns.ratio(seconds["full"], seconds["ours"]),
         }
         for name, data in (("gaussian", h), ("decaying", spread)):
             singular = np.asarray(values(data.reshape(shape)), np.float64)

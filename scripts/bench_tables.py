@@ -83,6 +83,44 @@ def bridge_block(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def training_block(result: dict[str, Any]) -> str:
+    """What `scripts/bench_training.py` measured."""
+    lines = _provenance(result, f"{result['rounds']} rounds")
+    for each in result["measured"]:
+        shape = each["shape"]
+        lines += [
+            f"**{each['what']}**: {shape['layers']} layers of width {shape['width']},"
+            f" {shape['vocab_size']:,} pieces, {shape['batch']} x {shape['length']}"
+            " tokens.",
+            "",
+            "| step | time | tokens/s | of PyTorch's in float32 | in the same |",
+            "|---|---:|---:|---:|---:|",
+        ]
+        for step in each["steps"]:
+            beside = [
+                "–" if over is None else f"{over:.2f}"
+                for over in (step["over_pytorch"], step["over_same"])
+            ]
+            lines.append(
+                f"| {step['name']} | {step['ms']:.0f} ms"
+                f" | {step['tokens_per_second']:,.0f} | {' | '.join(beside)} |"
+            )
+        lines += ["", "| of our bfloat16 step | time | share |", "|---|---:|---:|"]
+        lines += [
+            f"| {row['part']} | {row['ms']:.0f} ms | {row['share']:.0%} |"
+            for row in each["profile"]
+        ]
+        lines.append("")
+    if result["targets"]:
+        lines += ["| target | measured | limit | |", "|---|---:|---:|---|"]
+    lines += [
+        f"| {each['what']} | {each['value']:.2f} | ≥ {each['at_least']:g}"
+        f" | {_met(each['met'])} |"
+        for each in result["targets"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _provenance(result: dict[str, Any], more: str) -> list[str]:
     hardware = result["hardware"]
     return [

@@ -5,8 +5,8 @@
 
 A run's summary.json and plot are kept in experiments/results/ under the run's name. A
 benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
-table2_bleu and table5_compression. The README holds one block per result, between two
-markers; the text around them is ours.
+table1_xnli, table2_bleu and table5_compression. The README holds one block per result,
+between two markers; the text around them is ours.
 """
 
 import json
@@ -18,7 +18,7 @@ from absl import flags
 
 from experiments import lifecycle
 from nebula_jax import errors
-from scripts import abnet_tables, bench_tables, run_tables
+from scripts import abnet_tables, bench_tables, run_tables, xnli_tables
 
 COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
 
@@ -30,7 +30,8 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
     if not (run / "summary.json").is_file():
         raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
     summary = json.loads((run / "summary.json").read_text())
-    if any(each["first_step"] != 1 for each in summary["clusters"]):
+    trained = summary.get("clusters") or [summary["training"]]
+    if any(each["first_step"] != 1 for each in trained):
         raise errors.NebulaError(
             f"--collect={run}: was resumed, so its times are partial"
         )
@@ -39,8 +40,11 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
             f"--collect={run}: ran on commit {summary['commit']}, not a clean checkout"
         )
     results.mkdir(exist_ok=True)
-    shutil.copyfile(run / "summary.json", results / f"{run.name}.json")
-    shutil.copyfile(run / "losses.png", results / f"{run.name}.png")
+    summary.pop("examples", None)  # other people's sentences
+    text = json.dumps(summary, indent=1, ensure_ascii=False)
+    (results / f"{run.name}.json").write_text(text + "\n")
+    if (run / "losses.png").is_file():
+        shutil.copyfile(run / "losses.png", results / f"{run.name}.png")
     return run.name
 
 
@@ -81,6 +85,7 @@ def m3_block(name: str, summary: dict[str, Any]) -> str:
             f"| {language} | {figures['rtd_auc']:.3f}"
             f" ({first['languages'][language]['rtd_auc']:.3f})"
             f" | {figures['fake_token_rate']:.1%}"
+            f" ({first['languages'][language]['fake_token_rate']:.1%})"
             f" | {figures['sampled_mlm_accuracy']:.1%}"
             f" | {figures['clm_accuracy']:.1%} |"
         )
@@ -99,12 +104,18 @@ def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
             block = m3_block(path.stem, result)
         elif path.stem.startswith("abnet_"):
             block = abnet_tables.abnet_block(path.stem, result)
+        elif path.stem.startswith("xnli_"):
+            block = xnli_tables.run_block(path.stem, result)
+        elif path.stem.startswith("table1_"):
+            block = xnli_tables.table1_block(result, abnet_tables.PAPER["table1"])
         elif path.stem.startswith("table2_"):
             block = abnet_tables.table2_block(path.stem, result)
         elif path.stem.startswith("table5_"):
             block = abnet_tables.table5_block(path.stem, result)
         elif path.stem.startswith("bench_codecs"):
             block = bench_tables.codecs_block(result)
+        elif path.stem.startswith("bench_training"):
+            block = bench_tables.training_block(result)
         else:
             block = bench_tables.bridge_block(result)
         text = rewrite(text, path.stem, block)

@@ -11,25 +11,34 @@ def head(summary: Mapping[str, Any], more: str = "") -> list[str]:
       summary: a run's summary.json.
       more: put behind its time.
     """
-    hardware = summary["hardware"]
     lines = [
         f"    {summary['command']}",
         "",
         f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
-        f" {hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
-        f" jax {hardware['jax']}; {summary['seconds'] / 60:.1f} minutes{more}.",
+        f" {machine(summary)}; {summary['seconds'] / 60:.1f} minutes{more}.",
         "",
         "| cluster | steps | loss | tokens/s | sent | received | waited |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for each in summary["clusters"]:
         losses = summary["losses"][each["cluster"]]
+        curve = f"{losses['first']:.3f} → {losses['last']:.3f}"
+        if not losses["first"] and not losses["last"]:
+            curve = "–"  # it has no loss of its own
         lines.append(
-            f"| {each['cluster']} | {each['last_step']}"
-            f" | {losses['first']:.3f} → {losses['last']:.3f}"
+            f"| {each['cluster']} | {each['last_step']} | {curve}"
             f" | {each['tokens_per_second']:,.0f}"
             f" | {each['bytes_sent'] / 1e6:.2f} MB"
             f" | {each['bytes_received'] / 1e6:.2f} MB"
             f" | {each['waited_seconds'] / each['seconds']:.0%} |"
         )
     return lines
+
+
+def machine(result: Mapping[str, Any]) -> str:
+    """Where a result was measured, in words."""
+    hardware = result["hardware"]
+    return (
+        f"{hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
+        f" jax {hardware['jax']}"
+    )

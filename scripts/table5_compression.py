@@ -24,12 +24,12 @@ from absl import flags
 from experiments import clusters, dilation, lifecycle, run_report
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, wan
-from scripts import abnet_runs, table5_figures
+from scripts import abnet_runs, table5_figures, table_runs
 from scripts.out import OUT
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
-flags.adopt_module_key_flags(abnet_runs)
+flags.adopt_module_key_flags(table_runs)
 ROWS = flags.DEFINE_list("rows", [], "Names of rows to run; empty for all.")
 PARTS = flags.DEFINE_list(
     "parts", ["quality", "speed", "start"], "Of the work: BLEU, time, Fig. 10."
@@ -98,9 +98,9 @@ def start_steps(settings: Mapping[str, str]) -> list[int]:
     return [max(2, int(settings["steps"]) // part) for part in STARTS]
 
 
-def quality_run(row: Row, seed: str, base: Sequence[str]) -> abnet_runs.Run:
+def quality_run(row: Row, seed: str, base: Sequence[str]) -> table_runs.Run:
     """The run that BLEU and loss are taken from."""
-    return abnet_runs.Run(
+    return abnet_runs.run(
         f"quality-{file_name(row.name)}-seed{seed}",
         (*base, "--cluster=whole", f"--seed={seed}", *_codec_flags(row)),
         f"seed{seed}",
@@ -109,13 +109,13 @@ def quality_run(row: Row, seed: str, base: Sequence[str]) -> abnet_runs.Run:
 
 def speed_run(
     row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
-) -> abnet_runs.Run:
+) -> table_runs.Run:
     """The run that time and bytes are taken from."""
     steps = SPEED_STEPS
     if row.forward.startswith("delta"):
         # In the first epoch nothing has been seen before: all of it crosses in full.
         steps += int(settings["max_pairs"]) // int(settings["batch_size"])
-    return abnet_runs.Run(
+    return abnet_runs.run(
         f"speed-{file_name(row.name)}",
         (
             *(*base, "--cluster=all", "--seed=0", f"--wan={line}"),
@@ -172,7 +172,7 @@ def ideal_seconds(speed: Mapping[str, float], line: Mapping[str, float]) -> floa
 
 
 def gather(
-    runs: abnet_runs.Runs,
+    runs: table_runs.Runs,
     settings: Mapping[str, str],
     base: Sequence[str],
     seeds: Sequence[str],
@@ -181,7 +181,7 @@ def gather(
     table, commits, line, seconds = [], set(), {}, 0.0
     width = padded = None
 
-    def read(run: abnet_runs.Run) -> dict[str, Any] | None:
+    def read(run: table_runs.Run) -> dict[str, Any] | None:
         nonlocal seconds
         result = runs.found(run)
         if result is not None:
@@ -311,7 +311,7 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
 
 
 def work(
-    runs: abnet_runs.Runs,
+    runs: table_runs.Runs,
     settings: Mapping[str, str],
     base: Sequence[str],
     seeds: Sequence[str],
@@ -341,23 +341,23 @@ def work(
 
 def main() -> int:
     """Runs what is missing; writes the figures and the pictures."""
-    name = f"table5_{abnet_runs.SCALE.value}"
-    flagfile = abnet_runs.flagfile(f"abnet_{name}")
-    settings = abnet_runs.settings(flagfile)
+    name = f"table5_{table_runs.scale(['tiny'])}"
+    flagfile = table_runs.flagfile(f"abnet_{name}")
+    settings = table_runs.settings(flagfile)
     known = [row.name for row in rows(settings)]
     for given in ROWS.value:
         if given not in known:
             raise clusters.FlagError(
                 f"--rows: no {given}; there are {', '.join(known)}"
             )
-    base = abnet_runs.base_arguments(flagfile)
-    seeds = abnet_runs.SEEDS.value
+    base = table_runs.base_arguments(flagfile)
+    seeds = table_runs.seeds(abnet_runs.SEEDS)
     folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
-        runs = abnet_runs.Runs(folder)
+        runs = table_runs.Runs(folder, abnet_runs.figures)
         work(runs, settings, base, seeds, PARTS.value, ROWS.value)
         result = gather(runs, settings, base, seeds)
-    out = pathlib.Path(OUT.value or abnet_runs.FOLDER / "results" / f"{name}.json")
+    out = pathlib.Path(OUT.value or table_runs.FOLDER / "results" / f"{name}.json")
     out.write_text(json.dumps(result, indent=1) + "\n")
     table5_figures.draw(result, out.parent, out.stem)
     for each in result["targets"]:

@@ -4,6 +4,11 @@
 
 Run it once, where text of all languages is, and copy the file to every cluster: they
 compare its digest when they meet. (It holds pieces of words, not sentences.)
+
+    python -m scripts.train_vocabulary --hot_start=e5-small --data_dir=FOLDER --out=v
+
+writes a folder instead: the tokenizer of the encoder that a run begins with, with the
+pieces that the text has most.
 """
 
 import pathlib
@@ -11,13 +16,14 @@ import pathlib
 from absl import flags
 
 from experiments import clusters, lifecycle, m3_setup, m3_text
-from nebula_jax.data import mixtures, vocab
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
 flags.declare_key_flag("data_dir")
 flags.declare_key_flag("vocab_size")
 flags.declare_key_flag("generators")
+flags.declare_key_flag("hot_start")
+flags.declare_key_flag("pretrained_dir")
 
 
 def main() -> int:
@@ -26,13 +32,10 @@ def main() -> int:
         raise clusters.FlagError("--out=FILE is needed: where the vocabulary goes")
     owners = m3_text.check()
     languages = [language for group in owners for language in group]
-    lines = mixtures.vocabulary_lines(
-        m3_text.text_folder(),
-        languages,
-        m3_setup.MONO_ALPHA.value,
-        m3_setup.VOCAB_LINES.value,
-    )
-    size = vocab.train(lines, m3_setup.VOCAB_SIZE.value, pathlib.Path(OUT.value))
+    out = pathlib.Path(OUT.value)
+    if m3_setup.HOT_START.value and out.exists():
+        raise clusters.FlagError(f"--out={out} is there already; move it away")
+    size = m3_text.make_vocabulary(owners, out)
     print(f"{OUT.value}: {size} pieces, {', '.join(languages)}")
     return 0
 

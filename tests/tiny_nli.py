@@ -1,13 +1,14 @@
 """Runs of finetune_xnli, tiny: invented pairs, and models of two layers."""
 
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import tiny_runs
 from flax import traverse_util
 
 from nebula_jax.data import nli
-from nebula_jax.models import pretrained, transformer
+from nebula_jax.models import pretrained, state_names, transformer
 
 HEADER = "\t".join(nli.COLUMNS)
 COLORS = {
@@ -69,22 +70,29 @@ def write_text(folder: pathlib.Path) -> pathlib.Path:
 
 
 def write_model(
-    folder: pathlib.Path, seed: int = 0, unused_words: int = 3, has_pooler: bool = False
+    folder: pathlib.Path,
+    seed: int = 0,
+    unused_words: int = 3,
+    has_pooler: bool = False,
+    words: Sequence[str] = (),
+    family: str = "bert",
 ) -> pathlib.Path:
-    """A checkpoint of BERT's layout with random weights; its vocabulary is the text's.
+    """A checkpoint with random weights and BERT's tokenizer.
 
     Args:
       folder: to be made.
       seed: of the weights.
       unused_words: pieces that no text has.
       has_pooler: whether it has a pooler.
+      words: its pieces; if empty, those of the pairs.
+      family: whose layout.
     """
     sentences = [
         " ".join(pair(n, language)[:2]) for n in range(40) for language in FORMS
     ]
-    words = sorted({word for sentence in sentences for word in sentence.split()})
+    said = sorted({word for sentence in sentences for word in sentence.split()})
     unused = [f"unsaid{n}" for n in range(unused_words)]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused, *words]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused, *(words or said)]
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
@@ -95,7 +103,8 @@ def write_model(
         heads=2,
         feed_forward=32,
         max_length=16,
-        token_types=2,
+        token_types=2 if family == "bert" else 1,
+        position_offset=state_names.FAMILIES[family].position_offset,
     )
     random = np.random.RandomState(seed)
     parts = ("embeddings", "encoder", *(["pooler"] if has_pooler else []))
@@ -105,7 +114,7 @@ def write_model(
         if path.startswith(parts)
     }
     params = traverse_util.unflatten_dict(flat, sep="/")
-    pretrained.save(folder, pretrained.Pretrained("bert", config, params, {}))
+    pretrained.save(folder, pretrained.Pretrained(family, config, params, {}))
     return folder
 
 

@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from nebula_jax.data import corpora, sides
 SHOWN = 3
 """So many ids are named in a message; the rest is counted."""
 
-_FORMAT = 1  # of the .npz; part of its name's digest
+FORMAT = 1  # of the .npz; part of its name's digest
 _CHUNK = 10_000  # texts tokenised at once: their lists of ints take far more memory
 
 
@@ -195,13 +195,13 @@ def prepare(
       corpora.CorpusError: where the file is malformed.
       TokenError: at a sentence of more than `max_length` tokens.
     """
-    made_from = [_FORMAT, corpora.digest(file), digest, max_length, unknown]
+    made_from = [FORMAT, corpora.digest(file), digest, max_length, unknown]
     key = corpora.digest_of([*made_from, list(before), list(after), truncate])
     split = file.name.partition(".tsv")[0]
     prepared = prepared_dir / f"tokens-{split}-L{max_length}-{key}.npz"
-    rows = _load(prepared)
-    if rows is None:
-        rows = tokenise(
+    return kept(
+        prepared,
+        lambda: tokenise(
             sides.read(file),
             tokenizer,
             max_length,
@@ -209,8 +209,21 @@ def prepare(
             before=before,
             after=after,
             truncate=truncate,
-        )
-        _save(prepared, rows)
+        ),
+    )
+
+
+def kept(file: pathlib.Path, make: Callable[[], TokenRows]) -> TokenRows:
+    """The rows in a file; made and written there if there are none, or it is damaged.
+
+    Args:
+      file: an .npz whose name says all that the rows are made from.
+      make: makes them.
+    """
+    rows = _load(file)
+    if rows is None:
+        rows = make()
+        _save(file, rows)
     return rows
 
 

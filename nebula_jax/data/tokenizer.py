@@ -4,7 +4,8 @@
     words.decode(words.encode("It doesn't rain."))  # it doesn't rain.
 
 A folder may hold `tokenizer.json` (read with tokenizers), `sentencepiece.bpe.model`
-(XLM-R's numbering; with a `vocab.txt` beside it, ERNIE-M's), or `vocab.txt` (BERT's).
+(XLM-R's numbering; with a `vocab.txt` beside it, ERNIE-M's), `vocab.txt` (BERT's), or
+`spiece.model` (sentencepiece's own numbering, as in `data/vocab.py`).
 
 A trimmed tokenizer is the whole one with another numbering. It lies in a folder as the
 whole one's files and `kept_pieces.json`.
@@ -31,6 +32,7 @@ from nebula_jax.data import detokenise, ernie_m_pieces
 JSON = "tokenizer.json"
 SENTENCEPIECE = "sentencepiece.bpe.model"
 VOCABULARY = "vocab.txt"
+OWN = "spiece.model"
 CONFIG = "tokenizer_config.json"
 KEPT = "kept_pieces.json"
 
@@ -116,7 +118,8 @@ def load(folder: pathlib.Path) -> Tokenizer:
     ]
     if not there:
         raise TokenizerError(
-            f"{folder} has no tokenizer: none of {JSON}, {SENTENCEPIECE}, {VOCABULARY}"
+            f"{folder} has no tokenizer: none of {JSON}, {SENTENCEPIECE}, {VOCABULARY},"
+            f" {OWN}"
         )
     names, read = there[0]
     digest = hashlib.sha256()
@@ -222,7 +225,7 @@ def save(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (JSON, SENTENCEPIECE, VOCABULARY, CONFIG):
+        for name in (JSON, SENTENCEPIECE, VOCABULARY, OWN, CONFIG):
             source = tokenizer.folder / name
             if source.exists() and source.resolve() != (folder / name).resolve():
                 shutil.copyfile(source, folder / name)
@@ -301,10 +304,21 @@ def _from_tokenizers(built: tokenizers.Tokenizer) -> Library:
     return Library(encode_batch, decode, pieces)
 
 
-def _load_processor(folder: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
+def _load_processor(
+    folder: pathlib.Path, name: str = SENTENCEPIECE
+) -> sentencepiece.SentencePieceProcessor:
     processor = sentencepiece.SentencePieceProcessor()
-    processor.load_from_serialized_proto((folder / SENTENCEPIECE).read_bytes())
+    processor.load_from_serialized_proto((folder / name).read_bytes())
     return processor
+
+
+def _read_own(folder: pathlib.Path) -> Library:
+    """A sentencepiece model that numbers its pieces itself."""
+    processor = _load_processor(folder, OWN)
+    pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    return Library(
+        lambda texts: processor.encode(list(texts)), processor.decode, pieces
+    )
 
 
 def _read_xlm_r(folder: pathlib.Path) -> Library:
@@ -347,4 +361,5 @@ _READERS = (
     ((SENTENCEPIECE, VOCABULARY), _read_ernie_m),
     ((SENTENCEPIECE,), _read_xlm_r),
     ((VOCABULARY,), _read_word_pieces),
+    ((OWN,), _read_own),
 )

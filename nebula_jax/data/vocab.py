@@ -1,15 +1,23 @@
-"""The shared sentencepiece vocabulary: five control pieces, then the text's own."""
+"""The shared vocabulary: five control pieces, then the text's own.
+
+It is a sentencepiece model trained here, or a pretrained model's tokenizer with its
+pieces in another order.
+
+V pieces.
+"""
 
 import hashlib
 import io
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy as np
 import sentencepiece
 
 from nebula_jax import errors
+from nebula_jax.data import tokenizer as tokenizers
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 CONTROL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -27,13 +35,14 @@ class Vocabulary(NamedTuple):
     """A loaded vocabulary. `digest` is what clusters compare when they meet."""
 
     path: pathlib.Path
-    processor: sentencepiece.SentencePieceProcessor
+    encode: Callable[[str], list[int]]
+    """Piece ids of a text, without control pieces (but [UNK])."""
     size: int
+    """V."""
     digest: str
-
-    def encode(self, text: str) -> list[int]:
-        """Piece ids of a text, without control pieces."""
-        return self.processor.encode(text)
+    rows: np.ndarray | None = None
+    """[V] int32, the row of the pretrained model's table that is each piece's; None for
+    a vocabulary that was trained here."""
 
 
 def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2) -> int:
@@ -86,11 +95,13 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
 
 
 def load(path: pathlib.Path) -> Vocabulary:
-    """Reads a model file made by `train`.
+    """Reads a model file made by `train`, or a pretrained model's tokenizer folder.
 
     Raises:
       VocabularyError: if there is none, or its control pieces are not ours.
     """
+    if path.is_dir():
+        return _of_tokenizer(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -107,4 +118,18 @@ def load(path: pathlib.Path) -> Vocabulary:
             f" expected {' '.join(CONTROL_PIECES)}"
         )
     digest = hashlib.sha256(content).hexdigest()
-    return Vocabulary(path, processor, processor.get_piece_size(), digest)
+    return Vocabulary(path, processor.encode, processor.get_piece_size(), digest)
+
+
+def _of_tokenizer(folder: pathlib.Path) -> Vocabulary:
+    """The tokenizer's pieces, its own five control pieces moved to the front."""
+    words = tokenizers.load(folder)
+    text = np.setdiff1d(np.arange(words.size), words.special_ids)
+    order = np.concatenate([np.asarray(words.special_ids), text])
+    new_ids = np.argsort(order)
+
+    def encode(text: str) -> list[int]:
+        return new_ids[np.asarray(words.encode(text), np.int64)].tolist()
+
+    rows = words.old_ids[order].astype(np.int32)
+    return Vocabulary(folder, encode, words.size, words.digest, rows)

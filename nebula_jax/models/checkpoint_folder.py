@@ -4,6 +4,7 @@ A large model's tensors may be in several files, named by model.safetensors.inde
 Files that hold Python pickles (pytorch_model.bin, model_state.pdparams) are never read.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -72,6 +73,25 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
     found = [name for name in PICKLES if (folder / name).exists()]
     hint = f"; {found[0]} is there, but only safetensors are read" if found else ""
     raise PretrainedError(f"{folder} has no {TENSORS}{hint}")
+
+
+def digest(folder: pathlib.Path) -> str:
+    """SHA-256 of config.json and of the files that hold tensors, as hexadecimals.
+
+    Raises:
+      PretrainedError: if there are none.
+    """
+    names = sorted(
+        {CONFIG, INDEX, *(path.name for path in folder.glob("*.safetensors"))}
+    )
+    hashed = hashlib.sha256()
+    for name in names:
+        if (folder / name).exists():
+            with (folder / name).open("rb") as stream:
+                hashed.update(hashlib.file_digest(stream, "sha256").digest())
+    if len(names) < 3:
+        raise PretrainedError(f"{folder} has no {TENSORS}")
+    return hashed.hexdigest()
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ B batch, L length, V vocabulary, M mask capacity (see `data.masking`), K generat
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ class Config:
     """Share of tokens that are masked."""
     mask_policy: str = "electra"
     """A name in masking.POLICIES."""
+    temperature: float = 1.0
+    """Of the generators' samples: above 1, a good generator makes worse fakes."""
     rtd_weight: float = 50.0
     """λ of eq. 9 and 11."""
     clm_weight: float = 1.0
@@ -106,23 +108,44 @@ def tokens_spec(config: Config, batch_size: int) -> Tokens:
     )
 
 
-def init_generator(config: Config, seed: int, index: int) -> train_state.TrainState:
-    """Generator `index` (0 to K-1) at step 0."""
+def init_generator(
+    config: Config, seed: int, index: int, encoder: Any = None
+) -> train_state.TrainState:
+    """Generator `index` (0 to K-1) at step 0.
+
+    Args:
+      config: of the run.
+      seed: likewise.
+      index: K generators draw K different heads.
+      encoder: `embeddings` and `encoder` of a pretrained model to begin with (section
+        4.1); random ones if None.
+    """
     rng = jax.random.fold_in(jax.random.key(seed), 1 + index)
-    return _init(electra.Generator(config.generator), config, rng)
+    return _init(electra.Generator(config.generator), config, rng, encoder)
 
 
-def init_discriminator(config: Config, seed: int) -> train_state.TrainState:
-    """The discriminator at step 0."""
+def init_discriminator(
+    config: Config, seed: int, encoder: Any = None
+) -> train_state.TrainState:
+    """The discriminator at step 0; arguments as for `init_generator`."""
     rng = jax.random.fold_in(jax.random.key(seed), 0)
-    return _init(electra.Discriminator(config.discriminator), config, rng)
+    return _init(electra.Discriminator(config.discriminator), config, rng, encoder)
 
 
-def _init(module, config: Config, rng: jax.Array) -> train_state.TrainState:
+def _init(module, config: Config, rng: jax.Array, encoder) -> train_state.TrainState:
     init_rng, step_rng = jax.random.split(rng)
     ids = jnp.zeros((1, config.generator.max_length), jnp.int32)
     slots = jnp.zeros((1, config.capacity), jnp.int32)
-    params = module.init(init_rng, ids, ids == 0, slots)["params"]
+
+    def init():
+        return module.init(init_rng, ids, ids == 0, slots)["params"]
+
+    if encoder is None:
+        params = init()
+    else:
+        heads = jax.eval_shape(init).keys() - encoder.keys()
+        drawn = jax.jit(lambda: {name: init()[name] for name in heads})()
+        params = jax.tree.map(jnp.asarray, encoder) | drawn
     return train_state.create(params, config.optimizer, step_rng)
 
 
@@ -160,7 +183,8 @@ def generator_loss(
     filled = (masked.positions < input_ids.shape[-1]).astype(jnp.float32)
     loss = losses.mean(losses.masked_cross_entropy(logits, masked.originals, filled))
     # An exact sample of p_G (Gumbel-max); nothing flows back through it.
-    sampled = jax.random.categorical(sample_rng, jax.lax.stop_gradient(logits))
+    scores = jax.lax.stop_gradient(logits) / config.temperature
+    sampled = jax.random.categorical(sample_rng, scores)
     tokens = Tokens(
         masking.scatter(input_ids, masked.positions, sampled.astype(jnp.int32)),
         masking.mark(masked.positions, input_ids.shape[-1]),

@@ -1,5 +1,4 @@
 import json
-import time
 
 import numpy as np
 import pytest
@@ -10,23 +9,6 @@ from nebula_jax.communication import codecs
 from scripts import bench_codecs
 
 SHAPE = (8, 16, 64)
-
-
-def test_a_ratio_compares_within_rounds_and_a_race_takes_turns():
-    assert bench_codecs.ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]) == 2.0
-    turns = []
-
-    def runner(name, seconds):
-        def run():
-            turns.append(name)
-            time.sleep(seconds)
-
-        return run
-
-    seconds = bench_codecs.race({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
-    assert turns == ["a", "b"] * 3  # the first round does not count
-    assert len(seconds["a"]) == len(seconds["b"]) == 2
-    assert min(seconds["b"]) >= 0.01
 
 
 def test_the_decaying_matrix_has_its_spectrum():

@@ -6,7 +6,7 @@ from flax import traverse_util
 
 from experiments import abnet_models
 from nebula_jax.models import pretrained, transformer
-from scripts import abnet_runs, abnet_tables, table2_bleu
+from scripts import abnet_tables, table2_bleu, table_runs
 
 BASE = ("--flagfile=f.flags",)
 MODELS = ("random/es", "random/en")
@@ -116,10 +116,10 @@ def test_a_flagfile_is_read_as_settings(tmp_path):
     path = tmp_path / "a.flags"
     path.write_text("# one\n--steps=3\n\n--truncate\n--forward_codec=a=b\n")
     want = {"steps": "3", "truncate": "true", "forward_codec": "a=b"}
-    assert abnet_runs.settings(path) == want
-    before = abnet_runs.digest((f"--flagfile={path}", "--steps=4"))
+    assert table_runs.settings(path) == want
+    before = table_runs.digest((f"--flagfile={path}", "--steps=4"))
     path.write_text(path.read_text() + "# a comment changes nothing\n")
-    assert abnet_runs.digest((f"--flagfile={path}",)) == before
+    assert table_runs.digest((f"--flagfile={path}",)) == before
 
 
 def test_the_flags_of_the_rows_train_everything_or_use_the_first_layers(tmp_path):

@@ -9,7 +9,13 @@ from experiments import clusters, dilation
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
-from scripts import abnet_runs, abnet_tables, table5_compression, table5_figures
+from scripts import (
+    abnet_runs,
+    abnet_tables,
+    table5_compression,
+    table5_figures,
+    table_runs,
+)
 
 SETTINGS = {
     "steps": "160",
@@ -77,14 +83,14 @@ class Stub:
             records.append({"step": 20, "time": 999.0, "held_back_bleu": {}})
             text = "".join(json.dumps(record) + "\n" for record in records)
             (workdir / name / "metrics.jsonl").write_text(text)
-        if run.model:
+        if run.shares:
             (workdir / "target" / "model").mkdir(parents=True, exist_ok=True)
-            (workdir / "target" / "model" / "weights").write_text(run.model)
+            (workdir / "target" / "model" / "weights").write_text(run.shares.name)
 
 
 def runs(folder, stub):
     folder.mkdir(exist_ok=True)
-    return abnet_runs.Runs(folder, stub)
+    return table_runs.Runs(folder, abnet_runs.figures, stub)
 
 
 def base(folder):
@@ -184,9 +190,9 @@ def test_stored_figures_of_other_flags_are_refused_and_of_other_commits_told(
 
 
 def test_a_failed_run_says_what_it_said_last(tmp_path):
-    run = abnet_runs.Run("quality-x-seed0", ("--steps=nonsense",))
+    run = abnet_runs.run("quality-x-seed0", ["--steps=nonsense"])
     with pytest.raises(errors.NebulaError, match=r"(?s)ended with status 2.*--steps"):
-        abnet_runs.Runs(tmp_path).result(run)
+        runs(tmp_path, None).result(run)
 
 
 def test_time_bytes_speed_and_ideal_are_the_hand_computed_ones(tmp_path):

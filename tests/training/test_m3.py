@@ -56,6 +56,33 @@ def corrupted(generator, seed=0, config=CONFIG):
     return corrupt(generator.params, jax.random.key(seed), text(seed))
 
 
+def test_a_cold_generator_says_its_best_word_and_a_hot_one_guesses(generator):
+    """Temperature of the samples: towards 0 the argmax, far above 1 uniform."""
+
+    def right(temperature):
+        config = dataclasses.replace(PLAIN, temperature=temperature)
+        tokens = corrupted(generator, config=config)
+        logits = electra.Generator(config.generator).apply(
+            {"params": generator.params},
+            masked.input_ids,
+            text(0) != vocab.PAD,
+            masked.positions,
+        )
+        said = masking.gather(tokens.input_ids, masked.positions)
+        filled = masked.positions < L
+        return np.mean((said == logits.argmax(-1))[filled])
+
+    masked = masking.mask_tokens(
+        jax.random.split(jax.random.key(0), 3)[0],
+        text(0),
+        rate=PLAIN.mask_rate,
+        policy=masking.POLICIES[PLAIN.mask_policy],
+        vocab_size=V,
+    )
+    assert right(1e-6) == 1
+    assert right(1e6) < 0.5
+
+
 def test_the_split_run_equals_the_whole_model():
     """Two generators and a discriminator that exchange packed bytes, against one
     gradient of eq. 11 in all parameters: equal after 5 steps."""

@@ -1,0 +1,440 @@
+"""How fast a step trains here, beside the same step in PyTorch, and where time goes.
+
+    python -m scripts.bench_training                        # a table, in some minutes
+    python -m scripts.bench_training --out=training.json    # and all of it as JSON
+
+PyTorch's steps need what is in requirements-parity.txt; without it ours run alone. All
+run in turn, round by round, in one process, with a thread for each core, on random
+weights and text: a rate is that of the median step, a ratio the median of the rounds'
+ratios. bfloat16 is PyTorch's autocast, and here operands of matrix products.
+
+B batch, L length.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from experiments import clusters, lifecycle, run_report
+from nebula_jax.data import masking, vocab
+from nebula_jax.models import classifier, electra, transformer
+from nebula_jax.training import classification, cut, losses, m3, optimizers
+from nebula_jax.training import state as train_state
+from scripts import turns
+from scripts.out import OUT
+
+flags.declare_key_flag("out")
+ROUNDS = flags.DEFINE_integer("training_rounds", 7, "Rounds of all.", lower_bound=1)
+SMALL_SHAPES = flags.DEFINE_bool("small_shapes", False, "Tiny shapes, to try it out.")
+
+RATE, MASK_RATE = 1e-4, 0.15
+THEIR_RATE = 1.0  # ours over PyTorch's in float32, at least
+
+
+class Shape(NamedTuple):
+    """What is trained, on what."""
+
+    what: str
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    vocab_size: int
+    batch: int
+    length: int
+
+    def config(self, dtype: str) -> transformer.Config:
+        """Of the encoder."""
+        return transformer.Config(
+            vocab_size=self.vocab_size,
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            feed_forward=self.feed_forward,
+            max_length=self.length,
+            token_types=2,
+            dtype=dtype,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * self.length
+
+
+FINE_TUNING = Shape("fine-tuning, embeddings frozen", 12, 384, 12, 1536, 60_000, 32, 48)
+MLM = Shape("masked LM, logits where masked", 6, 384, 12, 1536, 30_522, 16, 128)
+SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "vocab_size": 100}
+
+Step = Callable[[], Any]
+"""Takes one optimisation step of its own; what it returns is to be waited for."""
+
+
+def tokens(shape: Shape) -> np.ndarray:
+    """[B, L] int32, no padding."""
+    random = np.random.RandomState(0)
+    size = (shape.batch, shape.length)
+    ids = random.randint(vocab.NUM_CONTROL, shape.vocab_size, size).astype(np.int32)
+    ids[:, 0], ids[:, -1] = vocab.CLS, vocab.SEP
+    return ids
+
+
+def labels(shape: Shape) -> np.ndarray:
+    """[B] int32, of three classes."""
+    return np.arange(shape.batch, dtype=np.int32) % 3
+
+
+def _adam():
+    return optimizers.adam(lambda step: RATE, clip_norm=1.0)
+
+
+def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> Step:
+    """A step that remembers its state."""
+
+    def run():
+        nonlocal state
+        state, metrics = step(state)
+        return state, metrics
+
+    return run
+
+
+def fine_tuning(shape: Shape, dtype: str) -> Step:
+    """`finetune_xnli`'s step."""
+    config = classifier.Config(
+        encoder=shape.config(dtype), pad=vocab.PAD, sep=vocab.SEP, dropout=0.0
+    )
+    ids = jnp.asarray(tokens(shape))
+    own = electra.Generator(config.encoder).init(
+        jax.random.key(0), ids[:1], ids[:1] > 0, ids[:1, :1]
+    )["params"]
+    head = classifier.Head(config).init(
+        jax.random.key(1), jnp.zeros((1, shape.width)), True
+    )["params"]
+    params = {name: own[name] for name in ("embeddings", "encoder")}
+    params["classifier"] = head
+    trained, frozen = cut.split(params, classification.is_trained)
+    optimizer = _adam()
+    state = train_state.create(trained, optimizer, jax.random.key(2))
+    step = jax.jit(
+        functools.partial(classification.step, config, optimizer), donate_argnums=0
+    )
+    right = jnp.asarray(labels(shape))
+    return _kept(lambda state: step(state, frozen, ids, right), state)
+
+
+def masked_lm(shape: Shape, dtype: str) -> Step:
+    """An M3 generator's step."""
+    config = m3.Config(
+        generator=shape.config(dtype),
+        discriminator=shape.config(dtype),
+        steps=10_000,
+        mask_rate=MASK_RATE,
+        learning_rate=RATE,
+    )
+    state = m3.init_generator(config, 0, 0)
+    step = jax.jit(functools.partial(m3.generator_step, config), donate_argnums=0)
+    ids = jnp.asarray(tokens(shape))
+
+    def take(state):
+        state, _, metrics = step(state, ids)
+        return state, metrics
+
+    return _kept(take, state)
+
+
+def torch_fine_tuning(shape: Shape, dtype: str) -> Step:
+    """The same in PyTorch, with transformers' BERT."""
+    import torch
+    import transformers
+
+    config = _torch_config(shape, transformers)
+    config.num_labels = 3
+    model = transformers.BertForSequenceClassification(config)
+    for parameter in model.bert.embeddings.parameters():
+        parameter.requires_grad_(False)
+    ids, right = (
+        torch.from_numpy(np.asarray(each, np.int64))
+        for each in (tokens(shape), labels(shape))
+    )
+    return _torch_step(
+        torch, model, dtype, lambda: model(input_ids=ids, labels=right).loss
+    )
+
+
+def torch_masked_lm(shape: Shape, dtype: str) -> Step:
+    """The same in PyTorch: logits at masked positions only, and a sample of them."""
+    import torch
+    import transformers
+
+    model = transformers.BertForMaskedLM(_torch_config(shape, transformers))
+    ids = torch.from_numpy(np.asarray(tokens(shape), np.int64))
+    count = masking.capacity(MASK_RATE, shape.length)
+
+    def loss():
+        where = torch.topk(torch.rand(ids.shape), count, dim=1).indices
+        right = torch.gather(ids, 1, where)
+        corrupted = torch.scatter(ids, 1, where, vocab.MASK)
+        hidden = model.bert(input_ids=corrupted).last_hidden_state
+        rows = torch.gather(hidden, 1, where[..., None].expand(-1, -1, shape.width))
+        logits = model.cls(rows).float()
+        noise = torch.empty_like(logits).exponential_().log_()
+        torch.argmax(logits.detach() - noise, dim=-1)
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), right.flatten())
+
+    return _torch_step(torch, model, dtype, loss)
+
+
+def _torch_config(shape: Shape, transformers: Any) -> Any:
+    return transformers.BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.feed_forward,
+        max_position_embeddings=shape.length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
+def _torch_step(torch: Any, model: Any, dtype: str, loss: Callable[[], Any]) -> Step:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=RATE, eps=1e-6, weight_decay=0.0, fused=True
+    )
+    model.train()
+
+    def run():
+        cast = contextlib.nullcontext()
+        if dtype == "bfloat16":
+            cast = torch.autocast("cpu", dtype=torch.bfloat16)
+        optimizer.zero_grad(set_to_none=True)
+        with cast:
+            value = loss()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        return float(value.detach())
+
+    return run
+
+
+def parts(shape: Shape, dtype: str) -> dict[str, Step]:
+    """What a step is made of, forward and backward, each jitted by itself.
+
+    Attention and feed-forward parts are one layer's; `layer` is a whole one.
+    """
+    config = shape.config(dtype)
+    ids = jnp.asarray(tokens(shape))
+    hidden = jax.random.normal(
+        jax.random.key(0), (shape.batch, shape.length, shape.width)
+    )
+    mask = ids != vocab.PAD
+    attention, block = transformer.SelfAttention(config), transformer.Block(config)
+    embeddings = transformer.Embeddings(config)
+
+    def gradient(fn, *arguments) -> Step:
+        """Of the sum, in all floating-point arguments."""
+        wanted = tuple(
+            n
+            for n, each in enumerate(arguments)
+            if all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in _leaves(each))
+        )
+        run = jax.jit(jax.grad(lambda *given: jnp.sum(fn(*given)), wanted))
+        return lambda: run(*arguments)
+
+    def init(module, *arguments):
+        return module.init(jax.random.key(1), *arguments)["params"]
+
+    found = {
+        "attention": gradient(
+            lambda params, h: attention.apply({"params": params}, h, mask, True),
+            init(attention, hidden, mask, True),
+            hidden,
+        ),
+        "layer": gradient(
+            lambda params, h: block.apply({"params": params}, h, mask, True),
+            init(block, hidden, mask, True),
+            hidden,
+        ),
+    }
+    if shape.what == FINE_TUNING.what:
+        table = init(embeddings, ids, True)
+        look_up = jax.jit(lambda own: embeddings.apply({"params": own}, ids, True))
+        found["embeddings"] = lambda: look_up(table)
+        return found
+    count = masking.capacity(MASK_RATE, shape.length)
+    generator = electra.Generator(dataclasses.replace(config, layers=0))
+    positions = jnp.broadcast_to(jnp.arange(count), (shape.batch, count))
+    ones = jnp.ones(positions.shape)
+
+    def head(params):
+        logits = generator.apply({"params": params}, ids, mask, positions)
+        return losses.mean(losses.masked_cross_entropy(logits, positions, ones))
+
+    sample = jax.jit(lambda logits: jax.random.categorical(jax.random.key(2), logits))
+    logits = jnp.zeros((shape.batch, count, shape.vocab_size))
+    return found | {
+        "embeddings and head": gradient(head, init(generator, ids, mask, positions)),
+        "sampling": lambda: sample(logits),
+    }
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree)
+
+
+def profile(
+    shape: Shape, dtype: str, seconds: float, rounds: int
+) -> list[dict[str, Any]]:
+    """Where the time of a step goes.
+
+    Args:
+      shape: of the step.
+      dtype: likewise.
+      seconds: of the whole step.
+      rounds: to measure its parts in.
+    """
+    found = {
+        name: statistics.median(times)
+        for name, times in turns.race(parts(shape, dtype), rounds).items()
+    }
+    layer, attention = found.pop("layer"), found.pop("attention")
+    rows = {
+        "attention": shape.layers * attention,
+        "feed-forward, layer norms": shape.layers * max(0.0, layer - attention),
+        **found,
+    }
+    rows["optimizer, and what is left"] = seconds - sum(rows.values())
+    return [
+        {"part": name, "ms": 1e3 * value, "share": value / seconds}
+        for name, value in rows.items()
+    ]
+
+
+def has_torch() -> bool:
+    """Whether PyTorch and transformers are here."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return False
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA has
+    return True
+
+
+def steps(shape: Shape) -> dict[str, Step]:
+    """Name -> step: ours in both precisions, and PyTorch's if it is here."""
+    is_fine_tuning = shape.what == FINE_TUNING.what
+    ours, theirs = (
+        (fine_tuning, torch_fine_tuning)
+        if is_fine_tuning
+        else (masked_lm, torch_masked_lm)
+    )
+    found = {f"here, {dtype}": ours(shape, dtype) for dtype in transformer.DTYPES}
+    if has_torch():
+        found |= {
+            f"PyTorch, {dtype}": theirs(shape, dtype) for dtype in transformer.DTYPES
+        }
+    return found
+
+
+def measure(shape: Shape, rounds: int) -> dict[str, Any]:
+    """Rates of a shape's steps, and where the time of ours goes."""
+    seconds = turns.race(steps(shape), rounds)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+
+    def beside(name: str, dtype: str) -> float | None:
+        theirs = seconds.get(f"PyTorch, {dtype}")
+        return turns.ratio(theirs, seconds[name]) if theirs else None
+
+    return {
+        "what": shape.what,
+        "shape": shape._asdict(),
+        "steps": [
+            {
+                "name": name,
+                "ms": 1e3 * medians[name],
+                "tokens_per_second": shape.tokens / medians[name],
+                "over_pytorch": beside(name, "float32"),
+                "over_same": beside(name, name.partition(", ")[2]),
+            }
+            for name in seconds
+        ],
+        "profile": profile(shape, "bfloat16", medians["here, bfloat16"], rounds),
+    }
+
+
+def targets(measured: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was to be reached, and what was."""
+    found = []
+    for each in measured:
+        rates = {step["name"]: step["over_pytorch"] for step in each["steps"]}
+        if rates["here, bfloat16"] is not None:
+            found.append(
+                {
+                    "what": f"{each['what']}: tokens/s in bfloat16 over PyTorch's in"
+                    " float32",
+                    "value": rates["here, bfloat16"],
+                    "at_least": THEIR_RATE,
+                    "met": rates["here, bfloat16"] >= THEIR_RATE,
+                }
+            )
+    return found
+
+
+def main() -> int:
+    """Measures, prints, and writes --out."""
+    begin = time.monotonic()
+    shapes = [FINE_TUNING, MLM]
+    if SMALL_SHAPES.value:
+        shapes = [shape._replace(**SMALL) for shape in shapes]
+    measured = []
+    for shape in shapes:
+        lifecycle.say(f"{shape.what}: compiling, then {ROUNDS.value} rounds")
+        measured.append(measure(shape, ROUNDS.value))
+        for step in measured[-1]["steps"]:
+            beside = ""
+            if step["over_pytorch"] is not None:
+                beside = (
+                    f"  {step['over_pytorch']:.2f} of PyTorch's in float32,"
+                    f" {step['over_same']:.2f} of its in the same"
+                )
+            print(
+                f"{step['name']:20} {step['ms']:8.0f} ms"
+                f" {step['tokens_per_second']:8,.0f} tokens/s{beside}"
+            )
+        for row in measured[-1]["profile"]:
+            print(f"  {row['part']:30} {row['ms']:8.0f} ms {row['share']:6.0%}")
+    result = {
+        "command": clusters.command(),
+        "commit": clusters.commit(),
+        "hardware": run_report.hardware(),
+        "rounds": ROUNDS.value,
+        "seconds": round(time.monotonic() - begin, 1),
+        "measured": measured,
+        "targets": targets(measured),
+    }
+    for each in result["targets"]:
+        print(f"{'met    ' if each['met'] else 'NOT met'} {each['what']}")
+    if OUT.value:
+        pathlib.Path(OUT.value).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    lifecycle.run(main)

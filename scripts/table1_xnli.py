@@ -1,0 +1,239 @@
+"""Table 1 at a scale that two cores bear: XNLI before M3, after it, and from scratch.
+
+    python -m scripts.table1_xnli --scale=small --seeds=3 --data_dir=../shared/data
+
+Every row is an encoder fine-tuned on the same English pairs and tested in 15 languages:
+one as it comes; the same after M3 in one cluster; after M3 across four clusters on this
+machine; and a smaller one that M3 trained from random weights, whose fine-tuning is its
+own too (see ROWS). Runs are done once, one after the other; when it was stopped, the
+same command goes on.
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments import clusters, lifecycle, run_report
+from nebula_jax.evaluation import xnli
+from scripts import table_runs
+from scripts.out import OUT
+
+for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
+    flags.declare_key_flag(key_flag)
+flags.adopt_module_key_flags(table_runs)
+
+SEEDS = 3  # unless --seeds says otherwise
+WARM, SCRATCH = "m3_xnli15_warm", "m3_xnli15_tiny"
+FINE_TUNING = "xnli_warm"
+MOST_APART = 0.5  # points, M3 across clusters from M3 in one
+
+
+class Row(NamedTuple):
+    """An encoder."""
+
+    name: str
+    pretraining: str = ""
+    """Flagfile of the M3 run that makes it; empty for the one that comes."""
+    cluster: str = ""
+    """--cluster of that run."""
+    more: tuple[str, ...] = ()
+    """More flags of the fine-tuning."""
+
+
+ROWS = (
+    Row("as it comes"),
+    Row("after M3 in one cluster", WARM, "whole"),
+    Row("after M3 across clusters", WARM, "all"),
+    Row(
+        "M3 across clusters, from scratch",
+        SCRATCH,
+        "all",
+        # It knows 64 positions, and nothing that a high rate could spoil.
+        (
+            *("--length_buckets=20,28,36,48,64", "--nofreeze_embeddings"),
+            *("--layer_decay=1.0", "--rate=5e-4"),
+        ),
+    ),
+)
+"""Of Table 1, under the paper's."""
+
+SCALES = {
+    "small": {
+        WARM: (),
+        SCRATCH: ("--steps=500",),
+        FINE_TUNING: ("--max_train_pairs=24000", "--dev_every=250"),
+    }
+}
+"""Scale -> flagfile -> what is changed of it."""
+
+
+def pretraining_run(row: Row, seed: str, scale: str) -> table_runs.Run:
+    """The M3 run that makes a row's encoder."""
+    flagfile = table_runs.flagfile(row.pretraining)
+    return table_runs.Run(
+        f"{row.pretraining}-{row.cluster}-seed{seed}",
+        "experiments.pretrain_m3",
+        (
+            *table_runs.base_arguments(flagfile),
+            *SCALES[scale][row.pretraining],
+            *(f"--cluster={row.cluster}", f"--seed={seed}"),
+        ),
+        makes=table_runs.Folder(encoder_name(row, seed), f"{_judge(row)}/encoder"),
+    )
+
+
+def encoder_name(row: Row, seed: str) -> str:
+    """Of the folder that a row's encoder is kept in."""
+    return f"{row.pretraining}-{row.cluster}-seed{seed}"
+
+
+def _judge(row: Row) -> str:
+    return "whole" if row.cluster == "whole" else "discriminator"
+
+
+def fine_tuning_run(
+    row: Row, seed: str, scale: str, runs: table_runs.Runs
+) -> table_runs.Run:
+    """The run that a row's accuracies are of."""
+    flagfile = table_runs.flagfile(FINE_TUNING)
+    encoder, made_by = (), None
+    if row.pretraining:
+        encoder = (f"--encoder={runs.made(encoder_name(row, seed))}",)
+        made_by = pretraining_run(row, seed, scale)
+    kind = f"{row.pretraining}-{row.cluster}" if row.pretraining else "as_it_comes"
+    return table_runs.Run(
+        f"xnli-{kind}-seed{seed}",
+        "experiments.finetune_xnli",
+        (
+            *table_runs.base_arguments(flagfile),
+            *SCALES[scale][FINE_TUNING],
+            *(*row.more, f"--seed={seed}", *encoder),
+        ),
+        after=made_by,
+    )
+
+
+def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """What the table needs of a finished run: its summary."""
+    del run
+    return {"summary": json.loads((workdir / "summary.json").read_text())}
+
+
+def gather(
+    runs: table_runs.Runs, seeds: Sequence[str], scale: str
+) -> list[dict[str, Any]]:
+    """The table's rows, of the runs that have ended."""
+    rows = []
+    for row in ROWS:
+        found = [runs.found(fine_tuning_run(row, seed, scale, runs)) for seed in seeds]
+        summaries = [each["summary"] for each in found if each is not None]
+        if not summaries:
+            continue
+        made = []
+        if row.pretraining:
+            made = [runs.found(pretraining_run(row, seed, scale)) for seed in seeds]
+        spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
+        rows.append(
+            {
+                "name": row.name,
+                "more": list(row.more),
+                "seeds": len(summaries),
+                "accuracy": {name: each.mean for name, each in spread.items()},
+                "deviation": {name: each.deviation for name, each in spread.items()},
+                "averages": [each["test"]["average"] for each in summaries],
+                "warnings": sorted(
+                    {line for each in summaries for line in each["test"]["warnings"]}
+                ),
+                "pretraining": [_about(each["summary"]) for each in made if each],
+                "seconds": sum(each["seconds"] for each in summaries),
+                "commits": sorted(
+                    {each["commit"] for each in summaries}
+                    | {each["summary"]["commit"] for each in made if each}
+                ),
+                "pairs": sum(summaries[0]["text"]["labels"]["train"]["en"].values()),
+                "rows": min(summaries[0]["test"]["rows"].values()),
+            }
+        )
+    return rows
+
+
+def _about(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the table says of an M3 run."""
+    first, last = summary["held_back"][0], summary["held_back"][-1]
+
+    def mean(evaluation, figure):
+        values = [each[figure] for each in evaluation["languages"].values()]
+        return sum(values) / len(values)
+
+    return {
+        "steps": last["step"],
+        "seconds": summary["seconds"],
+        "fake_token_rate": [mean(each, "fake_token_rate") for each in (first, last)],
+        "rtd_auc": [mean(each, "rtd_auc") for each in (first, last)],
+    }
+
+
+def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was to be reached, and what was."""
+    averages = {row["name"]: 100 * row["accuracy"][xnli.AVERAGE] for row in rows}
+    one, across = (averages.get(row.name) for row in ROWS[1:3])
+    if one is None or across is None:
+        return []
+    apart = abs(across - one)
+    return [
+        {
+            "what": "points between M3 across clusters and M3 in one",
+            "value": apart,
+            "at_most": MOST_APART,
+            "met": apart <= MOST_APART,
+        }
+    ]
+
+
+def work(runs: table_runs.Runs, seeds: Sequence[str], scale: str) -> None:
+    """Does the runs that have not been done, seed by seed."""
+    for seed in seeds:
+        for row in ROWS:
+            if row.pretraining:
+                runs.result(pretraining_run(row, seed, scale))
+            runs.result(fine_tuning_run(row, seed, scale, runs))
+
+
+def main() -> int:
+    """Runs what is missing; writes the figures."""
+    scale, seeds = table_runs.scale(list(SCALES)), table_runs.seeds(SEEDS)
+    name = f"table1_{scale}"
+    folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
+    with lifecycle.alone_in(folder):
+        runs = table_runs.Runs(folder, figures)
+        work(runs, seeds, scale)
+        rows = gather(runs, seeds, scale)
+    result = {
+        "command": clusters.command(),
+        "commit": ", ".join(sorted({each for row in rows for each in row["commits"]})),
+        "hardware": run_report.hardware(),
+        "seconds": round(
+            sum(
+                row["seconds"] + sum(each["seconds"] for each in row["pretraining"])
+                for row in rows
+            ),
+            1,
+        ),
+        "seeds": seeds,
+        "rows": rows,
+        "targets": targets(rows),
+    }
+    out = pathlib.Path(OUT.value or table_runs.FOLDER / "results" / f"{name}.json")
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    for each in result["targets"]:
+        met = "met    " if each["met"] else "NOT met"
+        print(f"{met} {each['what']}: {each['value']:.2f}")
+    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
+    return 0
+
+
+if __name__ == "__main__":
+    lifecycle.run(main)

@@ -1,0 +1,112 @@
+"""Fine-tuning on XNLI in Markdown, for experiments/README.md: runs, and Table 1."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nebula_jax.evaluation import xnli
+from scripts import run_tables
+
+
+def run_block(name: str, summary: Mapping[str, Any]) -> str:
+    """One run of finetune_xnli."""
+    del name
+    results, training = summary["test"], summary["training"]
+    pairs = sum(summary["text"]["labels"]["train"]["en"].values())
+    best = max(each["accuracy"] for each in summary["dev"])
+    lines = [
+        f"    {summary['command']}",
+        "",
+        f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
+        f" {run_tables.machine(summary)}; {summary['seconds'] / 60:.0f} minutes,"
+        f" {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s in"
+        f" training. English dev at best {best:.1%}; tested: step"
+        f" {summary['selected_step']} of {training['last_step']}.",
+        "",
+        *_head(list(results["accuracy"]), "rows a language"),
+    ]
+    rows = sorted(set(results["rows"].values()))
+    cells = [f"{100 * each:.1f}" for each in results["accuracy"].values()]
+    lines.append(
+        f"| {summary['flags']['encoder']} | {' | '.join(cells)}"
+        f" | {100 * results['average']:.1f} | {', '.join(f'{n:,}' for n in rows)} |"
+    )
+    return "\n".join([*lines, *_warnings(results["warnings"])]) + "\n"
+
+
+def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
+    """What `scripts/table1_xnli.py` measured, under the paper's rows.
+
+    Args:
+      result: of the script.
+      paper: Table 1 of `paper_tables.json`.
+    """
+    languages = paper["languages"]
+    seeds = ", ".join(result["seeds"])
+    lines = [
+        f"    {result['command']}",
+        "",
+        f"Commit {result['commit']}, seeds {seeds}, {run_tables.machine(result)};"
+        f" {result['seconds'] / 60:.0f} minutes of runs.",
+        "",
+        *_head(languages, "seeds"),
+    ]
+    for row in paper["rows"]:
+        cells = [f"{each:.1f}" for each in row["accuracy"]]
+        lines.append(
+            f"| paper: {row['model']} | {' | '.join(cells)} | {row['average']:.1f} | |"
+        )
+    for row in result["rows"]:
+        cells = [_spread(row, each) for each in (*languages, xnli.AVERAGE)]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} | {row['seeds']} |")
+    lines += [
+        line
+        for row in result["rows"]
+        if row["more"]
+        for line in ("", f"{row['name']}: fine-tuned with `{' '.join(row['more'])}`.")
+    ]
+    made = [
+        (row["name"], each) for row in result["rows"] for each in row["pretraining"]
+    ]
+    if made:
+        lines += [
+            "",
+            "| M3, mean of languages on held-back text | steps | minutes"
+            " | fake tokens, first → last | RTD AUC, first → last |",
+            "|---|---:|---:|---:|---:|",
+        ]
+    for name, each in made:
+        fakes = " → ".join(f"{rate:.1%}" for rate in each["fake_token_rate"])
+        aucs = " → ".join(f"{auc:.3f}" for auc in each["rtd_auc"])
+        lines.append(
+            f"| {name} | {each['steps']} | {each['seconds'] / 60:.0f} | {fakes}"
+            f" | {aucs} |"
+        )
+    if result["targets"]:
+        lines += ["", "| target | measured | limit | |", "|---|---:|---:|---|"]
+    lines += [
+        f"| {each['what']} | {each['value']:.2f} | ≤ {each['at_most']:.2f}"
+        f" | {'met' if each['met'] else '**not met**'} |"
+        for each in result["targets"]
+    ]
+    found = [
+        f"{row['name']}: {line}" for row in result["rows"] for line in row["warnings"]
+    ]
+    return "\n".join([*lines, *_warnings(found)]) + "\n"
+
+
+def _head(languages: Sequence[str], last: str) -> list[str]:
+    return [
+        f"| encoder | {' | '.join(languages)} | average | {last} |",
+        "|---|" + "---:|" * (len(languages) + 2),
+    ]
+
+
+def _spread(row: Mapping[str, Any], name: str) -> str:
+    mean = f"{100 * row['accuracy'][name]:.1f}"
+    if row["seeds"] == 1:
+        return mean
+    return f"{mean} ± {100 * row['deviation'][name]:.1f}"
+
+
+def _warnings(found: Sequence[str]) -> list[str]:
+    return ["", *(f"- {line}" for line in found)] if found else []

@@ -1,0 +1,215 @@
+"""M3 that begins with a pretrained encoder, and leaves one (section 4.1)."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_nli
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import clusters
+from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.data import vocab
+from nebula_jax.models import pretrained, transformer
+from scripts import train_vocabulary
+
+LAYERS = 1  # of a generator: a quarter, but at least one
+LENGTH = 12  # of a sequence; the checkpoint has 16 positions
+
+
+WORDS = ["the", "has", "doors", "and", "windows", "house", "das", "hat", "ina"]
+UNSAID = [f"unsaid{n}" for n in range(9)]
+
+
+def write_model(folder, **how):
+    """Two layers of width 16; half of its pieces are not in the runs' text."""
+    tiny_nli.write_model(folder, words=WORDS + UNSAID, **how)
+    pieces = (folder / "vocab.txt").read_text().splitlines(keepends=True)
+    # Its control pieces are not the first five, as XLM-R's are not.
+    (folder / "vocab.txt").write_text("".join(pieces[3:] + pieces[:3]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(runs):
+    """A checkpoint that was trimmed before, in the place of one as it comes."""
+    whole = write_model(runs.folder / "models" / "whole")
+    words = tokenizers.load(whole)
+    used = [words.encode(word)[0] for word in WORDS + UNSAID[4:]]
+    keep = tokenizers.kept_ids(words, used)
+    folder = runs.folder / "models" / "bert"
+    pretrained.save(folder, pretrained.trim(pretrained.load(whole), keep))
+    tokenizers.save(folder, tokenizers.trim(words, keep))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def split(runs, checkpoint):
+    status, output = runs.run(
+        hot_start="models/bert",
+        max_length=LENGTH,
+        steps=2,
+        learning_rate=0,
+        workdir="hot",
+        temperature=1.5,
+    )
+    assert status == 0, output
+    return runs.folder / "hot", output
+
+
+def given(path):
+    """The vocabulary of a run."""
+    for line in (path / "run.flags").read_text().splitlines():
+        if line.startswith("--vocabulary="):
+            return vocab.load(path.parent / line.partition("=")[2])
+    raise AssertionError("run.flags names no vocabulary")
+
+
+def test_both_sides_begin_with_the_encoder(runs, checkpoint, split):
+    """Nothing is learned at rate 0: what is saved is what it began with."""
+    whole = pretrained.load(checkpoint).params
+    rows = np.searchsorted(
+        tokenizers.load(checkpoint).old_ids, given(split[0]).rows
+    )  # both count from the pieces of the one that was trimmed
+    for cluster, layers in (("generator-0", LAYERS), ("discriminator", 2)):
+        params = runs.state("hot", cluster, 2)["params"]
+        table = whole["embeddings"]["word_embeddings"]["embedding"]
+        np.testing.assert_array_equal(
+            params["embeddings"]["word_embeddings"]["embedding"], table[rows]
+        )
+        assert len(params["encoder"]) == layers
+        for name, layer in params["encoder"].items():
+            jax.tree.map(np.testing.assert_array_equal, layer, whole["encoder"][name])
+
+
+def test_generators_have_heads_of_their_own(runs, split):
+    first, second = (
+        runs.state("hot", f"generator-{index}", 2)["params"]["mlm_head"]
+        for index in range(2)
+    )
+    assert np.any(first["dense"]["kernel"] != second["dense"]["kernel"])
+
+
+def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, split):
+    own, words = given(split[0]), tokenizers.load(checkpoint)
+    assert own.size < words.size  # nobody says unsaid
+    pieces = [words.library.pieces[row] for row in own.rows]
+    assert pieces[: vocab.NUM_CONTROL] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    text = "the house has doors and gardens"
+    assert [pieces[i] for i in own.encode(text)] == [
+        *("the", "house", "has", "doors", "and", "[UNK]")
+    ]
+
+
+def test_the_fake_token_rate_is_told_from_the_first_step(split):
+    summary = json.loads((split[0] / "summary.json").read_text())
+    assert [each["step"] for each in summary["held_back"]] == [0, 2]
+    for each in summary["held_back"]:
+        assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
+    assert "fakes at step 0" in split[1]
+
+
+def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
+    """Of a family that counts positions from 2."""
+    checkpoint = write_model(runs.folder / "models" / "xlmr", family="xlm_roberta")
+    status, output = runs.run(
+        hot_start="models/xlmr", max_length=LENGTH, steps=2, workdir="left"
+    )
+    assert status == 0, output
+    folder = runs.folder / "left" / "discriminator" / "encoder"
+    before, after = pretrained.load(checkpoint), pretrained.load(folder)
+    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
+    assert after.config == before.config
+    rows = given(runs.folder / "left").rows
+    trained = runs.state("left", "discriminator", 2)["params"]
+    table = after.params["embeddings"]["word_embeddings"]["embedding"]
+    np.testing.assert_array_equal(
+        table[rows], trained["embeddings"]["word_embeddings"]["embedding"]
+    )
+    others = np.setdiff1d(np.arange(len(table)), rows)
+    np.testing.assert_array_equal(
+        table[others],
+        before.params["embeddings"]["word_embeddings"]["embedding"][others],
+    )
+    positions = after.params["embeddings"]["position_embeddings"]["embedding"]
+    np.testing.assert_array_equal(
+        positions[: 2 + LENGTH],
+        trained["embeddings"]["position_embeddings"]["embedding"],
+    )
+    assert len(positions) == 2 + 16
+    words = trained["embeddings"]["word_embeddings"]["embedding"]
+    assert np.any(
+        words != before.params["embeddings"]["word_embeddings"]["embedding"][rows]
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, after.params["encoder"], trained["encoder"]
+    )
+
+
+def test_an_encoder_trained_from_scratch_is_a_checkpoint_too(runs):
+    status, output = runs.run(cluster="whole", steps=2, workdir="scratch")
+    assert status == 0, output
+    folder = runs.folder / "scratch" / "whole" / "encoder"
+    model, words = pretrained.load(folder), tokenizers.load(folder)
+    pretrained.check_tokenizer(model, words)
+    text = "the house has 3 doors"
+    own = given(runs.folder / "scratch")
+    assert words.encode(text) == own.encode(text)
+    ids = jnp.asarray([[words.cls, *words.encode(text)[:12], words.sep]])
+    state = runs.state("scratch", "whole", 2)
+    trained = state[1]["params"]
+    np.testing.assert_allclose(
+        hidden(model.config, model.params, ids),
+        hidden(dataclasses.replace(model.config, token_types=0), trained, ids),
+        atol=1e-6,
+    )
+
+
+def hidden(config, params, ids):
+    """[B, L, D] of an encoder."""
+    embedded = transformer.Embeddings(config).apply(
+        {"params": params["embeddings"]}, ids, True
+    )
+    return transformer.Encoder(config).apply(
+        {"params": params["encoder"]}, embedded, ids >= 0, True
+    )
+
+
+def test_another_models_vocabulary_is_refused(runs, checkpoint, split):
+    own = given(split[0]).path
+    for given_flags, message in (
+        ({"vocabulary": own}, "name the model with --hot_start"),
+        (
+            {"vocabulary": own, "hot_start": "models/other"},
+            "is not the tokenizer of --hot_start=models/other",
+        ),
+        ({"hot_start": "models/nothing"}, "models/nothing"),
+        ({"hot_start": "models/bert", "generator_layers": 3}, "models/bert has 2"),
+        ({"hot_start": "models/bert", "max_length": 17}, "models/bert has 16"),
+    ):
+        other = runs.folder / "models" / "other"
+        if not other.exists():
+            tiny_nli.write_model(other, words=["the", "house"])
+        status, output = runs.run(cluster="whole", steps=1, workdir="no", **given_flags)
+        assert status != 0
+        assert message in output
+        assert "Traceback" not in output
+
+
+def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):
+    flags.FLAGS(["test"])
+    out = runs.folder / "shared_vocabulary"
+    with flagsaver.flagsaver(
+        hot_start=str(checkpoint),
+        data_dir=str(runs.text),
+        generators="en de|sw",
+        out=str(out),
+    ):
+        assert train_vocabulary.main() == 0
+        assert vocab.load(out).rows is not None
+        with pytest.raises(clusters.FlagError, match="is there already"):
+            train_vocabulary.main()

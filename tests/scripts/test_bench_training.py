@@ -1,0 +1,79 @@
+import json
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from scripts import bench_tables, bench_training
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    """Of tiny shapes, PyTorch or not."""
+    out = tmp_path_factory.mktemp("bench") / "training.json"
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(out=str(out), training_rounds=2, small_shapes=True):
+        assert bench_training.main() == 0
+    return json.loads(out.read_text())
+
+
+def test_every_step_is_measured_in_both_precisions(result):
+    assert [each["what"] for each in result["measured"]] == [
+        bench_training.FINE_TUNING.what,
+        bench_training.MLM.what,
+    ]
+    for each in result["measured"]:
+        steps = {step["name"]: step for step in each["steps"]}
+        assert {"here, float32", "here, bfloat16"} <= steps.keys()
+        assert all(step["tokens_per_second"] > 0 for step in steps.values())
+        assert ("PyTorch, float32" in steps) == bench_training.has_torch()
+
+
+def test_a_profile_has_every_part_of_its_step(result):
+    both = {"attention", "feed-forward, layer norms", "optimizer, and what is left"}
+    for each, more in zip(
+        result["measured"],
+        ({"embeddings"}, {"embeddings and head", "sampling"}),
+        strict=True,
+    ):
+        rows = {row["part"]: row["ms"] for row in each["profile"]}
+        assert rows.keys() == both | more
+        assert all(rows[name] > 0 for name in {"attention", *more})
+
+
+def test_a_step_trains():
+    shape = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
+    step = bench_training.fine_tuning(shape, "float32")
+    losses = [float(step()[1]["loss"]) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_the_target_is_pytorchs_rate():
+    def step(name, over):
+        return {
+            "name": name,
+            "ms": 10.0,
+            "tokens_per_second": 100.0,
+            "over_pytorch": over,
+            "over_same": over and over / 2,
+        }
+
+    measured = [
+        {
+            "what": "x",
+            "shape": bench_training.MLM._asdict(),
+            "steps": [step("here, bfloat16", over), step("PyTorch, float32", 1.0)],
+            "profile": [{"part": "attention", "ms": 4.0, "share": 0.4}],
+        }
+        for over in (1.5, 0.5)
+    ]
+    found = bench_training.targets(measured)
+    assert [each["met"] for each in found] == [True, False]
+    hardware = {"cores": 2, "cpu": "c", "python": "3", "jax": "0"}
+    about = {"command": "c", "commit": "abc", "seconds": 60.0, "rounds": 3}
+    block = bench_tables.training_block(
+        about | {"hardware": hardware, "measured": measured, "targets": found}
+    )
+    assert "| here, bfloat16 | 10 ms | 100 | 1.50 | 0.75 |" in block
+    assert "| attention | 4 ms | 40% |" in block
+    assert "**not met**" in block

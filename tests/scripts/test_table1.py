@@ -1,0 +1,172 @@
+import json
+import pathlib
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import clusters
+from nebula_jax import errors
+from scripts import abnet_tables, table1_xnli, table_runs, xnli_tables
+
+LANGUAGES = abnet_tables.PAPER["table1"]["languages"]
+
+
+class Stub:
+    """Leaves behind what the real commands would; counts."""
+
+    def __init__(self, fails_at=""):
+        self.names, self._fails_at = [], fails_at
+
+    def __call__(self, run, workdir):
+        if run.name == self._fails_at:
+            raise KeyboardInterrupt
+        self.names.append(run.name)
+        summary = {"commit": "abc123", "seconds": 60.0}
+        if run.module == "experiments.pretrain_m3":
+            encoder = workdir / run.makes.path
+            encoder.mkdir(parents=True)
+            (encoder / "weights").write_text(run.name)
+            figures = {"fake_token_rate": 0.1, "rtd_auc": 0.5}
+            summary["held_back"] = [
+                {"step": step, "languages": {"en": figures, "de": figures}}
+                for step in (0, 150)
+            ]
+        else:
+            seed = int(_flag(run, "seed"))
+            points = 0.6 + 0.01 * seed + 0.002 * ("-all-" in run.name)
+            encoder = _flag(run, "encoder")
+            if encoder:  # it is there when it is needed
+                summary["from"] = (workdir.parents[1] / encoder / "weights").read_text()
+            summary |= {
+                "text": {"labels": {"train": {"en": {"neutral": 24_000}}}},
+                "test": {
+                    "average": points,
+                    "accuracy": dict.fromkeys(LANGUAGES, points),
+                    "rows": dict.fromkeys(LANGUAGES, 3510),
+                    "warnings": ["sw: no better than a guess"] if seed else [],
+                },
+            }
+        (workdir / "summary.json").write_text(json.dumps(summary))
+
+
+def _flag(run, name):
+    for each in run.arguments:
+        if each.startswith(f"--{name}="):
+            return each.partition("=")[2]
+    return ""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder in which the table is made."""
+    flags.FLAGS(["test"])
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver(data_dir="text"):
+        yield tmp_path
+
+
+def run_all(stub, seeds=("0", "1")):
+    runs = table_runs.Runs(pathlib.Path("table"), table1_xnli.figures, stub)
+    table1_xnli.work(runs, seeds, "small")
+    return table1_xnli.gather(runs, seeds, "small")
+
+
+def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
+    stopped = Stub(fails_at="xnli-m3_xnli15_warm-all-seed0")
+    with pytest.raises(KeyboardInterrupt):
+        run_all(stopped)
+    second = Stub()
+    rows = run_all(second)
+    assert second.names[0] == "xnli-m3_xnli15_warm-all-seed0"
+    # Three rows have an M3 run of their own, and all four are fine-tuned, twice.
+    assert len(stopped.names + second.names) == 2 * (3 + 4)
+    third = Stub()
+    assert run_all(third) == rows
+    assert third.names == []
+    assert [row["seeds"] for row in rows] == [2] * 4
+    assert rows[0]["pretraining"] == []
+    assert rows[1]["pretraining"][0]["fake_token_rate"] == [0.1, 0.1]
+    for kind in ("whole", "all"):
+        name = f"xnli-m3_xnli15_warm-{kind}-seed1"
+        result = json.loads((here / "table" / "results" / f"{name}.json").read_text())
+        assert result["summary"]["from"] == f"m3_xnli15_warm-{kind}-seed1"
+
+
+def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
+    here, monkeypatch
+):
+    run_all(Stub(), seeds=["0"])
+    changed = {**table1_xnli.SCALES["small"], table1_xnli.WARM: ("--steps=7",)}
+    monkeypatch.setitem(table1_xnli.SCALES, "small", changed)
+    with pytest.raises(errors.NebulaError, match="with other flags"):
+        run_all(Stub(), seeds=["0"])
+    for name in ("whole", "all"):
+        (here / "table/results" / f"m3_xnli15_warm-{name}-seed0.json").unlink()
+    with pytest.raises(errors.NebulaError, match="what a run with other flags made"):
+        run_all(Stub(), seeds=["0"])
+
+
+def test_an_encoder_made_again_replaces_the_old_one(here):
+    run = table1_xnli.pretraining_run(table1_xnli.ROWS[1], "0", "small")
+    runs = table_runs.Runs(pathlib.Path("table"), table1_xnli.figures, Stub())
+    for _ in range(2):
+        made = runs.made(run.makes.name)
+        if made.exists():
+            (made / "weights").write_text("old")
+        runs.path(run.name).unlink(missing_ok=True)
+        runs.result(run)
+        assert (made / "weights").read_text() == run.name
+
+
+def test_the_table_has_means_deviations_and_the_papers_rows(here):
+    rows = run_all(Stub())
+    assert rows[0]["accuracy"]["average"] == pytest.approx(0.605)
+    assert rows[0]["deviation"]["en"] == pytest.approx(0.01 / 2**0.5)
+    result = {
+        "command": "python -m scripts.table1_xnli",
+        "commit": "abc123",
+        "hardware": {"cores": 2, "cpu": "c", "python": "3", "jax": "0"},
+        "seconds": 60.0,
+        "seeds": ["0", "1"],
+        "rows": rows,
+        "targets": table1_xnli.targets(rows),
+    }
+    block = xnli_tables.table1_block(result, abnet_tables.PAPER["table1"])
+    assert "| paper: ERNIE-M Extra (Nebula-I) | 89.4 | 85.1 |" in block
+    assert "| 75.7 | 82.2 | |" in block
+    assert "| as it comes | 60.5 ± 0.7 |" in block
+    assert "10.0% → 10.0%" in block
+    assert "from scratch: fine-tuned with `--length_buckets=20" in block
+    assert "- as it comes: sw: no better than a guess" in block
+    assert "| 0.20 | ≤ 0.50 | met |" in block
+
+
+def test_m3_across_clusters_too_far_from_one_cluster_is_told():
+    rows = [
+        {"name": row.name, "accuracy": {"average": accuracy}}
+        for row, accuracy in zip(table1_xnli.ROWS, (0.6, 0.61, 0.62, 0.4), strict=True)
+    ]
+    (found,) = table1_xnli.targets(rows)
+    assert found["value"] == pytest.approx(1.0)
+    assert not found["met"]
+    assert table1_xnli.targets(rows[:2]) == []
+
+
+def test_scale_and_seeds_are_what_they_say():
+    flags.FLAGS(["test"])
+    for given, want in (
+        ("", ["0", "1", "2"]),
+        ("2", ["0", "1"]),
+        ("0,7", ["0", "7"]),
+        ("5,", ["5"]),
+    ):
+        with flagsaver.flagsaver(seeds=given):
+            assert table_runs.seeds(3) == want
+    for given in ("x", "0", "1,1", "-1"):
+        refused = pytest.raises(clusters.FlagError, match="--seeds")
+        with flagsaver.flagsaver(seeds=given), refused:
+            table_runs.seeds(3)
+    refused = pytest.raises(clusters.FlagError, match="there is small here")
+    with flagsaver.flagsaver(scale="huge"), refused:
+        table_runs.scale(["small"])

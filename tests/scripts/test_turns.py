@@ -1,0 +1,20 @@
+import time
+
+from scripts import turns
+
+
+def test_a_ratio_compares_within_rounds_and_a_race_takes_turns():
+    assert turns.ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]) == 2.0
+    order = []
+
+    def runner(name, seconds):
+        def run():
+            order.append(name)
+            time.sleep(seconds)
+
+        return run
+
+    seconds = turns.race({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
+    assert order == ["a", "b"] * 3  # the first round does not count
+    assert len(seconds["a"]) == len(seconds["b"]) == 2
+    assert min(seconds["b"]) >= 0.01
