@@ -1,20 +1,19 @@
 """M3 that begins with a pretrained encoder, and leaves one (section 4.1)."""
 
-import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_nli
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import clusters
+from experiments import clusters, m3_models
+from nebula_jax import errors
 from nebula_jax.data import tokenizer as tokenizers
 from nebula_jax.data import vocab
-from nebula_jax.models import pretrained, transformer
+from nebula_jax.models import pretrained
 from scripts import train_vocabulary
 
 LAYERS = 1  # of a generator: a quarter, but at least one
@@ -113,19 +112,30 @@ def test_the_fake_token_rate_is_told_from_the_first_step(split):
     assert "fakes at step 0" in split[1]
 
 
+def test_the_discriminator_leaves_its_encoder(split, checkpoint):
+    folder = split[0] / "discriminator" / "encoder"
+    before, after = pretrained.load(checkpoint), pretrained.load(folder)
+    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)  # rate 0
+
+
 def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
     """Of a family that counts positions from 2."""
     checkpoint = write_model(runs.folder / "models" / "xlmr", family="xlm_roberta")
     status, output = runs.run(
-        hot_start="models/xlmr", max_length=LENGTH, steps=2, workdir="left"
+        cluster="whole",
+        hot_start="models/xlmr",
+        max_length=LENGTH,
+        steps=2,
+        workdir="left",
     )
     assert status == 0, output
-    folder = runs.folder / "left" / "discriminator" / "encoder"
+    folder = runs.folder / "left" / "whole" / "encoder"
     before, after = pretrained.load(checkpoint), pretrained.load(folder)
     assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
     assert after.config == before.config
     rows = given(runs.folder / "left").rows
-    trained = runs.state("left", "discriminator", 2)["params"]
+    trained = runs.state("left", "whole", 2)[1]["params"]
     table = after.params["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(
         table[rows], trained["embeddings"]["word_embeddings"]["embedding"]
@@ -150,54 +160,26 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
     )
 
 
-def test_an_encoder_trained_from_scratch_is_a_checkpoint_too(runs):
-    status, output = runs.run(cluster="whole", steps=2, workdir="scratch")
-    assert status == 0, output
-    folder = runs.folder / "scratch" / "whole" / "encoder"
-    model, words = pretrained.load(folder), tokenizers.load(folder)
-    pretrained.check_tokenizer(model, words)
-    text = "the house has 3 doors"
-    own = given(runs.folder / "scratch")
-    assert words.encode(text) == own.encode(text)
-    ids = jnp.asarray([[words.cls, *words.encode(text)[:12], words.sep]])
-    state = runs.state("scratch", "whole", 2)
-    trained = state[1]["params"]
-    np.testing.assert_allclose(
-        hidden(model.config, model.params, ids),
-        hidden(dataclasses.replace(model.config, token_types=0), trained, ids),
-        atol=1e-6,
-    )
-
-
-def hidden(config, params, ids):
-    """[B, L, D] of an encoder."""
-    embedded = transformer.Embeddings(config).apply(
-        {"params": params["embeddings"]}, ids, True
-    )
-    return transformer.Encoder(config).apply(
-        {"params": params["encoder"]}, embedded, ids >= 0, True
-    )
-
-
-def test_another_models_vocabulary_is_refused(runs, checkpoint, split):
-    own = given(split[0]).path
+def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
+    """Before anything starts, and in words."""
+    own = given(split[0])
+    other = tiny_nli.write_model(runs.folder / "models" / "other", words=["the"])
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        refused = pytest.raises(clusters.FlagError, match="name the model with")
+        with refused:
+            m3_models.load(own)
     for given_flags, message in (
-        ({"vocabulary": own}, "name the model with --hot_start"),
-        (
-            {"vocabulary": own, "hot_start": "models/other"},
-            "is not the tokenizer of --hot_start=models/other",
-        ),
+        ({"hot_start": str(other)}, "is not the tokenizer of --hot_start=.*other"),
         ({"hot_start": "models/nothing"}, "models/nothing"),
-        ({"hot_start": "models/bert", "generator_layers": 3}, "models/bert has 2"),
-        ({"hot_start": "models/bert", "max_length": 17}, "models/bert has 16"),
+        ({"hot_start": str(checkpoint), "generator_layers": 3}, "bert has 2"),
+        ({"hot_start": str(checkpoint), "max_length": 17}, "bert has 16"),
+        ({"discriminator_layers": 1}, "is for --hot_start"),
     ):
-        other = runs.folder / "models" / "other"
-        if not other.exists():
-            tiny_nli.write_model(other, words=["the", "house"])
-        status, output = runs.run(cluster="whole", steps=1, workdir="no", **given_flags)
-        assert status != 0
-        assert message in output
-        assert "Traceback" not in output
+        refused = pytest.raises(errors.NebulaError, match=message)
+        with flagsaver.flagsaver(**{"max_length": 16} | given_flags), refused:
+            m3_models.check()
+            m3_models.load(own)
 
 
 def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):

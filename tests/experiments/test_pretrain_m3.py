@@ -1,5 +1,6 @@
 """The M3 experiment from end to end: real processes, sockets, files."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -7,11 +8,14 @@ import socket
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from nebula_jax.communication import frames
 from nebula_jax.data import masking, vocab
+from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.models import pretrained, transformer
 from nebula_jax.security import tls
 from nebula_jax.training import metrics
 
@@ -82,6 +86,33 @@ def test_a_run_leaves_all_that_was_promised(split):
     assert not (folder / "tls").exists()  # keys do not outlive the run
     for word in ("step", "loss", "tokens/s", "sent", "waited", "RTD AUC", "formula"):
         assert word in output
+
+
+def test_the_discriminators_encoder_is_left_as_a_checkpoint(runs, split, vocabulary):
+    folder = split[0] / "discriminator" / "encoder"
+    model, words = pretrained.load(folder), tokenizers.load(folder)
+    pretrained.check_tokenizer(model, words)
+    text = "the house has 3 doors"
+    own = vocab.load(runs.folder / vocabulary)
+    assert words.encode(text) == own.encode(text)
+    assert words.decode(own.encode(text)) == text
+    ids = jnp.asarray([[words.cls, *words.encode(text)[:12], words.sep]])
+    trained = runs.state("split", "discriminator", 5)["params"]
+    np.testing.assert_allclose(
+        hidden(model.config, model.params, ids),
+        hidden(dataclasses.replace(model.config, token_types=0), trained, ids),
+        atol=1e-6,
+    )
+
+
+def hidden(config, params, ids):
+    """[B, L, D] of an encoder."""
+    embedded = transformer.Embeddings(config).apply(
+        {"params": params["embeddings"]}, ids, True
+    )
+    return transformer.Encoder(config).apply(
+        {"params": params["encoder"]}, embedded, ids >= 0, True
+    )
 
 
 def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
