@@ -14,15 +14,9 @@ NOTHING = "–"
 
 def table5_block(name: str, result: Mapping[str, Any]) -> str:
     """What `scripts/table5_compression.py` measured; rows not run yet are left out."""
-    lines = [*_provenance(result), *_line(result), *_paper_rows(result)]
+    lines = [*run_tables.table_head(result), *_line(result), *_paper_rows(result)]
     lines += _our_rows(result)
-    if result["targets"]:
-        lines += ["", "| target | measured | limit | |", "|---|---:|---:|---|"]
-    lines += [
-        f"| {each['what']} | {each['value']:.3f} | ≤ {each['at_most']:.3f}"
-        f" | {'met' if each['met'] else '**not met**'} |"
-        for each in result["targets"]
-    ]
+    lines += run_tables.targets(result)
     if any("losses" in row for row in result["rows"]):
         lines += ["", f"![Fig. 9: training loss](results/{name}_fig9.png)"]
     if result["starts"]:
@@ -116,7 +110,7 @@ def table2_block(name: str, result: Mapping[str, Any]) -> str:
     del name
     pairs = list(PAPER["table2"]["pairs"])
     lines = [
-        *_provenance(result),
+        *run_tables.table_head(result),
         f"| method | {' | '.join(pairs)} | trained parameters | minutes |",
         "|---|" + "---:|" * (len(pairs) + 2),
     ]
@@ -154,17 +148,6 @@ def abnet_block(name: str, summary: Mapping[str, Any]) -> str:
         lines.append(f"| {each['step']} | {' | '.join(cells)} |")
     lines += ["", f"![Loss and BLEU of {name}](results/{name}.png)", ""]
     return "\n".join(lines) + "\n"
-
-
-def _provenance(result: Mapping[str, Any]) -> list[str]:
-    seeds = result["seeds"]
-    return [
-        f"    {result['command']}",
-        "",
-        f"Commit {result['commit']}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)},"
-        f" {run_tables.machine(result)}; {result['seconds'] / 60:.0f} minutes of runs.",
-        "",
-    ]
 
 
 def _bleu(row: Mapping[str, Any]) -> str:

@@ -11,20 +11,17 @@ ratios. bfloat16 is PyTorch's autocast, and here operands of matrix products.
 B batch, L length.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
 from experiments import clusters, lifecycle, run_report
@@ -32,75 +29,30 @@ from nebula_jax.data import masking, vocab
 from nebula_jax.models import classifier, electra, transformer
 from nebula_jax.training import classification, cut, losses, m3, optimizers
 from nebula_jax.training import state as train_state
-from scripts import turns
+from scripts import bench_shapes, pytorch_steps, turns
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
 ROUNDS = flags.DEFINE_integer("training_rounds", 7, "Rounds of all.", lower_bound=1)
 SMALL_SHAPES = flags.DEFINE_bool("small_shapes", False, "Tiny shapes, to try it out.")
 
-RATE, MASK_RATE = 1e-4, 0.15
 THEIR_RATE = 1.0  # ours over PyTorch's in float32, at least
 
 
-class Shape(NamedTuple):
-    """What is trained, on what."""
-
-    what: str
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
-    vocab_size: int
-    batch: int
-    length: int
-
-    def config(self, dtype: str) -> transformer.Config:
-        """Of the encoder."""
-        return transformer.Config(
-            vocab_size=self.vocab_size,
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            feed_forward=self.feed_forward,
-            max_length=self.length,
-            token_types=2,
-            dtype=dtype,
-        )
-
-    @property
-    def tokens(self) -> int:
-        """Of a step."""
-        return self.batch * self.length
-
-
-FINE_TUNING = Shape("fine-tuning, embeddings frozen", 12, 384, 12, 1536, 60_000, 32, 48)
-MLM = Shape("masked LM, logits where masked", 6, 384, 12, 1536, 30_522, 16, 128)
+FINE_TUNING = bench_shapes.Shape(
+    "fine-tuning, embeddings frozen", 12, 384, 12, 1536, 60_000, 32, 48
+)
+MLM = bench_shapes.Shape(
+    "masked LM, logits where masked", 6, 384, 12, 1536, 30_522, 16, 128
+)
 SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "vocab_size": 100}
-
-Step = Callable[[], Any]
-"""Takes one optimisation step of its own; what it returns is to be waited for."""
-
-
-def tokens(shape: Shape) -> np.ndarray:
-    """[B, L] int32, no padding."""
-    random = np.random.RandomState(0)
-    size = (shape.batch, shape.length)
-    ids = random.randint(vocab.NUM_CONTROL, shape.vocab_size, size).astype(np.int32)
-    ids[:, 0], ids[:, -1] = vocab.CLS, vocab.SEP
-    return ids
-
-
-def labels(shape: Shape) -> np.ndarray:
-    """[B] int32, of three classes."""
-    return np.arange(shape.batch, dtype=np.int32) % 3
 
 
 def _adam():
-    return optimizers.adam(lambda step: RATE, clip_norm=1.0)
+    return optimizers.adam(lambda step: bench_shapes.RATE, clip_norm=1.0)
 
 
-def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> Step:
+def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> bench_shapes.Step:
     """A step that remembers its state."""
 
     def run():
@@ -111,12 +63,12 @@ def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> Step:
     return run
 
 
-def fine_tuning(shape: Shape, dtype: str) -> Step:
+def fine_tuning(shape: bench_shapes.Shape, dtype: str) -> bench_shapes.Step:
     """`finetune_xnli`'s step."""
     config = classifier.Config(
         encoder=shape.config(dtype), pad=vocab.PAD, sep=vocab.SEP, dropout=0.0
     )
-    ids = jnp.asarray(tokens(shape))
+    ids = jnp.asarray(bench_shapes.tokens(shape))
     own = electra.Generator(config.encoder).init(
         jax.random.key(0), ids[:1], ids[:1] > 0, ids[:1, :1]
     )["params"]
@@ -131,22 +83,22 @@ def fine_tuning(shape: Shape, dtype: str) -> Step:
     step = jax.jit(
         functools.partial(classification.step, config, optimizer), donate_argnums=0
     )
-    right = jnp.asarray(labels(shape))
+    right = jnp.asarray(bench_shapes.labels(shape))
     return _kept(lambda state: step(state, frozen, ids, right), state)
 
 
-def masked_lm(shape: Shape, dtype: str) -> Step:
+def masked_lm(shape: bench_shapes.Shape, dtype: str) -> bench_shapes.Step:
     """An M3 generator's step."""
     config = m3.Config(
         generator=shape.config(dtype),
         discriminator=shape.config(dtype),
         steps=10_000,
-        mask_rate=MASK_RATE,
-        learning_rate=RATE,
+        mask_rate=bench_shapes.MASK_RATE,
+        learning_rate=bench_shapes.RATE,
     )
     state = m3.init_generator(config, 0, 0)
     step = jax.jit(functools.partial(m3.generator_step, config), donate_argnums=0)
-    ids = jnp.asarray(tokens(shape))
+    ids = jnp.asarray(bench_shapes.tokens(shape))
 
     def take(state):
         state, _, metrics = step(state, ids)
@@ -155,90 +107,13 @@ def masked_lm(shape: Shape, dtype: str) -> Step:
     return _kept(take, state)
 
 
-def torch_fine_tuning(shape: Shape, dtype: str) -> Step:
-    """The same in PyTorch, with transformers' BERT."""
-    import torch
-    import transformers
-
-    config = _torch_config(shape, transformers)
-    config.num_labels = 3
-    model = transformers.BertForSequenceClassification(config)
-    for parameter in model.bert.embeddings.parameters():
-        parameter.requires_grad_(False)
-    ids, right = (
-        torch.from_numpy(np.asarray(each, np.int64))
-        for each in (tokens(shape), labels(shape))
-    )
-    return _torch_step(
-        torch, model, dtype, lambda: model(input_ids=ids, labels=right).loss
-    )
-
-
-def torch_masked_lm(shape: Shape, dtype: str) -> Step:
-    """The same in PyTorch: logits at masked positions only, and a sample of them."""
-    import torch
-    import transformers
-
-    model = transformers.BertForMaskedLM(_torch_config(shape, transformers))
-    ids = torch.from_numpy(np.asarray(tokens(shape), np.int64))
-    count = masking.capacity(MASK_RATE, shape.length)
-
-    def loss():
-        where = torch.topk(torch.rand(ids.shape), count, dim=1).indices
-        right = torch.gather(ids, 1, where)
-        corrupted = torch.scatter(ids, 1, where, vocab.MASK)
-        hidden = model.bert(input_ids=corrupted).last_hidden_state
-        rows = torch.gather(hidden, 1, where[..., None].expand(-1, -1, shape.width))
-        logits = model.cls(rows).float()
-        noise = torch.empty_like(logits).exponential_().log_()
-        torch.argmax(logits.detach() - noise, dim=-1)
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), right.flatten())
-
-    return _torch_step(torch, model, dtype, loss)
-
-
-def _torch_config(shape: Shape, transformers: Any) -> Any:
-    return transformers.BertConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.feed_forward,
-        max_position_embeddings=shape.length,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-
-
-def _torch_step(torch: Any, model: Any, dtype: str, loss: Callable[[], Any]) -> Step:
-    trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=RATE, eps=1e-6, weight_decay=0.0, fused=True
-    )
-    model.train()
-
-    def run():
-        cast = contextlib.nullcontext()
-        if dtype == "bfloat16":
-            cast = torch.autocast("cpu", dtype=torch.bfloat16)
-        optimizer.zero_grad(set_to_none=True)
-        with cast:
-            value = loss()
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        return float(value.detach())
-
-    return run
-
-
-def parts(shape: Shape, dtype: str) -> dict[str, Step]:
+def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]:
     """What a step is made of, forward and backward, each jitted by itself.
 
     Attention and feed-forward parts are one layer's; `layer` is a whole one.
     """
     config = shape.config(dtype)
-    ids = jnp.asarray(tokens(shape))
+    ids = jnp.asarray(bench_shapes.tokens(shape))
     hidden = jax.random.normal(
         jax.random.key(0), (shape.batch, shape.length, shape.width)
     )
@@ -246,12 +121,15 @@ def parts(shape: Shape, dtype: str) -> dict[str, Step]:
     attention, block = transformer.SelfAttention(config), transformer.Block(config)
     embeddings = transformer.Embeddings(config)
 
-    def gradient(fn, *arguments) -> Step:
+    def gradient(fn, *arguments) -> bench_shapes.Step:
         """Of the sum, in all floating-point arguments."""
         wanted = tuple(
             n
             for n, each in enumerate(arguments)
-            if all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in _leaves(each))
+            if all(
+                jnp.issubdtype(leaf.dtype, jnp.floating)
+                for leaf in jax.tree.leaves(each)
+            )
         )
         run = jax.jit(jax.grad(lambda *given: jnp.sum(fn(*given)), wanted))
         return lambda: run(*arguments)
@@ -276,7 +154,7 @@ def parts(shape: Shape, dtype: str) -> dict[str, Step]:
         look_up = jax.jit(lambda own: embeddings.apply({"params": own}, ids, True))
         found["embeddings"] = lambda: look_up(table)
         return found
-    count = masking.capacity(MASK_RATE, shape.length)
+    count = masking.capacity(bench_shapes.MASK_RATE, shape.length)
     generator = electra.Generator(dataclasses.replace(config, layers=0))
     positions = jnp.broadcast_to(jnp.arange(count), (shape.batch, count))
     ones = jnp.ones(positions.shape)
@@ -293,12 +171,8 @@ def parts(shape: Shape, dtype: str) -> dict[str, Step]:
     }
 
 
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree)
-
-
 def profile(
-    shape: Shape, dtype: str, seconds: float, rounds: int
+    shape: bench_shapes.Shape, dtype: str, seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Where the time of a step goes.
 
@@ -325,35 +199,23 @@ def profile(
     ]
 
 
-def has_torch() -> bool:
-    """Whether PyTorch and transformers are here."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return False
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA has
-    return True
-
-
-def steps(shape: Shape) -> dict[str, Step]:
+def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
     """Name -> step: ours in both precisions, and PyTorch's if it is here."""
     is_fine_tuning = shape.what == FINE_TUNING.what
     ours, theirs = (
-        (fine_tuning, torch_fine_tuning)
+        (fine_tuning, pytorch_steps.fine_tuning)
         if is_fine_tuning
-        else (masked_lm, torch_masked_lm)
+        else (masked_lm, pytorch_steps.masked_lm)
     )
     found = {f"here, {dtype}": ours(shape, dtype) for dtype in transformer.DTYPES}
-    if has_torch():
+    if pytorch_steps.is_here():
         found |= {
             f"PyTorch, {dtype}": theirs(shape, dtype) for dtype in transformer.DTYPES
         }
     return found
 
 
-def measure(shape: Shape, rounds: int) -> dict[str, Any]:
+def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
     """Rates of a shape's steps, and where the time of ours goes."""
     seconds = turns.race(steps(shape), rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}

@@ -35,6 +35,30 @@ def head(summary: Mapping[str, Any], more: str = "") -> list[str]:
     return lines
 
 
+def table_head(result: Mapping[str, Any]) -> list[str]:
+    """What the block of a table of many runs begins with: command, provenance."""
+    seeds = result["seeds"]
+    return [
+        f"    {result['command']}",
+        "",
+        f"Commit {result['commit']}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)},"
+        f" {machine(result)}; {result['seconds'] / 60:.0f} minutes of runs.",
+        "",
+    ]
+
+
+def targets(result: Mapping[str, Any]) -> list[str]:
+    """What was to be reached at most, and what was; no lines if there was nothing."""
+    lines = []
+    if result["targets"]:
+        lines += ["", "| target | measured | limit | |", "|---|---:|---:|---|"]
+    return lines + [
+        f"| {each['what']} | {each['value']:.3f} | ≤ {each['at_most']:.3f}"
+        f" | {'met' if each['met'] else '**not met**'} |"
+        for each in result["targets"]
+    ]
+
+
 def machine(result: Mapping[str, Any]) -> str:
     """Where a result was measured, in words."""
     hardware = result["hardware"]

@@ -19,7 +19,6 @@ from absl import flags
 from experiments import clusters, lifecycle, run_report
 from nebula_jax.evaluation import xnli
 from scripts import table_runs
-from scripts.out import OUT
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -226,12 +225,7 @@ def main() -> int:
         "rows": rows,
         "targets": targets(rows),
     }
-    out = pathlib.Path(OUT.value or table_runs.FOLDER / "results" / f"{name}.json")
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    for each in result["targets"]:
-        met = "met    " if each["met"] else "NOT met"
-        print(f"{met} {each['what']}: {each['value']:.2f}")
-    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
+    table_runs.write(result, name)
     return 0
 
 

@@ -10,7 +10,6 @@ its decoder.) It reads the same sentences twice as often: it has to learn what t
 others were given. ABNet-Cloud is two processes that compress what crosses.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ from nebula_jax.data import corpora, sides
 from nebula_jax.data import tokenizer as tokenizers
 from nebula_jax.models import packages, pretrained, transformer
 from scripts import abnet_runs, table_runs
-from scripts.out import OUT
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -190,9 +188,7 @@ def main() -> int:
         "seeds": seeds,
         "rows": rows,
     }
-    out = pathlib.Path(OUT.value or table_runs.FOLDER / "results" / f"{name}.json")
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
+    table_runs.write(result, name)
     return 0
 
 

@@ -11,7 +11,6 @@ all of them share.
 """
 
 import itertools
-import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from experiments import clusters, dilation, lifecycle, run_report
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, wan
 from scripts import abnet_runs, table5_figures, table_runs
-from scripts.out import OUT
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -357,13 +355,8 @@ def main() -> int:
         runs = table_runs.Runs(folder, abnet_runs.figures)
         work(runs, settings, base, seeds, PARTS.value, ROWS.value)
         result = gather(runs, settings, base, seeds)
-    out = pathlib.Path(OUT.value or table_runs.FOLDER / "results" / f"{name}.json")
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    out = table_runs.write(result, name)
     table5_figures.draw(result, out.parent, out.stem)
-    for each in result["targets"]:
-        met = "met    " if each["met"] else "NOT met"
-        print(f"{met} {each['what']}: {each['value']:.3f}")
-    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
     return 0
 
 

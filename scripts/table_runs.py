@@ -11,13 +11,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
 from experiments import clusters, lifecycle
 from nebula_jax import errors
+from scripts.out import OUT
 
 SCALE = flags.DEFINE_string("scale", "", "How large the runs are.")
 SEEDS = flags.DEFINE_string(
@@ -175,6 +176,25 @@ def start(run: Run, workdir: pathlib.Path) -> None:
         raise errors.NebulaError(
             f"{run.name} ended with status {status}; {log} ends with\n  {said}"
         )
+
+
+def write(result: Mapping[str, Any], name: str) -> pathlib.Path:
+    """Writes a table's figures to --out or into the results, and says where.
+
+    Args:
+      result: with its `targets`, if it has any.
+      name: of the table.
+
+    Returns:
+      The file.
+    """
+    out = pathlib.Path(OUT.value or FOLDER / "results" / f"{name}.json")
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    for each in result.get("targets", ()):
+        met = "met    " if each["met"] else "NOT met"
+        print(f"{met} {each['what']}: {each['value']:.3f}")
+    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
+    return out
 
 
 def scale(known: Sequence[str]) -> str:

@@ -41,13 +41,8 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
       paper: Table 1 of `paper_tables.json`.
     """
     languages = paper["languages"]
-    seeds = ", ".join(result["seeds"])
     lines = [
-        f"    {result['command']}",
-        "",
-        f"Commit {result['commit']}, seeds {seeds}, {run_tables.machine(result)};"
-        f" {result['seconds'] / 60:.0f} minutes of runs.",
-        "",
+        *run_tables.table_head(result),
         *_head(languages, "seeds"),
     ]
     for row in paper["rows"]:
@@ -81,13 +76,7 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
             f"| {name} | {each['steps']} | {each['seconds'] / 60:.0f} | {fakes}"
             f" | {aucs} |"
         )
-    if result["targets"]:
-        lines += ["", "| target | measured | limit | |", "|---|---:|---:|---|"]
-    lines += [
-        f"| {each['what']} | {each['value']:.2f} | ≤ {each['at_most']:.2f}"
-        f" | {'met' if each['met'] else '**not met**'} |"
-        for each in result["targets"]
-    ]
+    lines += run_tables.targets(result)
     found = [
         f"{row['name']}: {line}" for row in result["rows"] for line in row["warnings"]
     ]

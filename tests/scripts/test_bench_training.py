@@ -4,7 +4,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from scripts import bench_tables, bench_training
+from scripts import bench_tables, bench_training, pytorch_steps
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_every_step_is_measured_in_both_precisions(result):
         steps = {step["name"]: step for step in each["steps"]}
         assert {"here, float32", "here, bfloat16"} <= steps.keys()
         assert all(step["tokens_per_second"] > 0 for step in steps.values())
-        assert ("PyTorch, float32" in steps) == bench_training.has_torch()
+        assert ("PyTorch, float32" in steps) == pytorch_steps.is_here()
 
 
 def test_a_profile_has_every_part_of_its_step(result):
