@@ -14,7 +14,13 @@ from jax.sharding import Mesh
 from experiments import abnet_setup, abnet_text, clusters, lifecycle, saved
 from nebula_jax.data import corpora, schedule, sides
 from nebula_jax.data import tokenizer as tokenizers
-from nebula_jax.models import abnet, abnet_parameters, packages, pretrained
+from nebula_jax.models import (
+    abnet,
+    abnet_parameters,
+    packages,
+    pretrained,
+    transformer,
+)
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import cut, head_warmup, optimizers
 from nebula_jax.training import state as train_state
@@ -196,8 +202,15 @@ def target_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
     return abnet_parameters.with_pretrained(config, own, model.params)
 
 
-def place_frozen(mesh: Mesh, frozen: Any) -> Any:
-    """Frozen parameters on this cluster's devices."""
+def place_frozen(mesh: Mesh, frozen: Any, config: transformer.Config) -> Any:
+    """Frozen parameters on this cluster's devices, as the model's products take them.
+
+    Args:
+      mesh: of the cluster.
+      frozen: from `cut.split`.
+      config: of the pretrained model.
+    """
+    frozen = transformer.as_operands(frozen, config)
     sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
     return jax.device_put(frozen, sharding)
 

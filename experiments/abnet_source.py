@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def run() -> int:
                 ahead=abnet_setup.AHEAD.value,
             )
             state = side.apply(state, grads)
-            record.step(step, side.metrics(micro_batches, length_loss))
+            record.step(step, side.metrics(step, length_loss))
             link.wait_for_step(step)
             last = link.stop_step or last
             if abnet_setup.is_evaluated(step):
@@ -120,7 +121,7 @@ class Side:
         self.placed = saved.placed_from(
             self.mesh, functools.partial(abnet_models.new_state, trained, 0)
         )
-        self.frozen = abnet_models.place_frozen(self.mesh, frozen)
+        self.frozen = abnet_models.place_frozen(self.mesh, frozen, plm.model.config)
         # Dropout belongs to the example: the same key at every step.
         self.key = jax.random.fold_in(jax.random.key(clusters.SEED.value), 20)
         self.half = cut.front(
@@ -153,8 +154,8 @@ class Side:
 
     def batch(
         self, step: int, micro_batches: int | None = None
-    ) -> tuple[int, list[abnet_training.SourceBatch]]:
-        """The micro-batches of a step, and which bucket they are of."""
+    ) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
+        """Which bucket a step is of, and its micro-batches, made as they are due."""
         bucket, indices = self.order.batch(step - 1)
         capacity = abnet_setup.buckets()[bucket]
         lengths = self.lengths[indices]
@@ -162,7 +163,7 @@ class Side:
         tokens = np.float32(lengths.sum() if is_cmlm else 1)
         parts = micro_batches or abnet_setup.MICRO_BATCHES.value
         split = schedule.micro_batches(indices, parts)
-        return bucket, [
+        return bucket, (
             self._put(
                 abnet_training.SourceBatch(
                     self.rows.rows(own, capacity, self.text.words.pad),
@@ -172,7 +173,7 @@ class Side:
                 )
             )
             for own in split
-        ]
+        )
 
     def _put(self, batch: abnet_training.SourceBatch) -> abnet_training.SourceBatch:
         at, everywhere = (
@@ -183,11 +184,11 @@ class Side:
             batch, batch._replace(input_ids=at, index=at, lengths=at, tokens=everywhere)
         )
 
-    def metrics(self, micro_batches, length_loss) -> dict[str, jax.Array]:
+    def metrics(self, step: int, length_loss: jax.Array) -> dict[str, Any]:
         """For the progress line: tokens are those of the source."""
-        pad = self.text.words.pad
-        tokens = sum(np.sum(np.asarray(b.input_ids) != pad) for b in micro_batches)
-        return {"loss": length_loss, "tokens": jnp.float32(tokens)}
+        _, indices = self.order.batch(step - 1)
+        tokens = self.rows.lengths[indices].sum()
+        return {"loss": length_loss, "tokens": np.float32(tokens)}
 
     def restore(
         self, checkpoints: saved.Saved, step: int, ends: abnet_line.Near

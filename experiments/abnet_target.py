@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -135,7 +136,7 @@ class Side:
         self.placed = saved.placed_from(
             self.mesh, functools.partial(abnet_models.new_state, trained, 1)
         )
-        self.frozen = abnet_models.place_frozen(self.mesh, frozen)
+        self.frozen = abnet_models.place_frozen(self.mesh, frozen, plm.model.config)
         self.half = cut.back(
             functools.partial(abnet_training.back, self.task),
             abnet_setup.forward_codec(),
@@ -171,8 +172,8 @@ class Side:
 
     def batch(
         self, step: int, micro_batches: int | None = None
-    ) -> tuple[int, list[abnet_training.TargetBatch]]:
-        """The micro-batches of a step, and which bucket their source rows are of."""
+    ) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
+        """Which bucket the source rows of a step are of, and its micro-batches."""
         bucket, indices = self.order.batch(step - 1)
         lengths = self.rows.lengths
         capacity = abnet_text.capacity(lengths[indices])
@@ -183,7 +184,7 @@ class Side:
         slots = abnet_text.slots(
             lengths[most], len(most), capacity, abnet_setup.OBJECTIVE.value
         )
-        return bucket, [
+        return bucket, (
             self._put(
                 abnet_training.TargetBatch(
                     self.rows.rows(own, capacity, self.text.words.pad),
@@ -193,7 +194,7 @@ class Side:
                 )
             )
             for own in split
-        ]
+        )
 
     def _put(self, batch: abnet_training.TargetBatch) -> abnet_training.TargetBatch:
         at = mesh_lib.batch_sharding(self.mesh)

@@ -159,7 +159,7 @@ def _uncut(source, target, near, far):
         return differentiate(
             [state.params for state in states],
             [source.frozen, target.frozen],
-            (source_batches[0], target_batches[0]),
+            (next(source_batches), next(target_batches)),
             (source.key, states[1].key()),
         )
 
@@ -175,7 +175,7 @@ def _looped(source, target, near, far):
         grads, _, metrics = pipeline.looped_step(
             (source.half, target.half),
             (source.all_params(states[0]), target.all_params(states[1])),
-            list(zip(source_batches, target_batches, strict=True)),
+            zip(source_batches, target_batches, strict=True),
             (source.key, states[1].key()),
             step,
             (near.hidden[bucket], far.hidden[bucket]),

@@ -133,11 +133,10 @@ def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
     source, target = abnet_whole.sides(folders, *plms)
     steps = range(1, source.order.steps_per_epoch + 1)
     step = max(steps, key=lambda step: source.order.batch(step - 1).bucket)
-    _, source_batches = source.batch(step)
-    _, target_batches = target.batch(step)
+    batches = list(zip(source.batch(step)[1], target.batch(step)[1], strict=True))
     halves = _plain_halves(source, target)
     states = [source.placed.init(), target.placed.init()]
-    spec = halves[0].spec(source.all_params(states[0]), source_batches[0], source.key)
+    spec = halves[0].spec(source.all_params(states[0]), batches[0][0], source.key)
     near, far = loopback.ends()
     plain = codecs.from_string("")
     ends = [
@@ -153,7 +152,7 @@ def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
         grads, _, _ = pipeline.looped_step(
             halves,
             (source.all_params(states[0]), target.all_params(states[1])),
-            list(zip(source_batches, target_batches, strict=True)),
+            batches,
             (source.key, states[1].key()),
             step,
             *ends,
@@ -165,7 +164,7 @@ def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
         ]
         jax.block_until_ready(states)
         seconds.append(time.perf_counter() - start)
-    padded = 8 * len(source_batches) * codec_lib.nbytes(spec["hidden"])
+    padded = 8 * len(batches) * codec_lib.nbytes(spec["hidden"])
     return statistics.median(seconds[1:]), padded
 
 

@@ -11,7 +11,7 @@ residuals, softmax and layer norms are float32.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,9 +95,26 @@ def dense(
         kernel_init=kernel_init
         or nn.initializers.normal(0.02 * (BERT_WIDTH / config.width) ** 0.5),
         use_bias=use_bias,
+        # The product takes its operands in the dtype they come in (`as_operands`).
+        promote_dtype=lambda *arrays, dtype: arrays,
         dot_general=functools.partial(products.dot_general, dtype=DTYPES[config.dtype]),
         name=name,
     )
+
+
+def as_operands(params: Any, config: Config) -> Any:
+    """Parameters with the matrices of linear layers in the dtype of `config`.
+
+    For frozen ones: they are rounded once, not again in every pass, and a backward
+    pass finds them where they are instead of keeping a rounded copy. Results are the
+    same to the bit.
+    """
+
+    def cast(path, leaf):
+        is_matrix = path[-1].key == "kernel"
+        return leaf.astype(DTYPES[config.dtype]) if is_matrix else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.LayerNorm:

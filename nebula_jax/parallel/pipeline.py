@@ -7,7 +7,7 @@ whole batch, added in the micro-batches' order, however they overlapped.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -20,7 +20,7 @@ Metrics = dict[str, jax.Array]
 def front_step(
     half: cut.Front,
     params: cut.Params,
-    micro_batches: Sequence[cut.Batch],
+    micro_batches: Iterable[cut.Batch],
     rng: jax.Array,
     step: int,
     hidden: channels.Sender,
@@ -34,7 +34,7 @@ def front_step(
     Args:
       half: of the model.
       params: all of its parameters.
-      micro_batches: of this batch, in order.
+      micro_batches: of this batch, in order; each is asked for when it is due.
       rng: key of the step; all micro-batches get the same.
       step: tag of what crosses.
       hidden: where h goes.
@@ -49,19 +49,20 @@ def front_step(
         raise ValueError(f"ahead must be at least 1, not {ahead}")
     if grads is None:
         grads = half.no_gradients(params)
-    waiting: collections.deque[tuple[int, cut.Residuals]] = collections.deque()
+    waiting: collections.deque[tuple[int, cut.Batch, cut.Residuals]]
+    waiting = collections.deque()
     losses = []
 
     def finish(grads: cut.Params) -> cut.Params:
-        number, residuals = waiting.popleft()
-        args = (half, params, micro_batches[number], rng, (step, number))
+        number, batch, residuals = waiting.popleft()
+        args = (half, params, batch, rng, (step, number))
         return _take_gradient(*args, gradient, residuals, grads)
 
     for number, batch in enumerate(micro_batches):
         while len(waiting) >= ahead or (waiting and gradient.has_arrived):
             grads = finish(grads)
         residuals, loss = _send_hidden(half, params, batch, rng, (step, number), hidden)
-        waiting.append((number, residuals))
+        waiting.append((number, batch, residuals))
         del residuals  # so that they are freed once used: finish has the last of them
         losses.append(loss)
     while waiting:
@@ -72,7 +73,7 @@ def front_step(
 def back_step(
     half: cut.Back,
     params: cut.Params,
-    micro_batches: Sequence[cut.Batch],
+    micro_batches: Iterable[cut.Batch],
     rng: jax.Array,
     step: int,
     hidden: channels.Receiver,
@@ -106,7 +107,7 @@ def back_step(
 def looped_step(
     halves: tuple[cut.Front, cut.Back],
     params: tuple[cut.Params, cut.Params],
-    micro_batches: Sequence[tuple[cut.Batch, cut.Batch]],
+    micro_batches: Iterable[tuple[cut.Batch, cut.Batch]],
     rngs: tuple[jax.Array, jax.Array],
     step: int,
     hidden: tuple[channels.Sender, channels.Receiver],
