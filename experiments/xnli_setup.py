@@ -41,6 +41,12 @@ MAX_TRAIN_PAIRS = flags.DEFINE_integer(
     "Training pairs at most, drawn by --seed; all if not given.",
     lower_bound=1,
 )
+MAX_TEST_PAIRS = flags.DEFINE_integer(
+    "max_test_pairs",
+    None,
+    "Test pairs of each language at most, the same for all seeds; all if not given.",
+    lower_bound=1,
+)
 LENGTHS = flags.DEFINE_list(
     "length_buckets",
     ["24", "32", "48", "64", "96"],

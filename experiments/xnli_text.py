@@ -132,17 +132,22 @@ def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:
             tfds_dir=pathlib.Path(tfds_dir) if tfds_dir else None,
         )
         lifecycle.say(f"{split}: {where}")
-        return found
-    found = {name: nli.read(nli.path(folder, split, name)) for name in names}
-    most = xnli_setup.MAX_TRAIN_PAIRS.value
-    return _first(found, most) if split == "train" and most else found
+    else:
+        found = {name: nli.read(nli.path(folder, split, name)) for name in names}
+    if split == "train" and xnli_setup.MAX_TRAIN_PAIRS.value:
+        return _some(found, xnli_setup.MAX_TRAIN_PAIRS.value, clusters.SEED.value)
+    if split == "test" and xnli_setup.MAX_TEST_PAIRS.value:
+        return _some(found, xnli_setup.MAX_TEST_PAIRS.value, seed=0)
+    return found
 
 
-def _first(found: dict[str, nli.Examples], most: int) -> dict[str, nli.Examples]:
-    """At most so many examples, drawn by --seed, in their order."""
+def _some(
+    found: dict[str, nli.Examples], most: int, seed: int
+) -> dict[str, nli.Examples]:
+    """At most so many examples of each language, drawn by `seed`, in their order."""
     kept = {}
     for language, examples in found.items():
-        drawn = schedule.shuffled(len(examples.ids), clusters.SEED.value)[:most]
+        drawn = schedule.shuffled(len(examples.ids), seed)[:most]
         places = np.sort(drawn).tolist()
         kept[language] = nli.Examples(
             *([column[place] for place in places] for column in examples[:3]),

@@ -63,7 +63,10 @@ SCALES = {
     "small": {
         WARM: (),
         SCRATCH: ("--steps=500",),
-        FINE_TUNING: ("--max_train_pairs=24000", "--dev_every=250"),
+        FINE_TUNING: (
+            *("--max_train_pairs=12000", "--max_test_pairs=1200"),
+            *("--dev_every=125", "--checkpoint_every=375"),
+        ),
     }
 }
 """Scale -> flagfile -> what is changed of it."""

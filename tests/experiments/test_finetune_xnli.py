@@ -168,6 +168,16 @@ def test_a_subset_of_the_training_pairs_is_drawn_by_seed(runs, here):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_a_subset_of_the_test_pairs_is_that_of_every_seed_and_language(runs, here):
+    drawn = []
+    for seed in (0, 1):
+        use(runs, max_test_pairs=5, seed=seed)
+        text = xnli_text.read({"test": ["en", "de"]}, *xnli_setup.load_encoder())
+        drawn += [part.rows.ids for part in text.parts["test"].values()]
+    assert [len(ids) for ids in drawn] == [5] * 4
+    assert drawn[:2] == drawn[2:]
+
+
 def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, capsys):
     use(runs, languages="en,ur")
     with pytest.raises(errors.NebulaError, match=r"'ur' has no test.*--skip_missing"):
