@@ -131,6 +131,19 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
     assert len({table5_compression.file_name(row.name) for row in rows}) == len(rows)
 
 
+def test_short_steps_have_more_micro_batches_in_all_their_runs(tmp_path):
+    for row in table5_compression.rows(SETTINGS):
+        made = (
+            table5_compression.quality_run(row, "0", base(tmp_path)),
+            table5_compression.speed_run(row, "1mbit,1ms", SETTINGS, base(tmp_path)),
+        )
+        for run in made:
+            own = [
+                each for each in run.arguments if each.endswith(f"={row.micro_batches}")
+            ]
+            assert len(own) == (2 if row.micro_batches else 0), run
+
+
 def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
     stopped = Stub(fails_at="quality-int8_both_ways-seed0")
     with pytest.raises(KeyboardInterrupt):
@@ -248,7 +261,8 @@ def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
         " | 0.002 | 1.00 | 4.42 | 1.0 | 1.0 | 1.00 |",
         "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | 0.100 | 0.500 | 0.50 | 0.050 | 0.25"
         " | 0.000 | 0.12 | 1.60 | 8.0 | 2.8 | 1.25 |",
-        r"| int4 both ways | `pack_tokens\|hadamard\|int4(64)` | 19.50 ± 0.71 |",
+        r"| int4 both ways | `pack_tokens\|hadamard\|int4(64)` | 32 | 19.50 ± 0.71 |",
+        "| no padding | `pack_tokens` | 2 | 19.50 ± 0.71 |",
         "**not met**",
         "![Fig. 9: training loss](results/table5_tiny_fig9.png)",
         "![Fig. 10: first compressed step](results/table5_tiny_fig10.png)",
