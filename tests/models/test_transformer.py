@@ -236,3 +236,47 @@ def test_the_papers_sizes():
 def test_heads_divide_the_width_in_every_size(size):
     _, width, heads, _ = transformer.SIZES[size]
     assert width % heads == 0
+
+
+@pytest.mark.parametrize("dtype", transformer.DTYPES)
+def test_matrices_rounded_once_give_the_same_bits(dtype):
+    config = dataclasses.replace(CONFIG, dtype=dtype)
+    block = transformer.Block(config)
+    hidden = jax.random.normal(jax.random.key(0), (2, 5, 16))
+    mask = jnp.arange(5) < jnp.asarray([[5], [3]])
+    params = block.init(jax.random.key(1), hidden, mask, True)["params"]
+    rounded = transformer.as_operands(params, config)
+    kernels = {leaf.dtype for leaf in jax.tree.leaves(rounded) if leaf.ndim > 1}
+    assert jnp.dtype(dtype) in kernels
+
+    def pull(params):
+        out, back = jax.vjp(
+            lambda h: block.apply({"params": params}, h, mask, True), hidden
+        )
+        return out, back(out)
+
+    for ours, theirs in zip(
+        jax.tree.leaves(jax.jit(pull)(rounded)),
+        jax.tree.leaves(jax.jit(pull)(params)),
+        strict=True,
+    ):
+        assert ours.dtype == theirs.dtype == jnp.float32
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rounded_matrices_are_no_residuals():
+    """What a backward pass needs of a frozen matrix is the matrix as it was given."""
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    block = transformer.Block(config)
+    hidden = jnp.zeros((1, 4, 16))
+    mask = jnp.ones((1, 4), bool)
+    params = block.init(jax.random.key(0), hidden, mask, True)["params"]
+
+    def kept(params):
+        given = {id(leaf) for leaf in jax.tree.leaves(params)}
+        back = jax.vjp(lambda h: block.apply({"params": params}, h, mask, True), hidden)
+        kept = [leaf for leaf in jax.tree.leaves(back[1]) if id(leaf) not in given]
+        return sum(leaf.size for leaf in kept if leaf.dtype == jnp.bfloat16)
+
+    kernels = 4 * 16 * 16 + 2 * 16 * 32
+    assert kept(params) - kept(transformer.as_operands(params, config)) == kernels
