@@ -27,7 +27,14 @@ from absl import flags
 from experiments import clusters, lifecycle, run_report
 from nebula_jax.data import masking, vocab
 from nebula_jax.models import classifier, electra, transformer
-from nebula_jax.training import classification, cut, losses, m3, optimizers
+from nebula_jax.training import (
+    classification,
+    cut,
+    losses,
+    m3,
+    optimizers,
+    sampling,
+)
 from nebula_jax.training import state as train_state
 from scripts import bench_shapes, pytorch_steps, turns
 from scripts.out import OUT
@@ -163,7 +170,7 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
         logits = generator.apply({"params": params}, ids, mask, positions)
         return losses.mean(losses.masked_cross_entropy(logits, positions, ones))
 
-    sample = jax.jit(lambda logits: jax.random.categorical(jax.random.key(2), logits))
+    sample = jax.jit(lambda logits: sampling.categorical(jax.random.key(2), logits))
     logits = jnp.zeros((shape.batch, count, shape.vocab_size))
     return found | {
         "embeddings and head": gradient(head, init(generator, ids, mask, positions)),

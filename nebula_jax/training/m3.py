@@ -17,7 +17,7 @@ import optax
 
 from nebula_jax.data import masking, vocab
 from nebula_jax.models import electra, transformer
-from nebula_jax.training import losses, optimizers
+from nebula_jax.training import losses, optimizers, sampling
 from nebula_jax.training import state as train_state
 
 
@@ -182,11 +182,11 @@ def generator_loss(
     )
     filled = (masked.positions < input_ids.shape[-1]).astype(jnp.float32)
     loss = losses.mean(losses.masked_cross_entropy(logits, masked.originals, filled))
-    # An exact sample of p_G (Gumbel-max); nothing flows back through it.
+    # Nothing flows back through the sample.
     scores = jax.lax.stop_gradient(logits) / config.temperature
-    sampled = jax.random.categorical(sample_rng, scores)
+    sampled = sampling.categorical(sample_rng, scores)
     tokens = Tokens(
-        masking.scatter(input_ids, masked.positions, sampled.astype(jnp.int32)),
+        masking.scatter(input_ids, masked.positions, sampled),
         masking.mark(masked.positions, input_ids.shape[-1]),
         masked.originals,
     )
