@@ -33,8 +33,8 @@ PARTS = flags.DEFINE_list(
     "parts", ["quality", "speed", "start"], "Of the work: BLEU, time, Fig. 10."
 )
 
-SPEED_STEPS = 20  # of a run over the line
-TIMED_STEPS = 12  # the last of them; in the first ones programs are compiled
+SPEED_STEPS = 16  # of a run over the line
+TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
 STARTS = (16, 8, 2)  # Fig. 10: compression begins after 1/16, 1/8, 1/2 of the steps
 START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 FEWER_BYTES = 8.0
