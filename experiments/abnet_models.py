@@ -158,6 +158,7 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_text.Text) -> Any:
         buckets, min(clusters.BATCH_SIZE.value, len(rows)), clusters.SEED.value
     )
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
+    encoder = transformer.as_operands(encoder, config)
     encoder = jax.device_put(encoder)
     first = last = 0.0
     for number in range(abnet_setup.HEAD_STEPS.value):

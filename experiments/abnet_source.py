@@ -136,7 +136,8 @@ class Side:
             donate_argnums=0,
         )
         self._encode = jax.jit(self._judge)
-        self.buckets = schedule.bucket_of(self.rows.lengths, abnet_setup.buckets())
+        self.own_lengths = self.rows.lengths
+        self.buckets = schedule.bucket_of(self.own_lengths, abnet_setup.buckets())
         self.order = schedule.Schedule(
             self.buckets, clusters.BATCH_SIZE.value, clusters.SEED.value
         )
@@ -186,8 +187,7 @@ class Side:
 
     def metrics(self, step: int, length_loss: jax.Array) -> dict[str, Any]:
         """For the progress line: tokens are those of the source."""
-        _, indices = self.order.batch(step - 1)
-        tokens = self.rows.lengths[indices].sum()
+        tokens = self.own_lengths[self.order.batch(step - 1).indices].sum()
         return {"loss": length_loss, "tokens": np.float32(tokens)}
 
     def restore(

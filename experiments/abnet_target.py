@@ -149,6 +149,7 @@ class Side:
             donate_argnums=0,
         )
         self._translate = jax.jit(self._decoded, static_argnums=2)
+        self.lengths = self.rows.lengths
         self.order: schedule.Schedule | None = None
 
     def meet(self, ends: abnet_line.Far) -> None:
@@ -158,7 +159,7 @@ class Side:
             raise protocol.RemoteProtocolError("source named a bucket that is none")
         self.sort(buckets)
         if ends.lengths is not None:
-            ends.lengths.send(0, self.rows.lengths)
+            ends.lengths.send(0, self.lengths)
 
     def sort(self, buckets: np.ndarray) -> None:
         """Takes the length buckets of the source's rows, [N] uint8."""
@@ -175,7 +176,7 @@ class Side:
     ) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
         """Which bucket the source rows of a step are of, and its micro-batches."""
         bucket, indices = self.order.batch(step - 1)
-        lengths = self.rows.lengths
+        lengths = self.lengths
         capacity = abnet_text.capacity(lengths[indices])
         tokens = np.float32(lengths[indices].sum())
         parts = micro_batches or abnet_setup.MICRO_BATCHES.value

@@ -26,7 +26,7 @@ from experiments import (
 )
 from nebula_jax import errors
 from nebula_jax.data import schedule, sides, token_rows
-from nebula_jax.models import abnet
+from nebula_jax.models import abnet, transformer
 from nebula_jax.training import checkpoint, cut
 
 flags.adopt_module_key_flags(clusters)
@@ -91,8 +91,11 @@ class Translator:
         )
         is_trained = (abnet_models.is_trained_source, abnet_models.is_trained_target)
         self._params = [
-            jax.device_put(_filled(params, own, which))
-            for params, own, which in zip(whole, trained, is_trained, strict=True)
+            jax.device_put(_filled(params, own, which, plm.model.config))
+            for params, own, which, plm in zip(
+                *(whole, trained, is_trained, (self._source, self._target)),
+                strict=True,
+            )
         ]
         self._run = jax.jit(self._translate)
 
@@ -160,7 +163,9 @@ def trained_params(folder: pathlib.Path, step: int | None) -> tuple[list[Any], i
     return [each["state"]["params"] for each in states], step
 
 
-def _filled(params: Any, trained: Any, is_trained: cut.IsTrained) -> Any:
+def _filled(
+    params: Any, trained: Any, is_trained: cut.IsTrained, config: transformer.Config
+) -> Any:
     """`params` with what was trained in the place of what it began with."""
     wanted, frozen = cut.split(params, is_trained)
 
@@ -171,7 +176,7 @@ def _filled(params: Any, trained: Any, is_trained: cut.IsTrained) -> Any:
         raise checkpoint.CheckpointError(
             "the checkpoint is of a model of another shape than the run's flags say"
         )
-    return cut.merge(trained, frozen)
+    return cut.merge(trained, transformer.as_operands(frozen, config))
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ MAX_TRAIN_PAIRS = flags.DEFINE_integer(
 )
 MAX_TEST_PAIRS = flags.DEFINE_integer(
     "max_test_pairs",
-    None,
-    "Test pairs of each language at most, the same for all seeds; all if not given.",
-    lower_bound=1,
+    0,
+    "Test pairs of each language at most, the same for all seeds; 0 for all.",
+    lower_bound=0,
 )
 LENGTHS = flags.DEFINE_list(
     "length_buckets",
@@ -127,6 +127,7 @@ ENGLISH = "en"
 # A run goes on only with the same of these.
 AGREED = (
     *("steps", "batch_size", "seed", "encoder", "dataset", "max_train_pairs"),
+    "max_test_pairs",
     *("trim_vocabulary", "freeze_embeddings", "pooling", "rate", "layer_decay"),
     *("warmup_share", "clip_gradient", "encoder_dropout", "classifier_dropout"),
     *("operands", "dev_every", "select"),

@@ -136,8 +136,10 @@ def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:
         found = {name: nli.read(nli.path(folder, split, name)) for name in names}
     if split == "train" and xnli_setup.MAX_TRAIN_PAIRS.value:
         return _some(found, xnli_setup.MAX_TRAIN_PAIRS.value, clusters.SEED.value)
-    if split == "test" and xnli_setup.MAX_TEST_PAIRS.value:
-        return _some(found, xnli_setup.MAX_TEST_PAIRS.value, seed=0)
+    most = xnli_setup.MAX_TEST_PAIRS.value
+    if split == "test" and most:
+        lifecycle.say(f"test: at most {most:,} pairs of a language (--max_test_pairs)")
+        return _some(found, most, seed=0)
     return found
 
 

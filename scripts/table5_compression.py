@@ -88,7 +88,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
 
 def late(row: Row, step: int, settings: Mapping[str, str]) -> Row:
     """The same row, compressed from `step` on (Fig. 10)."""
-    parts = settings["micro_batches"]
+    parts = _parts(row, settings)
     return row._replace(
         name=f"{row.name} from {step}",
         forward=f"from_step({step}, {row.forward}, {parts})",
@@ -154,12 +154,25 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
-    """Eq. 4's ratio of a codec; None where what is sent decides."""
+def _parts(row: Row, settings: Mapping[str, str]) -> int:
+    return row.micro_batches or int(settings["micro_batches"])
+
+
+def formula_ratio(
+    codec: str, settings: Mapping[str, str], width: int, parts: int
+) -> float | None:
+    """Eq. 4's ratio of a codec; None where what is sent decides.
+
+    Args:
+      codec: of a direction.
+      settings: of the flagfile.
+      width: D.
+      parts: micro-batches of a step.
+    """
     made = codecs.from_string(codec)
     if made.options:
         return None
-    rows = int(settings["batch_size"]) // int(settings["micro_batches"])
+    rows = int(settings["batch_size"]) // parts
     length = int(settings["buckets"].split(",")[-1])
     spec = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
     return codec_lib.ratio(made, spec)
@@ -205,7 +218,7 @@ def gather(
             found["speed"] = speed_of(speed)
             found["speed"]["ideal"] = ideal_seconds(found["speed"], line)
             found["formula"] = [
-                formula_ratio(codec, settings, width[0]["width"])
+                formula_ratio(codec, settings, width[0]["width"], _parts(row, settings))
                 for codec in (row.forward, row.backward)
             ]
         found |= _quality(row, seeds, base, read)

@@ -53,6 +53,14 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         cells = [_spread(row, each) for each in (*languages, xnli.AVERAGE)]
         lines.append(f"| {row['name']} | {' | '.join(cells)} | {row['seeds']} |")
+    pairs = sorted({row["pairs"] for row in result["rows"]})
+    tested = sorted({row["rows"] for row in result["rows"]})
+    lines += [
+        "",
+        f"Fine-tuned on {', '.join(f'{n:,}' for n in pairs)} pairs, tested on"
+        f" {', '.join(f'{n:,}' for n in tested)} in each language, the same for all"
+        " seeds: ± does not tell how much other test pairs would change.",
+    ]
     lines += [
         line
         for row in result["rows"]

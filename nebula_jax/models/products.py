@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
-    """einsum of two float32 arrays with operands of `dtype` and a float32 result.
+    """einsum with operands of `dtype` and a float32 result.
 
     Args:
       subscripts: two operands, an explicit output; every letter of an operand is in
         the other one or in the output.
-      a, b: float32.
+      a, b: float32; or of `dtype` already, if no gradient in them is asked for.
       dtype: of the operands. With float32 it is jnp.einsum.
     """
     both, out = subscripts.split("->")

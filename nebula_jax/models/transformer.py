@@ -5,7 +5,8 @@ E width of the embeddings (D, save in ELECTRA), Q positions that ask, M position
 are asked.
 
 Matrix products take operands in `Config.dtype` and accumulate in float32; parameters,
-residuals, softmax and layer norms are float32.
+residuals, softmax and layer norms are float32. (Frozen matrices may be in
+`Config.dtype` already, see `as_operands`.)
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import traverse_util
 
 from nebula_jax.models import products
 
@@ -89,17 +91,21 @@ def dense(
     return nn.DenseGeneral(
         features,
         axis=axis,
-        dtype=jnp.float32,
         # BERT's 0.02, at BERT's width. Scaled, because a block of width 128 with 0.02
         # adds so little to its residual that RTD was near chance after 300 steps.
         kernel_init=kernel_init
         or nn.initializers.normal(0.02 * (BERT_WIDTH / config.width) ** 0.5),
         use_bias=use_bias,
-        # The product takes its operands in the dtype they come in (`as_operands`).
-        promote_dtype=lambda *arrays, dtype: arrays,
+        promote_dtype=_as_they_are,
         dot_general=functools.partial(products.dot_general, dtype=DTYPES[config.dtype]),
         name=name,
     )
+
+
+def _as_they_are(*arrays: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
+    """In place of Flax's promotion: `products` rounds what has not been rounded."""
+    del dtype
+    return arrays
 
 
 def as_operands(params: Any, config: Config) -> Any:
@@ -108,13 +114,19 @@ def as_operands(params: Any, config: Config) -> Any:
     For frozen ones: they are rounded once, not again in every pass, and a backward
     pass finds them where they are instead of keeping a rounded copy. Results are the
     same to the bit.
+
+    Args:
+      params: nested dict.
+      config: of the encoder.
     """
 
-    def cast(path, leaf):
-        is_matrix = path[-1].key == "kernel"
-        return leaf.astype(DTYPES[config.dtype]) if is_matrix else leaf
-
-    return jax.tree_util.tree_map_with_path(cast, params)
+    flat = traverse_util.flatten_dict(params)
+    return traverse_util.unflatten_dict(
+        {
+            path: leaf.astype(DTYPES[config.dtype]) if path[-1] == "kernel" else leaf
+            for path, leaf in flat.items()
+        }
+    )
 
 
 def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.LayerNorm:

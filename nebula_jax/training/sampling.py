@@ -1,11 +1,11 @@
-"""A sample of a distribution over a vocabulary, for one random number each.
+"""A sample of a distribution over a vocabulary, for two random numbers each.
 
-`jax.random.categorical` draws one for every piece of the vocabulary and takes two
+`jax.random.categorical` draws a number for every piece of the vocabulary and takes two
 logarithms of it: on a CPU a sixth of a generator's step. Here one number is looked up
-in the cumulative distribution, first among blocks of about sqrt(V) pieces, then in
-the block.
+in the cumulative distribution of blocks of about sqrt(V) pieces, and another in that
+of the block's pieces. Probabilities are exact to 2^-23 of the whole and of the block.
 
-V vocabulary, C pieces of a block, N blocks.
+V vocabulary, C pieces of a block, N blocks or pieces.
 """
 
 import math
@@ -13,41 +13,35 @@ import math
 import jax
 import jax.numpy as jnp
 
-_JUST_BELOW_ONE = 1.0 - 2.0**-22
-
 
 def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:
     """Draws from softmax(logits).
 
     Args:
       rng: key.
-      logits: [..., V] floating point; -inf is never drawn.
+      logits: [..., V] floating point, finite or -inf, which is never drawn; not all of
+        a row -inf.
 
     Returns:
       [...] int32, in [0, V).
     """
+    logits = logits.astype(jnp.float32)
     size = logits.shape[-1]
     block = math.isqrt(size - 1) + 1
     count = -(-size // block)
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     padding = [(0, 0)] * (logits.ndim - 1) + [(0, count * block - size)]
     weights = jnp.pad(weights, padding).reshape(*logits.shape[:-1], count, block)
-    blocks = jnp.cumsum(jnp.sum(weights, axis=-1), axis=-1)  # [..., N]
-    drawn = jax.random.uniform(rng, logits.shape[:-1]) * blocks[..., -1]
-    which = _first_above(blocks, drawn)
-    before = jnp.where(which > 0, _at(blocks, which - 1), 0.0)
+    which_rng, inside_rng = jax.random.split(rng)
+    which = _draw(which_rng, jnp.sum(weights, axis=-1))
     own = jnp.take_along_axis(weights, which[..., None, None], axis=-2)[..., 0, :]
-    return which * block + _first_above(jnp.cumsum(own, axis=-1), drawn - before)
+    return which * block + _draw(inside_rng, own)
 
 
-def _first_above(ascending: jax.Array, value: jax.Array) -> jax.Array:
-    """[..., N], [...] -> where `ascending` first exceeds the value: something is there.
-
-    Rounding may have made the value as large as the last one.
-    """
-    value = jnp.minimum(value, ascending[..., -1] * _JUST_BELOW_ONE)
-    return jnp.sum(ascending <= value[..., None], axis=-1, dtype=jnp.int32)
-
-
-def _at(values: jax.Array, index: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+def _draw(rng: jax.Array, weights: jax.Array) -> jax.Array:
+    """[..., N], at least 0 -> [...] int32, each as often as its weight says."""
+    is_possible = weights > 0
+    cumulative = jnp.where(is_possible, jnp.cumsum(weights, axis=-1), 0.0)
+    # A uniform number is at most 1 - 2^-23, so that this is less than the maximum.
+    value = jax.random.uniform(rng, weights.shape[:-1]) * jnp.max(cumulative, axis=-1)
+    return jnp.argmax(cumulative > value[..., None], axis=-1).astype(jnp.int32)

@@ -175,7 +175,16 @@ def test_a_subset_of_the_test_pairs_is_that_of_every_seed_and_language(runs, her
         text = xnli_text.read({"test": ["en", "de"]}, *xnli_setup.load_encoder())
         drawn += [part.rows.ids for part in text.parts["test"].values()]
     assert [len(ids) for ids in drawn] == [5] * 4
-    assert drawn[:2] == drawn[2:]
+    assert drawn == drawn[:1] * 4
+    use(runs, max_test_pairs=10**6)
+    text = xnli_text.read({"test": ["en"], "dev": ["en"]}, *xnli_setup.load_encoder())
+    use(runs, max_test_pairs=5)
+    few = xnli_text.read({"test": ["en"], "dev": ["en"]}, *xnli_setup.load_encoder())
+    count = {name: len(part["en"].labels) for name, part in text.parts.items()}
+    assert {name: len(part["en"].labels) for name, part in few.parts.items()} == (
+        count | {"test": 5}
+    )
+    assert count["test"] > 5
 
 
 def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, capsys):

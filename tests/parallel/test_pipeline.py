@@ -85,7 +85,7 @@ def trained_in_a_loop(forward, backward, steps):
 def near_step_of(near, ends, ahead=3):
     def step_of(params, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
-        batches, rng = [piece[0] for piece in pieces], two_halves.rngs(step)[0]
+        batches, rng = (piece[0] for piece in pieces), two_halves.rngs(step)[0]
         return pipeline.front_step(near, params, batches, rng, step, *ends, ahead=ahead)
 
     return step_of
@@ -259,3 +259,34 @@ def test_no_more_than_ahead_micro_batches_are_under_way(ahead, arrive, calls):
 def test_none_ahead_is_refused():
     with pytest.raises(ValueError, match="ahead must be at least 1, not 0"):
         pipeline.front_step(Half(), None, [], None, 1, None, None, ahead=0)
+
+
+def test_a_micro_batch_is_made_when_it_is_due():
+    log = []
+
+    class End:
+        state, has_arrived = (), False
+
+        def send_payload(self, *message):
+            log.append("sent")
+
+        def recv_payload(self, *tag):
+            log.append("gradient")
+            return (), 0
+
+    def batches():
+        for number in range(3):
+            log.append("made")
+            yield number
+
+    half = cut.Front(
+        forward=lambda *given: (cut.Sent((), 0, ()), None, 0.0),
+        backward=lambda *given: ({}, ()),
+        spec=None,
+        no_gradients=lambda params: {},
+    )
+    pipeline.front_step(half, {}, batches(), None, 1, End(), End(), ahead=1)
+    assert log == [
+        *("made", "sent", "made", "gradient", "sent"),
+        *("made", "gradient", "sent", "gradient"),
+    ]

@@ -132,16 +132,25 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
 
 
 def test_short_steps_have_more_micro_batches_in_all_their_runs(tmp_path):
-    for row in table5_compression.rows(SETTINGS):
+    rows = table5_compression.rows(SETTINGS)
+    assert {row.micro_batches for row in rows} == {None, table5_compression.FINER}
+    for row in rows:
         made = (
             table5_compression.quality_run(row, "0", base(tmp_path)),
             table5_compression.speed_run(row, "1mbit,1ms", SETTINGS, base(tmp_path)),
         )
         for run in made:
-            own = [
-                each for each in run.arguments if each.endswith(f"={row.micro_batches}")
-            ]
-            assert len(own) == (2 if row.micro_batches else 0), run
+            found = dict(each[2:].split("=", 1) for each in run.arguments)
+            for name in ("micro_batches", "ahead"):
+                want = row.micro_batches and str(row.micro_batches)
+                assert found.get(name) == want, run
+
+
+def test_a_late_start_counts_the_micro_batches_of_its_row():
+    row = table5_compression.Row("r", "fp16", "fp16")
+    for own, count in ((None, 2), (32, 32)):
+        late = table5_compression.late(row._replace(micro_batches=own), 5, SETTINGS)
+        assert late.forward == late.backward == f"from_step(5, fp16, {count})"
 
 
 def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
@@ -247,7 +256,7 @@ def test_time_bytes_speed_and_ideal_are_the_hand_computed_ones(tmp_path):
     ],
 )
 def test_the_formulas_ratio(codec, want):
-    got = table5_compression.formula_ratio(codec, SETTINGS, width=32)
+    got = table5_compression.formula_ratio(codec, SETTINGS, width=32, parts=2)
     assert got == (want if want is None else pytest.approx(want, rel=0.01))
 
 
