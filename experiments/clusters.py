@@ -261,14 +261,19 @@ def flag_arguments(overrides: dict[str, Any]) -> list[str]:
 
 
 def commit() -> str:
-    """The commit of this checkout, with + if files differ from it; or `unknown`."""
-    git = ["git", "-C", str(pathlib.Path(__file__).parent)]
+    """The commit of this checkout, with + if files differ from it; or `unknown`.
+
+    Results do not count: a run does not differ because another one has ended.
+    """
+    git = ["git", "-C", str(pathlib.Path(__file__).parents[1])]
     try:
         head = subprocess.run(
             [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
         )
         dirty = subprocess.run(
-            [*git, "status", "--porcelain"], capture_output=True, text=True
+            [*git, "status", "--porcelain", "--", ".", ":!experiments/results"],
+            capture_output=True,
+            text=True,
         )
     except OSError:
         return "unknown"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from absl import app, flags, logging
 
-from experiments import clusters, heap
+from experiments import clusters
 from nebula_jax import errors
 from nebula_jax.communication import protocol
 
@@ -146,5 +146,4 @@ def run(main: Callable[[], int]) -> None:
             say("interrupted before training began")
             return 128 + signal.SIGINT
 
-    heap.keep()
     app.run(guarded, flags_parser=parse)

@@ -16,7 +16,8 @@ def test_frozen_matrices_are_placed_as_products_take_them():
         vocab_size=3, layers=1, width=4, heads=1, feed_forward=4, max_length=2,
         dtype="bfloat16",
     )  # fmt: skip
-    placed = abnet_models.place_frozen(mesh_lib.make_mesh(jax.devices()[:1]), frozen, config)
+    mesh = mesh_lib.make_mesh(jax.devices()[:1])
+    placed = abnet_models.place_frozen(mesh, frozen, config)
     dtypes = jax.tree.map(lambda leaf: leaf.dtype, placed)
     assert dtypes == {
         "dense": {"kernel": jnp.bfloat16, "bias": jnp.float32},

@@ -88,3 +88,10 @@ def test_it_runs_the_command_in_the_environment_quietly_when_nothing_changed(pro
         "ours: -c two words\n",
         "",
     )
+
+
+@pytest.mark.parametrize("own", ["", "glibc.malloc.arena_max=2"])
+def test_malloc_is_told_of_huge_pages_unless_told_otherwise(project, own):
+    environment = {"GLIBC_TUNABLES": own}
+    done = run(project, "printenv", "GLIBC_TUNABLES", **environment)
+    assert done.stdout.strip() == (own or "glibc.malloc.hugetlb=1"), done.stderr
