@@ -88,7 +88,9 @@ stop() {
 # Process 1 of a process namespace, in the network namespace of side A. When it ends, the
 # kernel kills all others in here, and with the last one the line is gone.
 inside() {
-  local ready other first status=0
+  local ready other first asked='' status=0
+  # Process 1 is not sent what it does not listen to.
+  trap 'asked=yes' TERM
   exec {ready}< <(exec unshare --net sh -c 'echo; exec sleep infinity')
   other=$! # keeps the network namespace of side B
   read -ru "$ready" || fail 1 "no second network namespace"
@@ -99,6 +101,7 @@ inside() {
   nsenter --net="/proc/$other/ns/net" -- "${b[@]}" </dev/null {ready}<&- &
   b_pid=$!
   trap end_both TERM
+  [ -z "$asked" ] || end_both
   wait -n -p first "$a_pid" "$b_pid" || status=$?
   if [ "$status" -ne 0 ]; then
     end_both

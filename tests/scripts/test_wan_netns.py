@@ -211,6 +211,22 @@ def test_nothing_is_left_when_it_is_ended(number):
         time.sleep(0.02)
 
 
+@needs_namespaces
+def test_being_told_to_end_before_both_sides_have_begun_is_not_forgotten(tmp_path):
+    """Process 1 of a namespace is not even sent what it does not listen to."""
+    shim = tmp_path / "ip"
+    shim.write_text(f'#!/bin/sh\nkill -TERM 1\nexec {shutil.which("ip")} "$@"\n')
+    shim.chmod(0o755)
+    script = subprocess.Popen(
+        ["bash", SCRIPT, "60mbit", "--", "sleep", "60", "--", "sleep", "60"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    try:
+        assert script.wait(5 * ENDS_SOON) != 0
+    finally:
+        script.kill()
+
+
 def processes():
     """Process id -> (command line, network namespace)."""
     found = {}
