@@ -119,7 +119,6 @@ def as_operands(params: Any, config: Config) -> Any:
       params: nested dict.
       config: of the encoder.
     """
-
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {
