@@ -5,8 +5,8 @@
 
 A run's summary.json and plot are kept in experiments/results/ under the run's name. A
 benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
-table1_xnli, table2_bleu and table5_compression. The README holds one block per result,
-between two markers; the text around them is ours.
+table1_xnli, table2_bleu, table5_compression and fake_rates. The README holds one block
+per result, between two markers; the text around them is ours.
 """
 
 import json
@@ -112,6 +112,8 @@ def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
             block = abnet_tables.table2_block(path.stem, result)
         elif path.stem.startswith("table5_"):
             block = abnet_tables.table5_block(path.stem, result)
+        elif path.stem == "fake_rates":
+            block = run_tables.fakes_block(result)
         elif path.stem.startswith("bench_codecs"):
             block = bench_tables.codecs_block(result)
         elif path.stem.startswith("bench_training"):

@@ -66,3 +66,27 @@ def machine(result: Mapping[str, Any]) -> str:
         f"{hardware['cores']} cores of {hardware['cpu']}, Python {hardware['python']},"
         f" jax {hardware['jax']}"
     )
+
+
+def fakes_block(result: Mapping[str, Any]) -> str:
+    """What `scripts/fake_rates.py` measured, in Markdown."""
+    lines = [
+        *table_head(result),
+        "| temperature | mask rate | steps | minutes | fake tokens, first → last"
+        " | masked tokens sampled right | RTD AUC |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        fakes, right, auc = (
+            " → ".join(form.format(value) for value in row[figure])
+            for figure, form in (
+                ("fake_token_rate", "{:.1%}"),
+                ("sampled_mlm_accuracy", "{:.1%}"),
+                ("rtd_auc", "{:.3f}"),
+            )
+        )
+        lines.append(
+            f"| {row['temperature']:g} | {row['mask_rate']:g} | {row['steps']}"
+            f" | {row['seconds'] / 60:.0f} | {fakes} | {right} | {auc} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -64,7 +64,7 @@ SCALES = {
         WARM: (),
         SCRATCH: ("--steps=500",),
         FINE_TUNING: (
-            *("--max_train_pairs=12000", "--max_test_pairs=1200"),
+            *("--max_train_pairs=12000", "--max_test_pairs=1200", "--epochs=1"),
             *("--dev_every=125", "--checkpoint_every=375"),
         ),
     }

@@ -22,7 +22,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from nebula_jax import errors
-from nebula_jax.data import corpora, vocab
+from nebula_jax.data import corpora, tfds_local, vocab
 
 PAIR_CONTROL_PIECES = 4  # [CLS], twice [SEP] in the middle, [SEP]
 
@@ -105,9 +105,9 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
 
-    def _info(self) -> tfds.core.DatasetInfo:
+    def _info(self) -> tfds_local.LocalInfo:
         ids = tfds.features.Tensor(shape=(None,), dtype=np.int32)
-        return tfds.core.DatasetInfo(
+        return tfds_local.LocalInfo(
             builder=self,
             features=tfds.features.FeaturesDict({"input_ids": ids}),
             disable_shuffling=True,  # Grain shuffles by index

@@ -19,7 +19,7 @@ from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
 from nebula_jax import errors
-from nebula_jax.data import corpora, nli
+from nebula_jax.data import corpora, nli, tfds_local
 
 SPLITS = {"dev": "validation", "test": "test"}
 """Ours -> TFDS's."""
@@ -35,22 +35,15 @@ class NliFolderConfig(tfds.core.BuilderConfig):
     """That have a file."""
 
 
-class _LocalInfo(tfds.core.DatasetInfo):
-    """Is not looked for in TFDS's own storage; the search leaves a temporary folder."""
-
-    def initialize_from_bucket(self) -> None:
-        pass
-
-
 class NliFolder(tfds.core.GeneratorBasedBuilder):
     """One split of a folder's `nli/`, with the features of TFDS's `xnli`, and ids."""
 
     VERSION = tfds.core.Version("1.0.0")
     MANUAL_DOWNLOAD_INSTRUCTIONS = "manual_dir is a folder in the format of data/nli.py"
 
-    def _info(self) -> _LocalInfo:
+    def _info(self) -> tfds_local.LocalInfo:
         languages = self.builder_config.languages
-        return _LocalInfo(
+        return tfds_local.LocalInfo(
             builder=self,
             features=tfds.features.FeaturesDict(
                 {

@@ -107,6 +107,14 @@ def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_pat
     assert len(prepared()) == 3
 
 
+def test_preparing_leaves_no_temporary_folder(folder, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    prepare(folder, tmp_path / "prepared")
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "torn info"])
 def test_a_damaged_prepared_corpus_is_named(folder, tmp_path, damage):
     prepare(folder, tmp_path)
