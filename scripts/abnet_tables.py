@@ -61,9 +61,9 @@ def _our_rows(result: Mapping[str, Any]) -> list[str]:
         return []
     lines = [
         "",
-        "| ours | codecs, forward and backward | micro-batches | BLEU | forward"
-        " | backward | MB a step | s/step | faster | / ideal |",
-        "|---|---|" + "---:|" * 8,
+        "| ours | codecs, forward and backward | BLEU | forward | backward"
+        " | MB a step | s/step | faster | / ideal |",
+        "|---|---|" + "---:|" * 7,
     ]
     plain, notes = _plain_seconds(result), []
     for row in rows:
@@ -72,7 +72,6 @@ def _our_rows(result: Mapping[str, Any]) -> list[str]:
         cells = [
             row["name"],
             "<br>".join(f"`{name.replace('|', chr(92) + '|')}`" for name in names),
-            str(row.get("micro_batches") or result["settings"]["micro_batches"]),
             _bleu(row),
             _ratio(row, "forward", result),
             _ratio(row, "backward", result),

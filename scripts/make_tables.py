@@ -30,8 +30,7 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
     if not (run / "summary.json").is_file():
         raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
     summary = json.loads((run / "summary.json").read_text())
-    trained = summary.get("clusters") or [summary["training"]]
-    if any(each["first_step"] != 1 for each in trained):
+    if any(each["first_step"] != 1 for each in summary.get("clusters", ())):
         raise errors.NebulaError(
             f"--collect={run}: was resumed, so its times are partial"
         )

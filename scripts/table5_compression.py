@@ -39,8 +39,6 @@ STARTS = (16, 8, 2)  # Fig. 10: compression begins after 1/16, 1/8, 1/2 of the s
 START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 FEWER_BYTES = 8.0
 OVER_IDEAL = 1.2
-# Where a step is short, the first and the last micro-batch are too large a part of it.
-FINER = 32
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -51,8 +49,6 @@ class Row(NamedTuple):
     forward: str
     backward: str
     is_ours: bool = True
-    micro_batches: int | None = None
-    """Where the flagfile's are too few, see `FINER`."""
 
 
 def rows(settings: Mapping[str, str]) -> list[Row]:
@@ -73,14 +69,13 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
     ours = [
         Row("no padding", *["pack_tokens"] * 2),
         Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
-        Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2, micro_batches=FINER),
-        Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2, micro_batches=FINER),
+        Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
+        Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2),
         Row("top_k", "pack_tokens|top_k(0.3)|fp16", "pack_tokens|top_k(0.1)|fp16"),
         Row(
             "delta",
             f"delta(pack_tokens|{int4}, {settings['max_pairs']})",
             f"pack_tokens|{int4}",
-            micro_batches=FINER,
         ),
     ]
     return paper + ours
@@ -88,7 +83,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
 
 def late(row: Row, step: int, settings: Mapping[str, str]) -> Row:
     """The same row, compressed from `step` on (Fig. 10)."""
-    parts = _parts(row, settings)
+    parts = settings["micro_batches"]
     return row._replace(
         name=f"{row.name} from {step}",
         forward=f"from_step({step}, {row.forward}, {parts})",
@@ -105,7 +100,7 @@ def quality_run(row: Row, seed: str, base: Sequence[str]) -> table_runs.Run:
     """The run that BLEU and loss are taken from."""
     return abnet_runs.run(
         f"quality-{file_name(row.name)}-seed{seed}",
-        (*base, "--cluster=whole", f"--seed={seed}", *_own_flags(row)),
+        (*base, "--cluster=whole", f"--seed={seed}", *_codecs(row)),
         f"seed{seed}",
     )
 
@@ -121,19 +116,16 @@ def speed_run(
     return abnet_runs.run(
         f"speed-{file_name(row.name)}",
         (
-            *(*base, "--cluster=all", "--seed=0", f"--wan={line}"),
-            *(f"--steps={steps}", "--log_every=1", "--bleu_sentences=1"),
-            *_own_flags(row),
+            *(*base, "--cluster=all", f"--wan={line}", "--seed=0"),
+            *("--log_every=1", "--bleu_sentences=1", f"--steps={steps}"),
+            *_codecs(row),
         ),
         "seed0",
     )
 
 
-def _own_flags(row: Row) -> list[str]:
-    own = [f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"]
-    if row.micro_batches:
-        own += [f"--{name}={row.micro_batches}" for name in ("micro_batches", "ahead")]
-    return own
+def _codecs(row: Row) -> tuple[str, str]:
+    return f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"
 
 
 def file_name(name: str) -> str:
@@ -154,39 +146,29 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _parts(row: Row, settings: Mapping[str, str]) -> int:
-    return row.micro_batches or int(settings["micro_batches"])
-
-
-def formula_ratio(
-    codec: str, settings: Mapping[str, str], width: int, parts: int
-) -> float | None:
-    """Eq. 4's ratio of a codec; None where what is sent decides.
-
-    Args:
-      codec: of a direction.
-      settings: of the flagfile.
-      width: D.
-      parts: micro-batches of a step.
-    """
+def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
+    """Eq. 4's ratio of a codec; None where what is sent decides."""
     made = codecs.from_string(codec)
     if made.options:
         return None
-    rows = int(settings["batch_size"]) // parts
+    rows = int(settings["batch_size"]) // int(settings["micro_batches"])
     length = int(settings["buckets"].split(",")[-1])
     spec = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
     return codec_lib.ratio(made, spec)
 
 
 def ideal_seconds(speed: Mapping[str, float], line: Mapping[str, float]) -> float:
-    """max(compute, wire): a step if nothing had to wait for anything else.
+    """max(compute, wire): a step if nothing had to wait for anything that it need not.
+
+    The wire is busy for the bytes of the busier direction, and no step can end before
+    what it sent last has arrived and the answer has come back: one round trip.
 
     Args:
       speed: of the row; both directions of the line are busy at once.
       line: see `dilation.Dilation`.
     """
-    rate = wan.from_string(line["wan"]).up.rate
-    wire = 8 * max(speed["forward"], speed["backward"]) / rate
+    up = wan.from_string(line["wan"]).up
+    wire = 8 * max(speed["forward"], speed["backward"]) / up.rate + 2 * up.delay
     return max(line["compute_seconds"], wire)
 
 
@@ -218,7 +200,7 @@ def gather(
             found["speed"] = speed_of(speed)
             found["speed"]["ideal"] = ideal_seconds(found["speed"], line)
             found["formula"] = [
-                formula_ratio(codec, settings, width[0]["width"], _parts(row, settings))
+                formula_ratio(codec, settings, width[0]["width"])
                 for codec in (row.forward, row.backward)
             ]
         found |= _quality(row, seeds, base, read)

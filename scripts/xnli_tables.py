@@ -21,6 +21,7 @@ def run_block(name: str, summary: Mapping[str, Any]) -> str:
         f" {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s in"
         f" training. English dev at best {best:.1%}; tested: step"
         f" {summary['selected_step']} of {training['last_step']}.",
+        *_resumed(training),
         "",
         *_head(list(results["accuracy"]), "rows a language"),
     ]
@@ -31,6 +32,15 @@ def run_block(name: str, summary: Mapping[str, Any]) -> str:
         f" | {100 * results['average']:.1f} | {', '.join(f'{n:,}' for n in rows)} |"
     )
     return "\n".join([*lines, *_warnings(results["warnings"])]) + "\n"
+
+
+def _resumed(training: Mapping[str, Any]) -> list[str]:
+    if training["first_step"] == 1:
+        return []
+    return [
+        f"The run was resumed after step {training['first_step'] - 1}: minutes and"
+        " tokens/s are of what came then."
+    ]
 
 
 def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from nebula_jax import errors
@@ -66,3 +68,29 @@ def test_only_what_is_between_the_markers_changes():
 def test_an_unfinished_run_is_not_collected(tmp_path):
     with pytest.raises(errors.NebulaError, match=r"no summary\.json"):
         make_tables.collect(tmp_path, tmp_path / "results")
+
+
+def test_a_resumed_run_of_clusters_is_not_collected_as_its_times_are_partial(tmp_path):
+    trained = SUMMARY["clusters"][0] | {"first_step": 5}
+    summary = SUMMARY | {"clusters": [trained]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(errors.NebulaError, match="was resumed"):
+        make_tables.collect(tmp_path, tmp_path / "results")
+
+
+def test_a_run_is_collected_without_its_examples_of_a_clean_commit_alone(tmp_path):
+    run, results = tmp_path / "xnli_run", tmp_path / "results"
+    run.mkdir()
+    for commit, is_clean in (("abc123+", False), ("unknown", False), ("abc123", True)):
+        summary = {
+            "commit": commit,
+            "training": {"first_step": 5},
+            "examples": ["somebody's sentence"],
+        }
+        (run / "summary.json").write_text(json.dumps(summary))
+        if not is_clean:
+            with pytest.raises(errors.NebulaError, match="not a clean checkout"):
+                make_tables.collect(run, results)
+    assert make_tables.collect(run, results) == "xnli_run"
+    kept = json.loads((results / "xnli_run.json").read_text())
+    assert kept == {"commit": "abc123", "training": {"first_step": 5}}
