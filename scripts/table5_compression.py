@@ -7,7 +7,8 @@ the same command goes on. Quality and speed are measured apart, since a run that
 for a slow line takes hours: BLEU with `--cluster=whole`, where the same codecs stand
 between the halves and the numbers are the same; seconds and bytes a step with a short
 run of two clusters over a line, which the first of them measures (`auto-dilated`) and
-all of them share.
+all of them share. What a step computes, its codecs and micro-batches included, is
+measured right after that, with both halves in one process and no line.
 """
 
 import itertools
@@ -114,19 +115,31 @@ def speed_run(
     row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
 ) -> table_runs.Run:
     """The run that time and bytes are taken from."""
+    return abnet_runs.run(
+        f"speed-{file_name(row.name)}",
+        (*base, "--cluster=all", f"--wan={line}", *_short(row, settings)),
+        "seed0",
+    )
+
+
+def compute_run(
+    row: Row, settings: Mapping[str, str], base: Sequence[str]
+) -> table_runs.Run:
+    """The run that tells what a step computes: the same, without a line."""
+    return abnet_runs.run(
+        f"compute-{file_name(row.name)}",
+        (*base, "--cluster=whole", *_short(row, settings)),
+        "seed0",
+    )
+
+
+def _short(row: Row, settings: Mapping[str, str]) -> list[str]:
     steps = SPEED_STEPS
     if row.forward.startswith("delta"):
         # In the first epoch nothing has been seen before: all of it crosses in full.
         steps += int(settings["max_pairs"]) // int(settings["batch_size"])
-    return abnet_runs.run(
-        f"speed-{file_name(row.name)}",
-        (
-            *(*base, "--cluster=all", "--seed=0", f"--wan={line}"),
-            *(f"--steps={steps}", "--log_every=1", "--bleu_sentences=1"),
-            *_own_flags(row),
-        ),
-        "seed0",
-    )
+    flags_of_all = ("--seed=0", "--log_every=1", "--bleu_sentences=1")
+    return [*flags_of_all, f"--steps={steps}", *_own_flags(row)]
 
 
 def _own_flags(row: Row) -> list[str]:
@@ -142,13 +155,18 @@ def file_name(name: str) -> str:
     return "_".join(letters.split())
 
 
+def seconds_of(result: Mapping[str, Any]) -> float:
+    """Of a step: the median of the last ones."""
+    times = [record["time"] for record in result["records"][-TIMED_STEPS - 1 :]]
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
 def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
     """Seconds and bytes of a step: median, and mean over the last ones."""
     last = result["records"][-TIMED_STEPS - 1 :]
-    times = [record["time"] for record in last]
     steps = last[-1]["step"] - last[0]["step"]
     return {
-        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
+        "seconds": seconds_of(result),
         "forward": (last[-1]["bytes_sent"] - last[0]["bytes_sent"]) / steps,
         "backward": (last[-1]["bytes_received"] - last[0]["bytes_received"]) / steps,
     }
@@ -182,12 +200,13 @@ def ideal_seconds(speed: Mapping[str, float], line: Mapping[str, float]) -> floa
     """max(compute, wire): a step if nothing had to wait for anything else.
 
     Args:
-      speed: of the row; both directions of the line are busy at once.
+      speed: of the row; both directions of the line are busy at once, and `compute` is
+        what its own step takes without a line.
       line: see `dilation.Dilation`.
     """
     rate = wan.from_string(line["wan"]).up.rate
     wire = 8 * max(speed["forward"], speed["backward"]) / rate
-    return max(line["compute_seconds"], wire)
+    return max(speed["compute"], wire)
 
 
 def gather(
@@ -211,11 +230,17 @@ def gather(
     for row in rows(settings):
         found = dict(row._asdict())
         speed = read(speed_run(row, line.get("wan", dilation.AUTO), settings, base))
-        if speed is not None:
-            line = line or speed["summary"]["dilation"]
+        if speed is not None and not line:  # the plain row's: it measured both
+            line = speed["summary"]["dilation"]
+            compute = line["compute_seconds"]
+        else:
+            own = read(compute_run(row, settings, base))
+            compute = None if own is None else seconds_of(own)
+        if speed is not None and compute is not None:
             padded = speed["summary"]["bytes"]["padded"]
             width = [each for each in speed["summary"]["clusters"] if "width" in each]
             found["speed"] = speed_of(speed)
+            found["speed"]["compute"] = compute
             found["speed"]["ideal"] = ideal_seconds(found["speed"], line)
             found["formula"] = [
                 formula_ratio(codec, settings, width[0]["width"], _parts(row, settings))
@@ -346,6 +371,7 @@ def work(
         for row in chosen:
             if row.name != plain.name:
                 runs.result(speed_run(row, line, settings, base))
+                runs.result(compute_run(row, settings, base))
     for seed in seeds:
         if "quality" in parts:
             for row in chosen:

@@ -33,6 +33,7 @@ LINE = {
     "rate": 8000.0,
     "delay": 0.005,
 }
+COMPUTE = 0.03125  # seconds a step of such a row without a line
 FAST = {"forward": 100.0, "backward": 50.0}  # bytes a step of a row that compresses
 
 
@@ -73,7 +74,8 @@ class Stub:
             records = [
                 {
                     "step": step,
-                    "time": 100.0 + step * (1.0 if is_plain else 0.125),
+                    "time": 100.0
+                    + step * (1.0 if is_plain else COMPUTE if is_whole else 0.125),
                     "loss": 5.0 - 0.1 * step - seed,
                     "bytes_sent": 77 + step * sizes["forward"],
                     "bytes_received": 7 + step * sizes["backward"],
@@ -138,6 +140,7 @@ def test_short_steps_have_more_micro_batches_in_all_their_runs(tmp_path):
         made = (
             table5_compression.quality_run(row, "0", base(tmp_path)),
             table5_compression.speed_run(row, "1mbit,1ms", SETTINGS, base(tmp_path)),
+            table5_compression.compute_run(row, SETTINGS, base(tmp_path)),
         )
         for run in made:
             found = dict(each[2:].split("=", 1) for each in run.arguments)
@@ -165,7 +168,7 @@ def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
     assert not set(done) & set(second.names)
     rows = table5_compression.rows(SETTINGS)
     starts = table5_compression.STARTS
-    assert len(done + second.names) == 3 * len(rows) + 2 * len(starts)
+    assert len(done + second.names) == 4 * len(rows) - 1 + 2 * len(starts)
     third = Stub()
     again = run_all(tmp_path, third)
     assert third.names == []
@@ -226,9 +229,16 @@ def test_time_bytes_speed_and_ideal_are_the_hand_computed_ones(tmp_path):
         "seconds": 1.0,
         "forward": PADDED,
         "backward": PADDED,
+        "compute": LINE["compute_seconds"],
         "ideal": 1.0,
     }
-    assert int8 == {"seconds": 0.125, **FAST, "ideal": pytest.approx(0.1)}
+    assert int8 == {
+        "seconds": 0.125,
+        **FAST,
+        "compute": COMPUTE,
+        "ideal": pytest.approx(0.1),
+    }
+    assert table5_compression.ideal_seconds(int8 | {"compute": 0.11}, LINE) == 0.11
     assert rows["baseline"]["bleu"] == [20.0, 21.0]
     assert rows["FP16+INT8"]["bleu"] == [19.0, 20.0]
     # Each row's two seeds lie 1 apart: squares of 0.5 for each run, one degree a row.
@@ -267,9 +277,9 @@ def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
         "Commit abc123, seeds 0, 1,",
         "`--wan=8kbit,5ms`",
         "| baseline | 20.50 ± 0.71 | 43.19 | 1.000 | 1.000 | 1.00 | 1.000 | 1.00"
-        " | 0.002 | 1.00 | 4.42 | 1.0 | 1.0 | 1.00 |",
+        " | 0.002 | 0.10 | 1.00 | 4.42 | 1.0 | 1.0 | 1.00 |",
         "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | 0.100 | 0.500 | 0.50 | 0.050 | 0.25"
-        " | 0.000 | 0.12 | 1.60 | 8.0 | 2.8 | 1.25 |",
+        " | 0.000 | 0.03 | 0.12 | 1.60 | 8.0 | 2.8 | 1.25 |",
         r"| int4 both ways | `pack_tokens\|hadamard\|int4(64)` | 32 | 19.50 ± 0.71 |",
         "| no padding | `pack_tokens` | 2 | 19.50 ± 0.71 |",
         "**not met**",
