@@ -236,6 +236,34 @@ def write_run_flags(path: pathlib.Path, overrides: dict[str, Any]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def take_run_flags(run: str, module: str) -> pathlib.Path:
+    """Parses the flags of a run that has been, and this command's own over them.
+
+    Args:
+      run: its folder, as given.
+      module: of `experiments`, whose run it is to be.
+
+    Returns:
+      The folder.
+
+    Raises:
+      FlagError: if it is not.
+    """
+    if not run:
+        raise FlagError(f"--run is missing: the folder of a run of {module}")
+    folder = pathlib.Path(run)
+    path = folder / "run.flags"
+    if not path.is_file():
+        raise FlagError(f"--run={run}: no run of {module} is there")
+    try:
+        flags.FLAGS([sys.argv[0], f"--flagfile={path}", *sys.argv[1:]])
+    except flags.Error as error:
+        reason = " ".join(str(error).split())
+        raise FlagError(f"{path} is of no run of {module}: {reason}") from None
+    flags.FLAGS["workdir"].value = str(folder)
+    return folder
+
+
 def command() -> str:
     """The command that started this process, as a person would type it."""
     spec = sys.modules["__main__"].__spec__

@@ -16,7 +16,6 @@ never saw have the rows they had in the pretrained model.
 import functools
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -258,13 +257,7 @@ def _finish(text, predict, params, position, begin, is_new) -> None:
 
 def evaluate_run() -> int:
     """Tests what --run trained on --data_dir; the exit status."""
-    folder = pathlib.Path(xnli_setup.RUN.value)
-    if not xnli_setup.RUN.value or not (folder / "run.flags").is_file():
-        raise clusters.FlagError(
-            f"--eval_only --run={folder}: no run of finetune_xnli is there"
-        )
-    flags.FLAGS([sys.argv[0], f"--flagfile={folder / 'run.flags'}", *sys.argv[1:]])
-    flags.FLAGS["workdir"].value = str(folder)
+    folder = clusters.take_run_flags(xnli_setup.RUN.value, "finetune_xnli")
     xnli_setup.check()
     clusters.simulate_devices()
     split = xnli_setup.SPLIT.value

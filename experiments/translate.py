@@ -43,12 +43,7 @@ NOTHING = "-"  # stands in for an empty line, whose translation is empty
 
 def main() -> int:
     """Translates standard input."""
-    folder = pathlib.Path(RUN.value)
-    if not RUN.value or not (folder / "run.flags").is_file():
-        raise clusters.FlagError(f"--run={RUN.value}: no run of train_abnet is there")
-    own = [sys.argv[0], f"--flagfile={folder / 'run.flags'}", *sys.argv[1:]]
-    flags.FLAGS(own)
-    flags.FLAGS["workdir"].value = str(folder)
+    folder = clusters.take_run_flags(RUN.value, "train_abnet")
     sys.stdin.reconfigure(encoding="utf-8")
     lines = [line.strip() for line in sys.stdin.read().splitlines()]
     if not lines:

@@ -84,7 +84,7 @@ def random_models(
       pair: languages.
       settings: of the flagfile.
     """
-    made_of = [clusters.DATA_DIR.value, sorted(settings.items())]
+    made_of = [table_runs.data_dir(), sorted(settings.items())]
     text = folder / f"{pair}-text-{corpora.digest_of(made_of)[:12]}"
     names = settings.get("pair_sources", "")
     limits = [
@@ -92,7 +92,7 @@ def random_models(
         for each in ("max_pairs", "max_words")
     ]
     texts = sides.split_parallel(
-        clusters.DATA_DIR.value,
+        table_runs.data_dir(),
         tuple(pair.split("-")),
         text,
         names.split(",") if names else None,

@@ -49,6 +49,8 @@ class Row(NamedTuple):
     forward: str
     backward: str
     is_ours: bool = True
+    evaluation: str = ""
+    """Codec of evaluation; the forward one if empty."""
 
 
 def rows(settings: Mapping[str, str]) -> list[Row]:
@@ -82,12 +84,13 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
 
 
 def late(row: Row, step: int, settings: Mapping[str, str]) -> Row:
-    """The same row, compressed from `step` on (Fig. 10)."""
+    """The same row, compressed from `step` on (Fig. 10), and evaluated like it."""
     parts = settings["micro_batches"]
     return row._replace(
         name=f"{row.name} from {step}",
         forward=f"from_step({step}, {row.forward}, {parts})",
         backward=f"from_step({step}, {row.backward}, {parts})",
+        evaluation=row.forward,
     )
 
 
@@ -124,8 +127,11 @@ def speed_run(
     )
 
 
-def _codecs(row: Row) -> tuple[str, str]:
-    return f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"
+def _codecs(row: Row) -> list[str]:
+    found = [f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"]
+    if row.evaluation:
+        found.append(f"--evaluation_codec={row.evaluation}")
+    return found
 
 
 def file_name(name: str) -> str:

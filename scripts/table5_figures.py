@@ -65,8 +65,11 @@ def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
     score.set(
         xlabel="first compressed step", ylabel="BLEU", title="BLEU (crosses: seeds)"
     )
-    for start in result["starts"]:
-        loss.plot(*mean_curve(start["losses"]), label=f"from step {start['step']}")
+    curves = [(start["step"], start["losses"]) for start in result["starts"]]
+    if compressed is not None:
+        curves.append((1, compressed["losses"]))
+    for step, losses in sorted(curves, key=lambda each: each[0]):
+        loss.plot(*mean_curve(losses), label=f"from step {step}")
     loss.set(xlabel="step", ylabel="nats per target token", title="Training loss")
     loss.legend(fontsize=8)
     for axes in (score, loss):

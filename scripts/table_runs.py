@@ -26,6 +26,7 @@ SEEDS = flags.DEFINE_string(
 )
 
 FOLDER = pathlib.Path(__file__).parents[1] / "experiments"
+BESIDE = FOLDER.parents[1] / "shared" / "data"
 LOG_LINES = 12  # of a failed run, in the error
 
 
@@ -263,11 +264,28 @@ def flagfile(name: str) -> pathlib.Path:
     return pathlib.Path(os.path.relpath(FOLDER / "flags" / f"{name}.flags"))
 
 
+def data_dir() -> str:
+    """--data_dir; if it is not given, `shared/data` beside the repository.
+
+    Raises:
+      FlagError: if neither is there.
+    """
+    given = clusters.DATA_DIR.value
+    if not given.startswith("package:"):
+        return given
+    if BESIDE.is_dir():
+        return os.path.relpath(BESIDE)
+    raise clusters.FlagError(
+        "--data_dir is missing: a text folder (see README.md) with translations and"
+        f" sentence pairs, which {given} has not"
+    )
+
+
 def base_arguments(flagfile: pathlib.Path) -> tuple[str, ...]:
     """What all runs of a table are given."""
     return (
         f"--flagfile={flagfile}",
-        f"--data_dir={clusters.DATA_DIR.value}",
+        f"--data_dir={data_dir()}",
         f"--pretrained_dir={clusters.PRETRAINED_DIR.value}",
         f"--prepared_dir={clusters.PREPARED_DIR.value}",
     )

@@ -276,7 +276,7 @@ def test_bad_input_is_one_clear_error(runs, tmp_path, damage, words):
         ({"data_dir": "nowhere"}, "there is no such folder"),
         ({"encoder": "no-such-model"}, "no model 'no-such-model'"),
         ({"run": "undisturbed"}, "go together"),
-        ({"eval_only": "true"}, "no run of finetune_xnli is there"),
+        ({"eval_only": "true"}, "--run is missing: the folder of a run of"),
         ({"eval_only": "true", "run": "text"}, "no run of finetune_xnli is there"),
     ],
 )
@@ -285,6 +285,21 @@ def test_bad_flags_are_one_clear_error(runs, here, values, words):
     with pytest.raises(errors.NebulaError) as error:
         finetune_xnli.main()
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["--objective=ar", "--epochs=many"], ids=["another module's", "damaged"]
+)
+def test_flags_of_another_experiments_run_are_one_clear_error(
+    runs, here, monkeypatch, line
+):
+    foreign = here / "foreign"
+    foreign.mkdir(exist_ok=True)
+    (foreign / "run.flags").write_text(f"{line}\n")
+    monkeypatch.setattr("sys.argv", ["finetune_xnli"])
+    use(runs, eval_only="true", run="foreign")
+    with pytest.raises(errors.NebulaError, match=r"is of no run of finetune_xnli: \w"):
+        finetune_xnli.main()
 
 
 def test_a_folder_goes_on_only_with_its_own_settings(runs, undisturbed, here):
