@@ -83,11 +83,12 @@ def load(
     about = checkpoint_folder.read_config(folder)
     family, config = foreign_config.read(about, folder / checkpoint_folder.CONFIG)
     tensors = checkpoint_folder.read_tensors(folder)
+    names = family  # a model is written with transformers' names, whatever it had
     if family == "ernie_m" and any(
         name.endswith("layers.0.self_attn.q_proj.weight") for name in tensors
     ):
-        family = "ernie_m_paddle"
-    params = _to_ours(tensors, family, config, folder)
+        names = "ernie_m_paddle"
+    params = _to_ours(tensors, names, config, folder)
     if max_length is not None:
         if max_length > config.max_length:
             raise PretrainedError(
