@@ -81,8 +81,12 @@ class Runs:
         """Starts a run; its standard error is merged into its output."""
         flags = self.flags() | flags
         flags = [f"--{name}={value}" for name, value in flags.items()]
+        return self.start_plain(*flags, *arguments)
+
+    def start_plain(self, *arguments: str) -> subprocess.Popen:
+        """The same, given nothing but `arguments`."""
         return subprocess.Popen(
-            [sys.executable, "-m", self.module, *flags, *arguments],
+            [sys.executable, "-m", self.module, *arguments],
             cwd=self.folder,
             env=os.environ
             | {
@@ -98,7 +102,13 @@ class Runs:
 
     def run(self, *arguments: str, timeout: float = 120, **flags):
         """Runs to the end; (exit status, output)."""
-        process = self.start(*arguments, **flags)
+        return self._end_of(self.start(*arguments, **flags), timeout)
+
+    def run_plain(self, *arguments: str, timeout: float = 120):
+        """The same, given nothing but `arguments`."""
+        return self._end_of(self.start_plain(*arguments), timeout)
+
+    def _end_of(self, process: subprocess.Popen, timeout: float):
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:

@@ -110,14 +110,44 @@ def table(output):
 
 
 def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturbed):
-    command = ["--eval_only", "--run=undisturbed", "--languages=en,de,sw"]
-    status, output = runs.run(*command)
+    status, output = runs.run_plain("--eval_only", "--run=undisturbed")
     assert status == 0, output
     assert len(table(undisturbed)) == 7
     assert table(output) == table(undisturbed)
     (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
     for name, lines in predictions(runs.folder / "undisturbed").items():
         assert (folder / name).read_text().splitlines() == lines
+
+
+def test_eval_only_tests_another_folder_with_the_runs_own_settings(runs, undisturbed):
+    """Fewer languages, fewer pairs, and a word that training did not have."""
+    folder = runs.folder / "other"
+    for language in ("en", "sw"):
+        lines = nli.path(runs.text, "test", language).read_text().splitlines()
+        path = folder / "nli" / f"test.{language}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fields = lines[7].split("\t")
+        fields[2] += " zzz"
+        path.write_text(
+            "".join(f"{line}\n" for line in [*lines[:7], "\t".join(fields)])
+        )
+    command = ["--eval_only", "--run=undisturbed", "--data_dir=other"]
+    status, output = runs.run_plain(*command)
+    assert status == 1
+    assert "--skip_missing_languages" in output
+    status, output = runs.run_plain(*command, "--skip_missing_languages")
+    assert status == 0, output
+    assert "left out: de" in output
+    (found,) = (
+        each.parent
+        for each in (runs.folder / "undisturbed" / "evaluated").rglob("test.sw.tsv")
+        if not (each.parent / "test.de.tsv").exists()
+    )
+    for name, lines in predictions(runs.folder / "undisturbed").items():
+        if (found / name).exists():
+            again = (found / name).read_text().splitlines()
+            assert len(again) == 8
+            assert again[:7] == lines[:7]
 
 
 def use(runs, **values):
