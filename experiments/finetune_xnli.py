@@ -75,7 +75,9 @@ def train() -> int:
         steps = round(xnli_setup.EPOCHS.value * batches.steps_per_epoch)
         flags.FLAGS["steps"].value = max(1, steps)
     config = _config(text)
-    checkpoints = saved.Saved(xnli_setup.NAME, xnli_setup.settings(text.digest))
+    checkpoints = saved.Saved(
+        xnli_setup.NAME, xnli_setup.settings(text.digest), own=xnli_setup.own()
+    )
     clusters.write_run_flags(
         clusters.workdir() / "run.flags", {"workdir": str(clusters.workdir())}
     )
@@ -263,6 +265,7 @@ def evaluate_run() -> int:
     split = xnli_setup.SPLIT.value
     languages = xnli_text.languages(split)
     trained, keep, step = _selected(folder)
+    _check_encoder(folder)
     model, words = xnli_setup.load_encoder()
     model = _with_rows(model, trained, keep)
     text = xnli_text.read({split: languages}, model, words)
@@ -304,6 +307,17 @@ def _selected(folder: pathlib.Path) -> tuple[Any, np.ndarray, int]:
         raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
     whole = checkpoint.read(checkpoints, steps[-1])
     return whole["best"], np.asarray(whole["keep"]), int(whole["selected_step"])
+
+
+def _check_encoder(folder: pathlib.Path) -> None:
+    """Raises CheckpointError if --encoder is not what the run was trained from."""
+    about = checkpoint.newest_about(folder / xnli_setup.NAME / "checkpoints")
+    own = xnli_setup.own()
+    if about.get("own", own).get("encoder", own["encoder"]) != own["encoder"]:
+        raise checkpoint.CheckpointError(
+            f"{folder} was trained from another encoder than"
+            f" --encoder={xnli_setup.ENCODER.value} is now"
+        )
 
 
 def _with_rows(model, trained: Any, keep: np.ndarray):

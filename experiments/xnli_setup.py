@@ -9,7 +9,13 @@ from absl import flags
 from experiments import clusters, lifecycle
 from nebula_jax.data import corpora
 from nebula_jax.data import tokenizer as tokenizers
-from nebula_jax.models import classifier, packages, pretrained, transformer
+from nebula_jax.models import (
+    checkpoint_folder,
+    classifier,
+    packages,
+    pretrained,
+    transformer,
+)
 from nebula_jax.training import layer_decay, optimizers
 
 ENCODER = flags.DEFINE_string(
@@ -176,14 +182,23 @@ def data_dir() -> pathlib.Path:
     return pathlib.Path(clusters.DATA_DIR.value)
 
 
+def own() -> dict[str, str]:
+    """What a run goes on and is tested with only if it is as it was: the encoder."""
+    return {"encoder": checkpoint_folder.digest(_encoder_folder())}
+
+
+def _encoder_folder() -> pathlib.Path:
+    prepared = pathlib.Path(clusters.PRETRAINED_DIR.value)
+    return packages.checkpoint_of(ENCODER.value, prepared, lifecycle.say)
+
+
 def load_encoder() -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
     """--encoder and its tokenizer, brought if need be.
 
     Raises:
       NebulaError: if it is no checkpoint, or its tokenizer is another model's.
     """
-    prepared = pathlib.Path(clusters.PRETRAINED_DIR.value)
-    folder = packages.checkpoint_of(ENCODER.value, prepared, lifecycle.say)
+    folder = _encoder_folder()
     model = pretrained.load(folder, dropout=ENCODER_DROPOUT.value, dtype=OPERANDS.value)
     words = tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)

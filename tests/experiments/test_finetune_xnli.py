@@ -338,6 +338,26 @@ def test_a_folder_goes_on_only_with_its_own_settings(runs, undisturbed, here):
         finetune_xnli.main()
 
 
+def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
+    runs, undisturbed, here, monkeypatch
+):
+    path = pathlib.Path("models/bert/model.safetensors")
+    before = path.read_bytes()
+    tensors = safetensors.numpy.load_file(path)
+    try:
+        name = next(iter(tensors))
+        safetensors.numpy.save_file(tensors | {name: tensors[name] + 1}, path)
+        use(runs, workdir="undisturbed", steps=STEPS)
+        with pytest.raises(errors.NebulaError, match="holds a run with encoder="):
+            finetune_xnli.main()
+        monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
+        use(runs, eval_only="true", run="undisturbed")
+        with pytest.raises(errors.NebulaError, match="from another encoder than"):
+            finetune_xnli.main()
+    finally:
+        path.write_bytes(before)
+
+
 FLAGFILES = pathlib.Path(finetune_xnli.__file__).parent / "flags"
 
 
