@@ -65,7 +65,8 @@ WAN = flags.DEFINE_string(
     "wan",
     "",
     "Emulated line, such as 60mbit,15ms: rate each way, one-way delay. Also jitter=2ms,"
-    " cut=5s@20s, and up:...;down:... for lines that differ by direction.",
+    " cut=5s@20s, and up:...;down:... for lines that differ by direction. train_abnet"
+    " also takes auto-dilated: as slow beside this machine as the paper's beside its.",
 )
 TLS = flags.DEFINE_string(
     "tls",

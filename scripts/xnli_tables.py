@@ -63,6 +63,7 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         cells = [_spread(row, each) for each in (*languages, xnli.AVERAGE)]
         lines.append(f"| {row['name']} | {' | '.join(cells)} | {row['seeds']} |")
+    lines += _gains(result["rows"])
     pairs = sorted({row["pairs"] for row in result["rows"]})
     tested = sorted({row["rows"] for row in result["rows"]})
     lines += [
@@ -99,6 +100,23 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         f"{row['name']}: {line}" for row in result["rows"] for line in row["warnings"]
     ]
     return "\n".join([*lines, *_warnings(found)]) + "\n"
+
+
+def _gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each row's average less the first one's, seed by seed."""
+    if len(rows) < 2:
+        return []
+    plain, *others = rows
+    lines = [
+        "",
+        f"| points above the encoder {plain['name']} | seed by seed |",
+        "|---|---|",
+    ]
+    for row in others:
+        gains = zip(row["averages"], plain["averages"], strict=False)
+        cells = ", ".join(f"{100 * (own - before):+.1f}" for own, before in gains)
+        lines.append(f"| {row['name']} | {cells} |")
+    return lines
 
 
 def _head(languages: Sequence[str], last: str) -> list[str]:

@@ -1,5 +1,7 @@
 """Do two clusters hold the same examples? Found out without showing ids or text.
 
+Only ids that one side lacks are named, in the error that ends both.
+
 Each side says how many ids fall into each of 1024 groups, and the XOR of their digests
 there; a digest is 64 bits of HMAC-SHA256(key, split and id), and its last 10 bits are
 the group. Sides that agree say the same. Where one side has an example more, the XOR of

@@ -1,10 +1,10 @@
 """The general cut: a model in two halves, trained as if it were one (section 2.2).
 
-Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` become
-two halves, each jitted with its codecs inside. The front sends h; the back computes the
-loss and its own gradient, and returns the loss's gradient in h; the front finishes the
-backward pass. The residuals of `jax.vjp` wait on the device between the front's two
-calls, so nothing is computed twice.
+Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` (and a
+dict of metrics) become two halves, each jitted with its codecs inside. The front sends
+h; the back computes the loss and its own gradient, and returns the loss's gradient in
+h; the front finishes the backward pass. The residuals of `jax.vjp` wait on the device
+between the front's two calls, so nothing is computed twice.
 
 A codec that chooses among shapes is a small program beside the half's: the model is
 compiled once, not once for each shape or pair of shapes.
