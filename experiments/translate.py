@@ -3,8 +3,8 @@
     python -m experiments.translate --run=runs/abnet_es_en < spanish.txt > english.txt
 
 A line of input is a sentence, and gives a line of output. `--run` is the folder of a
-run that trained both sides here, or one into which the folders of both clusters were
-copied. The flags of the run hold; --beams and --iterations may be given.
+run that trained both sides here. The flags of the run hold; --beams and --iterations
+may be given.
 """
 
 import pathlib
@@ -45,9 +45,10 @@ def main() -> int:
     """Translates standard input."""
     folder = clusters.take_run_flags(RUN.value, "train_abnet")
     sys.stdin.reconfigure(encoding="utf-8")
-    lines = [line.strip() for line in sys.stdin.read().splitlines()]
-    if not lines:
+    text = sys.stdin.read()
+    if not text:
         return 0
+    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
     translator = Translator(folder, STEP.value)
     for line in translator.translate(lines):
         print(line)

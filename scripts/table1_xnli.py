@@ -187,7 +187,7 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     apart = max(100 * abs(a - b) for a, b in zip(across, one, strict=False))
     return [
         {
-            "what": "points between M3 across clusters and M3 in one, same seed, at most",
+            "what": "points between M3 across clusters and in one, same seed, at most",
             "value": apart,
             "at_most": MOST_APART,
             "met": apart <= MOST_APART,

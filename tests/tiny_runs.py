@@ -77,6 +77,14 @@ class Runs:
         """What a run is given unless a test says otherwise."""
         return TINY | {"data_dir": self.text, "prepared_dir": "prepared"}
 
+    def environment(self) -> dict[str, str]:
+        """Of the command: it finds the project, and what was compiled before."""
+        return os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "JAX_COMPILATION_CACHE_DIR": str(self._cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        }
+
     def start(self, *arguments: str, **flags) -> subprocess.Popen:
         """Starts a run; its standard error is merged into its output."""
         flags = self.flags() | flags
@@ -88,12 +96,7 @@ class Runs:
         return subprocess.Popen(
             [sys.executable, "-m", self.module, *arguments],
             cwd=self.folder,
-            env=os.environ
-            | {
-                "PYTHONPATH": str(ROOT),
-                "JAX_COMPILATION_CACHE_DIR": str(self._cache),
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-            },
+            env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -197,3 +199,34 @@ def test_no_text_and_no_ids_cross(runs, split):
     # English pieces of the training text, and five that are no text.
     words = {word for n in range(60) for word in tiny_translations.pair(n)[0].split()}
     assert made["vocab_size"] == len(words) + 5
+
+
+def translate(runs, text, *arguments):
+    """Runs the real command on `text`."""
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.translate", *arguments],
+        cwd=runs.folder,
+        env=runs.environment(),
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+
+
+def test_a_run_translates_line_by_line(runs, split):
+    """An empty line stays one; other separators than a line's end do not cut it."""
+    done = translate(runs, "uno dos\n\ntres\u2028cuatro\n", "--run=split")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    assert len(lines) == 4
+    assert lines[1] == lines[3] == ""
+    assert translate(runs, "", "--run=split").stdout == ""
+
+
+def test_what_is_no_run_of_train_abnet_translates_nothing(runs):
+    for arguments in ((), ("--run=text",)):
+        done = translate(runs, "uno\n", *arguments)
+        assert done.returncode == 2
+        assert "run of train_abnet" in done.stderr
+        assert "Traceback" not in done.stderr
