@@ -4,7 +4,7 @@
 
 M3's discriminator learns from those masked tokens that a generator fills in wrongly
 (section 3.1); one that begins with a good encoder may leave it too few. Each run is
-the M3 of the hot start, in one process, for as many steps as show where it goes.
+the M3 of the hot start, in one process and shorter.
 Runs are done once, one after the other; when it was stopped, the same command goes on.
 """
 
@@ -18,11 +18,9 @@ from absl import flags
 from experiments import clusters, lifecycle, m3_report, run_report
 from scripts import table_runs
 
-for key_flag in (
-    *("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"),
-    "seeds",
-):
+for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
+flags.declare_key_flag("seeds")
 
 NAME = "fake_rates"
 PRETRAINING = "m3_xnli15_warm"

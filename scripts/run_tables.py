@@ -1,4 +1,7 @@
-"""What the blocks of all runs begin with: command, provenance, a row a cluster."""
+"""What blocks of several kinds share: command, provenance, a row a cluster, targets.
+
+And the one small block that has no file of its own, of `fake_rates`.
+"""
 
 from collections.abc import Mapping
 from typing import Any

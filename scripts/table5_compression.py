@@ -6,8 +6,8 @@ Runs `train_abnet` once for each row and seed, one after the other; when it was 
 the same command goes on. Quality and speed are measured apart, since a run that waits
 for a slow line takes hours: BLEU with `--cluster=whole`, where the same codecs stand
 between the halves and the numbers are the same; seconds and bytes a step with a short
-run of two clusters over a line, which the first of them measures (`auto-dilated`) and
-all of them share.
+run of two clusters over a line: the first such run measures it (`auto-dilated`), and
+all of them share it.
 """
 
 import itertools
@@ -35,7 +35,7 @@ PARTS = flags.DEFINE_list(
 
 SPEED_STEPS = 16  # of a run over the line
 TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
-STARTS = (16, 8, 2)  # Fig. 10: compression begins after 1/16, 1/8, 1/2 of the steps
+STARTS = (16, 8, 2)  # Fig. 10: compression begins at this part of the steps
 START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 FEWER_BYTES = 8.0
 OVER_IDEAL = 1.2

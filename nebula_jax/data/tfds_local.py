@@ -1,12 +1,12 @@
-"""Datasets of our own in the format of tensorflow_datasets: they are only here."""
+"""What our builders of tensorflow_datasets share: their data is on this machine."""
 
 import tensorflow_datasets as tfds
 
 
 class LocalInfo(tfds.core.DatasetInfo):
-    """Is not looked for in TFDS's own storage.
+    """A dataset's description that TFDS does not look for in its own storage.
 
-    That search goes over the network and leaves an empty folder among the temporary
+    The search would go over the network, and leave an empty folder among the temporary
     ones each time that a dataset is opened.
     """
 
