@@ -318,7 +318,9 @@ def test_bad_flags_are_one_clear_error(runs, here, values, words):
 
 
 @pytest.mark.parametrize(
-    "line", ["--objective=ar", "--epochs=many"], ids=["another module's", "damaged"]
+    "line",
+    ["--no_flag_of_this=1", "--epochs=many"],
+    ids=["another module's", "damaged"],
 )
 def test_flags_of_another_experiments_run_are_one_clear_error(
     runs, here, monkeypatch, line

@@ -176,6 +176,9 @@ def test_nothing_is_left_when_it_is_ended(number):
     command = f'setsid sh -c "{stubborn}" & echo up; sleep 60; : {marker}'
     script = subprocess.Popen(
         [
+            # What a script starts in its background is deaf to Ctrl-C from the start.
+            "env",
+            "--default-signal=INT",
             "bash",
             SCRIPT,
             "60mbit",
