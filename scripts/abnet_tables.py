@@ -29,9 +29,9 @@ def _paper_rows(result: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     lines = [
-        "| method | BLEU | paper | forward | eq. 4 | paper | backward | paper"
-        " | MB a step | s/step | paper | faster | paper | / ideal |",
-        "|---|" + "---:|" * 13,
+        "| method | BLEU | paper | forward | eq. 4 | paper | backward | paper |"
+        " MB a step | s/step | paper | faster | paper | / ideal | / with round trip |",
+        "|---|" + "---:|" * 14,
     ]
     plain = _plain_seconds(result)
     for row in rows:
@@ -49,7 +49,7 @@ def _paper_rows(result: Mapping[str, Any]) -> list[str]:
             f"{paper['seconds']:.2f}",
             _faster(speed, plain),
             f"{PAPER['table5']['baseline']['seconds'] / paper['seconds']:.1f}",
-            _time(speed)[2],
+            *_time(speed)[2:],
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -62,8 +62,8 @@ def _our_rows(result: Mapping[str, Any]) -> list[str]:
     lines = [
         "",
         "| ours | codecs, forward and backward | BLEU | forward | backward"
-        " | MB a step | s/step | faster | / ideal |",
-        "|---|---|" + "---:|" * 7,
+        " | MB a step | s/step | faster | / ideal | / with round trip |",
+        "|---|---|" + "---:|" * 8,
     ]
     plain, notes = _plain_seconds(result), []
     for row in rows:
@@ -77,7 +77,7 @@ def _our_rows(result: Mapping[str, Any]) -> list[str]:
             _ratio(row, "backward", result),
             *_time(speed)[:2],
             _faster(speed, plain),
-            _time(speed)[2],
+            *_time(speed)[2:],
         ]
         lines.append(f"| {' | '.join(cells)} |")
         if row["forward"].startswith("delta") and "bytes_all_steps" in row:
@@ -166,13 +166,14 @@ def _ratio(row: Mapping[str, Any], way: str, result: Mapping[str, Any]) -> str:
 
 
 def _time(speed: Mapping[str, float] | None) -> list[str]:
-    """MB both ways, seconds, seconds over the ideal."""
+    """MB both ways, seconds, seconds over the ideal without and with a round trip."""
     if speed is None:
-        return [NOTHING] * 3
+        return [NOTHING] * 4
     return [
         f"{(speed['forward'] + speed['backward']) / 1e6:.3f}",
         f"{speed['seconds']:.2f}",
         f"{speed['seconds'] / speed['ideal']:.2f}",
+        f"{speed['seconds'] / speed['with_round_trip']:.2f}",
     ]
 
 

@@ -8,14 +8,13 @@ the M3 of the hot start, in one process and shorter.
 Runs are done once, one after the other; when it was stopped, the same command goes on.
 """
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import clusters, lifecycle, m3_report, run_report
+from experiments import clusters, lifecycle, m3_report
 from scripts import table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
@@ -59,12 +58,6 @@ def run_of(setting: Setting, seed: str) -> table_runs.Run:
     )
 
 
-def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
-    """What the table needs of a finished run: its summary."""
-    del run
-    return {"summary": json.loads((workdir / "summary.json").read_text())}
-
-
 def gather(runs: table_runs.Runs, seeds: Sequence[str]) -> list[dict[str, Any]]:
     """The table's rows; does the runs that have not been done."""
     return [
@@ -100,15 +93,10 @@ def main() -> int:
     seeds = table_runs.seeds(1)
     folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{NAME}")
     with lifecycle.alone_in(folder):
-        rows = gather(table_runs.Runs(folder, figures), seeds)
-    result = {
-        "command": clusters.command(),
-        "commit": ", ".join(sorted({each for row in rows for each in row["commits"]})),
-        "hardware": run_report.hardware(),
-        "seconds": round(sum(each["seconds"] for each in rows), 1),
-        "seeds": seeds,
-        "rows": rows,
-    }
+        rows = gather(table_runs.Runs(folder, table_runs.summary_of), seeds)
+    commits = [each for row in rows for each in row["commits"]]
+    seconds = sum(row["seconds"] for row in rows)
+    result = table_runs.provenance(commits, seconds, seeds) | {"rows": rows}
     table_runs.write(result, NAME)
     return 0
 

@@ -9,14 +9,13 @@ own too (see ROWS). Runs are done once, one after the other; when it was stopped
 same command goes on.
 """
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import clusters, lifecycle, run_report
+from experiments import clusters, lifecycle
 from nebula_jax.evaluation import xnli
 from scripts import table_runs
 
@@ -118,12 +117,6 @@ def fine_tuning_run(
     )
 
 
-def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
-    """What the table needs of a finished run: its summary."""
-    del run
-    return {"summary": json.loads((workdir / "summary.json").read_text())}
-
-
 def gather(
     runs: table_runs.Runs, seeds: Sequence[str], scale: str
 ) -> list[dict[str, Any]]:
@@ -210,21 +203,16 @@ def main() -> int:
     name = f"table1_{scale}"
     folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
-        runs = table_runs.Runs(folder, figures)
+        runs = table_runs.Runs(folder, table_runs.summary_of)
         work(runs, seeds, scale)
         rows = gather(runs, seeds, scale)
+    commits = [each for row in rows for each in row["commits"]]
+    seconds = sum(
+        row["seconds"] + sum(each["seconds"] for each in row["pretraining"])
+        for row in rows
+    )
     result = {
-        "command": clusters.command(),
-        "commit": ", ".join(sorted({each for row in rows for each in row["commits"]})),
-        "hardware": run_report.hardware(),
-        "seconds": round(
-            sum(
-                row["seconds"] + sum(each["seconds"] for each in row["pretraining"])
-                for row in rows
-            ),
-            1,
-        ),
-        "seeds": seeds,
+        **table_runs.provenance(commits, seconds, seeds),
         "rows": rows,
         "targets": targets(rows),
     }

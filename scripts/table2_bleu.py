@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import clusters, lifecycle, run_report
+from experiments import clusters, lifecycle
 from nebula_jax.data import corpora, sides
 from nebula_jax.data import tokenizer as tokenizers
 from nebula_jax.models import packages, pretrained, transformer
@@ -180,14 +180,8 @@ def main() -> int:
         for *_, run in chosen:
             runs.result(run)
         rows = gather(runs, chosen)
-    result = {
-        "command": clusters.command(),
-        "commit": ", ".join(sorted({row["commit"] for row in rows})),
-        "hardware": run_report.hardware(),
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
-        "seeds": seeds,
-        "rows": rows,
-    }
+    commits, seconds = [row["commit"] for row in rows], [row["seconds"] for row in rows]
+    result = table_runs.provenance(commits, sum(seconds), seeds) | {"rows": rows}
     table_runs.write(result, name)
     return 0
 

@@ -11,12 +11,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import clusters, lifecycle
+from experiments import clusters, lifecycle, run_report
 from nebula_jax import errors
 from scripts.out import OUT
 
@@ -177,6 +177,31 @@ def start(run: Run, workdir: pathlib.Path) -> None:
         raise errors.NebulaError(
             f"{run.name} ended with status {status}; {log} ends with\n  {said}"
         )
+
+
+def summary_of(run: Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """What most tables need of a finished run: its summary."""
+    del run
+    return {"summary": json.loads((workdir / "summary.json").read_text())}
+
+
+def provenance(
+    commits: Iterable[str], seconds: float, seeds: Sequence[str]
+) -> dict[str, Any]:
+    """What every table's figures begin with.
+
+    Args:
+      commits: of the runs.
+      seconds: that they took together.
+      seeds: of the table.
+    """
+    return {
+        "command": clusters.command(),
+        "commit": ", ".join(sorted(set(commits))),
+        "hardware": run_report.hardware(),
+        "seconds": round(seconds, 1),
+        "seeds": list(seeds),
+    }
 
 
 def write(result: Mapping[str, Any], name: str) -> pathlib.Path:

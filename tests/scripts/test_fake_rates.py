@@ -41,7 +41,7 @@ def gather(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(stub):
-        runs = table_runs.Runs(pathlib.Path("table"), fake_rates.figures, stub)
+        runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, stub)
         return fake_rates.gather(runs, ["0", "1"])
 
     with flagsaver.flagsaver(data_dir="text"):

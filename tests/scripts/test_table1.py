@@ -67,7 +67,7 @@ def here(tmp_path, monkeypatch):
 
 
 def run_all(stub, seeds=("0", "1")):
-    runs = table_runs.Runs(pathlib.Path("table"), table1_xnli.figures, stub)
+    runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, stub)
     table1_xnli.work(runs, seeds, "small")
     return table1_xnli.gather(runs, seeds, "small")
 
@@ -109,7 +109,7 @@ def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
 
 def test_an_encoder_made_again_replaces_the_old_one(here):
     run = table1_xnli.pretraining_run(table1_xnli.ROWS[1], "0", "small")
-    runs = table_runs.Runs(pathlib.Path("table"), table1_xnli.figures, Stub())
+    runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, Stub())
     for _ in range(2):
         made = runs.made(run.makes.name)
         if made.exists():
