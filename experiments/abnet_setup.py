@@ -91,12 +91,6 @@ FORWARD_CODEC = flags.DEFINE_string(
 BACKWARD_CODEC = flags.DEFINE_string(
     "backward_codec", "identity", "Of their gradients, likewise."
 )
-EVALUATION_CODEC = flags.DEFINE_string(
-    "evaluation_codec",
-    "",
-    "Of hidden states in evaluation; --forward_codec if empty, or pack_tokens|fp16"
-    " where that one has a state, such as a memory of what was sent.",
-)
 PEAK_RATE = flags.DEFINE_float(
     "peak_rate", 5e-4, "Learning rate after the warm-up.", lower_bound=0.0
 )
@@ -129,8 +123,7 @@ AGREED = (
     *("steps", "batch_size", "seed", "checkpoint_every", "pair", "buckets"),
     *("objective", "encoder_inner", "decoder_inner", "cross_heads", "compute_dtype"),
     *("plm_dropout", "adapter_dropout", "source_corruption", "micro_batches"),
-    *("forward_codec", "backward_codec", "evaluation_codec"),
-    *("peak_rate", "rise_steps", "label_smoothing"),
+    *("forward_codec", "backward_codec", "peak_rate", "rise_steps", "label_smoothing"),
     *("bleu_every", "bleu_sentences", "beams", "iterations"),
 )
 
@@ -140,7 +133,6 @@ def check() -> None:
     buckets()
     codecs.from_string(FORWARD_CODEC.value)
     codecs.from_string(BACKWARD_CODEC.value)
-    codecs.from_string(EVALUATION_CODEC.value)
     if clusters.BATCH_SIZE.value % MICRO_BATCHES.value:
         raise clusters.FlagError(
             f"--micro_batches={MICRO_BATCHES.value} does not divide"
@@ -299,30 +291,15 @@ def backward_codec() -> codec_lib.Codec:
 
 
 def evaluation_codec(spec: codec_lib.Spec) -> codec_lib.Codec:
-    """Of hidden states in evaluation: --evaluation_codec, else the forward codec.
+    """Of hidden states in evaluation: the forward codec, so that both are alike.
 
-    One with a state (a memory, a count of steps) has none that fits sentences that are
-    not trained on: then plain fp16, packed.
-
-    Raises:
-      FlagError: if --evaluation_codec has a state.
+    One with a state, such as a memory of what was sent, has none that fits sentences
+    that are not trained on: then plain fp16, packed.
     """
-
-    def has_state(codec):
-        return bool(jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))))
-
-    if EVALUATION_CODEC.value:
-        given = codecs.from_string(EVALUATION_CODEC.value)
-        if has_state(given):
-            raise clusters.FlagError(
-                f"--evaluation_codec={EVALUATION_CODEC.value}: has a state, which is"
-                " of training alone"
-            )
-        return given
-    trained_with = forward_codec()
-    if has_state(trained_with):
+    codec = forward_codec()
+    if jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
-    return trained_with
+    return codec
 
 
 def is_evaluated(step: int) -> bool:

@@ -124,7 +124,7 @@ class Subject:
         self.arrays, self.state = self._begin(h)
         option = 0
         if self.codec.choose:
-            option = self.codec.choose(self.arrays, self.state)
+            option = self.codec.choose(self.arrays, self.state, 1)
         chosen = codec_lib.fixed(self.codec)[option]
         self._encode, self._decode = jax.jit(chosen.encode), jax.jit(chosen.decode)
         self.payload = self.encode()[0]

@@ -53,8 +53,6 @@ class Row(NamedTuple):
     forward: str
     backward: str
     is_ours: bool = True
-    evaluation: str = ""
-    """Codec of evaluation; the forward one if empty."""
 
 
 def rows(settings: Mapping[str, str]) -> list[Row]:
@@ -87,14 +85,12 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
     return paper + ours
 
 
-def late(row: Row, step: int, settings: Mapping[str, str]) -> Row:
-    """The same row, compressed from `step` on (Fig. 10), and evaluated like it."""
-    parts = settings["micro_batches"]
+def late(row: Row, step: int) -> Row:
+    """The same row, compressed from `step` on (Fig. 10)."""
     return row._replace(
         name=f"{row.name} from {step}",
-        forward=f"from_step({step}, {row.forward}, {parts})",
-        backward=f"from_step({step}, {row.backward}, {parts})",
-        evaluation=row.forward,
+        forward=f"from_step({step}, {row.forward})",
+        backward=f"from_step({step}, {row.backward})",
     )
 
 
@@ -132,10 +128,7 @@ def speed_run(
 
 
 def _codecs(row: Row) -> list[str]:
-    found = [f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"]
-    if row.evaluation:
-        found.append(f"--evaluation_codec={row.evaluation}")
-    return found
+    return [f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"]
 
 
 def file_name(name: str) -> str:
@@ -229,7 +222,7 @@ def gather(
     for row in rows(settings):
         if row.name == START_ROW:
             for step in start_steps(settings):
-                of = _quality(late(row, step, settings), seeds, base, read)
+                of = _quality(late(row, step), seeds, base, read)
                 starts += [{"step": step, **of}] if of else []
     return {
         **table_runs.provenance(commits, seconds, seeds),
@@ -351,7 +344,7 @@ def work(
             for row in chosen:
                 if row.name == START_ROW:
                     for step in start_steps(settings):
-                        after = late(row, step, settings)
+                        after = late(row, step)
                         runs.result(quality_run(after, seed, base))
 
 

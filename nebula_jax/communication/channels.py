@@ -59,7 +59,9 @@ class Sender:
           arrays: pytree of the channel's spec.
           micro_batch: the rest of the tag.
         """
-        option = 0 if self._choose is None else self._choose(arrays, self.state)
+        option = 0
+        if self._choose is not None:
+            option = self._choose(arrays, self.state, step)
         payload, self.state = self._encode[option](arrays, self.state)
         self.send_payload(step, payload, option, micro_batch)
 

@@ -6,8 +6,9 @@ spec, and the receiver derives the payload's structure with `payload_spec`.
 
 A payload has one shape, so that jit compiles once and the receiver knows what is due.
 Where what is sent decides the shape (how many tokens are no padding, whether an example
-was seen before), a codec offers a few `options`, codecs of one shape each that share
-their state, and `choose` names one of them on the host; its number crosses the line.
+was seen before), or when (has compression begun?), a codec offers a few `options`,
+codecs of one shape each that share their state, and `choose` names one of them on the
+host; its number crosses the line.
 """
 
 import math
@@ -27,12 +28,14 @@ class Codec(NamedTuple):
     """How arrays become what crosses the line, and back.
 
     init: spec -> state, on both ends.
-    encode: (arrays, state) -> (payload, state).
+    encode: (arrays, state) -> (payload, state). With options, it chooses, so it cannot
+      be jitted as a whole (each option can), and takes the step as a third argument, 1
+      if that is left out.
     decode: (payload, state) -> (arrays, state).
     options: codecs of a fixed payload shape that share `init`; empty where there is
-      one shape only, which is most codecs. With options, `encode` chooses, so it
-      cannot be jitted as a whole; each option can.
-    choose: (arrays, state) -> number of the option to use. On the host.
+      one shape only, which is most codecs.
+    choose: (arrays, state, step) -> number of the option to use. On the host. step is
+      the optimisation step, an int counted from 1.
     zstd: level of the lossless coding of the payload's bytes on the host, or None.
     final: whether nothing but zstd may follow in a chain, because the sender keeps what
       it takes the receiver to have received.
@@ -42,7 +45,7 @@ class Codec(NamedTuple):
     encode: Callable[[Arrays, State], tuple[Payload, State]]
     decode: Callable[[Payload, State], tuple[Arrays, State]]
     options: tuple["Codec", ...] = ()
-    choose: Callable[[Arrays, State], int] | None = None
+    choose: Callable[[Arrays, State, int], int] | None = None
     zstd: int | None = None
     final: bool = False
 
@@ -81,19 +84,19 @@ def _same(arrays: Arrays, state: State) -> tuple[Payload, State]:
 
 def choice(
     options: Sequence[Codec],
-    choose: Callable[[Arrays, State], int],
+    choose: Callable[[Arrays, State, int], int],
     zstd: int | None = None,
 ) -> Codec:
     """A Codec of several shapes, from codecs of one shape that share their state.
 
     Args:
       options: what to choose from; the first one's `init` serves all.
-      choose: names one by its number, from concrete arrays.
+      choose: names one by its number, from concrete arrays; see `Codec`.
       zstd: level, see `Codec`.
     """
 
-    def encode(arrays, state):
-        option = choose(arrays, state)
+    def encode(arrays, state, step=1):
+        option = choose(arrays, state, step)
         payload, state = options[option].encode(arrays, state)
         return Chosen(payload, option), state
 
@@ -119,9 +122,11 @@ def like(codec: Codec, wrap: Callable[[Codec], Codec], inner: Callable[[State], 
     options = tuple(wrap(option) for option in fixed(codec))
     if codec.choose is None:
         return options[0]._replace(zstd=codec.zstd, final=codec.final)
-    return choice(
-        options, lambda arrays, state: codec.choose(arrays, inner(state)), codec.zstd
-    )._replace(final=codec.final)
+
+    def choose(arrays, state, step):
+        return codec.choose(arrays, inner(state), step)
+
+    return choice(options, choose, codec.zstd)._replace(final=codec.final)
 
 
 def chain(*codecs: Codec) -> Codec:
@@ -141,8 +146,8 @@ def chain(*codecs: Codec) -> Codec:
     for codec in codecs[1:]:
         if codec.options:
             raise ValueError(
-                "a codec that chooses a shape by what is sent (pack_tokens, delta,"
-                " from_step) must be the first of its chain"
+                "a codec that chooses a shape by what is sent or when (pack_tokens,"
+                " delta, from_step) must be the first of its chain"
             )
         if chained.zstd is not None:
             raise ValueError("zstd works on bytes: it must be the last of its chain")
@@ -182,9 +187,11 @@ def _pair(first: Codec, second: Codec) -> Codec:
     pairs = [pair(number) for number in range(len(options))]
     if first.choose is None:
         return pairs[0]
-    return choice(
-        pairs, lambda arrays, states: first.choose(arrays, states[0]), second.zstd
-    )
+
+    def choose(arrays, states, step):
+        return first.choose(arrays, states[0], step)
+
+    return choice(pairs, choose, second.zstd)
 
 
 def _replace(states: tuple, number: int, state: State) -> tuple:

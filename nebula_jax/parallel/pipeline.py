@@ -155,9 +155,9 @@ def _send_hidden(
     tag: tuple[int, int],
     hidden: channels.Sender,
 ) -> tuple[cut.Residuals, jax.Array]:
-    sent, residuals, loss = half.forward(params, batch, rng, hidden.state)
-    hidden.state = sent.state
     step, number = tag
+    sent, residuals, loss = half.forward(params, batch, rng, hidden.state, step)
+    hidden.state = sent.state
     hidden.send_payload(step, sent.payload, sent.option, number)
     return residuals, loss
 
@@ -172,12 +172,13 @@ def _answer(
     gradient: channels.Sender,
     grads: cut.Params,
 ) -> tuple[cut.Params, Metrics]:
-    payload, option = hidden.recv_payload(*tag)
+    step, number = tag
+    payload, option = hidden.recv_payload(step, number)
     sent, grads, metrics, hidden.state = half.step(
-        params, batch, rng, payload, option, hidden.state, gradient.state, grads
+        *(params, batch, rng, payload, option),
+        *(hidden.state, gradient.state, grads, step),
     )
     gradient.state = sent.state
-    step, number = tag
     gradient.send_payload(step, sent.payload, sent.option, number)
     return grads, metrics
 

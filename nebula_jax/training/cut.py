@@ -72,8 +72,9 @@ class Front(NamedTuple):
     Gradients so far and codec states are changed in place: what was given cannot be
     used again.
 
-    forward: (params, batch, rng, codec state) -> (Sent, Residuals, the half's own loss,
-      [] float32, 0 if it has none).
+    forward: (params, batch, rng, codec state, step) -> (Sent, Residuals, the half's own
+      loss, [] float32, 0 if it has none). The optimisation step is for codecs that
+      choose by it.
     backward: (params, batch, rng, Residuals, payload, option, codec state, gradients so
       far) -> (gradients with this micro-batch's added, codec state). The first three
       as `forward` got them.
@@ -91,8 +92,8 @@ class Back(NamedTuple):
     """The far half; gradients so far and codec states as in Front.
 
     step: (params, batch, rng, payload, option, codec state of what comes, codec state
-      of what goes, gradients so far) -> (Sent, gradients with this micro-batch's added,
-      metrics, codec state of what comes).
+      of what goes, gradients so far, step) -> (Sent, gradients with this micro-batch's
+      added, metrics, codec state of what comes).
     no_gradients: as in Front.
     """
 
@@ -151,9 +152,9 @@ def front(
         (new,) = pullback((leaves.floats(received), jnp.ones(())))
         return jax.tree.map(jnp.add, grads, new), state
 
-    def forward(params, batch, rng, state):
+    def forward(params, batch, rng, state, step):
         payload, residuals, loss, state = run_forward(params, batch, rng, state)
-        return encode_after(payload, state), residuals, loss
+        return encode_after(payload, state, step), residuals, loss
 
     def backward(params, batch, rng, residuals, payload, option, state, grads):
         payload, state = decode_before(payload, option, state)
@@ -208,24 +209,26 @@ def back(
         grads = jax.tree.map(jnp.add, grads, new)
         return reply, sent_state, grads, metrics, received_state
 
-    def step(params, batch, rng, payload, option, received_state, sent_state, grads):
+    def answer(
+        params, batch, rng, payload, option, received_state, sent_state, grads, step
+    ):
         payload, received_state = decode_before(payload, option, received_state)
         reply, sent_state, grads, metrics, received_state = run_step(
             params, batch, rng, payload, received_state, sent_state, grads
         )
-        return encode_after(reply, sent_state), grads, metrics, received_state
+        return encode_after(reply, sent_state, step), grads, metrics, received_state
 
-    return Back(step, lambda own: no_gradients(own, is_trained))
+    return Back(answer, lambda own: no_gradients(own, is_trained))
 
 
 def _encoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
     """What encodes inside the half's program, and what does after it, on the host."""
     if codec.choose is None:
-        return codec.encode, lambda payload, state: Sent(payload, 0, state)
+        return codec.encode, lambda payload, state, step: Sent(payload, 0, state)
     options = [jax.jit(option.encode, donate_argnums=1) for option in codec.options]
 
-    def encode_after(arrays, state):
-        option = codec.choose(arrays, state)
+    def encode_after(arrays, state, step):
+        option = codec.choose(arrays, state, step)
         payload, state = options[option](arrays, state)
         return Sent(payload, option, state)
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import zstandard
 
-from nebula_jax.communication import channels, codec, entropy, frames, protocol
+from nebula_jax.communication import (
+    channels,
+    codec,
+    codecs,
+    entropy,
+    frames,
+    protocol,
+)
 
 
 class Loop:
@@ -49,7 +56,7 @@ def halves_or_whole():
         )
 
     return codec.choice(
-        [option(4), option(8)], lambda x, state: int(np.any(np.asarray(x)[4:]))
+        [option(4), option(8)], lambda x, state, step: int(np.any(np.asarray(x)[4:]))
     )
 
 
@@ -63,6 +70,17 @@ def test_the_option_chosen_by_the_sender_is_the_one_that_is_decoded():
         assert sum(map(len, loop.sent[0].buffers)) == (32 if array is whole else 16)
         np.testing.assert_array_equal(receiver.recv(step), array)
     assert int(sender.state) == int(receiver.state) == 3
+
+
+def test_compression_begins_at_its_step_in_every_channel():
+    """However few of the steps are a channel's: one for each length bucket, say."""
+    spec = jax.ShapeDtypeStruct((8,), jnp.float32)
+    for steps, sizes in (((1, 2, 3), (32, 32, 16)), ((2, 7), (32, 16))):
+        loop, sender, receiver = ends(spec, codecs.from_step(3, codecs.fp16()))
+        for step, size in zip(steps, sizes, strict=True):
+            sender.send(step, np.ones(8, np.float32))
+            assert sum(map(len, loop.sent[0].buffers)) == size
+            np.testing.assert_array_equal(receiver.recv(step), np.ones(8))
 
 
 ZSTD = codec.identity()._replace(zstd=1)

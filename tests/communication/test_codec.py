@@ -25,7 +25,7 @@ def by_sign():
         )
 
     return codec.choice(
-        [option(1.0), option(0.5)], lambda x, count: int(x.reshape(-1)[0] < 0)
+        [option(1.0), option(0.5)], lambda x, count, step: int(x.reshape(-1)[0] < 0)
     )
 
 

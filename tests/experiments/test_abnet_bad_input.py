@@ -186,7 +186,7 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(here, name):
     """Codecs, micro-batches, buckets, seed (so the order) and all the rest."""
     others = {"pair": "de-en", "buckets": ["8"], "objective": "ar"}
     others |= {"compute_dtype": "bfloat16", "forward_codec": "fp16"}
-    others |= {"backward_codec": "int8(64)", "evaluation_codec": "fp16"}
+    others |= {"backward_codec": "int8(64)"}
     before = flags.FLAGS[name].value
 
     def hello(cluster):

@@ -214,7 +214,7 @@ class Half:
     def __init__(self):
         self.calls, self._alive, self.most_alive = [], weakref.WeakSet(), 0
 
-    def forward(self, params, batch, rng, state):
+    def forward(self, params, batch, rng, state, step):
         self.calls.append(f"F{batch}")
         residuals = Residuals()
         self._alive.add(residuals)

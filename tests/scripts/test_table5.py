@@ -117,7 +117,7 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
         "index": jax.ShapeDtypeStruct((8,), jnp.int32),
     }
     late = [
-        table5_compression.late(row, 2, SETTINGS)
+        table5_compression.late(row, 2)
         for row in rows
         if row.name == table5_compression.START_ROW
     ]

@@ -138,14 +138,14 @@ def delta(
 
         return codec_lib.Codec(init, encode, decode)
 
-    def choose(arrays, state):
+    def choose(arrays, state, step):
         where = np.asarray(_without(arrays, index)[0])
         _check_index(where, examples)
         if not np.all(np.asarray(state.seen[where])):
             return 0
         if codec.choose is None:
             return 1
-        return 1 + codec.choose(differences(arrays, state)[1], state.encode)
+        return 1 + codec.choose(differences(arrays, state)[1], state.encode, step)
 
     full = codec_lib.Codec(init, keep, keep)
     later = codec_lib.fixed(codec_lib.like(codec, wrap, lambda state: state.encode))

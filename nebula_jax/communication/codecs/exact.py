@@ -166,7 +166,8 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> codec.Codec:
 
         return codec.stateless(encode, decode)
 
-    def choose(arrays, state):
+    def choose(arrays, state, step):
+        del state, step
         marks = _mask(arrays, mask)
         count = int(jnp.count_nonzero(marks))
         return next(

@@ -1,6 +1,5 @@
 """Codecs around codecs: error feedback, and a late start."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,58 +83,36 @@ def error_feedback(codec: codec_lib.Codec) -> codec_lib.Codec:
     return codec_lib.like(codec, wrap, lambda state: state.encode)
 
 
-def from_step(
-    n: int, codec: codec_lib.Codec, micro_batches: int = 1
-) -> codec_lib.Codec:
+def from_step(n: int, codec: codec_lib.Codec) -> codec_lib.Codec:
     """Compression that begins at optimisation step n, counted from 1 (Figure 10).
 
     Option 0: the arrays as they are, while the step is below n. Option 1 + i: option i
-    of the inner codec. State: the number of tensors so far, int32, and the inner state.
-    Payload, wire, NaN: of the arrays, then of the inner codec.
+    of the inner codec. State: of the inner codec. Payload, wire, NaN: of the arrays,
+    then of the inner codec.
 
     >>> from nebula_jax.communication.codecs import casts
     >>> codec = from_step(2, casts.fp16())
-    >>> x, state = jnp.ones(3), codec.init(jnp.ones(3))
-    >>> first, state = codec.encode(x, state)
-    >>> second, state = codec.encode(x, state)
-    >>> first.option, second.option
-    (0, 1)
+    >>> [codec.encode(jnp.ones(3), (), step)[0].option for step in (1, 2)]
+    [0, 1]
 
     Args:
       n: the first step that is compressed.
       codec: the inner one.
-      micro_batches: tensors in a step.
 
     Raises:
       ValueError: if an argument is out of its range.
     """
     check_codec(codec)
-    for name, value in (("n", n), ("micro_batches", micro_batches)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    if type(n) is not int or n < 1:
+        raise ValueError(f"n must be a positive integer, not {n!r}")
 
-    def init(spec):
-        return jnp.int32(0), codec.init(spec)
-
-    def counted(inner: Callable) -> Callable:
-        def run(arrays, state):
-            count, state = state
-            arrays, state = inner(arrays, state)
-            return arrays, (count + 1, state)
-
-        return run
-
-    def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
-        return codec_lib.Codec(init, counted(inner.encode), counted(inner.decode))
-
-    def choose(arrays, state):
-        count, inner = state
-        if int(count) // micro_batches + 1 < n:
+    def choose(arrays, state, step):
+        if step < n:
             return 0
-        return 1 if codec.choose is None else 1 + codec.choose(arrays, inner)
+        return 1 if codec.choose is None else 1 + codec.choose(arrays, state, step)
 
-    later = codec_lib.fixed(codec_lib.like(codec, wrap, lambda state: state[1]))
-    options = (wrap(codec_lib.identity()), *later)
+    plain = codec_lib.identity()._replace(init=codec.init)
+    options = (plain, *codec_lib.fixed(codec))
     return codec_lib.choice(options, choose, codec.zstd)._replace(final=codec.final)
 
 

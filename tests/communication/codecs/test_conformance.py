@@ -153,7 +153,7 @@ CASES = [
         lambda i: (4 * N + BESIDE, N + 4 * ROWS + BESIDE)[i],
     ),
     Case(
-        "from_step(2,error_feedback(int8(64,stochastic)),2)",
+        "from_step(2,error_feedback(int8(64,stochastic)))",
         0.02,
         lambda i: (4 * N + BESIDE, N + 4 * (N // 64) + BESIDE)[i],
         eager=None,
@@ -224,9 +224,13 @@ class Line:
         self.functions = compiled(string, jit)
         self.codec, self.spec = self.functions.codec, spec
         self.sender, self.receiver = self.codec.init(spec), self.codec.init(spec)
+        self.step = 0
 
     def encode(self, arrays: Any) -> tuple[Any, int]:
-        option = self.codec.choose(arrays, self.sender) if self.codec.choose else 0
+        self.step += 1
+        option = 0
+        if self.codec.choose:
+            option = self.codec.choose(arrays, self.sender, self.step)
         payload, self.sender = self.functions.encoders[option](arrays, self.sender)
         return payload, option
 
@@ -401,6 +405,7 @@ def test_the_state_of_both_ends_survives_a_checkpoint(case, tmp_path):
     restored, _ = checkpoint.restore(tmp_path, 2, like)
     resumed = Line(case.string, spec_of(batch(0)))
     resumed.sender, resumed.receiver = restored["sender"], restored["receiver"]
+    resumed.step = before.step
     for step in range(2, STEPS):
         arrays, option, _ = resumed.send(batch(step))
         assert option == uncut[step][1]
