@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hmac
 import json
 import pathlib
 import shutil
@@ -111,7 +112,7 @@ def prepare_target(text_folder: pathlib.Path) -> None:
         return
     agreed = abnet_setup.settings(abnet_text.PAIR.value)
     for cluster in ("target", "whole"):
-        own = {"target_model": corpora.digest_of([made_of])}
+        own = {"target_model": _keyed(made_of)}
         saved.check_same_run(cluster, agreed, own)
     counts = tokenizers.count_pieces(whole.words, sides.read(train_file).texts)
     keep = tokenizers.kept_ids(whole.words, np.flatnonzero(counts))
@@ -137,8 +138,16 @@ def prepare_target(text_folder: pathlib.Path) -> None:
 
 
 def target_digest() -> str:
-    """Tells what `prepare_target` made from anything else it might have made."""
-    return corpora.digest_of([(_target_folder() / MADE_OF).read_text()])
+    """Tells what `prepare_target` made from anything else it might have made.
+
+    The source cluster is told it, so it is keyed: the training text is part of it, and
+    nobody who has only this is to find out whether some text is the same.
+    """
+    return _keyed((_target_folder() / MADE_OF).read_text())
+
+
+def _keyed(made_of: str) -> str:
+    return hmac.new(abnet_text.id_key(), made_of.encode(), "sha256").hexdigest()[:12]
 
 
 def _trained_head(model: pretrained.Pretrained, text: abnet_text.Text) -> Any:

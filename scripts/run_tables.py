@@ -44,7 +44,8 @@ def table_head(result: Mapping[str, Any]) -> list[str]:
     return [
         f"    {result['command']}",
         "",
-        f"Commit {result['commit']}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)},"
+        f"Commit{'s' * (', ' in result['commit'])} {result['commit']},"
+        f" seed{'s' * (len(seeds) > 1)} {', '.join(seeds)},"
         f" {machine(result)}; {result['seconds'] / 60:.0f} minutes of runs.",
         "",
     ]

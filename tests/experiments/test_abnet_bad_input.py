@@ -12,10 +12,17 @@ import tiny_translations
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import abnet_line, abnet_setup, abnet_text, clusters, train_abnet
+from experiments import (
+    abnet_line,
+    abnet_models,
+    abnet_setup,
+    abnet_text,
+    clusters,
+    train_abnet,
+)
 from nebula_jax import errors
 from nebula_jax.communication import bridge, frames, loopback
-from nebula_jax.data import sides
+from nebula_jax.data import corpora, sides
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +283,22 @@ def test_an_empty_key_is_no_key(here, tmp_path):
     (tmp_path / "key").write_bytes(b"secret")
     with flagsaver.flagsaver(id_key=str(tmp_path / "key")):
         assert abnet_text.id_key() == b"secret"
+
+
+def test_what_a_side_says_of_its_text_and_model_is_keyed(here, tmp_path):
+    """Else the other side could tell whether a text that it guesses is the same."""
+    manifest = tmp_path / "run" / "target" / "model" / abnet_models.MADE_OF
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("['model', 'text']\n")
+    said = set()
+    for key in (b"one", b"other"):
+        (tmp_path / "key").write_bytes(key)
+        with flagsaver.flagsaver(
+            id_key=str(tmp_path / "key"), workdir=str(tmp_path / "run")
+        ):
+            said.add(abnet_models.target_digest())
+    assert len(said) == 2
+    assert corpora.digest_of([manifest.read_text()]) not in said
 
 
 @pytest.mark.parametrize(

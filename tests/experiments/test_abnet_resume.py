@@ -1,7 +1,9 @@
 """Faults do not change a translator: kill either side, start again, same bits."""
 
+import contextlib
 import shutil
 import signal
+import subprocess
 import time
 
 import psutil
@@ -55,12 +57,18 @@ def start_and_wait(runs, workdir, step, names=SIDES, **flags):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    return process, family_of(process)
+
+
+def family_of(process):
+    """Cluster -> its process, of those that have begun."""
     family = {}
     for child in psutil.Process(process.pid).children(recursive=True):
-        for argument in child.cmdline():
-            if argument.startswith("--cluster="):
-                family[argument.partition("=")[2]] = child
-    return process, family
+        with contextlib.suppress(psutil.Error):  # it may end meanwhile
+            for argument in child.cmdline():
+                if argument.startswith("--cluster="):
+                    family[argument.partition("=")[2]] = child
+    return family
 
 
 def assert_all_gone(family):
@@ -109,6 +117,33 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undis
     assert status == 0, output
     assert output.count(f"going on after step {step}") == 2
     tiny_translations.assert_same(undisturbed, runs.sides("killed", STEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", SIDES)
+def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
+    """While it reads, meets the other, trains, saves or translates."""
+    workdir, ended, killed_after = f"any-{victim}", False, []
+    while not ended:
+        process = runs.start(workdir=workdir, tls="off", **RUN)
+        start = time.monotonic()
+        while not (family := family_of(process)).keys() >= {*SIDES}:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        moment = 1.0 + 1.5 * len(killed_after)  # in the end, it is not soon enough
+        try:
+            process.wait(moment)
+            ended = True
+        except subprocess.TimeoutExpired:
+            family[victim].kill()
+        output, _ = process.communicate(timeout=120)
+        assert_all_gone(family)
+        assert ended or process.returncode == 1, output
+        if not ended:
+            killed_after.append(time.monotonic() - start)
+    assert process.returncode == 0, output
+    assert len(killed_after) > 3
+    tiny_translations.assert_same(undisturbed, runs.sides(workdir, STEPS))
 
 
 @pytest.mark.slow

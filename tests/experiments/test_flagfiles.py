@@ -1,5 +1,6 @@
 import pathlib
 
+import jax.numpy as jnp
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -70,3 +71,25 @@ def test_the_papers_flagfile_has_the_papers_values():
         assert m3_setup.WARMUP_STEPS.value == 10_000
         assert m3_setup.RTD_WEIGHT.value == 50
         assert m3_setup.CLM_WEIGHT.value == 1
+
+
+def test_the_papers_translation_has_the_papers_values():
+    """Section 4.2; what it leaves open is ABNet's code's."""
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        flags.FLAGS(["test", f"--flagfile={FOLDER / 'abnet_paper.flags'}"])
+        assert abnet_setup.OBJECTIVE.value == "cmlm"
+        assert abnet_setup.ENCODER_INNER.value == 512
+        assert (clusters.BATCH_SIZE.value, abnet_setup.buckets()) == (128, (64,))
+        assert (abnet_setup.RISE_STEPS.value, abnet_setup.PEAK_RATE.value) == (
+            4000,
+            5e-4,
+        )
+        assert abnet_setup.LABEL_SMOOTHING.value == 0.1
+        assert (abnet_setup.BEAMS.value, abnet_setup.ITERATIONS.value) == (4, 10)
+        optimizer = abnet_setup.optimizer()
+    params = {"w": jnp.zeros(1)}
+    _, state = optimizer.update({"w": jnp.ones(1)}, optimizer.init(params), params)
+    (adam,) = [each for each in state if hasattr(each, "mu")]
+    assert float(adam.mu["w"][0]) == pytest.approx(1 - 0.9)
+    assert float(adam.nu["w"][0]) == pytest.approx(1 - 0.98)

@@ -188,7 +188,7 @@ def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs
         assert ledger[kind] == [6, 6 * (head + tokens * 16 * item + rest)]
 
 
-def test_no_text_and_no_ids_cross(runs, split):
+def test_each_side_has_its_own_language_alone(runs, split):
     """A source that knows nothing of English, a target that knows no Spanish."""
     made = json.loads((split[0] / "target" / "model" / "config.json").read_text())
     side = next((runs.folder / "prepared" / "sides").iterdir())
