@@ -150,7 +150,10 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
-    """Eq. 4's ratio of a codec; None where what is sent decides."""
+    """Eq. 4's ratio of a codec; None where what is sent decides.
+
+    Without the r alone in its numerator: our factors have the singular values in them.
+    """
     made = codecs.from_string(codec)
     if made.options:
         return None
