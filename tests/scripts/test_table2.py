@@ -10,7 +10,7 @@ from scripts import abnet_tables, table2_bleu, table_runs
 
 BASE = ("--flagfile=f.flags",)
 MODELS = ("random/es", "random/en")
-METHODS = (table2_bleu.SCRATCH, table2_bleu.ABNET, table2_bleu.CLOUD)
+METHODS = table2_bleu.METHODS
 
 
 def run(method, seed="0", pair="es-en"):
@@ -39,14 +39,15 @@ def result(bleu, parameters=(1_000_000,), commit="abc123"):
 
 
 def test_what_the_methods_differ_in():
-    scratch, whole, cloud = (run(method).arguments for method in METHODS)
+    scratch, masked, whole, cloud = (run(method).arguments for method in METHODS)
     assert {"--train_all", "--source_model=random/es", "--cluster=whole"} <= set(
         scratch
     )
     assert "--cluster=whole" in whole
+    assert {*masked} - {*whole} == {"--objective=cmlm", "--beams=4"}
     assert not any("model" in each for each in (*whole, *cloud))
     assert "--cluster=all" in cloud
-    assert len({run(method, seed).name for method in METHODS for seed in "01"}) == 6
+    assert len({run(method, seed).name for method in METHODS for seed in "01"}) == 8
 
 
 def test_rows_gather_seeds_pairs_and_clusters_and_leave_out_what_has_not_run():
@@ -71,6 +72,7 @@ def test_rows_gather_seeds_pairs_and_clusters_and_leave_out_what_has_not_run():
     ]
     assert rows[1]["trained_parameters"] == 900_000
     assert rows[1]["seconds"] == 120
+    assert rows[1]["commits"] == ["abc123"] * 2
     block = abnet_tables.table2_block(
         "table2_tiny",
         {
