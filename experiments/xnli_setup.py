@@ -182,6 +182,11 @@ def data_dir() -> pathlib.Path:
     return pathlib.Path(clusters.DATA_DIR.value)
 
 
+def tfds_dir() -> pathlib.Path | None:
+    """--tfds_dir."""
+    return pathlib.Path(TFDS_DIR.value) if TFDS_DIR.value else None
+
+
 def own() -> dict[str, str]:
     """What a run goes on and is tested with only if it is as it was: the encoder."""
     return {"encoder": checkpoint_folder.digest(_encoder_folder())}

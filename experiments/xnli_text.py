@@ -42,22 +42,23 @@ class Text(NamedTuple):
 
 
 def languages(split: str) -> list[str]:
-    """Those of --languages that have a file.
+    """Those of --languages that there is a test in.
 
     Raises:
-      corpora.CorpusError: if one has none, unless --skip_missing_languages.
+      corpora.CorpusError: if one is missing, unless --skip_missing_languages.
     """
-    if xnli_setup.DATASET.value != "folder":
-        return xnli_setup.languages()
-    folder = xnli_setup.data_dir()
-    there, missing = nli.present(folder, split, xnli_setup.languages())
+    wanted, folder = xnli_setup.languages(), xnli_setup.data_dir()
+    if xnli_setup.DATASET.value == "folder":
+        there, missing = nli.present(folder, split, wanted)
+    else:
+        there, missing = xnli_tfds.present(
+            split, wanted, data_dir=folder, tfds_dir=xnli_setup.tfds_dir()
+        )
     if missing and not xnli_setup.SKIP_MISSING.value:
-        try:
-            nli.path(folder, split, missing[0])
-        except corpora.CorpusError as error:
-            raise corpora.CorpusError(
-                f"{error}; --skip_missing_languages leaves such languages out"
-            ) from None
+        raise corpora.CorpusError(
+            f"no {split} pairs in {', '.join(missing)}, such as {folder}/nli/{split}."
+            f"{missing[0]}.tsv[.gz]; --skip_missing_languages leaves such languages out"
+        )
     if missing:
         lifecycle.say(f"no {split} pairs, left out: {', '.join(missing)}")
     return there
@@ -123,13 +124,12 @@ def _tokenised(
 def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:
     folder = xnli_setup.data_dir()
     if split != "train" and xnli_setup.DATASET.value == "tfds:xnli":
-        tfds_dir = xnli_setup.TFDS_DIR.value
         found, where = xnli_tfds.read(
             split,
             names,
             data_dir=folder,
             prepared_dir=pathlib.Path(clusters.PREPARED_DIR.value),
-            tfds_dir=pathlib.Path(tfds_dir) if tfds_dir else None,
+            tfds_dir=xnli_setup.tfds_dir(),
         )
         lifecycle.say(f"{split}: {where}")
     else:

@@ -102,6 +102,32 @@ def _by_id(file: pathlib.Path) -> dict[str, tuple[str, str, int]]:
     return dict(zip(examples.ids, rows, strict=True))
 
 
+def present(
+    split: str,
+    languages: Sequence[str],
+    *,
+    data_dir: pathlib.Path,
+    tfds_dir: pathlib.Path | None = None,
+) -> tuple[list[str], list[str]]:
+    """Which of the languages `read` would find, and which not.
+
+    Args:
+      split, languages, data_dir, tfds_dir: as in `read`.
+
+    Raises:
+      corpora.CorpusError: if none is there.
+    """
+    with _quiet():
+        builder = _theirs(tfds_dir)
+    if not builder:
+        return nli.present(data_dir, split, languages)
+    known = builder.info.features["premise"].languages
+    there = [each for each in languages if each in known]
+    if not there:
+        raise corpora.CorpusError(f"xnli has no {', '.join(languages)}")
+    return there, [each for each in languages if each not in known]
+
+
 def read(
     split: str,
     languages: Sequence[str],

@@ -37,6 +37,11 @@ PretrainedError = checkpoint_folder.PretrainedError
 
 PARTS = ("embeddings", "encoder", "pooler", "mlm_head", "rtd_head")
 OPTIONAL = PARTS[2:]
+PADDING = {
+    "XLMRoberta": "<pad>",
+    **dict.fromkeys(("Bert", "Electra", "ErnieM"), "[PAD]"),
+}
+"""Kind of tokenizer, as in a config.json -> its padding piece."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 MOST_SPARE_ROWS = 127
@@ -311,11 +316,23 @@ def first_layers(model: Pretrained, layers: int) -> Pretrained:
 
 
 def check_tokenizer(model: Pretrained, tokenizer: tokenizers.Tokenizer) -> None:
-    """Raises PretrainedError if a tokenizer is clearly another model's."""
+    """Raises PretrainedError if a tokenizer is clearly another model's.
+
+    By the number of its pieces, and by how its special pieces are written if the
+    model's config.json says of which kind its tokenizer is. Nothing in a checkpoint
+    tells two vocabularies of the same kind and size apart.
+    """
     rows, pieces = model.config.vocab_size, tokenizer.size
     if not pieces <= rows <= pieces + MOST_SPARE_ROWS:
         raise PretrainedError(
             f"a tokenizer of {pieces} pieces is not that of a model of {rows} rows"
+        )
+    kind, pad = str(model.about.get("tokenizer_class")), tokenizer.piece(tokenizer.pad)
+    wanted = [piece for name, piece in PADDING.items() if kind.startswith(name)]
+    if wanted and pad not in wanted:
+        raise PretrainedError(
+            f"a tokenizer that pads with {pad} is not that of a model that says"
+            f" tokenizer_class={kind}, which pads with {wanted[0]}"
         )
 
 

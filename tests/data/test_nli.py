@@ -112,6 +112,11 @@ def read(tmp_path, split="dev"):
     )
 
 
+def present(tmp_path, *languages):
+    folders = {"data_dir": tmp_path / "text", "tfds_dir": tmp_path / "tfds"}
+    return xnli_tfds.present("dev", languages, **folders)
+
+
 def test_our_tfds_builder_gives_what_the_files_have(tmp_path):
     """The folder is its manual_dir; nothing of TFDS's is prepared."""
     text = tiny_nli.write_text(tmp_path / "text")
@@ -128,7 +133,11 @@ def test_tfdss_own_builder_is_used_where_it_is_prepared(tmp_path):
     """It reads XNLI's own files; the same pairs come, though in another order."""
     tiny_nli.write_text(tmp_path / "text")
     ours, _ = read(tmp_path)
+    assert present(tmp_path, "en", "ur") == (["en"], ["ur"])
     prepare_theirs(tmp_path)
+    assert present(tmp_path, "en", "ur", "xx") == (["en", "ur"], ["xx"])
+    with pytest.raises(corpora.CorpusError, match="xnli has no xx"):
+        present(tmp_path, "xx")
     theirs, where = read(tmp_path)
     assert "TFDS's xnli" in where
     for language in LANGUAGES:

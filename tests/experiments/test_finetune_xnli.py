@@ -219,11 +219,12 @@ def test_a_subset_of_the_test_pairs_is_that_of_every_seed_and_language(runs, her
 
 def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, capsys):
     use(runs, languages="en,ur")
-    with pytest.raises(errors.NebulaError, match=r"'ur' has no test.*--skip_missing"):
+    with pytest.raises(errors.NebulaError, match=r"test pairs in ur.*--skip_missing"):
         finetune_xnli.main()
-    use(runs, languages="en,ur", skip_missing_languages="true")
-    assert xnli_text.languages("test") == ["en"]
-    assert "left out: ur" in capsys.readouterr().err
+    for dataset in ("folder", "tfds:xnli"):
+        use(runs, languages="en,ur", skip_missing_languages="true", dataset=dataset)
+        assert xnli_text.languages("test") == ["en"]
+        assert "left out: ur" in capsys.readouterr().err
 
 
 def no_checkpoint(folder):

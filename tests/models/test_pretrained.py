@@ -315,12 +315,38 @@ def test_a_tokenizer_of_another_size_is_noticed(tmp_path):
     model = pretrained.load(write(tmp_path))
 
     class Tokenizer:
-        size = 24
+        size, pad = 24, 0
+        piece = {0: "[PAD]"}.get
 
     with pytest.raises(pretrained.PretrainedError, match="24 pieces is not that of"):
         pretrained.check_tokenizer(model, Tokenizer)
     Tokenizer.size = 20  # three rows to spare
     pretrained.check_tokenizer(model, Tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pads"),
+    [
+        ("XLMRobertaTokenizerFast", "<pad>"),
+        ("BertTokenizer", "[PAD]"),
+        ("ElectraTokenizer", "[PAD]"),
+        ("ErnieMTokenizer", "[PAD]"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, kind, pads):
+    model = pretrained.load(write(tmp_path, tokenizer_class=kind))
+    other = {"<pad>": "[PAD]", "[PAD]": "<pad>"}[pads]
+    for padding in (pads, other):
+
+        class Tokenizer:
+            size, pad = 23, 1
+            piece = {1: padding}.get
+
+        if padding == pads:
+            pretrained.check_tokenizer(model, Tokenizer)
+        else:
+            with pytest.raises(pretrained.PretrainedError, match=f"={kind}, which pad"):
+                pretrained.check_tokenizer(model, Tokenizer)
 
 
 def test_a_description_says_what_it_is(tmp_path):
