@@ -105,6 +105,12 @@ def training_block(result: dict[str, Any]) -> str:
                 f"| {step['name']} | {step['ms']:.0f} ms"
                 f" | {step['tokens_per_second']:,.0f} | {' | '.join(beside)} |"
             )
+        lines += ["", "| what our bfloat16 step has | without it | times |"]
+        lines.append("|---|---:|---:|")
+        lines += [
+            f"| {gain['measure']} | {gain['ms']:.0f} ms | {gain['times']:.2f} |"
+            for gain in each["gains"]
+        ]
         lines += ["", "| of our bfloat16 step | time | share |", "|---|---:|---:|"]
         lines += [
             f"| {row['part']} | {row['ms']:.0f} ms | {row['share']:.0%} |"

@@ -1,4 +1,4 @@
-"""How fast a step trains here, beside the same step in PyTorch, and where time goes.
+"""How fast a step trains here, beside PyTorch's, where time goes, what gained how much.
 
     python -m scripts.bench_training                        # a table, in some minutes
     python -m scripts.bench_training --out=training.json    # and all of it as JSON
@@ -6,7 +6,8 @@
 PyTorch's steps need what is in requirements-parity.txt; without it ours run alone. All
 run in turn, round by round, in one process, with a thread for each core, on random
 weights and text: a rate is that of the median step, a ratio the median of the rounds'
-ratios. bfloat16 is PyTorch's autocast, and here operands of matrix products.
+ratios. bfloat16 is PyTorch's autocast, and here operands of matrix products. What each
+measure for speed gains is seen by doing the bfloat16 step without it.
 
 B batch, L length.
 """
@@ -19,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,7 @@ flags.declare_key_flag("out")
 ROUNDS = flags.DEFINE_integer("training_rounds", 7, "Rounds of all.", lower_bound=1)
 SMALL_SHAPES = flags.DEFINE_bool("small_shapes", False, "Tiny shapes, to try it out.")
 
+LONGEST_BUCKET = 96  # tokens, of xnli_warm.flags
 THEIR_RATE = 1.0  # ours over PyTorch's in float32, at least
 
 
@@ -70,8 +73,10 @@ def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> bench_shapes.St
     return run
 
 
-def fine_tuning(shape: bench_shapes.Shape, dtype: str) -> bench_shapes.Step:
-    """`finetune_xnli`'s step."""
+def fine_tuning(
+    shape: bench_shapes.Shape, dtype: str, *, donates: bool = True
+) -> bench_shapes.Step:
+    """`finetune_xnli`'s step; `donates`: whether its state is written in place."""
     config = classifier.Config(
         encoder=shape.config(dtype), pad=vocab.PAD, sep=vocab.SEP, dropout=0.0
     )
@@ -88,23 +93,33 @@ def fine_tuning(shape: bench_shapes.Shape, dtype: str) -> bench_shapes.Step:
     optimizer = _adam()
     state = train_state.create(trained, optimizer, jax.random.key(2))
     step = jax.jit(
-        functools.partial(classification.step, config, optimizer), donate_argnums=0
+        functools.partial(classification.step, config, optimizer),
+        donate_argnums=0 if donates else (),
     )
     right = jnp.asarray(bench_shapes.labels(shape))
     return _kept(lambda state: step(state, frozen, ids, right), state)
 
 
-def masked_lm(shape: bench_shapes.Shape, dtype: str) -> bench_shapes.Step:
-    """An M3 generator's step."""
+def masked_lm(
+    shape: bench_shapes.Shape,
+    dtype: str,
+    *,
+    donates: bool = True,
+    mask_rate: float = bench_shapes.MASK_RATE,
+) -> bench_shapes.Step:
+    """An M3 generator's step; `donates` as in `fine_tuning`."""
     config = m3.Config(
         generator=shape.config(dtype),
         discriminator=shape.config(dtype),
         steps=10_000,
-        mask_rate=bench_shapes.MASK_RATE,
+        mask_rate=mask_rate,
         learning_rate=bench_shapes.RATE,
     )
     state = m3.init_generator(config, 0, 0)
-    step = jax.jit(functools.partial(m3.generator_step, config), donate_argnums=0)
+    step = jax.jit(
+        functools.partial(m3.generator_step, config),
+        donate_argnums=0 if donates else (),
+    )
     ids = jnp.asarray(bench_shapes.tokens(shape))
 
     def take(state):
@@ -206,6 +221,44 @@ def profile(
     ]
 
 
+def without(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
+    """Measure for speed -> the bfloat16 step without it."""
+    dtype, is_fine_tuning = "bfloat16", shape.what == FINE_TUNING.what
+    own = fine_tuning if is_fine_tuning else masked_lm
+    found = {
+        "state written in place (donation)": own(shape, dtype, donates=False),
+        "our attention, not jax.nn's": _by_the_library(own(shape, dtype)),
+    }
+    if is_fine_tuning:
+        longest = shape._replace(length=LONGEST_BUCKET)
+        return found | {"rows as long as their bucket, not 96": own(longest, dtype)}
+    return found | {
+        "logits where masked, not everywhere": own(shape, dtype, mask_rate=1)
+    }
+
+
+def _by_the_library(step: bench_shapes.Step) -> bench_shapes.Step:
+    """The step, if jax.nn.dot_product_attention is in our attention's place."""
+
+    def attend(query, read, attention_mask, config, drop):
+        del drop  # none here
+        cast = [
+            each.astype(transformer.DTYPES[config.dtype]) for each in (query, *read)
+        ]
+        mask = jnp.broadcast_to(
+            attention_mask[:, None, None, :],
+            (len(query), 1, query.shape[1], attention_mask.shape[-1]),
+        )
+        found = jax.nn.dot_product_attention(*cast, mask=mask)
+        return found.astype(jnp.float32)
+
+    def run():
+        with mock.patch.object(transformer, "attend", attend):
+            return step()
+
+    return run
+
+
 def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
     """Name -> step: ours in both precisions, and PyTorch's if it is here."""
     is_fine_tuning = shape.what == FINE_TUNING.what
@@ -223,9 +276,11 @@ def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
 
 
 def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
-    """Rates of a shape's steps, and where the time of ours goes."""
-    seconds = turns.race(steps(shape), rounds)
+    """Rates of a shape's steps, what our measures gain, and where our time goes."""
+    named, measures = steps(shape), without(shape)
+    seconds = turns.race(named | measures, rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
+    ours = seconds["here, bfloat16"]
 
     def beside(name: str, dtype: str) -> float | None:
         theirs = seconds.get(f"PyTorch, {dtype}")
@@ -242,7 +297,15 @@ def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
                 "over_pytorch": beside(name, "float32"),
                 "over_same": beside(name, name.partition(", ")[2]),
             }
-            for name in seconds
+            for name in named
+        ],
+        "gains": [
+            {
+                "measure": name,
+                "ms": 1e3 * medians[name],
+                "times": turns.ratio(seconds[name], ours),
+            }
+            for name in measures
         ],
         "profile": profile(shape, "bfloat16", medians["here, bfloat16"], rounds),
     }
@@ -287,6 +350,8 @@ def main() -> int:
                 f"{step['name']:20} {step['ms']:8.0f} ms"
                 f" {step['tokens_per_second']:8,.0f} tokens/s{beside}"
             )
+        for gain in measured[-1]["gains"]:
+            print(f"  without: {gain['measure']:40} x {gain['times']:.2f}")
         for row in measured[-1]["profile"]:
             print(f"  {row['part']:30} {row['ms']:8.0f} ms {row['share']:6.0%}")
     result = {

@@ -10,6 +10,7 @@ import pathlib
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
@@ -27,6 +28,7 @@ SHAPE = {
 # Golden file -> transformers' class, what its config adds to SHAPE, our family.
 MODELS = {
     "bert": ("BertForMaskedLM", {"type_vocab_size": 2, "pad_token_id": 0}, "bert"),
+    "bert_pooled": ("BertModel", {"type_vocab_size": 2, "pad_token_id": 0}, "bert"),
     "xlm_roberta": (
         "XLMRobertaForMaskedLM",
         {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5},
@@ -53,7 +55,7 @@ INPUT_IDS = np.asarray([[2, 5, 9, 21, 7, 3], [2, 11, 6, 3, 0, 0]], np.int32)
 ATTENTION_MASK = np.asarray([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
 TOKEN_TYPE_IDS = np.asarray([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]], np.int32)
 
-OUTPUTS = {"hidden", "mlm_logits", "rtd_logits"}
+OUTPUTS = {"hidden", "pooled", "mlm_logits", "rtd_logits"}
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 
@@ -85,7 +87,7 @@ def input_ids(pad: int) -> np.ndarray:
 
 
 def ours(model: pretrained.Pretrained) -> dict[str, np.ndarray]:
-    """Our outputs: `hidden`, and logits of the heads that are there."""
+    """Our outputs: `hidden`, and those of the pooler and heads that are there."""
     config, params = model.config, model.params
     types = TOKEN_TYPE_IDS if config.token_types > 1 else None
     ids = input_ids(model.about.get("pad_token_id") or 0)
@@ -97,6 +99,10 @@ def ours(model: pretrained.Pretrained) -> dict[str, np.ndarray]:
             {"params": params["encoder"]}, hidden, ATTENTION_MASK, True
         )
         outputs = {"hidden": hidden}
+        if "pooler" in params:
+            dense = transformer.dense(config.width, config, "dense")
+            pooler = {"params": params["pooler"]["dense"]}
+            outputs["pooled"] = jnp.tanh(dense.apply(pooler, hidden[:, 0]))
         if "mlm_head" in params:
             table = params["embeddings"]["word_embeddings"]["embedding"]
             outputs["mlm_logits"] = heads.MLMHead(config).apply(
@@ -114,8 +120,9 @@ def ours(model: pretrained.Pretrained) -> dict[str, np.ndarray]:
 def difference(ours: dict[str, np.ndarray], theirs: dict) -> float:
     """Largest absolute difference where there is no padding."""
     assert ours.keys() == theirs.keys()
+    where = {key: ... if key == "pooled" else ATTENTION_MASK for key in ours}
     return max(
-        float(np.abs(ours[key] - np.asarray(theirs[key]))[ATTENTION_MASK].max())
+        float(np.abs(ours[key] - np.asarray(theirs[key]))[where[key]].max())
         for key in ours
     )
 
@@ -146,6 +153,8 @@ def theirs(model) -> dict[str, np.ndarray]:
             ),
         )
     outputs = {"hidden": found.hidden_states[-1].numpy()}
+    if getattr(found, "pooler_output", None) is not None:
+        outputs["pooled"] = found.pooler_output.numpy()
     if type(model).__name__.endswith("MaskedLM"):
         outputs["mlm_logits"] = found.logits.numpy()
     if type(model).__name__.endswith("PreTraining"):

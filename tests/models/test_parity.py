@@ -1,13 +1,17 @@
 """Models against transformers itself; needs requirements-parity.txt, else skipped."""
 
 import pathlib
+import types
 
 import numpy as np
 import oracle
 import pytest
+from absl import flags
+from flax import traverse_util
 
+from experiments import m3_models
 from nebula_jax.data import tokenizer
-from nebula_jax.models import packages, pretrained
+from nebula_jax.models import packages, pretrained, transformer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.57")
@@ -41,6 +45,37 @@ def test_golden_files_are_what_transformers_says_today(name):
     assert golden["tensors"] == tensors
     for key, value in oracle.theirs(model).items():
         np.testing.assert_allclose(golden[key], value, atol=2e-5)
+
+
+def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
+    config = transformer.Config(
+        **{"vocab_size": 23, "layers": 2, "width": 8, "heads": 4},
+        **{"feed_forward": 12, "max_length": 12},
+    )
+    shapes = {
+        path: shape
+        for path, shape in pretrained.shapes(config).items()
+        if pretrained.part_of(path) in ("embeddings", "encoder")
+    }
+    params = traverse_util.unflatten_dict(
+        {path: oracle.weights(path, shape) for path, shape in shapes.items()}, sep="/"
+    )
+    (tmp_path / "vocabulary").write_bytes(b"pieces")
+    folder, of = tmp_path / "encoder", types.SimpleNamespace
+    flags.FLAGS(["test"])
+    m3_models.export(
+        folder,
+        of(config=of(discriminator=config)),
+        of(path=tmp_path / "vocabulary"),
+        params,
+    )
+    theirs, info = transformers.AutoModel.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    ours = oracle.ours(pretrained.load(folder))
+    assert oracle.difference(ours, oracle.theirs(theirs)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", packages.MODELS)

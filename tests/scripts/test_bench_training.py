@@ -29,6 +29,16 @@ def test_every_step_is_measured_in_both_precisions(result):
         assert ("PyTorch, float32" in steps) == pytorch_steps.is_here()
 
 
+def test_what_each_measure_gained_is_seen_without_it(result):
+    for each, own in zip(
+        result["measured"], ("rows as long as", "logits where masked"), strict=True
+    ):
+        names = [gain["measure"] for gain in each["gains"]]
+        assert len(names) == 3
+        assert names[-1].startswith(own)
+        assert all(gain["times"] > 0 for gain in each["gains"])
+
+
 def test_a_profile_has_every_part_of_its_step(result):
     both = {"attention", "feed-forward, layer norms", "optimizer, and what is left"}
     for each, more in zip(
@@ -56,6 +66,7 @@ def test_the_target_is_pytorchs_rate():
             "what": "x",
             "shape": bench_training.MLM._asdict(),
             "steps": [step("here, bfloat16", over), step("PyTorch, float32", 1.0)],
+            "gains": [{"measure": "buckets", "ms": 25.0, "times": 2.5}],
             "profile": [{"part": "attention", "ms": 4.0, "share": 0.4}],
         }
         for over in (1.5, 0.5)
@@ -69,4 +80,5 @@ def test_the_target_is_pytorchs_rate():
     )
     assert "| here, bfloat16 | 10 ms | 100 | 1.50 | 0.75 |" in block
     assert "| attention | 4 ms | 40% |" in block
+    assert "| buckets | 25 ms | 2.50 |" in block
     assert "**not met**" in block
