@@ -227,7 +227,7 @@ def without(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
     own = fine_tuning if is_fine_tuning else masked_lm
     found = {
         "state written in place (donation)": own(shape, dtype, donates=False),
-        "our attention, not jax.nn's": _by_the_library(own(shape, dtype)),
+        "our attention, not jax.nn's": by_the_library(own(shape, dtype)),
     }
     if is_fine_tuning:
         longest = shape._replace(length=LONGEST_BUCKET)
@@ -237,7 +237,7 @@ def without(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
     }
 
 
-def _by_the_library(step: bench_shapes.Step) -> bench_shapes.Step:
+def by_the_library(step: bench_shapes.Step) -> bench_shapes.Step:
     """The step, if jax.nn.dot_product_attention is in our attention's place."""
 
     def attend(query, read, attention_mask, config, drop):

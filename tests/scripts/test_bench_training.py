@@ -1,10 +1,19 @@
 import json
+from unittest import mock
 
+import jax
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from scripts import bench_tables, bench_training, pytorch_steps
+from scripts import bench_tables, bench_training, pytorch_steps, turns
+
+SMALL = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
+
+
+def race(runs, rounds):
+    """Nothing runs: compiling all of it takes a minute."""
+    return {name: [0.5 * number] * rounds for number, name in enumerate(runs, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -12,9 +21,36 @@ def result(tmp_path_factory):
     """Of tiny shapes, PyTorch or not."""
     out = tmp_path_factory.mktemp("bench") / "training.json"
     flags.FLAGS(["test"])
-    with flagsaver.flagsaver(out=str(out), training_rounds=1, small_shapes=True):
+    with (
+        flagsaver.flagsaver(out=str(out), training_rounds=1, small_shapes=True),
+        mock.patch.object(turns, "race", race),
+    ):
         assert bench_training.main() == 0
     return json.loads(out.read_text())
+
+
+def test_the_steps_without_a_measure_compute_the_same():
+    _, metrics = bench_training.fine_tuning(SMALL, "float32")()
+    _, plain = bench_training.fine_tuning(SMALL, "float32", donates=False)()
+    by_library = bench_training.by_the_library(
+        bench_training.fine_tuning(SMALL, "float32")
+    )
+    library = jax.nn.dot_product_attention
+    with mock.patch.object(jax.nn, "dot_product_attention", wraps=library) as asked:
+        _, theirs = by_library()
+    assert asked.called
+    for name in ("loss", "tokens"):
+        assert float(plain[name]) == pytest.approx(float(metrics[name]), rel=1e-6)
+        assert float(theirs[name]) == pytest.approx(float(metrics[name]), rel=1e-5)
+
+
+def test_parts_and_a_masked_lm_without_its_measure_run():
+    shape = bench_training.MLM._replace(**bench_training.SMALL)
+    everywhere = bench_training.without(shape)["logits where masked, not everywhere"]
+    _, metrics = everywhere()
+    assert metrics["loss"] > 0
+    for part in bench_training.parts(shape, "bfloat16").values():
+        jax.block_until_ready(part())
 
 
 def test_every_step_is_measured_in_both_precisions(result):
