@@ -12,13 +12,26 @@ import jax
 
 
 def race(
-    runs: Mapping[str, Callable[[], Any]], rounds: int, pause: float = 0.0
+    runs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    pause: float = 0.0,
+    warm: int = 0,
 ) -> dict[str, list[float]]:
-    """Seconds that each took in each round, after one that does not count."""
+    """Seconds that each took in each round, after one round that does not count.
+
+    Args:
+      runs: name -> what is timed; what it returns is waited for.
+      rounds: that count.
+      pause: seconds before each.
+      warm: runs before the one that is timed, in its turn. Two that use much memory
+        take each other's pages, which costs whoever comes next.
+    """
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
             time.sleep(pause)
+            for _ in range(warm):
+                jax.block_until_ready(run())
             start = time.perf_counter()
             jax.block_until_ready(run())
             if number:

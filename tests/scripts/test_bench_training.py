@@ -11,7 +11,7 @@ from scripts import bench_tables, bench_training, pytorch_steps, turns
 SMALL = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
 
 
-def race(runs, rounds):
+def race(runs, rounds, warm=0):
     """Nothing runs: compiling all of it takes a minute."""
     return {name: [0.5 * number] * rounds for number, name in enumerate(runs, 1)}
 

@@ -18,3 +18,7 @@ def test_a_ratio_compares_within_rounds_and_a_race_takes_turns():
     assert order == ["a", "b"] * 3  # the first round does not count
     assert len(seconds["a"]) == len(seconds["b"]) == 2
     assert min(seconds["b"]) >= 0.01
+    order.clear()
+    seconds = turns.race({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 1, warm=1)
+    assert order == ["a", "a", "b", "b"] * 2
+    assert len(seconds["a"]) == 1
