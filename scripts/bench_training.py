@@ -196,30 +196,27 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
 
 
 def profile(
-    shape: bench_shapes.Shape, dtype: str, seconds: float, rounds: int
+    shape: bench_shapes.Shape, seconds: Mapping[str, list[float]], step: list[float]
 ) -> list[dict[str, Any]]:
     """Where the time of a step goes.
 
     Args:
       shape: of the step.
-      dtype: likewise.
-      seconds: of the whole step.
-      rounds: to measure its parts in.
+      seconds: of each of its `parts`, round by round.
+      step: likewise, of the whole.
     """
-    found = {
-        name: statistics.median(times)
-        for name, times in turns.race(parts(shape, dtype), rounds).items()
-    }
-    layer, attention = found.pop("layer"), found.pop("attention")
+    shares = {name: turns.ratio(times, step) for name, times in seconds.items()}
+    layer, attention = shares.pop("layer"), shares.pop("attention")
     rows = {
         "attention": shape.layers * attention,
         "feed-forward, layer norms": shape.layers * max(0.0, layer - attention),
-        **found,
+        **shares,
     }
-    rows["optimizer, and what is left"] = seconds - sum(rows.values())
+    rows["optimizer, and what is left"] = 1 - sum(rows.values())
+    whole = 1e3 * statistics.median(step)
     return [
-        {"part": name, "ms": 1e3 * value, "share": value / seconds}
-        for name, value in rows.items()
+        {"part": name, "ms": share * whole, "share": share}
+        for name, share in rows.items()
     ]
 
 
@@ -279,8 +276,8 @@ def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
 
 def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
     """Rates of a shape's steps, what our measures gain, and where our time goes."""
-    named, measures = steps(shape), without(shape)
-    seconds = turns.race(named | measures, rounds, warm=WARM)
+    named, measures, own = steps(shape), without(shape), parts(shape, "bfloat16")
+    seconds = turns.race(named | measures | own, rounds, warm=WARM)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     ours = seconds["here, bfloat16"]
 
@@ -309,7 +306,7 @@ def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
             }
             for name in measures
         ],
-        "profile": profile(shape, "bfloat16", medians["here, bfloat16"], rounds),
+        "profile": profile(shape, {name: seconds[name] for name in own}, ours),
     }
 
 
