@@ -306,7 +306,13 @@ def _selected(folder: pathlib.Path) -> tuple[Any, np.ndarray, int]:
     if not steps:
         raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
     whole = checkpoint.read(checkpoints, steps[-1])
-    return whole["best"], np.asarray(whole["keep"]), int(whole["selected_step"])
+    step = int(whole["selected_step"])
+    if step == 0:
+        raise errors.NebulaError(
+            f"{folder} has not looked at English dev yet, so no step of it is selected;"
+            " its own command goes on"
+        )
+    return whole["best"], np.asarray(whole["keep"]), step
 
 
 def _check_encoder(folder: pathlib.Path) -> None:

@@ -361,6 +361,19 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
         path.write_bytes(before)
 
 
+def test_a_run_that_has_selected_nothing_yet_is_not_tested(
+    runs, undisturbed, here, monkeypatch
+):
+    read = finetune_xnli.checkpoint.read
+    monkeypatch.setattr(
+        finetune_xnli.checkpoint, "read", lambda *at: read(*at) | {"selected_step": 0}
+    )
+    monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
+    use(runs, eval_only="true", run="undisturbed")
+    with pytest.raises(errors.NebulaError, match="no step of it is selected"):
+        finetune_xnli.main()
+
+
 FLAGFILES = pathlib.Path(finetune_xnli.__file__).parent / "flags"
 
 
