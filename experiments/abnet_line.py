@@ -116,7 +116,7 @@ def _check_codecs(examples: int, width: int) -> None:
             for option in codec_lib.fixed(codec):
                 codec_lib.payload_spec(option, spec)
             if codec.choose is not None:
-                codec.choose(arrays, codec.init(spec), step=1)
+                codec.choose(arrays, codec.init(spec), clusters.STEPS.value)
         except ValueError as error:
             raise clusters.FlagError(f"--{flag.name}={flag.value}: {error}") from None
 

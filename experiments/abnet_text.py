@@ -44,8 +44,9 @@ TEXT = flags.DEFINE_string(
 ID_KEY = flags.DEFINE_string(
     "id_key",
     "",
-    "A file with a secret of both sides, under which example ids are compared; without"
-    " one, who knows the run's flags can tell whether an id is among them.",
+    "A file with a secret of both sides, under which example ids are compared, and text"
+    " and models of a run that goes on; without one, who knows the run's flags can tell"
+    " whether an id is among them. A run keeps to its key.",
 )
 
 

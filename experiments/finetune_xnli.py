@@ -312,18 +312,23 @@ def _selected(folder: pathlib.Path) -> tuple[Any, np.ndarray, int]:
             f"{folder} has not looked at English dev yet, so no step of it is selected;"
             " its own command goes on"
         )
+    if steps[-1] < clusters.STEPS.value:
+        lifecycle.say(
+            f"{folder} stands at step {steps[-1]:,} of {clusters.STEPS.value:,}"
+        )
     return whole["best"], np.asarray(whole["keep"]), step
 
 
 def _check_encoder(folder: pathlib.Path) -> None:
-    """Raises CheckpointError if --encoder is not what the run was trained from."""
+    """Raises CheckpointError if --encoder is not what the run was trained with."""
     about = checkpoint.newest_about(folder / xnli_setup.NAME / "checkpoints")
-    own = xnli_setup.own()
-    if about.get("own", own).get("encoder", own["encoder"]) != own["encoder"]:
-        raise checkpoint.CheckpointError(
-            f"{folder} was trained from another encoder than"
-            f" --encoder={xnli_setup.ENCODER.value} is now"
-        )
+    before = about.get("own", {})
+    for name, digest in xnli_setup.own().items():
+        if before.get(name, digest) != digest:
+            raise checkpoint.CheckpointError(
+                f"{folder} was trained with another {name} than that of"
+                f" --encoder={xnli_setup.ENCODER.value} now"
+            )
 
 
 def _with_rows(model, trained: Any, keep: np.ndarray):

@@ -122,5 +122,8 @@ def show(results: Mapping[str, Any], title: str) -> None:
 
 
 def write(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-    """Writes JSON."""
-    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    """Writes JSON, whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    partial.write_text(text, "utf-8")
+    partial.replace(path)

@@ -188,8 +188,12 @@ def tfds_dir() -> pathlib.Path | None:
 
 
 def own() -> dict[str, str]:
-    """What a run goes on and is tested with only if it is as it was: the encoder."""
-    return {"encoder": checkpoint_folder.digest(_encoder_folder())}
+    """What a run goes on and is tested with only if it is as it was."""
+    folder = _encoder_folder()
+    return {
+        "encoder": checkpoint_folder.digest(folder),
+        "tokenizer": tokenizers.load(folder).digest,
+    }
 
 
 def _encoder_folder() -> pathlib.Path:

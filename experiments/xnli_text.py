@@ -42,22 +42,24 @@ class Text(NamedTuple):
 
 
 def languages(split: str) -> list[str]:
-    """Those of --languages that there is a test in.
+    """Those of --languages that have pairs of a split.
 
     Raises:
-      corpora.CorpusError: if one is missing, unless --skip_missing_languages.
+      corpora.CorpusError: if one has none, unless --skip_missing_languages.
     """
     wanted, folder = xnli_setup.languages(), xnli_setup.data_dir()
     if xnli_setup.DATASET.value == "folder":
         there, missing = nli.present(folder, split, wanted)
+        where = f"{folder}/nli/{split}.LANGUAGE.tsv[.gz]"
     else:
         there, missing = xnli_tfds.present(
             split, wanted, data_dir=folder, tfds_dir=xnli_setup.tfds_dir()
         )
+        where = xnli_setup.DATASET.value
     if missing and not xnli_setup.SKIP_MISSING.value:
         raise corpora.CorpusError(
-            f"no {split} pairs in {', '.join(missing)}, such as {folder}/nli/{split}."
-            f"{missing[0]}.tsv[.gz]; --skip_missing_languages leaves such languages out"
+            f"no {split} pairs in {', '.join(missing)} ({where});"
+            " --skip_missing_languages leaves such languages out"
         )
     if missing:
         lifecycle.say(f"no {split} pairs, left out: {', '.join(missing)}")

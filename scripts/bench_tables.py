@@ -105,7 +105,7 @@ def training_block(result: dict[str, Any]) -> str:
                 f"| {step['name']} | {step['ms']:.0f} ms"
                 f" | {step['tokens_per_second']:,.0f} | {' | '.join(beside)} |"
             )
-        lines += ["", "| what our bfloat16 step has | without it | times |"]
+        lines += ["", "| what our bfloat16 step has | without it | slower |"]
         lines.append("|---|---:|---:|")
         lines += [
             f"| {gain['measure']} | {gain['ms']:.0f} ms | {gain['times']:.2f} |"

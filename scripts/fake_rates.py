@@ -34,7 +34,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting(1.0, 0.15),  # the paper's
+    Setting(1.0, 0.15),  # ELECTRA's; the paper states none
     Setting(0.5, 0.15),
     Setting(2.0, 0.15),
     Setting(1.0, 0.3),

@@ -114,7 +114,8 @@ def write_model(
         if path.startswith(parts)
     }
     params = traverse_util.unflatten_dict(flat, sep="/")
-    pretrained.save(folder, pretrained.Pretrained(family, config, params, {}))
+    about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
+    pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
     return folder
 
 

@@ -55,7 +55,8 @@ class Sender:
         """Encodes on the device and queues the bytes; blocks while too much waits.
 
         Args:
-          step: optimisation step, part of the tag that the receiver checks.
+          step: optimisation step, counted from 1: part of the tag that the receiver
+            checks, and what codecs go by that begin later.
           arrays: pytree of the channel's spec.
           micro_batch: the rest of the tag.
         """

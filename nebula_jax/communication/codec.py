@@ -29,8 +29,8 @@ class Codec(NamedTuple):
 
     init: spec -> state, on both ends.
     encode: (arrays, state) -> (payload, state). With options, it chooses, so it cannot
-      be jitted as a whole (each option can), and takes the step as a third argument, 1
-      if that is left out.
+      be jitted as a whole (each option can), and takes the step as a third argument; if
+      that is left out it is the first one, and nothing that begins later ever does.
     decode: (payload, state) -> (arrays, state).
     options: codecs of a fixed payload shape that share `init`; empty where there is
       one shape only, which is most codecs.

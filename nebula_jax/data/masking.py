@@ -64,7 +64,7 @@ def mask_tokens(
     Args:
       rng: key.
       input_ids: [B, L] int32.
-      rate: share of tokens to mask; 0.15 in the paper.
+      rate: share of tokens to mask; 0.15 in ELECTRA; the paper states none.
       policy: what to put there.
       vocab_size: V, for random tokens.
 

@@ -163,11 +163,7 @@ def read(
         except (errors.NebulaError, OSError):
             raise
         except Exception as error:  # tfds, protobuf and array_record raise many kinds
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise corpora.CorpusError(
-                f"{where} cannot be read by way of TFDS ({reason}); its own xnli must"
-                " be prepared with --file_format=array_record"
-            ) from None
+            raise _unreadable(where, error) from None
 
 
 def _theirs(tfds_dir: pathlib.Path | None) -> tfds.core.DatasetBuilder | None:
@@ -178,6 +174,17 @@ def _theirs(tfds_dir: pathlib.Path | None) -> tfds.core.DatasetBuilder | None:
         )
     except tfds.core.DatasetNotFoundError:
         return None
+    except Exception as error:  # its metadata is damaged
+        where = f"TFDS's xnli in {tfds_dir or 'its own folder'}"
+        raise _unreadable(where, error) from None
+
+
+def _unreadable(where: str, error: Exception) -> corpora.CorpusError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return corpora.CorpusError(
+        f"{where} cannot be read by way of TFDS ({reason}); its own xnli must be"
+        " prepared with --file_format=array_record"
+    )
 
 
 def _own(

@@ -42,6 +42,12 @@ PADDING = {
     **dict.fromkeys(("Bert", "Electra", "ErnieM"), "[PAD]"),
 }
 """Kind of tokenizer, as in a config.json -> its padding piece."""
+KINDS = {
+    "xlm_roberta": "XLMRobertaTokenizer",
+    "electra": "ElectraTokenizer",
+    **dict.fromkeys(("ernie_m", "ernie_m_paddle"), "ErnieMTokenizer"),
+}
+"""Family -> its kind of tokenizer, if config.json says none."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 MOST_SPARE_ROWS = 127
@@ -166,7 +172,7 @@ def _to_ours(
     }
     wanted = {path: own for path, own in wanted.items() if part_of(path) in parts}
 
-    missing, misshapen = [], []
+    missing, misshapen, quantised = [], [], []
     for path, (theirs, shape) in wanted.items():
         if theirs not in given:
             missing.append(theirs)
@@ -176,6 +182,8 @@ def _to_ours(
             misshapen.append(
                 f"{theirs} is {list(given[theirs].shape)}, expected {list(expected)}"
             )
+        elif not jnp.issubdtype(given[theirs].dtype, jnp.floating):
+            quantised.append(f"{theirs} is {given[theirs].dtype}")
     unexpected = [
         key
         for key in sorted(given.keys() - {theirs for theirs, _ in wanted.values()})
@@ -187,6 +195,7 @@ def _to_ours(
             ("missing", missing),
             ("unexpected", unexpected),
             ("not as config.json says", misshapen),
+            ("no floating-point numbers", quantised),
         )
         if names
     ]
@@ -318,21 +327,23 @@ def first_layers(model: Pretrained, layers: int) -> Pretrained:
 def check_tokenizer(model: Pretrained, tokenizer: tokenizers.Tokenizer) -> None:
     """Raises PretrainedError if a tokenizer is clearly another model's.
 
-    By the number of its pieces, and by how its special pieces are written if the
-    model's config.json says of which kind its tokenizer is. Nothing in a checkpoint
-    tells two vocabularies of the same kind and size apart.
+    By the number of its pieces, and by how its special pieces are written: as
+    config.json says (tokenizer_class) or as the model's family has them; of BERT's form
+    are models with either kind. Nothing in a checkpoint tells two vocabularies of the
+    same kind and size apart.
     """
     rows, pieces = model.config.vocab_size, tokenizer.size
     if not pieces <= rows <= pieces + MOST_SPARE_ROWS:
         raise PretrainedError(
             f"a tokenizer of {pieces} pieces is not that of a model of {rows} rows"
         )
-    kind, pad = str(model.about.get("tokenizer_class")), tokenizer.piece(tokenizer.pad)
+    kind = str(model.about.get("tokenizer_class") or KINDS.get(model.family))
+    pad = tokenizer.piece(tokenizer.pad)
     wanted = [piece for name, piece in PADDING.items() if kind.startswith(name)]
     if wanted and pad not in wanted:
         raise PretrainedError(
-            f"a tokenizer that pads with {pad} is not that of a model that says"
-            f" tokenizer_class={kind}, which pads with {wanted[0]}"
+            f"a tokenizer that pads with {pad} is not that of a model whose tokenizer"
+            f" is {kind}, which pads with {wanted[0]}"
         )
 
 

@@ -36,7 +36,7 @@ def front_step(
       params: all of its parameters.
       micro_batches: of this batch, in order; each is asked for when it is due.
       rng: key of the step; all micro-batches get the same.
-      step: tag of what crosses.
+      step: counted from 1; tag of what crosses, and what codecs go by that begin later.
       hidden: where h goes.
       gradient: where the gradient in h comes from.
       ahead: micro-batches that may be under way, at least 1: each keeps its residuals.
@@ -119,7 +119,7 @@ def looped_step(
 
     Args:
       halves, params, micro_batches, rngs, grads: of the front and of the back.
-      step: tag of what crosses.
+      step: as in `front_step`.
       hidden, gradient: both ends of each channel, of one `loopback.Loopback`.
 
     Returns:

@@ -191,7 +191,12 @@ def test_languages_whose_examples_differ_are_not_one_dataset(tmp_path):
 def test_a_damaged_dataset_of_tfds_is_one_error(tmp_path):
     tiny_nli.write_text(tmp_path / "text")
     prepare_theirs(tmp_path)
-    for path in pathlib.Path(tmp_path / "tfds").rglob("*.array_record*"):
-        path.write_bytes(b"nothing")
+    folder = pathlib.Path(tmp_path / "tfds")
+    for pattern in ("*.array_record*", "features.json"):
+        (*_, path) = paths = sorted(folder.rglob(pattern))
+        for path in paths:
+            path.write_bytes(b"nothing")
+        with pytest.raises(corpora.CorpusError, match="cannot be read by way of TFDS"):
+            read(tmp_path)
     with pytest.raises(corpora.CorpusError, match="cannot be read by way of TFDS"):
-        read(tmp_path)
+        present(tmp_path, "en")

@@ -285,7 +285,7 @@ def test_an_empty_key_is_no_key(here, tmp_path):
         assert abnet_text.id_key() == b"secret"
 
 
-def test_what_a_side_says_of_its_text_and_model_is_keyed(here, tmp_path):
+def test_what_a_side_says_of_its_model_is_keyed(here, tmp_path):
     """Else the other side could tell whether a text that it guesses is the same."""
     manifest = tmp_path / "run" / "target" / "model" / abnet_models.MADE_OF
     manifest.parent.mkdir(parents=True)

@@ -222,7 +222,8 @@ def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, caps
     with pytest.raises(errors.NebulaError, match=r"test pairs in ur.*--skip_missing"):
         finetune_xnli.main()
     for dataset in ("folder", "tfds:xnli"):
-        use(runs, languages="en,ur", skip_missing_languages="true", dataset=dataset)
+        given = {"languages": "en,ur", "skip_missing_languages": "true"}
+        use(runs, **given, dataset=dataset, tfds_dir="nothing")
         assert xnli_text.languages("test") == ["en"]
         assert "left out: ur" in capsys.readouterr().err
 
@@ -341,21 +342,36 @@ def test_a_folder_goes_on_only_with_its_own_settings(runs, undisturbed, here):
         finetune_xnli.main()
 
 
-def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
-    runs, undisturbed, here, monkeypatch
-):
-    path = pathlib.Path("models/bert/model.safetensors")
-    before = path.read_bytes()
+def add_one(path):
     tensors = safetensors.numpy.load_file(path)
+    name = next(iter(tensors))
+    safetensors.numpy.save_file(tensors | {name: tensors[name] + 1}, path)
+
+
+def lower_case(path):
+    path.write_text('{"do_lower_case": true}')
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "change"),
+    [
+        ("encoder", "model.safetensors", add_one),
+        ("tokenizer", "tokenizer_config.json", lower_case),
+    ],
+)
+def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
+    runs, undisturbed, here, monkeypatch, what, file, change
+):
+    path = pathlib.Path("models/bert") / file
+    before = path.read_bytes()
     try:
-        name = next(iter(tensors))
-        safetensors.numpy.save_file(tensors | {name: tensors[name] + 1}, path)
-        use(runs, workdir="undisturbed", steps=STEPS)
-        with pytest.raises(errors.NebulaError, match="holds a run with encoder="):
+        change(path)
+        use(runs, workdir="undisturbed", steps=STEPS, eval_only="false")
+        with pytest.raises(errors.NebulaError, match=f"holds a run with {what}="):
             finetune_xnli.main()
         monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
         use(runs, eval_only="true", run="undisturbed")
-        with pytest.raises(errors.NebulaError, match="from another encoder than"):
+        with pytest.raises(errors.NebulaError, match=f"with another {what} than"):
             finetune_xnli.main()
     finally:
         path.write_bytes(before)
@@ -401,6 +417,18 @@ def test_the_small_flagfile_is_a_possible_run():
 
 
 def test_a_language_at_chance_is_warned_of(capsys):
-    results = {"accuracy": {}, "average": 0.3, "warnings": ["sw: 33.0% of 3510"]}
+    """From what a classifier said of the pairs to what a person reads."""
+    labels = np.repeat([0, 1, 2], [30, 20, 50]).astype(np.int32)
+    parts = dict.fromkeys(("en", "sw"), xnli_text.Part(None, labels))
+    right, always_first = np.eye(3)[labels], np.eye(3)[np.zeros(100, int)]
+    scores = xnli_report.judge(parts, {"en": right, "sw": always_first})
+    results = xnli_report.as_json(scores)
+    assert results["accuracy"] == {"en": 1.0, "sw": 0.3}
+    assert results["labels"] == {"en": [30, 20, 50], "sw": [30, 20, 50]}
+    assert results["predicted"] == {"en": [30, 20, 50], "sw": [100, 0, 0]}
     xnli_report.show(results, "a table")
-    assert "warning: sw: 33.0% of 3510" in capsys.readouterr().err
+    said = capsys.readouterr()
+    warnings = [line for line in said.err.splitlines() if "warning" in line]
+    assert len(warnings) == 2  # no better than chance, and one label for all
+    assert all(" sw" in line for line in warnings)
+    assert "100 / 0 / 0" in said.out

@@ -2,6 +2,7 @@ import dataclasses
 import json
 
 import jax
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
@@ -311,6 +312,27 @@ def test_no_two_parameters_have_one_name(name):
     assert ("embeddings" in nameless) == name.startswith("ernie_m")
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_weights_of_any_floating_point_type_are_read(tmp_path, dtype):
+    folder = write(tmp_path)
+    before = pretrained.load(folder)
+    rename(folder, lambda each: {name: x.astype(dtype) for name, x in each.items()})
+    after = pretrained.load(folder)
+    for ours, theirs in zip(*map(jax.tree.leaves, (after, before)), strict=True):
+        if isinstance(ours, np.ndarray):
+            assert ours.dtype == np.float32
+            np.testing.assert_array_equal(ours, theirs.astype(dtype).astype("f4"))
+
+
+def test_quantised_weights_are_refused_by_name(tmp_path):
+    folder = write(tmp_path)
+    name = "encoder.layer.0.output.dense.weight"
+    quantised = {f"bert.{name}": np.ones((8, 12), np.int8)}
+    rename(folder, lambda each: each | quantised)
+    with pytest.raises(pretrained.PretrainedError, match=f"{name} is int8"):
+        pretrained.load(folder)
+
+
 def test_a_tokenizer_of_another_size_is_noticed(tmp_path):
     model = pretrained.load(write(tmp_path))
 
@@ -325,16 +347,18 @@ def test_a_tokenizer_of_another_size_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "pads"),
+    ("name", "said", "kind", "pads"),
     [
-        ("XLMRobertaTokenizerFast", "<pad>"),
-        ("BertTokenizer", "[PAD]"),
-        ("ElectraTokenizer", "[PAD]"),
-        ("ErnieMTokenizer", "[PAD]"),
+        ("bert", "XLMRobertaTokenizerFast", "XLMRobertaTokenizerFast", "<pad>"),
+        ("bert", "BertTokenizer", "BertTokenizer", "[PAD]"),
+        ("xlm_roberta", None, "XLMRobertaTokenizer", "<pad>"),
+        ("electra_generator", None, "ElectraTokenizer", "[PAD]"),
+        ("ernie_m", None, "ErnieMTokenizer", "[PAD]"),
     ],
 )
-def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, kind, pads):
-    model = pretrained.load(write(tmp_path, tokenizer_class=kind))
+def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, name, said, kind, pads):
+    given = {"tokenizer_class": said} if said else {}
+    model = pretrained.load(write(tmp_path, name, **given))
     other = {"<pad>": "[PAD]", "[PAD]": "<pad>"}[pads]
     for padding in (pads, other):
 
@@ -345,7 +369,9 @@ def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, kind, pads):
         if padding == pads:
             pretrained.check_tokenizer(model, Tokenizer)
         else:
-            with pytest.raises(pretrained.PretrainedError, match=f"={kind}, which pad"):
+            with pytest.raises(
+                pretrained.PretrainedError, match=f"is {kind}, which pad"
+            ):
                 pretrained.check_tokenizer(model, Tokenizer)
 
 

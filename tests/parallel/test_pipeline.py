@@ -256,6 +256,28 @@ def test_no_more_than_ahead_micro_batches_are_under_way(ahead, arrive, calls):
     assert half.most_alive == (1 if arrive else min(ahead, 4))
 
 
+def test_codecs_go_by_the_optimisation_step_not_by_micro_batches():
+    late = codecs.from_step(2, codecs.fp16())
+    sizes = []
+    near, far = halves(late, late)
+    loop, spec = loopback.Loopback(), spec_of(near)
+    hidden = loop.sender("hidden", spec, late), loop.receiver("hidden", spec, late)
+    gradient = loop.sender("back", spec, late), loop.receiver("back", spec, late)
+    for step in (1, 2):
+        before = dict(loop.sent)
+        pipeline.looped_step(
+            *((near, far), two_halves.init()),
+            two_halves.pieces(two_halves.batch(step), COUNT),
+            *(two_halves.rngs(step), step, hidden, gradient),
+        )
+        sizes.append({way: loop.sent[way] - before.get(way, 0) for way in loop.sent})
+    plain, half = (
+        COUNT * codec.nbytes(codec.payload_spec(each, spec)) for each in late.options
+    )
+    assert half < plain
+    assert sizes == [dict.fromkeys(("hidden", "back"), size) for size in (plain, half)]
+
+
 def test_none_ahead_is_refused():
     with pytest.raises(ValueError, match="ahead must be at least 1, not 0"):
         pipeline.front_step(Half(), None, [], None, 1, None, None, ahead=0)

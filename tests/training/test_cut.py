@@ -191,6 +191,9 @@ def test_gradients_are_those_of_what_was_received(named):
         for kind, limit in enumerate(ERRORS[named]):
             assert max(pair[kind] for pair in errors) <= limit
         params = jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+    if "from_step(2" in named[0]:
+        for way in range(2):
+            assert [each[way].option for each in run.crossed] == [0, 0, 1, 1]
 
 
 def decoded(each, sent, state):
