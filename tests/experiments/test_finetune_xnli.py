@@ -377,6 +377,30 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
         path.write_bytes(before)
 
 
+# As xnli_warm.flags and Table 1 have it.
+WARM = {"freeze_embeddings": "true", "pooling": "mean", "operands": "bfloat16"}
+
+
+def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, capsys):
+    """Frozen embeddings, mean pooling, bfloat16; the last step, half an epoch."""
+    status, output = runs.run(workdir="warm", epochs=0.5, select="last", **WARM)
+    assert status == 0, output
+    monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
+    use(runs, eval_only="true", run="warm")
+    assert finetune_xnli.main() == 0
+    assert table(capsys.readouterr().out) == table(output)
+    out = here / "said"
+    given = ["--devices_per_cluster=0", "--split=dev", f"--predictions_dir={out}"]
+    monkeypatch.setattr("sys.argv", ["finetune_xnli", *given])
+    use(runs, eval_only="true", run="warm", split="dev", predictions_dir=out)
+    assert finetune_xnli.main() == 0
+    summary = json.loads((out / "summary.json").read_text())
+    curve = json.loads((here / "warm" / "summary.json").read_text())["dev"]
+    assert summary["selected_step"] == curve[-1]["step"] == 6
+    assert summary["dev"]["accuracy"]["en"] == pytest.approx(curve[-1]["accuracy"])
+    assert (out / "dev.en.tsv").is_file()
+
+
 def test_a_run_that_has_selected_nothing_yet_is_not_tested(
     runs, undisturbed, here, monkeypatch
 ):
