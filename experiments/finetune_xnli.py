@@ -103,7 +103,9 @@ def train() -> int:
     whole, position = checkpoints.restore(start, placed)
     state, best = whole["state"], whole["best"]
     del whole, trained
-    position = position or {"selected_step": 0, "curve": []}
+    position = {"selected_step": 0, "curve": [], "commits": []} | (position or {})
+    if clusters.commit() not in position["commits"]:
+        position["commits"].append(clusters.commit())
     record = progress.Progress(xnli_setup.NAME, start)
 
     def look_at_dev(step: int) -> None:

@@ -72,13 +72,14 @@ def summary(
     Args:
       text: its pairs.
       scores: language -> score on test.
-      position: what the loop knows: the selected step, the dev curve.
+      position: what the loop knows: the selected step, the dev curve, the commits that
+        the run was trained by.
       seconds: wall time of this command.
     """
     folder = clusters.cluster_folder(xnli_setup.NAME)
     return {
         "command": clusters.command(),
-        "commit": clusters.commit(),
+        "commit": ", ".join(position["commits"]),
         "hardware": run_report.hardware(),
         "seconds": round(seconds, 1),
         "flags": {

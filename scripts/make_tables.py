@@ -34,7 +34,8 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
         raise errors.NebulaError(
             f"--collect={run}: was resumed, so its times are partial"
         )
-    if not summary["commit"].isalnum() or summary["commit"] == "unknown":
+    commits = summary["commit"].split(", ")  # more than one if it was resumed
+    if not all(each.isalnum() and each != "unknown" for each in commits):
         raise errors.NebulaError(
             f"--collect={run}: ran on commit {summary['commit']}, not a clean checkout"
         )

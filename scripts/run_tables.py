@@ -44,11 +44,16 @@ def table_head(result: Mapping[str, Any]) -> list[str]:
     return [
         f"    {result['command']}",
         "",
-        f"Commit{'s' * (', ' in result['commit'])} {result['commit']},"
+        f"{of_commits(result['commit'])},"
         f" seed{'s' * (len(seeds) > 1)} {', '.join(seeds)},"
         f" {machine(result)}; {result['seconds'] / 60:.0f} minutes of runs.",
         "",
     ]
+
+
+def of_commits(names: str) -> str:
+    """`Commit a`, or `Commits a, b` of what went on, or was done, by more than one."""
+    return f"Commit{'s' * (', ' in names)} {names}"
 
 
 def targets(result: Mapping[str, Any]) -> list[str]:

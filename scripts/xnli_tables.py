@@ -16,7 +16,7 @@ def run_block(name: str, summary: Mapping[str, Any]) -> str:
     lines = [
         f"    {summary['command']}",
         "",
-        f"Commit {summary['commit']}, seed {summary['flags']['seed']},"
+        f"{run_tables.of_commits(summary['commit'])}, seed {summary['flags']['seed']},"
         f" {run_tables.machine(summary)}; {summary['seconds'] / 60:.0f} minutes,"
         f" {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s in"
         f" training. English dev at best {best:.1%}; tested: step"

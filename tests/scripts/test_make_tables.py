@@ -81,7 +81,10 @@ def test_a_resumed_run_of_clusters_is_not_collected_as_its_times_are_partial(tmp
 def test_a_run_is_collected_without_its_examples_of_a_clean_commit_alone(tmp_path):
     run, results = tmp_path / "xnli_run", tmp_path / "results"
     run.mkdir()
-    for commit, is_clean in (("abc123+", False), ("unknown", False), ("abc123", True)):
+    for commit, is_clean in (
+        *(("abc123+", False), ("unknown", False), ("abc123", True)),
+        *(("abc123, def456", True), ("abc123, def456+", False)),
+    ):
         summary = {
             "commit": commit,
             "training": {"first_step": 5},
