@@ -82,8 +82,8 @@ def test_a_run_is_collected_without_its_examples_of_a_clean_commit_alone(tmp_pat
     run, results = tmp_path / "xnli_run", tmp_path / "results"
     run.mkdir()
     for commit, is_clean in (
-        *(("abc123+", False), ("unknown", False), ("abc123", True)),
-        *(("abc123, def456", True), ("abc123, def456+", False)),
+        *(("abc123+", False), ("unknown", False), ("abc123, def456+", False)),
+        *(("abc123", True), ("abc123, def456", True)),
     ):
         summary = {
             "commit": commit,
@@ -96,4 +96,4 @@ def test_a_run_is_collected_without_its_examples_of_a_clean_commit_alone(tmp_pat
                 make_tables.collect(run, results)
     assert make_tables.collect(run, results) == "xnli_run"
     kept = json.loads((results / "xnli_run.json").read_text())
-    assert kept == {"commit": "abc123", "training": {"first_step": 5}}
+    assert kept == {"commit": "abc123, def456", "training": {"first_step": 5}}
