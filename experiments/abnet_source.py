@@ -50,8 +50,8 @@ def run() -> int:
         tls=clusters.client_tls(),
         line=wan.from_string(clusters.WAN.value).up,
         log=lifecycle.say,
+        check=functools.partial(abnet_text.check_same_examples, text),
     ) as link:
-        abnet_text.check_same_examples(text, link.peer)
         checkpoints.add_own(**abnet_setup.peers_own(link.peer))
         side = Side(plm, text, abnet_setup.peers_config(link.peer))
         ends = abnet_line.open_near(link, len(side.rows), config.width)

@@ -58,12 +58,12 @@ def run() -> int:
             tls=clusters.server_tls(),
             line=wan.from_string(clusters.WAN.value).down,
             log=lifecycle.say,
+            check=functools.partial(abnet_text.check_same_examples, text),
         ) as listener,
         listener.accept(clusters.CONNECT_TIMEOUT.value) as link,
     ):
         if link.peer.cluster != "source":
             raise bridge.Mismatch(f"{link.peer.cluster} came; source was expected")
-        abnet_text.check_same_examples(text, link.peer)
         checkpoints.add_own(**abnet_setup.peers_own(link.peer))
         source = abnet_setup.peers_config(link.peer)
         side = Side(plm, text, source)

@@ -9,7 +9,7 @@ import numpy as np
 from absl import flags
 
 from experiments import abnet_setup, clusters, lifecycle
-from nebula_jax.communication import frames
+from nebula_jax.communication import bridge, frames
 from nebula_jax.data import (
     agreement,
     corpora,
@@ -160,10 +160,10 @@ def id_key() -> bytes:
 
 
 def check_same_examples(text: Text, peer: frames.Hello) -> None:
-    """Raises AgreementError, naming examples, unless the peer has the other halves."""
+    """Raises Mismatch, naming examples, unless the peer has the other halves."""
     apart = agreement.differences(text.ids, id_key(), peer.details.get("examples"))
     if apart:
-        raise agreement.AgreementError(
+        raise bridge.Mismatch(
             f"{clusters.CLUSTER.value} and {peer.cluster} do not hold the same"
             f" examples: {'; '.join(apart)}"
         )

@@ -58,6 +58,10 @@ def check_agreement(ours: frames.Hello, theirs: frames.Hello) -> None:
             )
 
 
+def _no_more(peer: frames.Hello) -> None:
+    """Nothing is compared but versions and settings."""
+
+
 def _brief(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -74,6 +78,7 @@ def connect(
     tls: Callable[[], ssl.SSLContext] | None,
     line: wan.Line = wan.UNSHAPED,
     log: Callable[[str], None] = print,
+    check: Callable[[frames.Hello], None] = _no_more,
 ) -> Link:
     """Comes to a listening cluster.
 
@@ -89,6 +94,9 @@ def connect(
         anybody can listen and speak.
       line: what to emulate for all that this side sends.
       log: told about connections that break and come back.
+      check: given the peer's Hello; raises Mismatch if it does not agree with ours in
+        what only the caller can compare. To be given on both sides, so that each says
+        what it sees, however soon the other one leaves.
 
     Returns:
       A link whose peer has said a Hello that agrees with ours.
@@ -109,7 +117,7 @@ def connect(
         dial=lambda: _dial(address, peer, tls, time.monotonic() + REDIAL_SECONDS, 0.0),
     )
     link.start(sock)
-    _greet(link, hello, max(RETRY_SECONDS, deadline - time.monotonic()))
+    _greet(link, hello, max(RETRY_SECONDS, deadline - time.monotonic()), check)
     return link
 
 
@@ -170,11 +178,17 @@ def _shake_hands(sock: ssl.SSLSocket, deadline: float) -> ssl.SSLSocket:
             raise TimeoutError("the TLS handshake took too long")
 
 
-def _greet(link: Link, hello: frames.Hello, timeout: float) -> None:
+def _greet(
+    link: Link,
+    hello: frames.Hello,
+    timeout: float,
+    check: Callable[[frames.Hello], None],
+) -> None:
     try:
         link.wait_for_hello(timeout)
         check_agreement(hello, link.peer)
         _check_certificate(link)
+        check(link.peer)
     except errors.NebulaError as error:
         link.abort(str(error))
         raise
@@ -222,6 +236,7 @@ class Listener:
         tls: Callable[[], ssl.SSLContext] | None,
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
+        check: Callable[[frames.Hello], None] = _no_more,
     ):
         """Begins to take connections.
 
@@ -234,7 +249,9 @@ class Listener:
             would let a revoked peer resume its session), or None for plain TCP.
           line: what to emulate for all that this side sends.
           log: told about dropped strangers, and connections that break and come back.
+          check: as in `connect`.
         """
+        self._check = check
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._listening, self._hello, self._tls, self._log = listening, hello, tls, log
         self._settings = {
@@ -360,7 +377,7 @@ class Listener:
 
     def _greet(self, link: Link) -> None:
         try:
-            _greet(link, self._hello, HANDSHAKE_SECONDS)
+            _greet(link, self._hello, HANDSHAKE_SECONDS, self._check)
         except errors.NebulaError:
             with self._lock:
                 del self._sessions[link.session]

@@ -330,6 +330,26 @@ def test_clusters_that_disagree_part_in_words(pool, theirs, words):
             coming.result(5)
 
 
+def refuse(words, seconds):
+    def check(peer):
+        time.sleep(seconds)
+        raise bridge.Mismatch(f"{words} {peer.cluster}")
+
+    return check
+
+
+@pytest.mark.parametrize("late", ["connector", "listener"])
+def test_what_callers_compare_is_told_by_both_however_soon_one_leaves(pool, late):
+    here = refuse("nothing like", 0.5 * (late == "listener"))
+    there = refuse("unlike", 0.5 * (late == "connector"))
+    with listener(check=here) as listening:
+        coming = pool.submit(connect, listening.address, check=there)
+        with pytest.raises(bridge.Mismatch, match="nothing like generator:0"):
+            listening.accept(5.0)
+        with pytest.raises(bridge.Mismatch, match="unlike discriminator"):
+            coming.result(5)
+
+
 def test_nobody_there_is_an_error_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
