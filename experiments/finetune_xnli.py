@@ -115,10 +115,15 @@ def train() -> int:
         score = xnli_report.judge(dev, probabilities(predict, params, dev, text))
         accuracy = score[xnli_setup.ENGLISH].accuracy
         before = [value for _, value in position["curve"]]
-        if xnli_setup.SELECT.value == "last" or accuracy > max([-1.0, *before]):
+        position["curve"].append([step, accuracy])
+        warm = xnli_setup.WARMUP_SHARE.value * clusters.STEPS.value
+        if xnli_setup.SELECT.value == "average":
+            looks = sum(at > warm for at, _ in position["curve"])
+            best = train_state.running_mean(best, state.params, max(1, looks))
+            position["selected_step"] = step
+        elif xnli_setup.SELECT.value == "last" or accuracy > max([-1.0, *before]):
             best = jax.tree.map(jnp.copy, state.params)
             position["selected_step"] = step
-        position["curve"].append([step, accuracy])
         record.evaluation(step, {xnli_setup.ENGLISH: {"accuracy": accuracy}})
         print(f"{xnli_setup.NAME}: English dev {accuracy:.2%}", flush=True)
 

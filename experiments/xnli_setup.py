@@ -103,9 +103,10 @@ DEV_EVERY = flags.DEFINE_integer(
 SELECT = flags.DEFINE_enum(
     "select",
     "best",
-    ["best", "last"],
-    "Which step is tested: that of the best accuracy on English dev, the earliest of"
-    " equals; or the last one.",
+    ["best", "last", "average"],
+    "What is tested: the step of the best accuracy on English dev, the earliest of"
+    " equals; the last one; or the mean of the parameters at all looks at English dev"
+    " since the warm-up, which tends to carry over better to other languages.",
 )
 EVAL_BATCH_SIZE = flags.DEFINE_integer(
     "eval_batch_size", 64, "Pairs at once where nothing is trained.", lower_bound=1

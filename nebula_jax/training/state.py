@@ -1,5 +1,6 @@
 """What a cluster trains, and all it needs to go on from where it was."""
 
+import functools
 from typing import Any
 
 import jax
@@ -38,6 +39,19 @@ class TrainState:
             params=optax.apply_updates(self.params, updates),
             opt_state=opt_state,
         )
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def running_mean(mean: Any, new: Any, count: jax.Array) -> Any:
+    """The mean of `count` trees of parameters.
+
+    Args:
+      mean: of the first count - 1; used up. What it is does not matter if count is 1.
+      new: the last one.
+      count: [] int32, at least 1.
+    """
+    before = (count - 1) / count
+    return jax.tree.map(lambda old, leaf: old * before + leaf / count, mean, new)
 
 
 def create(
