@@ -23,8 +23,8 @@ def race(
       runs: name -> what is timed; what it returns is waited for.
       rounds: that count.
       pause: seconds before each.
-      warm: runs before the one that is timed, in its turn. Two that use much memory
-        take each other's pages, which costs whoever comes next.
+      warm: runs before the one that is timed, in its turn, for those that are slower
+        right after another one, as a step of ours is after one of PyTorch's.
     """
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
