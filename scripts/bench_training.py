@@ -7,8 +7,9 @@ PyTorch's steps need what is in requirements-parity.txt; without it ours run alo
 run in turn, round by round, in one process, with a thread for each core, on random
 weights and text: a rate is that of the median step, a ratio the median of the rounds'
 ratios. The second step of each turn is timed: the first one after another library's is
-slower, presumably because its memory is gone. bfloat16 is PyTorch's autocast, and here operands of matrix
-products. What each measure for speed gains is seen by doing that step without it.
+slower, presumably because its memory is gone. bfloat16 is PyTorch's autocast, and here
+operands of matrix products. What each measure for speed gains is seen by doing that
+step without it.
 
 B batch, L length.
 """
