@@ -9,8 +9,8 @@ a run was stopped, bit for bit.
 
     python -m experiments.finetune_xnli --eval_only --run=RUN --data_dir=FOLDER
 
-prints the same table for the pairs of any folder in that format; pieces that the run
-never saw have the rows they had in the pretrained model.
+prints the same table for the pairs of any folder in that format (of TFDS's own files
+only with --dataset=tfds:xnli on this very command line).
 """
 
 import functools
@@ -33,12 +33,12 @@ from experiments import (
     xnli_report,
     xnli_setup,
     xnli_text,
+    xnli_trained,
 )
-from nebula_jax import errors
 from nebula_jax.data import schedule
 from nebula_jax.models import classifier
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.training import checkpoint, classification, cut
+from nebula_jax.training import classification, cut
 from nebula_jax.training import state as train_state
 
 flags.adopt_module_key_flags(xnli_setup)
@@ -266,18 +266,19 @@ def _finish(text, predict, params, position, begin, is_new) -> None:
 
 def evaluate_run() -> int:
     """Tests what --run trained on --data_dir; the exit status."""
+    dataset = xnli_setup.DATASET.value
     folder = clusters.take_run_flags(xnli_setup.RUN.value, "finetune_xnli")
+    # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
+    flags.FLAGS["dataset"].value = dataset
     xnli_setup.check()
     clusters.simulate_devices()
     split = xnli_setup.SPLIT.value
     languages = xnli_text.languages(split)
-    trained, keep, step = _selected(folder)
-    _check_encoder(folder)
+    run = xnli_trained.read(folder)
     model, words = xnli_setup.load_encoder()
-    model = _with_rows(model, trained, keep)
-    text = xnli_text.read({split: languages}, model, words)
+    text = xnli_text.read({split: languages}, run.with_rows(model), words)
     config = _config(text)
-    params = _filled(classifier.init(config, jax.random.key(0), text.model), trained)
+    params = run.filled(classifier.init(config, jax.random.key(0), text.model))
     mesh = clusters.mesh()
     params = jax.device_put(
         params, mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, params)
@@ -296,78 +297,14 @@ def evaluate_run() -> int:
         {
             "command": clusters.command(),
             "commit": clusters.commit(),
-            "data_dir": clusters.DATA_DIR.value,
-            "selected_step": step,
+            "pairs_from": text.sources[split],
+            "selected_step": run.step,
             split: results,
         },
     )
-    xnli_report.show(results, TABLE.format(split, xnli_setup.ENCODER.value, step))
+    xnli_report.show(results, TABLE.format(split, xnli_setup.ENCODER.value, run.step))
     print(f"all of it: {out}")
     return 0
-
-
-def _selected(folder: pathlib.Path) -> tuple[Any, np.ndarray, int]:
-    """The selected parameters of a run, its kept rows, and after which step."""
-    checkpoints = folder / xnli_setup.NAME / "checkpoints"
-    steps = checkpoint.verified_steps(checkpoints, lifecycle.say)
-    if not steps:
-        raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
-    whole = checkpoint.read(checkpoints, steps[-1])
-    step = int(whole["selected_step"])
-    if step == 0:
-        raise errors.NebulaError(
-            f"{folder} has not looked at English dev yet, so no step of it is selected;"
-            " its own command goes on"
-        )
-    if steps[-1] < clusters.STEPS.value:
-        lifecycle.say(
-            f"{folder} stands at step {steps[-1]:,} of {clusters.STEPS.value:,}"
-        )
-    return whole["best"], np.asarray(whole["keep"]), step
-
-
-def _check_encoder(folder: pathlib.Path) -> None:
-    """Raises CheckpointError if --encoder is not what the run was trained with."""
-    about = checkpoint.newest_about(folder / xnli_setup.NAME / "checkpoints")
-    before = about.get("own", {})
-    for name, digest in xnli_setup.own().items():
-        if before.get(name, digest) != digest:
-            raise checkpoint.CheckpointError(
-                f"{folder} was trained with another {name} than that of"
-                f" --encoder={xnli_setup.ENCODER.value} now"
-            )
-
-
-def _with_rows(model, trained: Any, keep: np.ndarray):
-    """The whole model, with the rows of its table that a run trained."""
-    if "embeddings" not in trained:
-        return model
-    embeddings = dict(model.params["embeddings"])
-    table = np.array(embeddings["word_embeddings"]["embedding"])
-    rows = np.asarray(trained["embeddings"]["word_embeddings"]["embedding"])
-    if len(rows) != len(keep) or keep[-1] >= len(table):
-        raise checkpoint.CheckpointError("the run's table is not of this encoder")
-    table[keep] = rows
-    embeddings["word_embeddings"] = {"embedding": table}
-    return model._replace(params=model.params | {"embeddings": embeddings})
-
-
-def _filled(params: Any, trained: Any) -> Any:
-    """`params` with what was trained in its place; the table is there already."""
-    table = params["embeddings"]["word_embeddings"]
-    trained = dict(trained)
-    if "embeddings" in trained:
-        trained["embeddings"] = trained["embeddings"] | {"word_embeddings": table}
-    found = params | trained
-
-    def shapes(tree):
-        return jax.tree.map(lambda leaf: leaf.shape, tree)
-
-    if shapes(found) != shapes(params):
-        raise checkpoint.CheckpointError(
-            "the checkpoint is of a model of another shape than the run's flags say"
-        )
-    return found
 
 
 if __name__ == "__main__":

@@ -86,7 +86,11 @@ def summary(
             name: flags.FLAGS[name].value
             for name in (*xnli_setup.AGREED, "epochs", "length_buckets", "data_dir")
         },
-        "text": {"digest": text.digest, "labels": xnli_text.describe(text)},
+        "text": {
+            "digest": text.digest,
+            "from": text.sources,
+            "labels": xnli_text.describe(text),
+        },
         "vocabulary": len(text.keep),
         "training": run_report.read(folder),
         "losses": run_report.first_and_last(metrics.read(folder)),

@@ -39,6 +39,8 @@ class Text(NamedTuple):
     """Split -> language -> pairs."""
     digest: str
     """Of the texts as they were read."""
+    sources: dict[str, str]
+    """Split -> where its pairs are from."""
 
 
 def languages(split: str) -> list[str]:
@@ -81,7 +83,9 @@ def read(
     Raises:
       NebulaError: where a file is missing or malformed.
     """
-    found = {split: _examples(split, names) for split, names in wanted.items()}
+    found, sources = {}, {}
+    for split, names in wanted.items():
+        found[split], sources[split] = _examples(split, names)
     separators = 2 if pair_rows.is_joined_by_two(words, model.config.token_types) else 1
     parts: dict[str, dict[str, Part]] = {}
     for split, by_language in found.items():
@@ -105,7 +109,7 @@ def read(
             }
             for split, each in parts.items()
         }
-    return Text(model, words, keep, parts, digest(found))
+    return Text(model, words, keep, parts, digest(found), sources)
 
 
 def _tokenised(
@@ -123,7 +127,8 @@ def _tokenised(
     )
 
 
-def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:
+def _examples(split: str, names: Sequence[str]) -> tuple[dict[str, nli.Examples], str]:
+    """Language -> examples, and where they are from."""
     folder = xnli_setup.data_dir()
     if split != "train" and xnli_setup.DATASET.value == "tfds:xnli":
         found, where = xnli_tfds.read(
@@ -136,13 +141,15 @@ def _examples(split: str, names: Sequence[str]) -> dict[str, nli.Examples]:
         lifecycle.say(f"{split}: {where}")
     else:
         found = {name: nli.read(nli.path(folder, split, name)) for name in names}
+        where = str(folder)
     if split == "train" and xnli_setup.MAX_TRAIN_PAIRS.value:
-        return _some(found, xnli_setup.MAX_TRAIN_PAIRS.value, clusters.SEED.value)
+        drawn = _some(found, xnli_setup.MAX_TRAIN_PAIRS.value, clusters.SEED.value)
+        return drawn, where
     most = xnli_setup.MAX_TEST_PAIRS.value
     if split == "test" and most:
         lifecycle.say(f"test: at most {most:,} pairs of a language (--max_test_pairs)")
-        return _some(found, most, seed=0)
-    return found
+        return _some(found, most, seed=0), where
+    return found, where
 
 
 def _some(

@@ -19,6 +19,7 @@ from experiments import (
     xnli_report,
     xnli_setup,
     xnli_text,
+    xnli_trained,
 )
 from nebula_jax import errors
 from nebula_jax.data import nli
@@ -182,7 +183,7 @@ def test_an_unseen_piece_has_the_row_that_it_had(runs, here):
     table = model.params["embeddings"]["word_embeddings"]["embedding"]
     keep = np.asarray([0, 1, 2, 3, 4, 9])
     trained = {"embeddings": {"word_embeddings": {"embedding": -table[keep]}}}
-    filled = finetune_xnli._with_rows(model, trained, keep)
+    filled = xnli_trained.Trained(trained, keep, 1).with_rows(model)
     got = filled.params["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[keep], -table[keep])
     rest = np.setdiff1d(np.arange(len(table)), keep)
@@ -427,14 +428,42 @@ def test_the_average_is_of_all_looks_since_the_warm_up_however_often_it_stopped(
 def test_a_run_that_has_selected_nothing_yet_is_not_tested(
     runs, undisturbed, here, monkeypatch
 ):
-    read = finetune_xnli.checkpoint.read
+    read = checkpoint.read
     monkeypatch.setattr(
-        finetune_xnli.checkpoint, "read", lambda *at: read(*at) | {"selected_step": 0}
+        checkpoint, "read", lambda *at: read(*at) | {"selected_step": 0}
     )
     monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
     use(runs, eval_only="true", run="undisturbed")
     with pytest.raises(errors.NebulaError, match="no step of it is selected"):
         finetune_xnli.main()
+
+
+@pytest.mark.parametrize("asked", ["", "tfds:xnli"])
+def test_eval_only_reads_tfds_only_when_its_own_command_says_so(
+    runs, undisturbed, here, monkeypatch, asked
+):
+    """A run's own --dataset would hide the folder that a person names."""
+    shutil.copytree("undisturbed", "by_tfds", dirs_exist_ok=True)
+    path = here / "by_tfds" / "run.flags"
+    path.write_text(path.read_text().replace("=folder", "=tfds:xnli"))
+    assert "--dataset=tfds:xnli" in path.read_text()
+    calls = []
+    read = xnli_text.xnli_tfds.read
+    monkeypatch.setattr(
+        xnli_text.xnli_tfds,
+        "read",
+        lambda *at, **of: calls.append(at) or read(*at, **of),
+    )
+    given = {"predictions_dir": f"said_{asked}", "tfds_dir": "nothing"}
+    given["devices_per_cluster"] = 0
+    given |= {"dataset": asked} if asked else {}
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    monkeypatch.setattr("sys.argv", ["finetune_xnli", *arguments])
+    use(runs, eval_only="true", run="by_tfds", **given)
+    assert finetune_xnli.main() == 0
+    assert len(calls) == (asked == "tfds:xnli")
+    summary = json.loads((here / f"said_{asked}" / "summary.json").read_text())
+    assert summary["pairs_from"] == "text"
 
 
 FLAGFILES = pathlib.Path(finetune_xnli.__file__).parent / "flags"
