@@ -230,7 +230,7 @@ def test_positions_may_be_cut_and_layers_taken(tmp_path):
         pretrained.first_layers(whole, 3)
 
 
-@pytest.mark.parametrize("name", ["bert", "xlm_roberta", "electra_generator"])
+@pytest.mark.parametrize("name", oracle.MODELS)
 def test_a_trimmed_vocabulary_changes_no_output(name, tmp_path, monkeypatch):
     model = pretrained.load(write(tmp_path, name))
     before = oracle.ours(model)
@@ -238,18 +238,22 @@ def test_a_trimmed_vocabulary_changes_no_output(name, tmp_path, monkeypatch):
     small = pretrained.trim(model, keep)
     assert small.config.vocab_size == len(keep)
     table = small.params["embeddings"]["word_embeddings"]["embedding"]
-    assert table.shape[0] == small.params["mlm_head"]["bias"].shape[0] == len(keep)
+    assert len(table) == len(keep)
     ids = np.searchsorted(keep, oracle.INPUT_IDS).astype(np.int32)
     monkeypatch.setattr(oracle, "INPUT_IDS", ids)
     after = oracle.ours(small)
     mask = oracle.ATTENTION_MASK
-    np.testing.assert_array_equal(after["hidden"][mask], before["hidden"][mask])
-    np.testing.assert_allclose(
-        after["mlm_logits"][mask],
-        before["mlm_logits"][mask][:, keep],
-        rtol=1e-6,  # a matrix product of another shape may add in another order
-        atol=1e-6,
-    )
+    if "mlm_logits" in before:
+        np.testing.assert_allclose(
+            after.pop("mlm_logits")[mask],
+            before.pop("mlm_logits")[mask][:, keep],
+            rtol=1e-6,  # a matrix product of another shape may add in another order
+            atol=1e-6,
+        )
+    assert after.keys() == before.keys()
+    for output in before:
+        where = ... if output == "pooled" else mask
+        np.testing.assert_array_equal(after[output][where], before[output][where])
     pretrained.save(tmp_path / "small", small)
     assert_same(pretrained.load(tmp_path / "small").params, small.params)
 
