@@ -2,6 +2,10 @@
 
 import doctest
 import pathlib
+import pickle
+
+import numpy as np
+import safetensors.numpy
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -20,3 +24,18 @@ def test_the_split_model_is_quoted_as_it_is():
     quoted = [line.removeprefix("    ") for line in README.read_text().splitlines()]
     first = quoted.index(lines[0])
     assert [line for line in quoted[first:] if line][: len(lines)] == lines
+
+
+def test_paddles_files_become_safetensors_as_it_says(tmp_path, monkeypatch):
+    """Paddle pickles a dictionary of arrays, and a table of names with an @@ name."""
+    lines = [line.removeprefix("    ") for line in README.read_text().splitlines()]
+    start = lines.index("import pickle, safetensors.numpy")
+    arrays = {"ernie_m.embeddings.layer_norm.weight": np.arange(3, dtype=np.float32)}
+    monkeypatch.chdir(tmp_path)
+    with pathlib.Path("model_state.pdparams").open("wb") as stream:
+        pickle.dump(arrays | {"StructuredToParameterName@@": {"a": "b"}}, stream)
+    exec("\n".join(lines[start : start + 3]), {})
+    found = safetensors.numpy.load_file("model.safetensors")
+    assert found.keys() == arrays.keys()
+    for name in arrays:
+        np.testing.assert_array_equal(found[name], arrays[name])

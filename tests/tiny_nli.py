@@ -103,7 +103,7 @@ def write_model(
         heads=2,
         feed_forward=32,
         max_length=16,
-        token_types=2 if family == "bert" else 1,
+        token_types={"bert": 2, "ernie_m": 0}.get(family, 1),
         position_offset=state_names.FAMILIES[family].position_offset,
     )
     random = np.random.RandomState(seed)

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import tiny_hot_start
 import tiny_nli
 from absl import flags
 from absl.testing import flagsaver
@@ -17,28 +18,17 @@ from nebula_jax.models import pretrained
 from scripts import train_vocabulary
 
 LAYERS = 1  # of a generator: a quarter, but at least one
-LENGTH = 12  # of a sequence; the checkpoint has 16 positions
-
-
-WORDS = ["the", "has", "doors", "and", "windows", "house", "das", "hat", "ina"]
-UNSAID = [f"unsaid{n}" for n in range(9)]
-
-
-def write_model(folder, **how):
-    """Two layers of width 16; half of its pieces are not in the runs' text."""
-    tiny_nli.write_model(folder, words=WORDS + UNSAID, **how)
-    pieces = (folder / "vocab.txt").read_text().splitlines(keepends=True)
-    # Its control pieces are not the first five, as XLM-R's are not.
-    (folder / "vocab.txt").write_text("".join(pieces[3:] + pieces[:3]))
-    return folder
 
 
 @pytest.fixture(scope="module")
 def checkpoint(runs):
     """A checkpoint that was trimmed before, in the place of one as it comes."""
-    whole = write_model(runs.folder / "models" / "whole")
+    whole = tiny_hot_start.write_model(runs.folder / "models" / "whole")
     words = tokenizers.load(whole)
-    used = [words.encode(word)[0] for word in WORDS + UNSAID[4:]]
+    used = [
+        words.encode(word)[0]
+        for word in tiny_hot_start.WORDS + tiny_hot_start.UNSAID[4:]
+    ]
     keep = tokenizers.kept_ids(words, used)
     folder = runs.folder / "models" / "bert"
     pretrained.save(folder, pretrained.trim(pretrained.load(whole), keep))
@@ -50,7 +40,7 @@ def checkpoint(runs):
 def split(runs, checkpoint):
     status, output = runs.run(
         hot_start="models/bert",
-        max_length=LENGTH,
+        max_length=tiny_hot_start.LENGTH,
         steps=2,
         learning_rate=0,
         workdir="hot",
@@ -121,11 +111,13 @@ def test_the_discriminator_leaves_its_encoder(split, checkpoint):
 
 def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
     """Of a family that counts positions from 2."""
-    checkpoint = write_model(runs.folder / "models" / "xlmr", family="xlm_roberta")
+    checkpoint = tiny_hot_start.write_model(
+        runs.folder / "models" / "xlmr", family="xlm_roberta"
+    )
     status, output = runs.run(
         cluster="whole",
         hot_start="models/xlmr",
-        max_length=LENGTH,
+        max_length=tiny_hot_start.LENGTH,
         steps=2,
         workdir="left",
     )
@@ -147,7 +139,7 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
     )
     positions = after.params["embeddings"]["position_embeddings"]["embedding"]
     np.testing.assert_array_equal(
-        positions[: 2 + LENGTH],
+        positions[: 2 + tiny_hot_start.LENGTH],
         trained["embeddings"]["position_embeddings"]["embedding"],
     )
     assert len(positions) == 2 + 16
@@ -157,6 +149,29 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
     )
     jax.tree.map(
         np.testing.assert_array_equal, after.params["encoder"], trained["encoder"]
+    )
+
+
+def test_an_ernie_m_goes_in_and_comes_out(tmp_path):
+    """Twice its encoder, in the pieces that the text has and in all layers."""
+    before, after, vocabulary = tiny_hot_start.left_of(
+        tmp_path, "ernie_m", lambda params: jax.tree.map(lambda leaf: 2 * leaf, params)
+    )
+    first, left = pretrained.load(before), pretrained.load(after)
+    assert left.family == first.family == "ernie_m"
+    rows = vocab.load(vocabulary).rows
+    factor = np.ones((first.config.vocab_size, 1), np.float32)
+    factor[rows] = 2
+    old, new = (
+        each.params["embeddings"]["word_embeddings"]["embedding"]
+        for each in (first, left)
+    )
+    assert 5 < len(rows) < len(old)
+    np.testing.assert_array_equal(new, factor * old)
+    jax.tree.map(
+        lambda new, old: np.testing.assert_array_equal(new, 2 * old),
+        left.params["encoder"],
+        first.params["encoder"],
     )
 
 

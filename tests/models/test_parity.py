@@ -3,14 +3,16 @@
 import pathlib
 import types
 
+import jax
 import numpy as np
 import oracle
 import pytest
+import tiny_hot_start
 from absl import flags
 from flax import traverse_util
 
 from experiments import m3_models
-from nebula_jax.data import tokenizer
+from nebula_jax.data import tokenizer, vocab
 from nebula_jax.models import packages, pretrained, transformer
 
 torch = pytest.importorskip("torch")
@@ -76,6 +78,30 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
     assert not info["unexpected_keys"]
     ours = oracle.ours(pretrained.load(folder))
     assert oracle.difference(ours, oracle.theirs(theirs)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm_roberta", "ernie_m"])
+def test_transformers_reads_what_a_hot_started_m3_leaves(family, tmp_path, monkeypatch):
+    """All pieces and positions, those of the text and the layers anew."""
+    _, folder, vocabulary = tiny_hot_start.left_of(
+        tmp_path, family, lambda params: jax.tree.map(np.negative, params)
+    )
+    theirs, info = transformers.AutoModel.from_pretrained(
+        folder, output_loading_info=True
+    )
+    # Poolers are no part of what M3 trains; transformers makes one up.
+    assert all("pooler" in name for name in info["missing_keys"])
+    assert not info["unexpected_keys"]
+    # No piece is 1: transformers' XLM-R takes that for padding and does not count it.
+    ids = np.arange(2, 14, dtype=np.int32).reshape(2, 6)
+    said = np.isin(ids, vocab.load(vocabulary).rows)
+    assert said.any()
+    assert not said.all()
+    monkeypatch.setattr(oracle, "INPUT_IDS", ids)
+    ours = oracle.ours(pretrained.load(folder))
+    theirs = oracle.theirs(theirs)
+    theirs.pop("pooled", None)
+    assert oracle.difference(ours, theirs) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", packages.MODELS)
