@@ -6,6 +6,7 @@ import hmac
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from nebula_jax.training import state as train_state
 
 HEAD_RATE, HEAD_RISE = 1e-3, 30  # our choice: a head of 0.2 million parameters
 MADE_OF = "made_of.json"
+"""In PLM-T's folder, a list: digests of model and text; if a head was made, of what."""
 
 
 class Plm(NamedTuple):
@@ -191,11 +193,12 @@ def is_trained_source(path: str) -> bool:
     return abnet_setup.TRAIN_ALL.value or abnet_parameters.is_trained(path)
 
 
-def is_trained_target(path: str) -> bool:
-    """Adapters and the head, which is young, unless --train_all."""
-    return abnet_setup.TRAIN_ALL.value or abnet_parameters.is_trained(
-        path, mlm_head=True
-    )
+def is_trained_target() -> Callable[[str], bool]:
+    """Of a path: adapters, and the head if `prepare_target` made it; or --train_all."""
+    if abnet_setup.TRAIN_ALL.value:
+        return cut.everything
+    _, _, *head = json.loads((_target_folder() / MADE_OF).read_text())
+    return functools.partial(abnet_parameters.is_trained, mlm_head=bool(head))
 
 
 def source_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:

@@ -131,7 +131,7 @@ class Side:
         self.mesh = abnet_setup.mesh()
         trained, frozen = cut.split(
             abnet_models.target_params(config, plm.model),
-            abnet_models.is_trained_target,
+            abnet_models.is_trained_target(),
         )
         self.placed = saved.placed_from(
             self.mesh, functools.partial(abnet_models.new_state, trained, 1)
@@ -141,7 +141,7 @@ class Side:
             functools.partial(abnet_training.back, self.task),
             abnet_setup.forward_codec(),
             abnet_setup.backward_codec(),
-            is_trained=abnet_models.is_trained_target,
+            is_trained=abnet_models.is_trained_target(),
             sharding=mesh_lib.batch_sharding(self.mesh),
         )
         self.apply = jax.jit(

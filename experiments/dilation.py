@@ -183,6 +183,6 @@ def _plain_halves(source: Any, target: Any) -> tuple[cut.Front, cut.Back]:
             functools.partial(abnet_training.back, target.task),
             plain,
             plain,
-            is_trained=abnet_models.is_trained_target,
+            is_trained=abnet_models.is_trained_target(),
         ),
     )

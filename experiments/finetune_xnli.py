@@ -36,7 +36,8 @@ from experiments import (
     xnli_trained,
 )
 from nebula_jax.data import schedule
-from nebula_jax.models import classifier
+from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.models import checkpoint_folder, classifier, pretrained
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import classification, cut
 from nebula_jax.training import state as train_state
@@ -159,6 +160,8 @@ def train() -> int:
     if status == 0:
         params = cut.merge(best, frozen)
         _finish(text, predict, params, position, begin, is_new=start < step)
+        run = xnli_trained.Trained(best, text.keep, position["selected_step"])
+        _export(run, clusters.workdir())
     return status
 
 
@@ -264,6 +267,18 @@ def _finish(text, predict, params, position, begin, is_new) -> None:
     print(f"all of it: {path}, {folder / 'predictions'}")
 
 
+def _export(run: xnli_trained.Trained, folder: pathlib.Path) -> None:
+    """Leaves the encoder in a run's folder, if --export."""
+    if not xnli_setup.EXPORT.value:
+        return
+    folder = folder / xnli_setup.NAME / "encoder"
+    model, words = xnli_setup.load_encoder()
+    with checkpoint_folder.replacing(folder) as new:
+        pretrained.save(new, run.encoder(model))
+        tokenizers.save(new, words)
+    print(f"the encoder: {folder}")
+
+
 def evaluate_run() -> int:
     """Tests what --run trained on --data_dir; the exit status."""
     dataset = xnli_setup.DATASET.value
@@ -304,6 +319,7 @@ def evaluate_run() -> int:
     )
     xnli_report.show(results, TABLE.format(split, xnli_setup.ENCODER.value, run.step))
     print(f"all of it: {out}")
+    _export(run, folder)
     return 0
 
 

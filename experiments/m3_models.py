@@ -196,18 +196,15 @@ def export(
       params: of the discriminator; its heads are left out.
     """
     params = jax.device_get({part: params[part] for part in ("embeddings", "encoder")})
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    if m3_setup.HOT_START.value:
-        pretrained.save(partial, _grafted(models, vocabulary, params))
-        tokenizers.save(partial, tokenizers.load(m3_setup.hot_start_folder()))
-    else:
-        # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
-        config = models.config.discriminator
-        pretrained.save(partial, pretrained.Pretrained("electra", config, params, {}))
-        shutil.copyfile(vocabulary.path, partial / tokenizers.OWN)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with checkpoint_folder.replacing(folder) as new:
+        if m3_setup.HOT_START.value:
+            pretrained.save(new, _grafted(models, vocabulary, params))
+            tokenizers.save(new, tokenizers.load(m3_setup.hot_start_folder()))
+        else:
+            # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
+            config = models.config.discriminator
+            pretrained.save(new, pretrained.Pretrained("electra", config, params, {}))
+            shutil.copyfile(vocabulary.path, new / tokenizers.OWN)
 
 
 def _grafted(

@@ -85,7 +85,10 @@ class Translator:
             abnet_models.source_params(config, self._source.model),
             abnet_models.target_params(config, self._target.model),
         )
-        is_trained = (abnet_models.is_trained_source, abnet_models.is_trained_target)
+        is_trained = (
+            abnet_models.is_trained_source,
+            abnet_models.is_trained_target(),
+        )
         self._params = [
             jax.device_put(_filled(params, own, which, plm.model.config))
             for params, own, which, plm in zip(

@@ -120,6 +120,12 @@ RUN = flags.DEFINE_string(
     "The folder of a run to test with --eval_only, whose flags hold.",
     allow_override=True,  # experiments/translate.py has a flag of this name
 )
+EXPORT = flags.DEFINE_bool(
+    "export",
+    False,
+    "Leave the fine-tuned encoder, all of its pieces, as a checkpoint folder in"
+    " <run>/finetune/encoder; with --eval_only too.",
+)
 SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What --eval_only tests.")
 PREDICTIONS_DIR = flags.DEFINE_string(
     "predictions_dir",

@@ -44,6 +44,27 @@ class Trained(NamedTuple):
         embeddings["word_embeddings"] = {"embedding": table}
         return model._replace(params=model.params | {"embeddings": embeddings})
 
+    def encoder(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
+        """The whole model with what the run trained of it, and no classifier.
+
+        The classifier's dense layer is the pooler's, if it is what the model had and
+        the first position is what was classified.
+
+        Args:
+          model: as the run began with it.
+        """
+        trained = jax.device_get(self.params)
+        whole = self.with_rows(model).params
+        params = {"encoder": trained["encoder"], "embeddings": whole["embeddings"]}
+        if "embeddings" in trained:
+            table = {"word_embeddings": whole["embeddings"]["word_embeddings"]}
+            params["embeddings"] = trained["embeddings"] | table
+        if "pooler" in whole:
+            is_pooler = xnli_setup.POOLING.value == "cls"
+            dense = trained["classifier"]["dense"]
+            params["pooler"] = {"dense": dense} if is_pooler else whole["pooler"]
+        return model._replace(params=params)
+
     def filled(self, params: dict[str, Any]) -> dict[str, Any]:
         """A classifier's parameters with what was trained in its place.
 

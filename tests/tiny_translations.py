@@ -7,7 +7,7 @@ import numpy as np
 import tiny_runs
 from flax import traverse_util
 
-from nebula_jax.models import pretrained, transformer
+from nebula_jax.models import pretrained, state_names, transformer
 
 # English, Spanish. A long sentence of one language may be a short one of the other.
 SHORT = ("the {} has {} doors", "la {} tiene {} puertas")
@@ -80,8 +80,9 @@ def write_model(
     seed: int,
     has_head: bool = False,
     layers: int = 2,
+    family: str = "bert",
 ) -> pathlib.Path:
-    """A checkpoint of BERT's layout with random weights; its vocabulary is the text's.
+    """A checkpoint with random weights and BERT's tokenizer, of the text's words.
 
     Args:
       folder: to be made.
@@ -89,6 +90,7 @@ def write_model(
       seed: of the weights.
       has_head: whether it has an MLM head.
       layers: how many.
+      family: whose layout.
     """
     sentences = [" ".join(pair(n)) for n in range(3 * sum(PAIRS.values()))]
     words = sorted({word for sentence in sentences for word in sentence.split()})
@@ -102,7 +104,8 @@ def write_model(
         heads=2,
         feed_forward=2 * width,
         max_length=16,
-        token_types=2,
+        token_types={"bert": 2, "ernie_m": 0}[family],
+        position_offset=state_names.FAMILIES[family].position_offset,
     )
     random = np.random.RandomState(seed)
     flat = {
@@ -112,7 +115,8 @@ def write_model(
         or (has_head and path.startswith("mlm_head"))
     }
     params = traverse_util.unflatten_dict(flat, sep="/")
-    pretrained.save(folder, pretrained.Pretrained("bert", config, params, {}))
+    about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
+    pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
     return folder
 
 
@@ -124,7 +128,8 @@ class Translations(tiny_runs.Runs):
     def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
         super().__init__(folder, cache)
         write_text(folder / "alike", is_alike=True)
-        write_model(folder / "models" / "spanish", 16, seed=0)
+        # The paper's pair: ERNIE-M reads, BERT writes.
+        write_model(folder / "models" / "spanish", 16, seed=0, family="ernie_m")
         write_model(folder / "models" / "english", 24, seed=1)
         write_model(folder / "models" / "english_with_head", 24, 1, has_head=True)
         # Sooner compiled, for runs that are started often.

@@ -8,14 +8,12 @@ N examples, B batch, M micro-batches, S batches of an epoch.
 """
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.data import corpora
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _BATCHES = 256  # in the place of a bucket: no uint8 is that large
@@ -87,13 +85,6 @@ class Schedule:
     def steps_per_epoch(self) -> int:
         """S = N // B."""
         return len(self._buckets) // self._batch_size
-
-    @property
-    def digest(self) -> str:
-        """Says in short all that the order depends on, for two sides to compare."""
-        buckets = hashlib.sha256(self._buckets.tobytes()).hexdigest()
-        size = len(self._buckets)
-        return corpora.digest_of([size, buckets, self._batch_size, self._seed])
 
     def batch(self, step: int) -> Batch:
         """The examples of step `step`, counted from 0."""

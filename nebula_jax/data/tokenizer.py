@@ -34,7 +34,8 @@ SENTENCEPIECE = "sentencepiece.bpe.model"
 VOCABULARY = "vocab.txt"
 OWN = "spiece.model"
 CONFIG = "tokenizer_config.json"
-KEPT = "kept_pieces.json"
+KEPT = "kept_pieces.json"  # of a trimmed one
+WHOLE = "whole_tokenizer"  # the folder of its files
 
 COUNT_BATCH = 4096  # texts tokenised at once: enough for all cores, little memory
 
@@ -111,6 +112,13 @@ def load(folder: pathlib.Path) -> Tokenizer:
       TokenizerError: if there is none, or it cannot be read.
     """
     folder = pathlib.Path(folder)
+    if not (folder / KEPT).exists():
+        return _read(folder)
+    whole = _read(folder / WHOLE)
+    return _trimmed(whole, _read_kept(folder / KEPT, whole))
+
+
+def _read(folder: pathlib.Path) -> Tokenizer:
     there = [
         reader
         for reader in _READERS
@@ -133,8 +141,7 @@ def load(folder: pathlib.Path) -> Tokenizer:
     except Exception as error:  # the libraries raise bare Exceptions
         reason = " ".join(str(error).split())
         raise TokenizerError(f"{folder / names[0]} cannot be read: {reason}") from None
-    whole = _numbered(folder, library, digest.hexdigest())
-    return _trimmed(whole, _read_kept(whole)) if (folder / KEPT).exists() else whole
+    return _numbered(folder, library, digest.hexdigest())
 
 
 def _numbered(folder: pathlib.Path, library: Library, digest: str) -> Tokenizer:
@@ -214,38 +221,42 @@ def _trimmed(tokenizer: Tokenizer, keep: np.ndarray) -> Tokenizer:
 def save(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
     """Copies the files it was read from, and says what is kept of it.
 
+    The files of a trimmed one go into a folder of their own: transformers, which would
+    take them for the model's, finds no tokenizer instead of wrong ids.
+
     Args:
-      folder: made if missing; `load` reads the same tokenizer from it (transformers
-        would read the whole one). What it keeps counts from the whole tokenizer, so its
-        digest is not that of one that was trimmed twice.
+      folder: made if missing; `load` reads the same tokenizer from it. What it keeps
+        counts from the whole tokenizer, so its digest is not that of one that was
+        trimmed twice.
       tokenizer: any.
 
     Raises:
       TokenizerError: if the disk does not take it.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        is_trimmed = tokenizer.size < len(tokenizer.library.pieces)
+        files = folder / WHOLE if is_trimmed else folder
+        files.mkdir(parents=True, exist_ok=True)
         for name in (JSON, SENTENCEPIECE, VOCABULARY, OWN, CONFIG):
             source = tokenizer.folder / name
-            if source.exists() and source.resolve() != (folder / name).resolve():
-                shutil.copyfile(source, folder / name)
+            if source.exists() and source.resolve() != (files / name).resolve():
+                shutil.copyfile(source, files / name)
         (folder / KEPT).unlink(missing_ok=True)
-        if tokenizer.size < len(tokenizer.library.pieces):
+        if is_trimmed:
             kept = {"kept_ids": tokenizer.old_ids.tolist()}
             (folder / KEPT).write_text(json.dumps(kept) + "\n", "utf-8")
     except OSError as error:
         raise TokenizerError(f"cannot write {folder}: {error}") from None
 
 
-def _read_kept(tokenizer: Tokenizer) -> np.ndarray:
-    path = tokenizer.folder / KEPT
+def _read_kept(path: pathlib.Path, whole: Tokenizer) -> np.ndarray:
     try:
         keep = np.asarray(json.loads(path.read_text("utf-8"))["kept_ids"], np.int64)
-        whole = np.array_equal(keep, kept_ids(tokenizer, keep))
+        fits = np.array_equal(keep, kept_ids(whole, keep))
     except (ValueError, KeyError, TypeError, TokenizerError):
-        whole = False
-    if not whole:
-        raise TokenizerError(f"{path} does not fit the tokenizer beside it")
+        fits = False
+    if not fits:
+        raise TokenizerError(f"{path} does not fit the tokenizer in {whole.folder}")
     return keep
 
 

@@ -4,10 +4,13 @@ A large model's tensors may be in several files, named by model.safetensors.inde
 Files that hold Python pickles (pytorch_model.bin, model_state.pdparams) are never read.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -73,6 +76,16 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
     found = [name for name in PICKLES if (folder / name).exists()]
     hint = f"; {found[0]} is there, but only safetensors are read" if found else ""
     raise PretrainedError(f"{folder} has no {TENSORS}{hint}")
+
+
+@contextlib.contextmanager
+def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder to write into, which takes the place of `folder` when all is written."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    yield partial
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
 
 
 def digest(folder: pathlib.Path) -> str:

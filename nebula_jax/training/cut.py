@@ -1,10 +1,10 @@
 """The general cut: a model in two halves, trained as if it were one (section 2.2).
 
-Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` (and a
-dict of metrics) become two halves, each jitted with its codecs inside. The front sends
-h; the back computes the loss and its own gradient, and returns the loss's gradient in
-h; the front finishes the backward pass. The residuals of `jax.vjp` wait on the device
-between the front's two calls, so nothing is computed twice.
+Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` (or that
+and a dict of metrics) become two halves, each jitted with its codecs inside. The front
+sends h; the back computes the loss and its own gradient, and returns the loss's
+gradient in h; the front finishes the backward pass. The residuals of `jax.vjp` wait on
+the device between the front's two calls, so nothing is computed twice.
 
 A codec that chooses among shapes is a small program beside the half's: the model is
 compiled once, not once for each shape or pair of shapes.
@@ -177,7 +177,7 @@ def back(
     """The far half of a model.
 
     Args:
-      fn: (params, h, batch, rng) -> (loss, metrics), a scalar and a dict.
+      fn: (params, h, batch, rng) -> the loss, a scalar, or (loss, dict of metrics).
       receive: codec of h.
       send: codec of the gradient in h.
       is_trained: which parameters get a gradient.
@@ -201,7 +201,8 @@ def back(
 
         def run(trained, activations):
             hidden = leaves.with_floats(received, activations)
-            return fn(merge(trained, frozen), hidden, batch, rng)
+            out = fn(merge(trained, frozen), hidden, batch, rng)
+            return out if isinstance(out, tuple) else (out, {})
 
         differentiate = jax.grad(run, (0, 1), has_aux=True)
         (new, errors), metrics = differentiate(trained, activations)

@@ -156,6 +156,8 @@ def test_what_is_kept_must_fit(tmp_path):
     whole = tokenizer.load(folder)
     with pytest.raises(tokenizer.TokenizerError, match=r"must be in 0\.\.\.71"):
         tokenizer.trim(whole, [72])
+    tokenizer.save(tmp_path / "b", tokenizer.trim(whole, range(40)))
+    folder = tmp_path / "b"
     for damaged in ("{", "{}", '{"kept_ids": [5]}', '{"kept_ids": [0, 900]}'):
         (folder / "kept_pieces.json").write_text(damaged)
         with pytest.raises(tokenizer.TokenizerError, match="does not fit"):

@@ -1,12 +1,15 @@
 """Bad input to train_abnet: one clear line on the side at fault, nothing that hangs."""
 
+import functools
 import gzip
 import re
 import shutil
 import signal
 import socket
 import time
+import types
 
+import numpy as np
 import pytest
 import tiny_translations
 from absl import flags
@@ -16,6 +19,7 @@ from experiments import (
     abnet_line,
     abnet_models,
     abnet_setup,
+    abnet_target,
     abnet_text,
     clusters,
     train_abnet,
@@ -175,6 +179,12 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     with flagsaver.flagsaver(truncate=True):
         read = abnet_text.read(folder / side, words, is_translated=False)
     assert read.rows["train"].lengths.max() == 16
+    # What is only translated is cut without asking.
+    shutil.copyfile(folder / side / "train.tsv.gz", folder / side / "dev.tsv.gz")
+    with flagsaver.flagsaver(truncate=True):
+        read = abnet_text.read(folder / side, words, is_translated=True)
+    with pytest.raises(errors.NebulaError, match="has 19 tokens"):
+        abnet_text.read(folder / side, words, is_translated=True)
     assert "1 of 61 sentences were cut: train-000061" in capfd.readouterr().err
 
 
@@ -262,6 +272,18 @@ def test_sides_with_another_codec_part(runs, own_text):
     words = "source has --forward_codec=fp16, target has --forward_codec=identity"
     assert words in target
     assert "--forward_codec=" in source
+
+
+def test_hidden_states_of_other_examples_are_refused(here):
+    check = functools.partial(abnet_target.Side.check, None, 3)
+    check({"strangers": 0.0})
+    with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
+        check({"strangers": 1.0})
+    ends = types.SimpleNamespace(
+        buckets=types.SimpleNamespace(recv=lambda step: np.asarray([0, 2], np.uint8))
+    )
+    with pytest.raises(errors.NebulaError, match="a bucket that is none"):
+        abnet_target.Side.meet(None, ends)
 
 
 def test_a_peer_says_what_its_run_is_made_of():

@@ -120,6 +120,33 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undis
 
 
 @pytest.mark.slow
+def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
+    """Lengths are told anew, masks are those of the step, each shape has its memory."""
+    masked = {
+        "data_dir": "text",
+        "source_model": "models/spanish",
+        "target_model": "models/english",  # which is given a head
+        "buckets": "8,16",
+        "objective": "cmlm",
+    }
+    status, output = runs.run(workdir="masked", tls="off", timeout=300, **RUN | masked)
+    assert status == 0, output
+    for step, victim in ((EVERY, "target"), (2 * EVERY, "source")):
+        process, family = start_and_wait(runs, "masked_killed", step, **masked)
+        family[victim].kill()
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 1, output
+        assert_all_gone(family)
+    status, output = runs.run(
+        workdir="masked_killed", tls="off", timeout=300, **RUN | masked
+    )
+    assert status == 0, output
+    tiny_translations.assert_same(
+        runs.sides("masked", STEPS), runs.sides("masked_killed", STEPS)
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", SIDES)
 def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
     """While it reads, meets the other, trains, saves or translates."""

@@ -23,6 +23,7 @@ from experiments import (
 )
 from nebula_jax import errors
 from nebula_jax.data import nli
+from nebula_jax.models import pretrained
 from nebula_jax.training import checkpoint
 
 STEPS = 24
@@ -152,6 +153,10 @@ def test_eval_only_tests_another_folder_with_the_runs_own_settings(runs, undistu
             assert again[:7] == lines[:7]
 
 
+def assert_same(got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
 def use(runs, **values):
     """Flags as the command line sets them; relative to the runs' folder."""
     arguments = runs.flags() | {"devices_per_cluster": 0} | values
@@ -183,6 +188,12 @@ def test_an_unseen_piece_has_the_row_that_it_had(runs, here):
     table = model.params["embeddings"]["word_embeddings"]["embedding"]
     keep = np.asarray([0, 1, 2, 3, 4, 9])
     trained = {"embeddings": {"word_embeddings": {"embedding": -table[keep]}}}
+    whole = {"encoder": {"layer_0": 1}, "embeddings": trained["embeddings"]}
+    whole["embeddings"] |= {"layer_norm": 2}
+    left = xnli_trained.Trained(whole, keep, 1).encoder(model).params
+    assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
+    got = left["embeddings"]["word_embeddings"]["embedding"]
+    np.testing.assert_array_equal(got[keep], -table[keep])
     filled = xnli_trained.Trained(trained, keep, 1).with_rows(model)
     got = filled.params["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[keep], -table[keep])
@@ -385,8 +396,15 @@ WARM = {"freeze_embeddings": "true", "pooling": "mean", "operands": "bfloat16"}
 
 def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, capsys):
     """Frozen embeddings, mean pooling, bfloat16; the last step, half an epoch."""
-    status, output = runs.run(workdir="warm", epochs=0.5, select="last", **WARM)
+    status, output = runs.run(
+        workdir="warm", epochs=0.5, select="last", export="true", **WARM
+    )
     assert status == 0, output
+    trained = runs.state("warm", "finetune", 6)["best"]
+    before = pretrained.load(pathlib.Path("models/bert"))
+    left = pretrained.load(pathlib.Path("warm/finetune/encoder"))
+    assert_same(left.params["encoder"], trained["encoder"])
+    assert_same(left.params["embeddings"], before.params["embeddings"])
     monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
     use(runs, eval_only="true", run="warm")
     assert finetune_xnli.main() == 0

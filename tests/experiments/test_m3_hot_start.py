@@ -175,6 +175,15 @@ def test_an_ernie_m_goes_in_and_comes_out(tmp_path):
     )
 
 
+def test_temperature_and_mask_rate_are_the_models(split):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(temperature=2.0, mask_rate=0.3, hot_start=""):
+        config = m3_models._config(
+            *[pretrained.transformer.Config(9, 1, 4, 1, 8, 8)] * 2
+        )
+    assert (config.temperature, config.mask_rate) == (2.0, 0.3)
+
+
 def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
     """Before anything starts, and in words."""
     own = given(split[0])

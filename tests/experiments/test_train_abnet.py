@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import tiny_translations
+from flax import traverse_util
 
 from nebula_jax.communication import frames
 from nebula_jax.training import metrics
@@ -82,6 +84,9 @@ def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs)
         )
         assert status == 0, output
         assert "training an MLM head on the target text" in output
+        # As nobody had trained it for longer than that, it goes on training.
+        target = runs.sides(f"ar-{cluster}", STEPS)[1]
+        assert "mlm_head" in target["state"]["params"]
     assert_equal_params(runs.sides("ar-all", STEPS), runs.sides("ar-whole", STEPS))
 
 
@@ -119,8 +124,28 @@ def test_a_run_leaves_all_that_was_promised(split):
     assert len(summary["examples"]) == 3
     translations = folder / "target" / "translations" / f"test-{STEPS:08d}.txt"
     assert summary["examples"] == translations.read_text().splitlines()
-    for word in ("step", "loss", "tokens/s", "sent", "waited", "BLEU", "bytes a step"):
+    words = ("step", "loss", "tokens/s", "sent", "waited", "nrefs:1|case:lc")
+    for word in (*words, "bytes a step"):
         assert word in output
+
+
+def names_in(tree):
+    return {part for path in traverse_util.flatten_dict(tree) for part in path}
+
+
+def test_the_optimizer_knows_nothing_of_what_is_frozen(runs, split):
+    """Adapters and the table of lengths; this target came with a head of its own."""
+    for side, others in zip(
+        runs.sides("split", STEPS), ({"length_table"}, set()), strict=True
+    ):
+        state = side["state"]
+        adapters = {f"adapters_{layer}" for layer in range(2)}
+        assert state["params"].keys() == adapters | others
+        trained = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
+        moments = [leaf.size for leaf in jax.tree.leaves(state["opt_state"])]
+        counters = [size for size in moments if size == 1]
+        assert sum(moments) - len(counters) == 2 * trained
+        assert not names_in(state) & {"encoder", "embeddings", "mlm_head"}
 
 
 def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
@@ -216,11 +241,14 @@ def translate(runs, text, *arguments):
 
 def test_a_run_translates_line_by_line(runs, split):
     """An empty line stays one; other separators than a line's end do not cut it."""
-    done = translate(runs, "uno dos\n\ntres\u2028cuatro\n", "--run=split")
+    text = f"la casa\n\ntres\u2028cuatro\n{'puertas ' * 30}\n家 🏠\n"
+    done = translate(runs, text, "--run=split")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")
-    assert len(lines) == 4
-    assert lines[1] == lines[3] == ""
+    assert len(lines) == 6
+    assert lines[1] == lines[5] == ""
+    assert "1 of 5 sentences were cut: line-4" in done.stderr
+    assert "line-3, line-5\n" in done.stderr  # which have no character that is known
     assert translate(runs, "", "--run=split").stdout == ""
 
 

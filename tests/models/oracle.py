@@ -162,13 +162,13 @@ def theirs(model) -> dict[str, np.ndarray]:
     return outputs
 
 
-def build(name: str):
-    """transformers' model of a golden file, with our weights."""
+def build(name: str, **shape):
+    """transformers' model of a golden file or another shape, with our weights."""
     import torch
 
     class_name, extra, _ = MODELS[name]
     made = transformers_class(class_name)
-    config = made.config_class(**SHAPE, **extra)
+    config = made.config_class(**SHAPE | extra | shape)
     config.architectures = [class_name]
     model = made(config)
     state = model.state_dict()

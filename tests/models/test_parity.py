@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import tiny_hot_start
+import tiny_nli
 from absl import flags
 from flax import traverse_util
 
@@ -23,9 +24,27 @@ PREPARED = pathlib.Path(__file__).parents[2] / "pretrained"
 TEXTS = ("The cat doesn't sit on the mat.", "¿Verdad?", "我爱你, 3,000 libros.")
 
 
+def drawn(seed):
+    """A shape; 0 for the golden files' own."""
+    if not seed:
+        return {}
+    random = np.random.RandomState(seed)
+    heads = int(random.choice([1, 2, 3]))
+    return {
+        "num_hidden_layers": int(random.randint(1, 4)),
+        "num_attention_heads": heads,
+        # Not 2: what layer norm makes of two numbers hangs on their last bits.
+        "hidden_size": heads * int(random.choice([6, 8, 12])),
+        "intermediate_size": int(random.randint(5, 30)),
+        "max_position_embeddings": int(random.randint(9, 20)),
+        "layer_norm_eps": float(random.choice([1e-12, 1e-5, 1e-3])),
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", oracle.MODELS)
-def test_what_transformers_wrote_we_read_and_the_other_way_round(name, tmp_path):
-    theirs, _ = oracle.build(name)
+def test_what_transformers_wrote_we_read_and_the_other_way_round(name, seed, tmp_path):
+    theirs, _ = oracle.build(name, **drawn(seed))
     theirs.save_pretrained(tmp_path / "theirs")
     model = pretrained.load(tmp_path / "theirs")
     outputs = oracle.ours(model)
@@ -78,6 +97,19 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
     assert not info["unexpected_keys"]
     ours = oracle.ours(pretrained.load(folder))
     assert oracle.difference(ours, oracle.theirs(theirs)) < TOLERANCE
+
+
+def test_transformers_finds_no_tokenizer_beside_a_trimmed_model(tmp_path):
+    """Else it would give the untrimmed one's ids, which are other rows or none."""
+    whole = tiny_nli.write_model(tmp_path / "whole")
+    words = tokenizer.load(whole)
+    keep = tokenizer.kept_ids(words, range(9))
+    pretrained.save(tmp_path / "less", pretrained.trim(pretrained.load(whole), keep))
+    tokenizer.save(tmp_path / "less", tokenizer.trim(words, keep))
+    assert transformers.AutoModel.from_pretrained(tmp_path / "less")
+    assert transformers.AutoTokenizer.from_pretrained(whole)
+    with pytest.raises((OSError, ValueError, TypeError)):
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "less")
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm_roberta", "ernie_m"])

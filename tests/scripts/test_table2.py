@@ -136,4 +136,4 @@ def test_the_flags_of_the_rows_train_everything_or_use_the_first_layers(tmp_path
         assert not abnet_models.is_trained_source(path)
     with flagsaver.flagsaver(train_all=True):
         assert abnet_models.is_trained_source(path)
-        assert abnet_models.is_trained_target(path)
+        assert abnet_models.is_trained_target()(path)

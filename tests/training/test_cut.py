@@ -81,6 +81,17 @@ def test_micro_batches_add_up_to_the_whole_models_gradient(count):
     np.testing.assert_allclose(sum(m["loss"] for m in metrics), loss, rtol=1e-6)
 
 
+def test_a_back_may_have_nothing_but_a_loss():
+    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    run = Run()
+    run.far = cut.back(
+        lambda *given: two_halves.back(*given)[0], codec.identity(), codec.identity()
+    )
+    grads, _, metrics = run.step(params, two_halves.pieces(batch, 2), rngs)
+    two_halves.assert_close(grads, whole_gradient(params, batch, rngs))
+    assert metrics == [{}, {}]
+
+
 def test_a_front_may_have_a_loss_of_its_own():
     params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
     near = two_halves.front_with_loss

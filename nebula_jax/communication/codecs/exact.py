@@ -85,11 +85,12 @@ class Tokens:
 
 
 def pack_tokens(mask: str = "mask", capacities: int = 8) -> codec.Codec:
-    """Padding never crosses the line: exact at real positions, zeros elsewhere.
+    """Padding stays here: exact at real positions, zeros elsewhere.
 
     A codec with an option for each capacity: ceil(i / capacities * B L) slots for
     i = 1 ... capacities. The smallest that holds all real tokens is used, so that jit
-    compiles a handful of shapes. It must be the first of its chain:
+    compiles a handful of shapes, and fewer than B L / capacities + 1 slots cross that
+    are none of theirs. It must be the first of its chain:
     `pack_tokens|svd(0.6)|fp16` decomposes one matrix of real tokens.
     Payload: per leaf [B, L, ...] values [capacity, ...] of its own dtype, unused slots
     zero; the mask's data [ceil(B L / 8)] uint8; other leaves untouched.
