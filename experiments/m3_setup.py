@@ -72,8 +72,8 @@ DISCRIMINATOR_LAYERS = flags.DEFINE_integer(
 TEMPERATURE = flags.DEFINE_float(
     "temperature",
     1.0,
-    "Of the generators' samples. A hot-started generator guesses well and so makes few"
-    " fakes; above 1 it makes more.",
+    "Of the generators' samples. Where a generator guesses well and so makes few fakes,"
+    " above 1 it makes more; below 1 fakes are harder to tell.",
     lower_bound=0.01,
 )
 MAX_LENGTH = flags.DEFINE_integer(
