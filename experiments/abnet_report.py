@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
+import matplotlib.figure
 import rich.console
 import rich.table
 from absl import flags
@@ -13,9 +13,6 @@ from absl import flags
 from experiments import abnet_line, abnet_setup, clusters, dilation, run_report
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.training import metrics
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 EXAMPLES = 5  # translations that are printed
 
@@ -32,9 +29,9 @@ def report(names: Sequence[str], seconds: float) -> None:
     theirs = [clusters.cluster_folder(name) / "summary.json" for name in names]
     newest = max((each.stat().st_mtime for each in theirs if each.is_file()), default=0)
     if not path.is_file() or path.stat().st_mtime < newest:
+        plot(names[0], folder / "losses.png")
         summary = _gather(names, seconds)
         path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-        plot(names[0], folder / "losses.png")
     show(json.loads(path.read_text()))
     print(f"all of it: {path}, {folder / 'losses.png'}")
 
@@ -125,7 +122,8 @@ def plot(name: str, path: pathlib.Path) -> None:
       path: of the PNG to write.
     """
     records = metrics.read(clusters.cluster_folder(name))
-    figure, (loss, score) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(10, 4.2), layout="constrained")
+    loss, score = figure.subplots(1, 2)
     steps = [record for record in records if "loss" in record]
     loss.plot([each["step"] for each in steps], [each["loss"] for each in steps])
     loss.set(xlabel="step", ylabel="nats per target token", title="Translation loss")
@@ -143,7 +141,6 @@ def plot(name: str, path: pathlib.Path) -> None:
     for axes in (loss, score):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def show(summary: dict[str, Any]) -> None:

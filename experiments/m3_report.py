@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
+import matplotlib.figure
 import rich.console
 import rich.table
 from absl import flags
@@ -14,9 +14,6 @@ from experiments import clusters, m3_setup, run_report
 from nebula_jax.communication import codecs
 from nebula_jax.data import masking
 from nebula_jax.training import metrics
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 STARVED = 1 / 3
 """Of the masked tokens, the share of fakes below which RTD has little to find."""
@@ -36,9 +33,9 @@ def report(names: Sequence[str], seconds: float, vocab_size: int) -> None:
     theirs = [clusters.cluster_folder(name) / "summary.json" for name in names]
     newest = max((each.stat().st_mtime for each in theirs if each.is_file()), default=0)
     if not path.is_file() or path.stat().st_mtime < newest:
+        plot(names, folder / "losses.png")
         summary = _gather(names, seconds, vocab_size)
         path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-        plot(names, folder / "losses.png")
     show(json.loads(path.read_text()))
     print(f"all of it: {path}, {folder / 'losses.png'}")
 
@@ -119,9 +116,8 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
       names: the clusters of the run; the first one judges.
       path: of the PNG to write.
     """
-    figure, (losses, rtd_loss, auc) = plt.subplots(
-        1, 3, figsize=(14, 4.2), layout="constrained"
-    )
+    figure = matplotlib.figure.Figure(figsize=(14, 4.2), layout="constrained")
+    losses, rtd_loss, auc = figure.subplots(1, 3)
     for name in names:
         records = metrics.read(clusters.cluster_folder(name))
         records = [record for record in records if "loss" in record]
@@ -138,7 +134,7 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
     rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
 
     evaluations = _held_back(metrics.read(clusters.cluster_folder(names[0])))
-    colors = plt.colormaps["tab20"].colors
+    colors = matplotlib.colormaps["tab20"].colors
     languages = list(evaluations[-1]["languages"]) if evaluations else []
     for index, language in enumerate(languages):
         auc.plot(
@@ -154,7 +150,6 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
     for axes in (losses, rtd_loss, auc):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def show(summary: dict[str, Any]) -> None:

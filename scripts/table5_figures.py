@@ -5,10 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+import matplotlib.figure
 
 SIZE = (10, 4.2)
 
@@ -24,7 +21,8 @@ def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Training loss of each row, mean of the seeds: the paper's on the left."""
-    figure, both = plt.subplots(1, 2, figsize=SIZE, layout="constrained", sharey=True)
+    figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
     for axes, is_ours in zip(both, (False, True), strict=True):
         for row in rows:
             if row["is_ours"] == is_ours or row["name"] == "baseline":
@@ -42,7 +40,6 @@ def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
             axes.legend(fontsize=7)
     both[0].set_ylabel("nats per target token")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -53,7 +50,8 @@ def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
     if compressed is not None:
         points.append((1, compressed["bleu"]))
     points.sort()
-    figure, (score, loss) = plt.subplots(1, 2, figsize=SIZE, layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
+    score, loss = figure.subplots(1, 2)
     steps = [step for step, _ in points]
     score.plot(steps, [statistics.fmean(bleu) for _, bleu in points], marker="o")
     for step, bleu in points:
@@ -75,7 +73,6 @@ def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
     for axes in (score, loss):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def mean_curve(losses: Sequence[Sequence[Sequence[float]]]) -> tuple[list, list]:

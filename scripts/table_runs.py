@@ -1,7 +1,8 @@
 """Runs of a table: each is done once, and what it left is kept.
 
 A table takes hours, so every run's figures are written as soon as it has ended, to a
-small file of its own; the same command goes on with the runs that are missing.
+small file of its own; the same command goes on with the runs that are missing, and with
+the one that it was stopped in.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +30,8 @@ SEEDS = flags.DEFINE_string(
 FOLDER = pathlib.Path(__file__).parents[1] / "experiments"
 BESIDE = FOLDER.parents[1] / "shared" / "data"
 LOG_LINES = 12  # of a failed run, in the error
+UNDER_WAY = "under_way.json"
+"""In the folder of a run that has not ended: which it is, and its seconds so far."""
 
 
 class Folder(NamedTuple):
@@ -117,13 +121,14 @@ class Runs:
         if found is not None:
             return found
         workdir = self.folder / "run"
-        shutil.rmtree(workdir, ignore_errors=True)
-        workdir.mkdir(parents=True)
-        if run.shares is not None and self.made(run.shares.name).is_dir():
-            shutil.copytree(self.made(run.shares.name), workdir / run.shares.path)
-        lifecycle.say(f"{run.name}: {' '.join(run.arguments)}")
-        with lifecycle.timed(run.name):
-            self._execute(run, workdir)
+        before = self._begin(run, workdir)
+        begin = time.monotonic()
+        try:
+            with lifecycle.timed(run.name):
+                self._execute(run, workdir)
+        finally:
+            seconds = before + time.monotonic() - begin
+            self._mark(run, workdir, seconds)
         if run.makes is not None:
             self._keep(workdir, run.makes)
         if run.shares is not None and not self.made(run.shares.name).is_dir():
@@ -133,6 +138,8 @@ class Runs:
             "identity": identity(run),
             **self._figures(run, workdir),
         }
+        if before:  # the summary counts from when it went on
+            result["summary"]["seconds"] = round(seconds, 1)
         path = self.path(run.name)
         path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -140,6 +147,29 @@ class Runs:
         partial.replace(path)
         shutil.rmtree(workdir)
         return result
+
+    def _begin(self, run: Run, workdir: pathlib.Path) -> float:
+        """Makes the folder of a run unless it is there; the seconds it has had."""
+        path = workdir / UNDER_WAY
+        there = json.loads(path.read_text()) if path.is_file() else {}
+        says = f"{run.name}: {' '.join(run.arguments)}"
+        if there.get("run") == [identity(run), self._commit]:
+            lifecycle.say(f"{says} (goes on after {there['seconds']:.0f} s)")
+            return there["seconds"]
+        lifecycle.say(says)
+        shutil.rmtree(workdir, ignore_errors=True)
+        workdir.mkdir(parents=True)
+        if run.shares is not None and self.made(run.shares.name).is_dir():
+            shutil.copytree(self.made(run.shares.name), workdir / run.shares.path)
+        self._mark(run, workdir, 0.0)
+        return 0.0
+
+    def _mark(self, run: Run, workdir: pathlib.Path, seconds: float) -> None:
+        about = {"run": [identity(run), self._commit], "seconds": seconds}
+        path = workdir / UNDER_WAY
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(about) + "\n")
+        partial.replace(path)
 
     def _keep(self, workdir: pathlib.Path, folder: Folder) -> None:
         """Takes a folder of a run for others, in the place of an older one."""
