@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.figure
 import rich.console
 import rich.table
 from absl import flags
@@ -121,6 +120,9 @@ def plot(name: str, path: pathlib.Path) -> None:
       name: the cluster that has both.
       path: of the PNG to write.
     """
+    # Here, so that clusters, which draw nothing, need not wait for it.
+    import matplotlib.figure
+
     records = metrics.read(clusters.cluster_folder(name))
     figure = matplotlib.figure.Figure(figsize=(10, 4.2), layout="constrained")
     loss, score = figure.subplots(1, 2)

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.figure
 import rich.console
 import rich.table
 from absl import flags
@@ -116,6 +115,9 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
       names: the clusters of the run; the first one judges.
       path: of the PNG to write.
     """
+    # Here, so that clusters, which draw nothing, need not wait for it.
+    import matplotlib.figure
+
     figure = matplotlib.figure.Figure(figsize=(14, 4.2), layout="constrained")
     losses, rtd_loss, auc = figure.subplots(1, 3)
     for name in names:
