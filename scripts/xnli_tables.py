@@ -97,7 +97,9 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         )
     lines += run_tables.targets(result)
     found = [
-        f"{row['name']}: {line}" for row in result["rows"] for line in row["warnings"]
+        f"{row['name']}: {line}"
+        for row in result["rows"]
+        for line in _by_kind(row["warnings"])
     ]
     return "\n".join([*lines, *_warnings(found)]) + "\n"
 
@@ -131,6 +133,16 @@ def _spread(row: Mapping[str, Any], name: str) -> str:
     if row["seeds"] == 1:
         return mean
     return f"{mean} ± {100 * row['deviation'][name]:.1f}"
+
+
+def _by_kind(warnings: Sequence[str]) -> list[str]:
+    """What is said of several languages, once: `xnli.warnings` begin with theirs."""
+    languages: dict[str, list[str]] = {}
+    for line in warnings:
+        language, _, said = line.partition(": ")
+        kind = "no better than a guess" if "a guess" in said else said
+        languages.setdefault(kind, []).append(language)
+    return [f"{kind} in {', '.join(names)}" for kind, names in languages.items()]
 
 
 def _warnings(found: Sequence[str]) -> list[str]:
