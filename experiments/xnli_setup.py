@@ -106,7 +106,7 @@ SELECT = flags.DEFINE_enum(
     ["best", "last", "average"],
     "What is tested: the step of the best accuracy on English dev, the earliest of"
     " equals; the last one; or the mean of the parameters at all looks at English dev"
-    " since the warm-up, which tends to carry over better to other languages.",
+    " since the warm-up.",
 )
 EVAL_BATCH_SIZE = flags.DEFINE_integer(
     "eval_batch_size", 64, "Pairs at once where nothing is trained.", lower_bound=1
