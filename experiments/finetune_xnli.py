@@ -30,6 +30,7 @@ from experiments import (
     lifecycle,
     progress,
     saved,
+    xnli_batches,
     xnli_report,
     xnli_setup,
     xnli_text,
@@ -69,12 +70,8 @@ def train() -> int:
     begin = time.monotonic()
     text = _read_text()
     part = text.parts["train"][xnli_setup.ENGLISH]
-    batches = schedule.Schedule(
-        part.buckets, clusters.BATCH_SIZE.value, clusters.SEED.value
-    )
-    if xnli_setup.EPOCHS.value:
-        steps = round(xnli_setup.EPOCHS.value * batches.steps_per_epoch)
-        flags.FLAGS["steps"].value = max(1, steps)
+    batches = xnli_batches.Batches(part)
+    flags.FLAGS["steps"].value = batches.steps
     config = _config(text)
     checkpoints = saved.Saved(
         xnli_setup.NAME, xnli_setup.settings(text.digest), own=xnli_setup.own()
