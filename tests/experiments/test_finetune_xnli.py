@@ -12,6 +12,7 @@ import safetensors.numpy
 import tiny_nli
 from absl import flags
 from absl.testing import flagsaver
+from array_record.python import array_record_data_source  # noqa: F401
 
 from experiments import (
     clusters,
@@ -25,6 +26,9 @@ from nebula_jax import errors
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained
 from nebula_jax.training import checkpoint
+
+# TFDS imports array_record when it reads; that defines flags, which a flagsaver
+# that is left would take away.
 
 STEPS = 24
 
