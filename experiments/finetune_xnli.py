@@ -30,7 +30,6 @@ from experiments import (
     lifecycle,
     progress,
     saved,
-    xnli_batches,
     xnli_report,
     xnli_setup,
     xnli_text,
@@ -70,8 +69,12 @@ def train() -> int:
     begin = time.monotonic()
     text = _read_text()
     part = text.parts["train"][xnli_setup.ENGLISH]
-    batches = xnli_batches.Batches(part)
-    flags.FLAGS["steps"].value = batches.steps
+    batches = schedule.Schedule(
+        part.buckets, clusters.BATCH_SIZE.value, clusters.SEED.value
+    )
+    if xnli_setup.EPOCHS.value:
+        steps = round(xnli_setup.EPOCHS.value * batches.steps_per_epoch)
+        flags.FLAGS["steps"].value = max(1, steps)
     config = _config(text)
     checkpoints = saved.Saved(
         xnli_setup.NAME, xnli_setup.settings(text.digest), own=xnli_setup.own()

@@ -74,15 +74,6 @@ POOLING = flags.DEFINE_enum(
 EPOCHS = flags.DEFINE_float(
     "epochs", 0.0, "Times that each pair is seen; if 0, --steps counts.", lower_bound=0
 )
-FINISH_ON = flags.DEFINE_list(
-    "finish_on",
-    [],
-    "Training pairs that are seen by themselves at the end, when the rate falls to 0:"
-    " beginnings of their ids, such as mnli.",
-)
-FINISH_EPOCHS = flags.DEFINE_float(
-    "finish_epochs", 1.0, "Times that each of --finish_on is seen then.", lower_bound=0
-)
 RATE = flags.DEFINE_float("rate", 5e-5, "Peak of the learning rate.", lower_bound=0.0)
 LAYER_DECAY = flags.DEFINE_float(
     "layer_decay",
@@ -152,7 +143,7 @@ AGREED = (
     "max_test_pairs",
     *("trim_vocabulary", "freeze_embeddings", "pooling", "rate", "layer_decay"),
     *("warmup_share", "clip_gradient", "encoder_dropout", "classifier_dropout"),
-    *("operands", "dev_every", "select", "finish_on", "finish_epochs"),
+    *("operands", "dev_every", "select"),
 )
 
 
