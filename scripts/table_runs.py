@@ -31,7 +31,8 @@ FOLDER = pathlib.Path(__file__).parents[1] / "experiments"
 BESIDE = FOLDER.parents[1] / "shared" / "data"
 LOG_LINES = 12  # of a failed run, in the error
 UNDER_WAY = "under_way.json"
-"""In the folder of a run that has not ended: which it is, and its seconds so far."""
+"""In the folder of a run that has not ended: which it is, and its seconds so far (but
+not those of a part that was killed)."""
 
 
 class Folder(NamedTuple):
