@@ -116,11 +116,22 @@ class Runs:
             lifecycle.say(f"{path} is of commit {commit}; now it is {self._commit}")
         return result
 
-    def result(self, run: Run) -> dict[str, Any]:
-        """The figures of a run, which is done now unless it has been."""
+    def result(self, run: Run, like: Run | None = None) -> dict[str, Any]:
+        """The figures of a run, which is done now unless it has been.
+
+        Args:
+          run: which.
+          like: one that has ended, with the same flags but for what they use: what its
+            own `after` made. If both made the same bytes, its figures are this one's.
+        """
         found = self.found(run)
         if found is not None:
             return found
+        if like is not None and self._uses_the_same(run, like):
+            lifecycle.say(f"{run.name}: byte for byte what {like.name} began with")
+            result = self.found(like)
+            summary = result["summary"] | {"seconds": 0.0}
+            return self._write(run, result | {"summary": summary, "same_as": like.name})
         workdir = self.folder / "run"
         before = self._begin(run, workdir)
         begin = time.monotonic()
@@ -134,20 +145,29 @@ class Runs:
             self._keep(workdir, run.makes)
         if run.shares is not None and not self.made(run.shares.name).is_dir():
             self._keep(workdir, run.shares)
-        result = {
-            "arguments": list(run.arguments),
-            "identity": identity(run),
-            **self._figures(run, workdir),
-        }
+        figures = self._figures(run, workdir)
         if before:  # the summary counts from when it went on
-            result["summary"]["seconds"] = round(seconds, 1)
+            figures["summary"]["seconds"] = round(seconds, 1)
+        result = self._write(run, figures)
+        shutil.rmtree(workdir)
+        return result
+
+    def _write(self, run: Run, figures: Mapping[str, Any]) -> dict[str, Any]:
+        about = {"arguments": list(run.arguments), "identity": identity(run)}
+        result = {**figures, **about}
         path = self.path(run.name)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(result) + "\n")
         partial.replace(path)
-        shutil.rmtree(workdir)
         return result
+
+    def _uses_the_same(self, run: Run, like: Run) -> bool:
+        """Whether what made the folders that two runs use made the same bytes."""
+        ours, theirs = (
+            _digests(self.made(each.after.makes.name)) for each in (run, like)
+        )
+        return bool(ours) and ours == theirs
 
     def _begin(self, run: Run, workdir: pathlib.Path) -> float:
         """Makes the folder of a run unless it is there; the seconds it has had."""
@@ -180,6 +200,17 @@ class Runs:
         shutil.rmtree(made, ignore_errors=True)
         made.parent.mkdir(exist_ok=True)
         (workdir / folder.path).rename(made)
+
+
+def _digests(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+    """File -> SHA-256 of its bytes; empty if there is no such folder."""
+    digests = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digests[path.relative_to(folder)] = digest
+    return digests
 
 
 def start(run: Run, workdir: pathlib.Path) -> None:

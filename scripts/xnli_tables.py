@@ -78,6 +78,16 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         if row["more"]
         for line in ("", f"{row['name']}: fine-tuned with `{' '.join(row['more'])}`.")
     ]
+    lines += [
+        line
+        for row in result["rows"]
+        if row.get("not_fine_tuned_again")
+        for line in (
+            "",
+            f"{row['name']}: for {row['not_fine_tuned_again']} of {row['seeds']} seeds"
+            " byte for byte the encoder of the row above, and so not fine-tuned again.",
+        )
+    ]
     made = [
         (row["name"], each) for row in result["rows"] for each in row["pretraining"]
     ]

@@ -15,8 +15,9 @@ LANGUAGES = abnet_tables.PAPER["table1"]["languages"]
 class Stub:
     """Leaves behind what the real commands would; counts."""
 
-    def __init__(self, fails_at=""):
+    def __init__(self, fails_at="", is_cut_free=False):
         self.names, self._fails_at = [], fails_at
+        self._is_cut_free = is_cut_free
 
     def __call__(self, run, workdir):
         if run.name == self._fails_at:
@@ -26,7 +27,8 @@ class Stub:
         if run.module == "experiments.pretrain_m3":
             encoder = workdir / run.makes.path
             encoder.mkdir(parents=True)
-            (encoder / "weights").write_text(run.name)
+            name = run.name.replace("-whole-", "-all-")
+            (encoder / "weights").write_text(name if self._is_cut_free else run.name)
             figures = {"fake_token_rate": 0.1, "rtd_auc": 0.5}
             summary["held_back"] = [
                 {"step": step, "languages": {"en": figures, "de": figures}}
@@ -96,6 +98,24 @@ def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
         name = f"xnli-m3_xnli15_warm-{kind}-seed1"
         result = json.loads((here / "table" / "results" / f"{name}.json").read_text())
         assert result["summary"]["from"] == f"m3_xnli15_warm-{kind}-seed1"
+
+
+def test_the_same_encoder_is_not_fine_tuned_twice(here):
+    """M3 across clusters, where it leaves the bytes that M3 in one leaves."""
+    rows = run_all(Stub(), seeds=["0"])
+    assert [row["not_fine_tuned_again"] for row in rows] == [0] * 4
+    stub = Stub(is_cut_free=True)
+    rows = run_all(stub)
+    assert "xnli-m3_xnli15_warm-whole-seed1" in stub.names
+    assert "xnli-m3_xnli15_warm-all-seed1" not in stub.names
+    assert "xnli-m3_xnli15_tiny-all-seed1" in stub.names
+    assert [row["not_fine_tuned_again"] for row in rows] == [0, 0, 1, 0]
+    assert rows[2]["averages"][1] == rows[1]["averages"][1]
+    # Its minutes are counted once, and it is done.
+    assert [row["seconds"] for row in rows] == [120.0, 120.0, 60.0, 120.0]
+    again = Stub(is_cut_free=True)
+    assert run_all(again) == rows
+    assert again.names == []
 
 
 def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
