@@ -29,6 +29,7 @@ from experiments import (
     clusters,
     lifecycle,
     progress,
+    run_report,
     saved,
     xnli_report,
     xnli_setup,
@@ -151,11 +152,12 @@ def train() -> int:
         record.step(step, metrics)
         if xnli_setup.is_judged(step):
             look_at_dev(step)
-        if checkpoints.is_due(step):
+        if checkpoints.is_due(step) and step < clusters.STEPS.value:
             save(step)
+    # Before the last checkpoint: with that one no step is left to sum up.
+    record.finish(step, {"pairs": len(part.rows)})
     if start < step and step not in checkpoints.steps:
         save(step)
-    record.finish(step, {"pairs": len(part.rows)})
     status = lifecycle.exit_status(step, interrupt)
     if status == 0:
         params = cut.merge(best, frozen)
@@ -207,7 +209,16 @@ def _new_state(trained: Any, optimizer: Any, keep: np.ndarray) -> dict[str, Any]
 
 
 def predictor(config: classifier.Config, mesh: jax.sharding.Mesh) -> Callable:
-    """(parameters, input_ids [B, L]) -> [B, C] probabilities, jitted."""
+    """(parameters, input_ids [B, L]) -> [B, C] probabilities, jitted.
+
+    Raises:
+      FlagError: if the devices cannot share --eval_batch_size evenly.
+    """
+    size, shards = xnli_setup.EVAL_BATCH_SIZE.value, mesh.shape["data"]
+    if size % shards:
+        raise clusters.FlagError(
+            f"--eval_batch_size={size} cannot be split evenly over {shards} devices"
+        )
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     run = jax.jit(
         functools.partial(classification.predict, config), out_shardings=everywhere
@@ -258,6 +269,10 @@ def _finish(text, predict, params, position, begin, is_new) -> None:
         xnli_report.write_predictions(folder / "predictions", "test", parts, found)
         scores = xnli_report.judge(parts, found)
         seconds = time.monotonic() - begin
+        if not is_new:  # it was stopped after training
+            seconds += run_report.read(clusters.cluster_folder(xnli_setup.NAME))[
+                "seconds"
+            ]
         xnli_report.write(path, xnli_report.summary(text, scores, position, seconds))
     summary = json.loads(path.read_text("utf-8"))
     step = summary["selected_step"]

@@ -92,7 +92,7 @@ def read(
         parts[split] = {}
         for language, examples in by_language.items():
             rows = _tokenised(split, examples, words, separators)
-            for remark in rows.remarks():
+            for remark in rows.remarks("pairs"):
                 lifecycle.say(f"{split}.{language}: {remark}")
             parts[split][language] = Part(rows, examples.labels)
     keep = np.arange(model.config.vocab_size, dtype=np.int32)

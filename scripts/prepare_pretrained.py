@@ -30,12 +30,13 @@ flags.declare_key_flag("pretrained_dir")
 def describe(folder: pathlib.Path) -> str:
     """Loads model and tokenizer, checks that they fit, and says what they are."""
     model = pretrained.load(folder)
-    words = tokenizer.load(folder)
+    about = f"{folder}: {pretrained.describe(model)}"
+    try:
+        words = tokenizer.load(folder)
+    except tokenizer.NoTokenizerError:
+        return f"{about}; no tokenizer beside it, which training needs"
     pretrained.check_tokenizer(model, words)
-    return (
-        f"{folder}: {pretrained.describe(model)};"
-        f" tokenizer of {words.size:,} pieces, digest {words.digest[:12]}"
-    )
+    return f"{about}; tokenizer of {words.size:,} pieces, digest {words.digest[:12]}"
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ def run_block(name: str, summary: Mapping[str, Any]) -> str:
         "",
         f"{run_tables.of_commits(summary['commit'])}, seed {summary['flags']['seed']},"
         f" {run_tables.machine(summary)}; {summary['seconds'] / 60:.0f} minutes,"
-        f" {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s in"
-        f" training. English dev at best {best:.1%}; tested: step"
+        f" {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s with"
+        f" compiling and looks at dev. English dev at best {best:.1%}; tested: step"
         f" {summary['selected_step']} of {training['last_step']}.",
         *_resumed(training),
         "",

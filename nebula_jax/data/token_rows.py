@@ -88,10 +88,14 @@ class TokenRows:
         rows[filled] = self.tokens[(starts[:, None] + places)[filled]]
         return rows
 
-    def remarks(self) -> list[str]:
-        """What a person should know of these sentences, in words; empty if nothing."""
+    def remarks(self, called: str = "sentences") -> list[str]:
+        """What a person should know of these rows, in words; empty if nothing.
+
+        Args:
+          called: what a row is.
+        """
         return [
-            f"{len(indices)} of {len(self)} sentences {what}: {self._named(indices)}"
+            f"{len(indices)} of {len(self)} {called} {what}: {self._named(indices)}"
             for indices, what in (
                 (self.cut, "were cut"),
                 (self.unknown, "have no character that the tokenizer knows"),

@@ -50,6 +50,10 @@ class TokenizerError(errors.NebulaError):
     """A tokenizer is missing, damaged or of a kind that we do not read."""
 
 
+class NoTokenizerError(TokenizerError):
+    """A folder has no file of a tokenizer."""
+
+
 class Library(NamedTuple):
     """What a library does for us, in its own numbering."""
 
@@ -125,7 +129,7 @@ def _read(folder: pathlib.Path) -> Tokenizer:
         if all((folder / name).exists() for name in reader[0])
     ]
     if not there:
-        raise TokenizerError(
+        raise NoTokenizerError(
             f"{folder} has no tokenizer: none of {JSON}, {SENTENCEPIECE}, {VOCABULARY},"
             f" {OWN}"
         )

@@ -41,8 +41,8 @@ class Vocabulary(NamedTuple):
     """V."""
     digest: str
     rows: np.ndarray | None = None
-    """[V] int32, the row of the pretrained model's table that is each piece's; None for
-    a vocabulary that was trained here."""
+    """[V] int32, each piece's id in the pretrained model's own, untrimmed tokenizer (of
+    an untrimmed table: its row); None for a vocabulary that was trained here."""
 
 
 def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2) -> int:

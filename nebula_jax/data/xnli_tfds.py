@@ -215,7 +215,8 @@ def _columns(
 ) -> dict[str, nli.Examples]:
     records = [rows[place] for place in range(len(rows))]
     ids = [
-        _text(record["id"]) if "id" in record else f"xnli-{split}-{place:04d}"
+        # TFDS's own builder shuffles and keeps no ids: its rows are not the folder's.
+        _text(record["id"]) if "id" in record else f"tfds-xnli-{split}-{place:04d}"
         for place, record in enumerate(records)
     ]
     missing = set(languages) - set(records[0]["premise"])

@@ -40,7 +40,8 @@ def report(judgements: Sequence[m3.Judgement]) -> dict[str, float]:
 
     Returns:
       rtd_auc: see above.
-      fake_token_rate: share of text tokens that were replaced by another.
+      fake_token_rate: share of text tokens that were replaced by another. (A training
+        step's metric of that name counts [CLS] and [SEP] among the tokens.)
       sampled_mlm_accuracy: share of masked tokens that the generator sampled right.
       clm_accuracy: share of masked tokens that the discriminator named right.
       tokens: text tokens judged.

@@ -64,7 +64,7 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX)
         try:
-            parts = sorted(set(index["weight_map"].values()))
+            parts = sorted({str(part) for part in index["weight_map"].values()})
         except (AttributeError, KeyError, TypeError):
             raise PretrainedError(f"{folder / INDEX} has no weight_map") from None
         tensors = {}

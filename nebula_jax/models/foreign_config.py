@@ -21,7 +21,9 @@ def read(about: dict[str, Any], path: pathlib.Path) -> tuple[str, transformer.Co
     """
     kind = about.get("model_type")
     if kind is None:  # files of before 2020, and some of Paddle's
-        architecture = str((about.get("architectures") or [""])[0])
+        architectures = about.get("architectures")
+        is_list = isinstance(architectures, list) and architectures
+        architecture = str(architectures[0]) if is_list else ""
         kind = next(
             (
                 family.model_type
@@ -30,7 +32,7 @@ def read(about: dict[str, Any], path: pathlib.Path) -> tuple[str, transformer.Co
             ),
             None,
         )
-    if kind not in state_names.MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in state_names.MODEL_TYPES:
         raise checkpoint_folder.PretrainedError(
             f"{path}: model_type {kind!r}; known are"
             f" {', '.join(state_names.MODEL_TYPES)}"

@@ -120,7 +120,6 @@ FAMILIES = {
         "roberta.",
         {"": "XLMRobertaModel", "mlm_head": "XLMRobertaForMaskedLM"},
         position_offset=2,  # its pad id plus one
-        epsilon=1e-5,
     ),
     "electra": Family(
         ELECTRA,

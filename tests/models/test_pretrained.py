@@ -128,6 +128,9 @@ def test_tensors_may_be_in_several_files(tmp_path):
     path.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(pretrained.PretrainedError, match="names a file outside"):
         pretrained.load(folder)
+    path.write_text(json.dumps({"weight_map": {"a": 5}}))
+    with pytest.raises(pretrained.PretrainedError, match="5: No such file"):
+        pretrained.load(folder)
 
 
 def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
@@ -152,6 +155,8 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'; known are bert, xlm-roberta"),
+        ({"model_type": ["bert"]}, r"model_type \['bert'\]; known are"),
+        ({"model_type": None, "architectures": 5}, "model_type None; known are"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; our encoder has gelu only"),
         ({"position_embedding_type": "relative_key"}, "our encoder has absolute only"),
         ({"hidden_size": "8"}, "hidden_size is '8', not a positive number"),
@@ -164,6 +169,20 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
 def test_a_config_that_is_not_its_models_is_named(change, message, tmp_path):
     with pytest.raises(pretrained.PretrainedError, match=message):
         pretrained.load(write(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [("xlm_roberta", 1e-12), ("bert", 1e-12), ("ernie_m", 1e-5)]
+)
+def test_a_config_without_an_epsilon_means_what_transformers_takes(
+    name, epsilon, tmp_path
+):
+    folder = write(tmp_path, name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("layer_norm_eps", None)
+    path.write_text(json.dumps(config))
+    assert pretrained.load(folder).config.layer_norm_epsilon == epsilon
 
 
 def test_a_config_may_name_its_architecture_only(tmp_path):

@@ -55,6 +55,14 @@ def test_a_folder_of_ones_own_is_checked_and_described(checkpoint, tmp_path, cap
     assert not (tmp_path / "none").exists()
 
 
+def test_a_folder_without_a_tokenizer_is_described_too(checkpoint, capsys):
+    (checkpoint / "vocab.txt").unlink()
+    assert run(model=[str(checkpoint)]) == 0
+    said = capsys.readouterr().out
+    assert "1 layers of width 8" in said
+    assert "; no tokenizer beside it, which training needs" in said
+
+
 def test_a_tokenizer_of_another_model_is_noticed(checkpoint):
     (checkpoint / "vocab.txt").write_text("\n".join([*PIECES, "c"]) + "\n")
     with pytest.raises(pretrained.PretrainedError, match="8 pieces is not that of"):
