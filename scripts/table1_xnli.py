@@ -85,7 +85,9 @@ def pretraining_run(row: Row, seed: str, scale: str) -> table_runs.Run:
             *SCALES[scale][row.pretraining],
             *(f"--cluster={row.cluster}", f"--seed={seed}"),
         ),
-        makes=table_runs.Folder(encoder_name(row, seed), f"{_judge(row)}/encoder"),
+        makes=table_runs.Folder(
+            encoder_name(row, seed), f"{_discriminators_folder(row)}/encoder"
+        ),
     )
 
 
@@ -94,7 +96,8 @@ def encoder_name(row: Row, seed: str) -> str:
     return f"{row.pretraining}-{row.cluster}-seed{seed}"
 
 
-def _judge(row: Row) -> str:
+def _discriminators_folder(row: Row) -> str:
+    """In that of an M3 run."""
     return "whole" if row.cluster == "whole" else "discriminator"
 
 

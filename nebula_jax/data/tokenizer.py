@@ -1,5 +1,7 @@
 """Tokenizers of pretrained models, read with the libraries that made them.
 
+(ERNIE-M's has a step of its own after its library's: `ernie_m_pieces`.)
+
     words = tokenizer.load(pathlib.Path("pretrained/minilm-l6"))
     words.decode(words.encode("It doesn't rain."))  # it doesn't rain.
 

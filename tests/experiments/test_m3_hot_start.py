@@ -188,6 +188,11 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
     """Before anything starts, and in words."""
     own = given(split[0])
     other = tiny_nli.write_model(runs.folder / "models" / "other", words=["the"])
+    narrow = runs.folder / "models" / "narrow"
+    narrow.mkdir()
+    about = json.loads((checkpoint / "config.json").read_text())
+    about |= {"model_type": "electra", "embedding_size": about["hidden_size"] // 2}
+    (narrow / "config.json").write_text(json.dumps(about))
     flags.FLAGS(["test"])
     with flagsaver.flagsaver():
         refused = pytest.raises(clusters.FlagError, match="name the model with")
@@ -198,6 +203,7 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
         ({"hot_start": "models/nothing"}, "models/nothing"),
         ({"hot_start": str(checkpoint), "generator_layers": 3}, "bert has 2"),
         ({"hot_start": str(checkpoint), "max_length": 17}, "bert has 16"),
+        ({"hot_start": str(narrow)}, "narrow: its embeddings are narrower"),
         ({"discriminator_layers": 1}, "is for --hot_start"),
     ):
         refused = pytest.raises(errors.NebulaError, match=message)
