@@ -154,8 +154,14 @@ def gather(
                 "pretraining": [_about(each["summary"]) for each in made if each],
                 "seconds": sum(each["seconds"] for each in summaries),
                 "commits": sorted(
-                    {each["commit"] for each in summaries}
-                    | {each["summary"]["commit"] for each in made if each}
+                    {
+                        commit
+                        for each in (
+                            *summaries,
+                            *(one["summary"] for one in made if one),
+                        )
+                        for commit in each["commit"].split(", ")  # it was resumed
+                    }
                 ),
                 "pairs": sum(summaries[0]["text"]["labels"]["train"]["en"].values()),
                 "rows": min(summaries[0]["test"]["rows"].values()),

@@ -35,6 +35,7 @@ class Stub:
                 for step in (0, 150)
             ]
         else:
+            summary["commit"] = "abc123, def456"  # it went on by another commit
             seed = int(_flag(run, "seed"))
             points = 0.6 + 0.01 * seed + 0.002 * ("-all-" in run.name)
             encoder = _flag(run, "encoder")
@@ -92,6 +93,7 @@ def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
     assert run_all(third) == rows
     assert third.names == []
     assert [row["seeds"] for row in rows] == [2] * 4
+    assert [row["commits"] for row in rows] == [["abc123", "def456"]] * 4
     assert rows[0]["pretraining"] == []
     assert rows[1]["pretraining"][0]["fake_token_rate"] == [0.1, 0.1]
     for kind in ("whole", "all"):
