@@ -107,7 +107,7 @@ def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         )
     lines += run_tables.targets(result)
     found = [
-        f"{row['name']}: {line}"
+        f"{row['name']}{', with some seed' * (row['seeds'] > 1)}: {line}"
         for row in result["rows"]
         for line in _by_kind(row["warnings"])
     ]
@@ -146,12 +146,15 @@ def _spread(row: Mapping[str, Any], name: str) -> str:
 
 
 def _by_kind(warnings: Sequence[str]) -> list[str]:
-    """What is said of several languages, once: `xnli.warnings` begin with theirs."""
-    languages: dict[str, list[str]] = {}
+    """What is said of several languages, once: `xnli.warnings` begin with theirs.
+
+    Of several seeds, a language is named once.
+    """
+    languages: dict[str, dict[str, None]] = {}
     for line in warnings:
         language, _, said = line.partition(": ")
         kind = "no better than a guess" if "a guess" in said else said
-        languages.setdefault(kind, []).append(language)
+        languages.setdefault(kind, {})[language] = None
     return [f"{kind} in {', '.join(names)}" for kind, names in languages.items()]
 
 
