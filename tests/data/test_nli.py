@@ -144,6 +144,9 @@ def test_tfdss_own_builder_is_used_where_it_is_prepared(tmp_path):
         assert as_set(theirs[language]) == as_set(ours[language])
         # A pair has one place in all languages.
         assert theirs[language].ids == theirs["en"].ids
+        # In another order, and so not under the ids that the folder's pairs have.
+        assert not set(theirs[language].ids) & set(ours[language].ids)
+        assert all(name.startswith("tfds-xnli-") for name in theirs[language].ids)
 
 
 def as_set(examples):

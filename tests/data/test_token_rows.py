@@ -81,6 +81,7 @@ def test_an_over_long_sentence_is_cut_if_asked_and_that_is_said():
     rows = tokenise(["abc", "abcdefghij"], truncate=True)
     assert rows.rows([1], 10, PAD).tolist() == [[FIRST, *range(10, 18), LAST]]
     assert rows.remarks() == ["1 of 2 sentences were cut: train-1"]
+    assert rows.remarks("pairs") == ["1 of 2 pairs were cut: train-1"]
 
 
 def test_sentences_of_unknown_characters_alone_are_counted_and_named():
