@@ -20,6 +20,7 @@ from absl import flags
 
 from experiments import clusters, lifecycle, run_report
 from nebula_jax import errors
+from nebula_jax.data import corpora
 from scripts.out import OUT
 
 SCALE = flags.DEFINE_string("scale", "", "How large the runs are.")
@@ -203,14 +204,12 @@ class Runs:
 
 
 def _digests(folder: pathlib.Path) -> dict[pathlib.Path, str]:
-    """File -> SHA-256 of its bytes; empty if there is no such folder."""
-    digests = {}
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            digests[path.relative_to(folder)] = digest
-    return digests
+    """File -> digest of its bytes; empty if there is no such folder."""
+    return {
+        path.relative_to(folder): corpora.digest(path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def start(run: Run, workdir: pathlib.Path) -> None:
