@@ -21,7 +21,7 @@ from typing import Any
 from rich import console as rich_console
 from rich import live, text
 
-from experiments import clusters, lifecycle
+from experiments import lifecycle, shared_flags
 from nebula_jax.communication import bridge
 from nebula_jax.security import tls
 
@@ -49,14 +49,14 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[..., int]]:
       process per cluster until all have ended. It returns their status: 0 if all ended
       well, 128 + n if signal n stopped them, else 1.
     """
-    address = clusters.host_and_port("listen", clusters.LISTEN.value)
-    made = clusters.TLS.value == "auto"
+    address = shared_flags.host_and_port("listen", shared_flags.LISTEN.value)
+    made = shared_flags.TLS.value == "auto"
     if made:
-        shutil.rmtree(clusters.workdir() / "tls", ignore_errors=True)
-        tls.issue_for_run(clusters.workdir() / "tls", names)
-    elif clusters.TLS.value != "off":
+        shutil.rmtree(shared_flags.workdir() / "tls", ignore_errors=True)
+        tls.issue_for_run(shared_flags.workdir() / "tls", names)
+    elif shared_flags.TLS.value != "off":
         for name in names:
-            tls.client_contexts(clusters.tls_folder(name))
+            tls.client_contexts(shared_flags.tls_folder(name))
     try:
         with bridge.listen(address) as listening:
             yield lambda module, overrides, own=None: _Launch(
@@ -64,7 +64,7 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[..., int]]:
             ).run()
     finally:
         if made:
-            shutil.rmtree(clusters.workdir() / "tls", ignore_errors=True)
+            shutil.rmtree(shared_flags.workdir() / "tls", ignore_errors=True)
 
 
 class _Launch:
@@ -94,20 +94,20 @@ class _Launch:
                 | own.get(name, {})
                 | {
                     "cluster": name,
-                    "workdir": str(clusters.workdir()),
+                    "workdir": str(shared_flags.workdir()),
                     "listen": f"{host}:{port}" if listens else "127.0.0.1:0",
                     "peer": "" if listens else f"{host}:{port}",
                     "tls": "off"
-                    if clusters.TLS.value == "off"
-                    else str(clusters.tls_folder(name)),
+                    if shared_flags.TLS.value == "off"
+                    else str(shared_flags.tls_folder(name)),
                 }
             )
             passed = [self._lifeline] + ([listening.fileno()] if listens else [])
             environment = os.environ | {lifecycle.LIFELINE_FD: str(self._lifeline)}
             if listens:
-                environment[clusters.LISTEN_FD] = str(listening.fileno())
+                environment[shared_flags.LISTEN_FD] = str(listening.fileno())
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *clusters.flag_arguments(flags)],
+                [sys.executable, "-m", module, *shared_flags.flag_arguments(flags)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

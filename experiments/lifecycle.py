@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 
 from absl import app, flags, logging
 
-from experiments import clusters
+from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.communication import protocol
+from nebula_jax.communication.wire import session
 
 STOPPED_BY_PEER = 3
 ENDED_BY_PEER = 4
@@ -72,11 +72,10 @@ class Interrupt:
 
 def exit_status(step: int, interrupt: Interrupt) -> int:
     """Exit status of a cluster whose last step was `step`, all saved."""
-    if step >= clusters.STEPS.value:
+    if step >= shared_flags.STEPS.value:
         return 0
-    say(
-        f"{clusters.CLUSTER.value}: stopped after step {step}; the same command goes on"
-    )
+    cluster = shared_flags.CLUSTER.value
+    say(f"{cluster}: stopped after step {step}; the same command goes on")
     return interrupt.status
 
 
@@ -133,10 +132,10 @@ def run(main: Callable[[], int]) -> None:
             return 2
         try:
             return main()
-        except clusters.FlagError as error:
+        except shared_flags.FlagError as error:
             say(f"error: {error}")
             return 2
-        except (protocol.PeerGone, protocol.PeerAborted) as error:
+        except (session.PeerGone, session.PeerAborted) as error:
             say(f"error: {error}")
             return ENDED_BY_PEER
         except (errors.NebulaError, OSError) as error:

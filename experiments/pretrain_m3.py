@@ -19,59 +19,54 @@ import time
 
 from absl import flags
 
-from experiments import (
-    clusters,
-    launcher,
-    lifecycle,
-    m3_discriminator,
-    m3_generator,
-    m3_models,
-    m3_report,
-    m3_setup,
-    m3_text,
-    m3_whole,
-    saved,
-)
-from nebula_jax.data import mixtures
+from experiments import launcher, lifecycle, saved, shared_flags
+from experiments.m3 import config as m3_config
+from experiments.m3 import data as m3_data
+from experiments.m3 import discriminator, generator, whole
+from experiments.m3 import models as m3_models
+from experiments.m3 import report as m3_report
+from nebula_jax.data import language_mixture
 
-flags.adopt_module_key_flags(clusters)
-flags.adopt_module_key_flags(m3_setup)
+flags.adopt_module_key_flags(shared_flags)
+flags.adopt_module_key_flags(m3_config)
 
 
 def main() -> int:
     """Does what --cluster says."""
-    clusters.check_shared_flags("discriminator", "generator")
-    clusters.simulate_devices()
+    shared_flags.check_shared_flags("discriminator", "generator")
+    shared_flags.simulate_devices()
     m3_models.check()
-    match clusters.CLUSTER.value.split(":"):
+    match shared_flags.CLUSTER.value.split(":"):
         case ["all" | "whole"]:
-            with lifecycle.alone_in(clusters.workdir()):
+            with lifecycle.alone_in(shared_flags.workdir()):
                 return _run_here()
         case ["discriminator"]:
-            owners = m3_text.groups(data_dir=None)
-            mixtures.parse_tasks(m3_setup.TASKS.value, owners)
-            run = m3_discriminator.run
+            owners = m3_data.groups(data_dir=None)
+            language_mixture.parse_tasks(m3_config.TASKS.value, owners)
+            run = discriminator.run
         case ["generator", index] if index.isdigit():
-            owners = m3_text.check(only=int(index))
-            run = functools.partial(m3_generator.run, int(index))
+            owners = m3_data.check(only=int(index))
+            run = functools.partial(generator.run, int(index))
         case _:
-            raise clusters.FlagError(
-                f"--cluster={clusters.CLUSTER.value}: expected all, whole,"
+            raise shared_flags.FlagError(
+                f"--cluster={shared_flags.CLUSTER.value}: expected all, whole,"
                 " discriminator or generator:K"
             )
-    cluster = clusters.CLUSTER.value
-    agreed = m3_setup.settings(m3_text.given_vocabulary(), owners)
-    with lifecycle.alone_in(clusters.cluster_folder(cluster)):
+    cluster = shared_flags.CLUSTER.value
+    agreed = m3_config.settings(m3_data.given_vocabulary(), owners)
+    with lifecycle.alone_in(shared_flags.cluster_folder(cluster)):
         saved.check_same_run(cluster, agreed)
-        clusters.write_run_flags(clusters.cluster_folder(cluster) / "run.flags", {})
+        shared_flags.write_run_flags(
+            shared_flags.cluster_folder(cluster) / "run.flags", {}
+        )
         return run()
 
 
 def _run_here() -> int:
     """Prepares text and vocabulary, runs every cluster here, and reports."""
     begin = time.monotonic()
-    owners = m3_text.check()
-    is_whole = clusters.CLUSTER.value == "whole"
+    owners = m3_data.check()
+    is_whole = shared_flags.CLUSTER.value == "whole"
     names = ["discriminator", *(f"generator:{k}" for k in range(len(owners)))]
     if is_whole:
         names = ["whole"]
@@ -79,22 +74,22 @@ def _run_here() -> int:
         if not is_whole:
             launch = stack.enter_context(launcher.prepared(names))
         overrides = {
-            "generators": mixtures.write_groups(owners),
-            "vocabulary": str(m3_text.shared_vocabulary(owners)),
-            "workdir": str(clusters.workdir()),
+            "generators": language_mixture.write_groups(owners),
+            "vocabulary": str(m3_data.shared_vocabulary(owners)),
+            "workdir": str(shared_flags.workdir()),
         }
         for name, value in overrides.items():
             flags.FLAGS[name].value = value
-        vocabulary = m3_text.given_vocabulary()
-        agreed = m3_setup.settings(vocabulary, owners)
+        vocabulary = m3_data.given_vocabulary()
+        agreed = m3_config.settings(vocabulary, owners)
         for name in names:
             saved.check_same_run(name, agreed)
-        clusters.write_run_flags(clusters.workdir() / "run.flags", overrides)
+        shared_flags.write_run_flags(shared_flags.workdir() / "run.flags", overrides)
         with lifecycle.timed("preparing the text"):
             for index in range(len(owners)):
-                m3_text.open_generator(index, vocabulary)
+                m3_data.open_generator(index, vocabulary)
         if is_whole:
-            status = m3_whole.run()
+            status = whole.run()
         else:
             status = launch("experiments.pretrain_m3", overrides)
     if status == 0:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import clusters
+from experiments import shared_flags
 from nebula_jax.communication import bridge
 from nebula_jax.training import metrics
 
@@ -41,7 +41,7 @@ class Progress:
     ):
         """Begins after step `start`, from now on."""
         self._cluster = cluster
-        self._log = metrics.MetricsLog(clusters.cluster_folder(cluster), start)
+        self._log = metrics.MetricsLog(shared_flags.cluster_folder(cluster), start)
         self._traffic = traffic
         self._pending: list[Mapping[str, jax.Array]] = []
         self._begin = self._since = time.monotonic()
@@ -52,7 +52,7 @@ class Progress:
     def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step; every --log_every steps, tells their means."""
         self._pending.append(values)
-        if step % clusters.LOG_EVERY.value == 0 or step == clusters.STEPS.value:
+        if step % shared_flags.LOG_EVERY.value == 0 or step == shared_flags.STEPS.value:
             self._tell(step)
 
     def _tell(self, step: int) -> None:
@@ -76,7 +76,8 @@ class Progress:
         self._log.write(step, record)
         line = {"step": step} | record
         print(
-            metrics.progress_line(self._cluster, clusters.STEPS.value, line), flush=True
+            metrics.progress_line(self._cluster, shared_flags.STEPS.value, line),
+            flush=True,
         )
 
     def evaluation(self, step: int, by_language: Mapping[str, Mapping]) -> None:
@@ -113,5 +114,5 @@ class Progress:
             "waited_seconds": traffic.waited - self._at_begin.waited,
             **more,
         }
-        path = clusters.cluster_folder(self._cluster) / "summary.json"
+        path = shared_flags.cluster_folder(self._cluster) / "summary.json"
         path.write_text(json.dumps(summary, indent=1) + "\n")

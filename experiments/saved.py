@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments import clusters, lifecycle
+from experiments import lifecycle, shared_flags
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint
 
@@ -71,7 +71,7 @@ def check_same_run(
       own: what else must be as it was, such as a digest of the cluster's text. Compared
         where the checkpoint has it too.
     """
-    folder = clusters.cluster_folder(cluster) / "checkpoints"
+    folder = shared_flags.cluster_folder(cluster) / "checkpoints"
     about = checkpoint.newest_about(folder)
     before, own = about.get("settings", agreed), {"cluster": cluster} | dict(own or {})
     known = {name: value for name, value in about.get("own", {}).items() if name in own}
@@ -79,7 +79,7 @@ def check_same_run(
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise checkpoint.CheckpointError(
-                f"{clusters.workdir()} holds a run with {name}={theirs.get(name)},"
+                f"{shared_flags.workdir()} holds a run with {name}={theirs.get(name)},"
                 f" this one has {ours.get(name)}; name another --workdir"
             )
 
@@ -98,7 +98,7 @@ def newest_of_all(steps: Mapping[str, Sequence[int]], window: int = 0) -> int:
     common = max(set.intersection(*({0, *saved} for saved in steps.values())))
     newest = max([0, *(step for saved in steps.values() for step in saved)])
     # A run that ended before its first common checkpoint loses no more than this.
-    first_interval = clusters.CHECKPOINT_EVERY.value + window + 1
+    first_interval = shared_flags.CHECKPOINT_EVERY.value + window + 1
     if common == 0 and newest > first_interval:
         have = "; ".join(
             f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
@@ -143,9 +143,9 @@ class Saved:
         """
         check_same_run(cluster, agreed, own)
         self._cluster, self._own = cluster, {"cluster": cluster} | dict(own or {})
-        self._folder = clusters.cluster_folder(cluster) / "checkpoints"
+        self._folder = shared_flags.cluster_folder(cluster) / "checkpoints"
         self._agreed = agreed
-        self._keep = kept(window, clusters.CHECKPOINT_EVERY.value)
+        self._keep = kept(window, shared_flags.CHECKPOINT_EVERY.value)
         self.steps = checkpoint.verified_steps(self._folder, lifecycle.say)
 
     def add_own(self, **more: str) -> None:
@@ -175,4 +175,4 @@ class Saved:
 
     def is_due(self, step: int) -> bool:
         """Whether every cluster saves after `step`."""
-        return step % clusters.CHECKPOINT_EVERY.value == 0
+        return step % shared_flags.CHECKPOINT_EVERY.value == 0

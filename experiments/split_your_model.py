@@ -27,12 +27,13 @@ from flax import linen as nn
 from flax import serialization
 
 import nebula_jax
-from experiments import clusters, launcher, lifecycle
-from nebula_jax.communication import bridge, codecs, frames, wan
+from experiments import launcher, lifecycle, shared_flags
+from nebula_jax.communication import bridge, codecs, wan
+from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
-flags.adopt_module_key_flags(clusters)
+flags.adopt_module_key_flags(shared_flags)
 
 CODEC = flags.DEFINE_string(
     "codec", "", 'Of hidden states and of gradients, such as "int8(64)"; empty: none.'
@@ -204,11 +205,11 @@ class Progress:
     def __call__(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Takes a step's metrics."""
         self._metrics.append(metrics)
-        if step % clusters.LOG_EVERY.value and step != clusters.STEPS.value:
+        if step % shared_flags.LOG_EVERY.value and step != shared_flags.STEPS.value:
             return
         count = len(self._metrics)
         means = jax.tree.map(lambda *each: float(np.mean(each)), *self._metrics)
-        words = [f"{self._cluster:<4} step {step:4d}/{clusters.STEPS.value}"]
+        words = [f"{self._cluster:<4} step {step:4d}/{shared_flags.STEPS.value}"]
         words += [f"{name} {value:.3f}" for name, value in means.items()]
         now, moved = time.monotonic(), self._moved()
         words.append(f"{1000 * (now - self._since) / count:.0f} ms/step")
@@ -224,44 +225,47 @@ class Progress:
 
 def main() -> int:
     """Does what --cluster says."""
-    clusters.check_shared_flags("far", "near")
+    shared_flags.check_shared_flags("far", "near")
     codecs.from_string(CODEC.value)
-    match clusters.CLUSTER.value:
+    match shared_flags.CLUSTER.value:
         case "all":
-            with lifecycle.alone_in(clusters.workdir()):
+            with lifecycle.alone_in(shared_flags.workdir()):
                 with launcher.prepared(("far", "near")) as launch:
                     status = launch("experiments.split_your_model", {})
                 return status or _compare()
         case "near" | "far" as cluster:
-            with lifecycle.alone_in(clusters.cluster_folder(cluster)):
+            with lifecycle.alone_in(shared_flags.cluster_folder(cluster)):
                 return _run(cluster)
         case other:
-            raise clusters.FlagError(f"--cluster={other}: expected all, near or far")
+            raise shared_flags.FlagError(
+                f"--cluster={other}: expected all, near or far"
+            )
 
 
 def _run(cluster: str) -> int:
     """Trains one half, and saves it."""
     lifecycle.Interrupt().install()
     agreed = {
-        f"--{flag.name}": flag.value for flag in (CODEC, clusters.SEED, clusters.STEPS)
+        f"--{flag.name}": flag.value
+        for flag in (CODEC, shared_flags.SEED, shared_flags.STEPS)
     }
     hello = frames.Hello(cluster, nebula_jax.__version__, agreed)
-    lines = wan.from_string(clusters.WAN.value)
+    lines = wan.from_string(shared_flags.WAN.value)
     settings = {
-        "peer_timeout": clusters.PEER_TIMEOUT.value,
-        "reconnect_timeout": clusters.RECONNECT_TIMEOUT.value,
+        "peer_timeout": shared_flags.PEER_TIMEOUT.value,
+        "reconnect_timeout": shared_flags.RECONNECT_TIMEOUT.value,
         "log": lifecycle.say,
     }
-    seed, steps = clusters.SEED.value, clusters.STEPS.value
+    seed, steps = shared_flags.SEED.value, shared_flags.STEPS.value
     codec, params = codecs.from_string(CODEC.value), init(seed, cluster)
     if cluster == "near":
         batches = micro_batches(seed, steps, 0)
         with bridge.connect(
-            clusters.host_and_port("peer", clusters.PEER.value),
+            shared_flags.host_and_port("peer", shared_flags.PEER.value),
             hello,
-            connect_timeout=clusters.CONNECT_TIMEOUT.value,
+            connect_timeout=shared_flags.CONNECT_TIMEOUT.value,
             peer="far",
-            tls=clusters.client_tls(),
+            tls=shared_flags.client_tls(),
             line=lines.up,
             **settings,
         ) as link:
@@ -270,27 +274,27 @@ def _run(cluster: str) -> int:
         batches = micro_batches(seed, steps, 1)
         with (
             bridge.Listener(
-                clusters.listening_socket(),
+                shared_flags.listening_socket(),
                 hello,
-                tls=clusters.server_tls(),
+                tls=shared_flags.server_tls(),
                 line=lines.down,
                 **settings,
             ) as listener,
-            listener.accept(clusters.CONNECT_TIMEOUT.value) as link,
+            listener.accept(shared_flags.CONNECT_TIMEOUT.value) as link,
         ):
             params = train_far(link, params, batches, codec, Progress("far", link))
-    path = clusters.cluster_folder(cluster) / "params.msgpack"
+    path = shared_flags.cluster_folder(cluster) / "params.msgpack"
     path.write_bytes(serialization.to_bytes(params))
     return 0
 
 
 def _compare() -> int:
     """Trains the model uncut, and says how far the split one is from it."""
-    seed, steps = clusters.SEED.value, clusters.STEPS.value
+    seed, steps = shared_flags.SEED.value, shared_flags.STEPS.value
     params = {cluster: init(seed, cluster) for cluster in ("near", "far")}
     split = {}
     for cluster, own in params.items():
-        path = clusters.cluster_folder(cluster) / "params.msgpack"
+        path = shared_flags.cluster_folder(cluster) / "params.msgpack"
         split[cluster] = serialization.from_bytes(own, path.read_bytes())
     batches = (draw(seed, number) for number in range(steps))
     whole = train_whole(params, batches)
@@ -301,5 +305,5 @@ def _compare() -> int:
 
 
 if __name__ == "__main__":
-    flags.set_default(clusters.STEPS, 150)
+    flags.set_default(shared_flags.STEPS, 150)
     lifecycle.run(main)

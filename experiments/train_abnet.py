@@ -20,69 +20,61 @@ import time
 
 from absl import flags
 
-from experiments import (
-    abnet_models,
-    abnet_report,
-    abnet_setup,
-    abnet_source,
-    abnet_target,
-    abnet_text,
-    abnet_whole,
-    clusters,
-    dilation,
-    launcher,
-    lifecycle,
-    saved,
-)
+from experiments import launcher, lifecycle, saved, shared_flags
+from experiments.abnet import config as abnet_config
+from experiments.abnet import data as abnet_data
+from experiments.abnet import models as abnet_models
+from experiments.abnet import report as abnet_report
+from experiments.abnet import scaled_wan, source, target, whole
 
-flags.adopt_module_key_flags(clusters)
-flags.adopt_module_key_flags(abnet_setup)
-flags.adopt_module_key_flags(abnet_text)
+flags.adopt_module_key_flags(shared_flags)
+flags.adopt_module_key_flags(abnet_config)
+flags.adopt_module_key_flags(abnet_data)
 
 CLUSTERS = ("target", "source")  # the first one listens
 
 
 def main() -> int:
     """Does what --cluster says."""
-    clusters.check_shared_flags("target", "source", no_line=dilation.AUTO)
-    dilation.check()
-    abnet_setup.check()
-    cluster = clusters.CLUSTER.value
+    shared_flags.check_shared_flags("target", "source", no_line=scaled_wan.AUTO)
+    scaled_wan.check()
+    abnet_config.check()
+    cluster = shared_flags.CLUSTER.value
     if cluster not in ("all", "whole", *CLUSTERS):
-        raise clusters.FlagError(
+        raise shared_flags.FlagError(
             f"--cluster={cluster}: expected all, whole, source or target"
         )
-    abnet_text.check()
-    clusters.simulate_devices()
+    abnet_data.check()
+    shared_flags.simulate_devices()
     if cluster in ("all", "whole"):
-        with lifecycle.alone_in(clusters.workdir()):
+        with lifecycle.alone_in(shared_flags.workdir()):
             return _run_here()
-    folder = clusters.cluster_folder(cluster)
+    folder = shared_flags.cluster_folder(cluster)
     with lifecycle.alone_in(folder):
-        saved.check_same_run(cluster, abnet_setup.settings(abnet_text.PAIR.value))
-        clusters.write_run_flags(folder / "run.flags", {})
-        return abnet_source.run() if cluster == "source" else abnet_target.run()
+        saved.check_same_run(cluster, abnet_config.settings(abnet_data.PAIR.value))
+        shared_flags.write_run_flags(folder / "run.flags", {})
+        return source.run() if cluster == "source" else target.run()
 
 
 def _run_here() -> int:
     """Gives each side its text, prepares the models, runs the clusters, reports."""
     begin = time.monotonic()
-    is_whole = clusters.CLUSTER.value == "whole"
+    is_whole = shared_flags.CLUSTER.value == "whole"
     names = ("whole",) if is_whole else CLUSTERS
-    agreed = abnet_setup.settings(abnet_text.PAIR.value)
+    agreed = abnet_config.settings(abnet_data.PAIR.value)
     for name in names:
         saved.check_same_run(name, agreed)
     with contextlib.ExitStack() as stack:
         if not is_whole:
             launch = stack.enter_context(launcher.prepared(names))
-        source_text, target_text = abnet_text.split()
+        source_text, target_text = abnet_data.split()
         abnet_models.load_source()
         abnet_models.prepare_target(target_text)
-        dilation.settle((source_text, target_text))
-        overrides = {"workdir": str(clusters.workdir())}
-        clusters.write_run_flags(clusters.workdir() / "run.flags", overrides)
+        scaled_wan.settle((source_text, target_text))
+        overrides = {"workdir": str(shared_flags.workdir())}
+        shared_flags.write_run_flags(shared_flags.workdir() / "run.flags", overrides)
         if is_whole:
-            status = abnet_whole.run((source_text, target_text))
+            status = whole.run((source_text, target_text))
         else:
             own = {
                 "source": {"text": str(source_text)},

@@ -16,22 +16,19 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import (
-    abnet_models,
-    abnet_setup,
-    abnet_target,
-    abnet_text,
-    clusters,
-    lifecycle,
-)
+from experiments import lifecycle, shared_flags
+from experiments.abnet import config as abnet_config
+from experiments.abnet import data as abnet_data
+from experiments.abnet import models as abnet_models
+from experiments.abnet import target
 from nebula_jax import errors
-from nebula_jax.data import schedule, sides, token_rows
+from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, transformer
 from nebula_jax.training import checkpoint, cut
 
-flags.adopt_module_key_flags(clusters)
-flags.adopt_module_key_flags(abnet_setup)
-flags.adopt_module_key_flags(abnet_text)
+flags.adopt_module_key_flags(shared_flags)
+flags.adopt_module_key_flags(abnet_config)
+flags.adopt_module_key_flags(abnet_data)
 
 RUN = flags.DEFINE_string("run", "", "The run's folder.")
 STEP = flags.DEFINE_integer(
@@ -43,7 +40,7 @@ NOTHING = "-"  # stands in for an empty line, whose translation is empty
 
 def main() -> int:
     """Translates standard input."""
-    folder = clusters.take_run_flags(RUN.value, "train_abnet")
+    folder = shared_flags.take_run_flags(RUN.value, "train_abnet")
     sys.stdin.reconfigure(encoding="utf-8")
     text = sys.stdin.read()
     if not text:
@@ -72,13 +69,13 @@ class Translator:
             abnet_models.load_source(),
             abnet_models.load_target(),
         )
-        config = abnet_setup.config(
+        config = abnet_config.config(
             self._source.model.config, self._target.model.config
         )
-        self._task = abnet_setup.task(
+        self._task = abnet_config.task(
             config,
-            abnet_setup.controls(self._source.words),
-            abnet_setup.controls(self._target.words),
+            abnet_config.controls(self._source.words),
+            abnet_config.controls(self._target.words),
         )
         trained, self.step = trained_params(folder, step)
         whole = (
@@ -100,11 +97,11 @@ class Translator:
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         """A translation for each line; "" for an empty one."""
-        longest = abnet_setup.buckets()[-1]
+        longest = abnet_config.buckets()[-1]
         words = self._source.words
         names = [f"line-{number}" for number in range(1, len(lines) + 1)]
-        rows = token_rows.tokenise(
-            sides.Side(names, [line or NOTHING for line in lines]),
+        rows = ragged_rows.tokenise(
+            parallel_side.Side(names, [line or NOTHING for line in lines]),
             words,
             longest,
             unknown=words.unk,
@@ -114,11 +111,11 @@ class Translator:
         )
         for remark in rows.remarks():
             lifecycle.say(remark)
-        buckets = schedule.bucket_of(rows.lengths, abnet_setup.buckets())
+        buckets = length_buckets.bucket_of(rows.lengths, abnet_config.buckets())
         found = [""] * len(lines)
         size = min(BATCH, len(lines))
-        for batch in schedule.evaluation_batches(buckets, size, rows.lengths):
-            capacity = abnet_setup.buckets()[batch.bucket]
+        for batch in length_buckets.evaluation_batches(buckets, size, rows.lengths):
+            capacity = abnet_config.buckets()[batch.bucket]
             ids = rows.rows(batch.indices, capacity, words.pad)
             translated = np.asarray(self._run(self._params, ids).ids)
             for index, row in zip(
@@ -131,7 +128,7 @@ class Translator:
     def _translate(self, params: Any, input_ids: jax.Array):
         mask = input_ids != self._source.words.pad
         encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
-        return abnet_target.translate(self._task, params[1], encoded, mask)
+        return target.translate(self._task, params[1], encoded, mask)
 
 
 def trained_params(folder: pathlib.Path, step: int | None) -> tuple[list[Any], int]:

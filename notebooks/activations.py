@@ -21,14 +21,14 @@ import numpy as np
 
 from nebula_jax import errors
 from nebula_jax.data import (
-    batches,
-    corpora,
     django_messages,
+    language_mixture,
     masking,
-    mixtures,
-    packed_text,
-    vocab,
+    packed_sequences,
+    resumable_batches,
+    text_folder,
 )
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import heads, transformer
 from nebula_jax.training import checkpoint, losses, m3
 
@@ -64,7 +64,7 @@ class Run(NamedTuple):
     config: m3.Config
     seed: int
     groups: list[list[str]]
-    vocabulary: vocab.Vocabulary
+    vocabulary: vocabularies.Vocabulary
     steps: list[int]
 
 
@@ -155,7 +155,7 @@ def open_run(folder: pathlib.Path) -> Run:
         if f"--{field.name}" in settings
     }
     config = m3.Config(model("generator_size"), model("discriminator_size"), **rest)
-    groups = mixtures.parse_groups(settings["--generators"])
+    groups = language_mixture.parse_groups(settings["--generators"])
     return Run(folder, flags, config, settings["--seed"], groups, vocabulary, steps)
 
 
@@ -256,7 +256,7 @@ def hidden_below(config: m3.Config, cut: int, params: Params, tokens: m3.Tokens)
     """
     model = config.discriminator
     # A generator may sample [PAD] itself: a masked position is never padding.
-    mask = (tokens.input_ids != vocab.PAD) | tokens.masked
+    mask = (tokens.input_ids != vocabularies.PAD) | tokens.masked
     hidden = transformer.Embeddings(model).apply(
         {"params": params["embeddings"]}, tokens.input_ids, True
     )
@@ -337,18 +337,18 @@ def _sequences(
     encode = run.vocabulary.encode
 
     def of(language: str) -> Iterator[list[int]]:
-        path = corpora.mono_path(text.folder, language, "valid")
-        sentences = [encode(line) for line in corpora.read_mono(path)]
+        path = text_folder.mono_path(text.folder, language, "valid")
+        sentences = [encode(line) for line in text_folder.read_mono(path)]
         if packed:
-            return itertools.cycle(packed_text.pack_mono(sentences, length))
+            return itertools.cycle(packed_sequences.pack_mono(sentences, length))
         return itertools.cycle(
-            next(packed_text.pack_mono([sentence], length))
+            next(packed_sequences.pack_mono([sentence], length))
             for sentence in sentences
             if sentence
         )
 
     for row in itertools.chain.from_iterable(zip(*map(of, group), strict=True)):
-        yield batches.pad(np.asarray(row, np.int32), length)
+        yield resumable_batches.pad(np.asarray(row, np.int32), length)
 
 
 def _checkpoints(run: pathlib.Path, cluster: str) -> tuple[pathlib.Path, list[int]]:
@@ -371,7 +371,7 @@ def _params(folder: pathlib.Path, step: int, init: Callable[[], Any]) -> Params:
 
 def _vocabulary(
     folder: pathlib.Path, flags: dict[str, str], digest: str
-) -> vocab.Vocabulary:
+) -> vocabularies.Vocabulary:
     name = flags.get("vocabulary", "")
     found = _find(folder, name) or _find(folder, f"prepared/{pathlib.Path(name).name}")
     if not name or found is None:
@@ -379,7 +379,7 @@ def _vocabulary(
             f"{folder.name}: its vocabulary, {pathlib.Path(name).name}, is not where it"
             " was; put it into prepared/, or take another run (NEBULA_RUN)"
         )
-    vocabulary = vocab.load(found)
+    vocabulary = vocabularies.load(found)
     if not vocabulary.digest.startswith(digest):
         raise RunError(f"{folder.name}: {found.name} is not what it was trained with")
     return vocabulary

@@ -43,14 +43,14 @@ from typing import Any
 
 from absl import flags
 
-from experiments import clusters, lifecycle, run_report
+from experiments import lifecycle, run_report, shared_flags
 from nebula_jax import errors
 from nebula_jax.security import tls
-from scripts import transports
+from scripts.bench import transports
+from scripts.bench.transports import pair as pair_lib
+from scripts.bench.transports import tables, worker
+from scripts.bench.transports.pair import Pair
 from scripts.out import OUT
-from scripts.transports import pair as pair_lib
-from scripts.transports import tables, worker
-from scripts.transports.pair import Pair
 
 NAMES = flags.DEFINE_list(
     "transports", [], "What to measure; empty for all that is installed."
@@ -341,11 +341,11 @@ def chosen() -> list[str]:
         return names
     for name in NAMES.value:
         if name not in known:
-            raise clusters.FlagError(
+            raise shared_flags.FlagError(
                 f"--transports: no {name!r}; there are {', '.join(known)}"
             )
         if not known[name].is_installed:
-            raise clusters.FlagError(
+            raise shared_flags.FlagError(
                 f"--transports: {name} needs {known[name].needs}, which is not"
                 " installed; see requirements-bench.txt"
             )
@@ -359,8 +359,8 @@ def main() -> int:
     start, load = time.monotonic(), os.getloadavg()[0]
     result = on_a_shaped_line(names) if NETNS.value else on_loopback(names)
     result = {
-        "command": clusters.command(),
-        "commit": clusters.commit(),
+        "command": shared_flags.command(),
+        "commit": shared_flags.commit(),
         "hardware": run_report.hardware(),
         "seconds": round(time.monotonic() - start, 1),
         "load_before_and_after": [load, os.getloadavg()[0]],

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import clusters, lifecycle, run_report
+from experiments import lifecycle, run_report, shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
-from scripts import turns
+from scripts.bench import interleave
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
@@ -177,10 +177,10 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
     rows = []
     for names in (ELEMENTWISE, OTHERS):
         subjects = {name: Subject(name, h) for name in names}
-        encoding = turns.race(
+        encoding = interleave.race(
             copies | {name: each.encode for name, each in subjects.items()}, rounds
         )
-        decoding = turns.race(
+        decoding = interleave.race(
             {name: each.decode for name, each in subjects.items()}, rounds
         )
         for name, subject in subjects.items():
@@ -189,7 +189,9 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
                     "codec": name,
                     "elementwise": names is ELEMENTWISE,
                     "encode_ms": 1e3 * statistics.median(encoding[name]),
-                    "encode_over_copy": turns.ratio(encoding[name], encoding["copy"]),
+                    "encode_over_copy": interleave.ratio(
+                        encoding[name], encoding["copy"]
+                    ),
                     "decode_ms": 1e3 * statistics.median(decoding[name]),
                     "ratio": subject.bytes_ratio(),
                     "error_gaussian": subject.error(h),
@@ -211,7 +213,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
         shape = (-1, h.shape[-1]) if flatten else h.shape
         codec = codecs.svd(RATIO, flatten)
         encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
-        seconds = turns.race(
+        seconds = interleave.race(
             {
                 "full": functools.partial(full, h.reshape(shape)),
                 "ours": functools.partial(encode, h, ()),
@@ -223,7 +225,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
             "matrices": "flattened" if flatten else "by sentence",
             "full_ms": 1e3 * statistics.median(seconds["full"]),
             "ours_ms": 1e3 * statistics.median(seconds["ours"]),
-            "faster": turns.ratio(seconds["full"], seconds["ours"]),
+            "faster": interleave.ratio(seconds["full"], seconds["ours"]),
         }
         for name, data in (("gaussian", h), ("decaying", spread)):
             singular = np.asarray(values(data.reshape(shape)), np.float64)
@@ -304,8 +306,8 @@ def bench(
     start = time.monotonic()
     h, spread = gaussian(shape, seed), decaying(shape, seed)
     result = {
-        "command": clusters.command(),
-        "commit": clusters.commit(),
+        "command": shared_flags.command(),
+        "commit": shared_flags.commit(),
         "hardware": run_report.hardware(),
         "seed": seed,
         "shape": list(shape),

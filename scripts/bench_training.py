@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import clusters, lifecycle, run_report
-from nebula_jax.data import masking, vocab
+from experiments import lifecycle, run_report, shared_flags
+from nebula_jax.data import masking
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
 from nebula_jax.training import (
     classification,
@@ -40,7 +41,8 @@ from nebula_jax.training import (
     sampling,
 )
 from nebula_jax.training import state as train_state
-from scripts import bench_shapes, pytorch_steps, turns
+from scripts.bench import interleave, pytorch
+from scripts.bench import shapes as bench_shapes
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
@@ -81,7 +83,10 @@ def fine_tuning(
 ) -> bench_shapes.Step:
     """`finetune_xnli`'s step; `donates`: whether its state is written in place."""
     config = classifier.Config(
-        encoder=shape.config(dtype), pad=vocab.PAD, sep=vocab.SEP, dropout=0.0
+        encoder=shape.config(dtype),
+        pad=vocabularies.PAD,
+        sep=vocabularies.SEP,
+        dropout=0.0,
     )
     ids = jnp.asarray(bench_shapes.tokens(shape))
     own = electra.Generator(config.encoder).init(
@@ -142,7 +147,7 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
     hidden = jax.random.normal(
         jax.random.key(0), (shape.batch, shape.length, shape.width)
     )
-    mask = ids != vocab.PAD
+    mask = ids != vocabularies.PAD
     attention, block = transformer.SelfAttention(config), transformer.Block(config)
     embeddings = transformer.Embeddings(config)
 
@@ -206,7 +211,7 @@ def profile(
       seconds: of each of its `parts`, round by round.
       step: likewise, of the whole.
     """
-    shares = {name: turns.ratio(times, step) for name, times in seconds.items()}
+    shares = {name: interleave.ratio(times, step) for name, times in seconds.items()}
     layer, attention = shares.pop("layer"), shares.pop("attention")
     rows = {
         "attention": shape.layers * attention,
@@ -263,12 +268,12 @@ def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
     """Name -> step: ours in both precisions, and PyTorch's if it is here."""
     is_fine_tuning = shape.what == FINE_TUNING.what
     ours, theirs = (
-        (fine_tuning, pytorch_steps.fine_tuning)
+        (fine_tuning, pytorch.fine_tuning)
         if is_fine_tuning
-        else (masked_lm, pytorch_steps.masked_lm)
+        else (masked_lm, pytorch.masked_lm)
     )
     found = {f"here, {dtype}": ours(shape, dtype) for dtype in transformer.DTYPES}
-    if pytorch_steps.is_here():
+    if pytorch.is_here():
         found |= {
             f"PyTorch, {dtype}": theirs(shape, dtype) for dtype in transformer.DTYPES
         }
@@ -278,13 +283,13 @@ def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
 def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
     """Rates of a shape's steps, what our measures gain, and where our time goes."""
     named, measures, own = steps(shape), without(shape), parts(shape, "bfloat16")
-    seconds = turns.race(named | measures | own, rounds, warm=WARM)
+    seconds = interleave.race(named | measures | own, rounds, warm=WARM)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     ours = seconds["here, bfloat16"]
 
     def beside(name: str, dtype: str) -> float | None:
         theirs = seconds.get(f"PyTorch, {dtype}")
-        return turns.ratio(theirs, seconds[name]) if theirs else None
+        return interleave.ratio(theirs, seconds[name]) if theirs else None
 
     return {
         "what": shape.what,
@@ -303,7 +308,7 @@ def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
             {
                 "measure": name,
                 "ms": 1e3 * medians[name],
-                "times": turns.ratio(seconds[name], ours),
+                "times": interleave.ratio(seconds[name], ours),
             }
             for name in measures
         ],
@@ -355,8 +360,8 @@ def main() -> int:
         for row in measured[-1]["profile"]:
             print(f"  {row['part']:30} {row['ms']:8.0f} ms {row['share']:6.0%}")
     result = {
-        "command": clusters.command(),
-        "commit": clusters.commit(),
+        "command": shared_flags.command(),
+        "commit": shared_flags.commit(),
         "hardware": run_report.hardware(),
         "rounds": ROUNDS.value,
         "seconds": round(time.monotonic() - begin, 1),

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import clusters, lifecycle, m3_report
-from scripts import table_runs
+from experiments import lifecycle, shared_flags
+from experiments.m3 import report as m3_report
+from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -91,7 +92,7 @@ def _row(setting: Setting, summaries: Sequence[dict[str, Any]]) -> dict[str, Any
 def main() -> int:
     """Runs what is missing; writes the figures."""
     seeds = table_runs.seeds(1)
-    folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{NAME}")
+    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{NAME}")
     with lifecycle.alone_in(folder):
         rows = gather(table_runs.Runs(folder, table_runs.summary_of), seeds)
     commits = [each for row in rows for each in row["commits"]]

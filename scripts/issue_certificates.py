@@ -11,7 +11,7 @@ import pathlib
 
 from absl import flags
 
-from experiments import clusters, lifecycle
+from experiments import lifecycle, shared_flags
 from nebula_jax.security import tls
 from scripts.out import OUT
 
@@ -25,10 +25,10 @@ flags.declare_key_flag("out")
 def main() -> int:
     """Writes --out."""
     if not OUT.value or not CLUSTERS.value:
-        raise clusters.FlagError("--out=FOLDER and --clusters=NAME,NAME are needed")
+        raise shared_flags.FlagError("--out=FOLDER and --clusters=NAME,NAME are needed")
     out = pathlib.Path(OUT.value)
     if out.exists():
-        raise clusters.FlagError(f"--out={out} is there already")
+        raise shared_flags.FlagError(f"--out={out} is there already")
     tls.issue_for_run(out, CLUSTERS.value)
     for cluster in CLUSTERS.value:
         print(f"{cluster}: --tls={out / tls.certificate_name(cluster)}")

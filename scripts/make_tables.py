@@ -18,7 +18,7 @@ from absl import flags
 
 from experiments import lifecycle
 from nebula_jax import errors
-from scripts import abnet_tables, bench_tables, run_tables, xnli_tables
+from scripts.tables import abnet_markdown, bench_markdown, m3_markdown, xnli_markdown
 
 COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
 
@@ -66,7 +66,7 @@ def m3_block(name: str, summary: dict[str, Any]) -> str:
     """An M3 run's results in Markdown."""
     sizes = summary["bytes"]
     first, last = summary["held_back"][0], summary["held_back"][-1]
-    lines = run_tables.head(
+    lines = m3_markdown.head(
         summary, f", vocabulary of {summary['vocab_size']:,} pieces"
     )
     lines += [
@@ -103,23 +103,23 @@ def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
         if path.stem.startswith("m3_"):
             block = m3_block(path.stem, result)
         elif path.stem.startswith("abnet_"):
-            block = abnet_tables.abnet_block(path.stem, result)
+            block = abnet_markdown.abnet_block(path.stem, result)
         elif path.stem.startswith("xnli_"):
-            block = xnli_tables.run_block(path.stem, result)
+            block = xnli_markdown.run_block(path.stem, result)
         elif path.stem.startswith("table1_"):
-            block = xnli_tables.table1_block(result, abnet_tables.PAPER["table1"])
+            block = xnli_markdown.table1_block(result, abnet_markdown.PAPER["table1"])
         elif path.stem.startswith("table2_"):
-            block = abnet_tables.table2_block(path.stem, result)
+            block = abnet_markdown.table2_block(path.stem, result)
         elif path.stem.startswith("table5_"):
-            block = abnet_tables.table5_block(path.stem, result)
+            block = abnet_markdown.table5_block(path.stem, result)
         elif path.stem == "fake_rates":
-            block = run_tables.fakes_block(result)
+            block = m3_markdown.fakes_block(result)
         elif path.stem.startswith("bench_codecs"):
-            block = bench_tables.codecs_block(result)
+            block = bench_markdown.codecs_block(result)
         elif path.stem.startswith("bench_training"):
-            block = bench_tables.training_block(result)
+            block = bench_markdown.training_block(result)
         else:
-            block = bench_tables.bridge_block(result)
+            block = bench_markdown.bridge_block(result)
         text = rewrite(text, path.stem, block)
     return text
 

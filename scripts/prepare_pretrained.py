@@ -17,9 +17,10 @@ import pathlib
 
 from absl import flags
 
-from experiments import clusters, lifecycle
-from nebula_jax.data import tokenizer
-from nebula_jax.models import packages, pretrained
+from experiments import lifecycle, shared_flags
+from nebula_jax.data import tokenizers
+from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import packages
 
 MODEL = flags.DEFINE_list(
     "model", [], f"Names or folders: {', '.join(packages.MODELS)}, or a path."
@@ -32,8 +33,8 @@ def describe(folder: pathlib.Path) -> str:
     model = pretrained.load(folder)
     about = f"{folder}: {pretrained.describe(model)}"
     try:
-        words = tokenizer.load(folder)
-    except tokenizer.NoTokenizerError:
+        words = tokenizers.load(folder)
+    except tokenizers.NoTokenizerError:
         return f"{about}; no tokenizer beside it, which training needs"
     pretrained.check_tokenizer(model, words)
     return f"{about}; tokenizer of {words.size:,} pieces, digest {words.digest[:12]}"
@@ -42,10 +43,10 @@ def describe(folder: pathlib.Path) -> str:
 def main() -> int:
     """Prepares and describes every --model."""
     if not MODEL.value:
-        raise clusters.FlagError(
+        raise shared_flags.FlagError(
             f"--model is needed: {', '.join(packages.MODELS)}, or a folder"
         )
-    folder = pathlib.Path(clusters.PRETRAINED_DIR.value)
+    folder = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
     for name in MODEL.value:
         print(describe(packages.checkpoint_of(name, folder, print)))
     return 0

@@ -10,8 +10,9 @@ import pathlib
 
 from absl import flags
 
-from experiments import abnet_text, clusters, lifecycle
-from nebula_jax.data import sides
+from experiments import lifecycle, shared_flags
+from experiments.abnet import data as abnet_data
+from nebula_jax.data import parallel_side
 from scripts.out import OUT
 
 for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"):
@@ -21,20 +22,20 @@ for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"
 def main() -> int:
     """Writes --out."""
     if not OUT.value:
-        raise clusters.FlagError("--out=FOLDER is needed: where the two sides go")
-    languages = abnet_text.languages()
-    folders = sides.split_parallel(
-        clusters.DATA_DIR.value,
+        raise shared_flags.FlagError("--out=FOLDER is needed: where the two sides go")
+    languages = abnet_data.languages()
+    folders = parallel_side.split_parallel(
+        shared_flags.DATA_DIR.value,
         languages,
         pathlib.Path(OUT.value),
-        abnet_text.SOURCES.value or None,
-        abnet_text.MAX_PAIRS.value,
-        abnet_text.MAX_WORDS.value,
+        abnet_data.SOURCES.value or None,
+        abnet_data.MAX_PAIRS.value,
+        abnet_data.MAX_WORDS.value,
     )
     for folder, language in zip(folders, languages, strict=True):
         sizes = {
-            split: len(sides.read(sides.path(folder, split)).ids)
-            for split in sides.splits(folder)
+            split: len(parallel_side.read(parallel_side.path(folder, split)).ids)
+            for split in parallel_side.splits(folder)
         }
         described = ", ".join(f"{split} {size}" for split, size in sizes.items())
         print(f"{folder}: {language}, {described}")

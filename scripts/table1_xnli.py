@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import clusters, lifecycle
+from experiments import lifecycle, shared_flags
 from nebula_jax.evaluation import xnli
-from scripts import table_runs
+from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -219,7 +219,7 @@ def main() -> int:
     """Runs what is missing; writes the figures."""
     scale, seeds = table_runs.scale(list(SCALES)), table_runs.seeds(SEEDS)
     name = f"table1_{scale}"
-    folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
+    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
         runs = table_runs.Runs(folder, table_runs.summary_of)
         work(runs, seeds, scale)

@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import clusters, lifecycle
-from nebula_jax.data import corpora, sides
-from nebula_jax.data import tokenizer as tokenizers
-from nebula_jax.models import packages, pretrained, transformer
-from scripts import abnet_runs, table_runs
+from experiments import lifecycle, shared_flags
+from nebula_jax.data import parallel_side, text_folder, tokenizers
+from nebula_jax.models import pretrained, transformer
+from nebula_jax.models.pretrained import packages
+from scripts.tables import abnet as abnet_runs
+from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -90,13 +91,13 @@ def random_models(
       settings: of the flagfile.
     """
     made_of = [table_runs.data_dir(), sorted(settings.items())]
-    text = folder / f"{pair}-text-{corpora.digest_of(made_of)[:12]}"
+    text = folder / f"{pair}-text-{text_folder.digest_of(made_of)[:12]}"
     names = settings.get("pair_sources", "")
     limits = [
         int(settings[each]) if each in settings else None
         for each in ("max_pairs", "max_words")
     ]
-    texts = sides.split_parallel(
+    texts = parallel_side.split_parallel(
         table_runs.data_dir(),
         tuple(pair.split("-")),
         text,
@@ -108,10 +109,10 @@ def random_models(
         out = folder / f"{pair}-{side}"
         name = settings[f"{side}_model"]
         whole = packages.prepare(
-            name, pathlib.Path(clusters.PRETRAINED_DIR.value), lifecycle.say
+            name, pathlib.Path(shared_flags.PRETRAINED_DIR.value), lifecycle.say
         )
         words = tokenizers.load(whole)
-        train = sides.read(sides.path(own_text, "train")).texts
+        train = parallel_side.read(parallel_side.path(own_text, "train")).texts
         keep = tokenizers.kept_ids(
             words, np.flatnonzero(tokenizers.count_pieces(words, train))
         )
@@ -172,7 +173,7 @@ def main() -> int:
     settings = table_runs.settings(flagfile)
     settings = {flag: of for flag, of in settings.items() if flag != "pair"}
     base = table_runs.base_arguments(flagfile)
-    folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
+    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
         runs = table_runs.Runs(folder, abnet_runs.figures)
         chosen = []

@@ -20,10 +20,13 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import clusters, dilation, lifecycle
+from experiments import lifecycle, shared_flags
+from experiments.abnet import scaled_wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, wan
-from scripts import abnet_runs, table5_figures, table_runs
+from scripts.tables import abnet as abnet_runs
+from scripts.tables import figures
+from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
@@ -207,7 +210,7 @@ def gather(
 
     for row in rows(settings):
         found = dict(row._asdict())
-        speed = read(speed_run(row, line.get("wan", dilation.AUTO), settings, base))
+        speed = read(speed_run(row, line.get("wan", scaled_wan.AUTO), settings, base))
         if speed is not None:
             line = line or speed["summary"]["dilation"]
             padded = speed["summary"]["bytes"]["padded"]
@@ -334,7 +337,7 @@ def work(
     chosen = [row for row in rows(settings) if not names or row.name in names]
     if "speed" in parts:
         plain = rows(settings)[0]
-        first = runs.result(speed_run(plain, dilation.AUTO, settings, base))
+        first = runs.result(speed_run(plain, scaled_wan.AUTO, settings, base))
         line = first["summary"]["dilation"]["wan"]
         for row in chosen:
             if row.name != plain.name:
@@ -359,18 +362,18 @@ def main() -> int:
     known = [row.name for row in rows(settings)]
     for given in ROWS.value:
         if given not in known:
-            raise clusters.FlagError(
+            raise shared_flags.FlagError(
                 f"--rows: no {given}; there are {', '.join(known)}"
             )
     base = table_runs.base_arguments(flagfile)
     seeds = table_runs.seeds(abnet_runs.SEEDS)
-    folder = pathlib.Path(clusters.WORKDIR.value or f"runs/{name}")
+    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
         runs = table_runs.Runs(folder, abnet_runs.figures)
         work(runs, settings, base, seeds, PARTS.value, ROWS.value)
         result = gather(runs, settings, base, seeds)
     out = table_runs.write(result, name)
-    table5_figures.draw(result, out.parent, out.stem)
+    figures.draw(result, out.parent, out.stem)
     return 0
 
 

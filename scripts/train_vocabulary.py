@@ -15,7 +15,9 @@ import pathlib
 
 from absl import flags
 
-from experiments import clusters, lifecycle, m3_setup, m3_text
+from experiments import lifecycle, shared_flags
+from experiments.m3 import config as m3_config
+from experiments.m3 import data as m3_data
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
@@ -29,13 +31,13 @@ flags.declare_key_flag("pretrained_dir")
 def main() -> int:
     """Writes --out."""
     if not OUT.value:
-        raise clusters.FlagError("--out=FILE is needed: where the vocabulary goes")
-    owners = m3_text.check()
+        raise shared_flags.FlagError("--out=FILE is needed: where the vocabulary goes")
+    owners = m3_data.check()
     languages = [language for group in owners for language in group]
     out = pathlib.Path(OUT.value)
-    if m3_setup.HOT_START.value and out.exists():
-        raise clusters.FlagError(f"--out={out} is there already; move it away")
-    size = m3_text.make_vocabulary(owners, out)
+    if m3_config.HOT_START.value and out.exists():
+        raise shared_flags.FlagError(f"--out={out} is there already; move it away")
+    size = m3_data.make_vocabulary(owners, out)
     print(f"{OUT.value}: {size} pieces, {', '.join(languages)}")
     return 0
 

@@ -21,8 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax import errors
-from nebula_jax.communication import frames, protocol, wan
+from nebula_jax.communication import wan
 from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import session as protocol
 from nebula_jax.security import tls as tls_lib
 
 HANDSHAKE_SECONDS = 5.0  # an accepted connection opens a session within this, or goes

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import entropy, frames, protocol
+from nebula_jax.communication.wire import frames, session, zstd
 
 
 class Carrier(Protocol):
@@ -47,7 +47,7 @@ class Sender:
             jax.jit(option.encode, donate_argnums=1)
             for option in codec_lib.fixed(codec)
         ]
-        self._zstd = None if codec.zstd is None else entropy.Compressor(codec.zstd)
+        self._zstd = None if codec.zstd is None else zstd.Compressor(codec.zstd)
         self.state = codec.init(spec)
         """The codec's, to be saved with the run's state; the next tensor uses it up."""
 
@@ -105,7 +105,7 @@ class Receiver:
             jax.jit(option.decode, out_shardings=(sharding, None), donate_argnums=1)
             for option in options
         ]
-        self._zstd = None if codec.zstd is None else entropy.Decompressor()
+        self._zstd = None if codec.zstd is None else zstd.Decompressor()
         self.state = codec.init(spec)
         """The codec's, to be saved with the run's state; the next tensor uses it up."""
 
@@ -135,7 +135,7 @@ class Receiver:
         """
         message = self._link.take_tensor(self._channel)
         if (message.step, message.micro_batch) != (step, micro_batch):
-            raise protocol.RemoteProtocolError(
+            raise session.RemoteProtocolError(
                 f"{self._link.peer.cluster} sent {self.name} for step {message.step},"
                 f" micro-batch {message.micro_batch}; expected step {step},"
                 f" micro-batch {micro_batch}"
@@ -153,8 +153,8 @@ class Receiver:
         sizes = [codec_lib.nbytes(leaf) for leaf in specs]
         try:
             return self._zstd.decompress(message.buffers, sizes)
-        except entropy.EntropyError as error:
-            raise protocol.RemoteProtocolError(
+        except zstd.EntropyError as error:
+            raise session.RemoteProtocolError(
                 f"{self._link.peer.cluster} {error}, as {self.name}"
                 f" of step {message.step}"
             ) from None

@@ -18,8 +18,10 @@ from typing import Any
 import jax
 
 from nebula_jax import errors
-from nebula_jax.communication import channels, frames, protocol, pump, wan
+from nebula_jax.communication import channels, wan
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.wire import driver, frames
+from nebula_jax.communication.wire import session as protocol
 
 SESSION_BYTES = 16
 MAX_UNREAD = 4  # tensors: enough that the line never waits for the reader,
@@ -50,7 +52,7 @@ class Link:
     ):
         self.session = session or secrets.token_bytes(SESSION_BYTES)
         self._connection = protocol.Connection(role, self.session, peer_timeout)
-        self._pump = pump.Pump(
+        self._pump = driver.Pump(
             self._connection,
             line,
             receive=self._receive,
@@ -261,7 +263,7 @@ class Link:
                             f"{self._connection.peer} sent {self._unread} tensors that"
                             f" nobody waits for, while we wait for {what}"
                         )
-                    time.sleep(pump.RECHECK_SECONDS)  # another thread may take some
+                    time.sleep(driver.RECHECK_SECONDS)  # another thread may take some
         finally:
             self._waiting.remove(what)
             self.waited += time.monotonic() - start

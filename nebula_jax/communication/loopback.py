@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import nebula_jax
 from nebula_jax import errors
-from nebula_jax.communication import channels, frames
+from nebula_jax.communication import channels
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.wire import frames
 
 
 class Loopback:

@@ -16,14 +16,14 @@ import unicodedata
 
 import polib
 
-from nebula_jax.data import corpora
+from nebula_jax.data import text_folder
 
 CATALOGUE = {"zh": "zh_Hans"}  # Django's name where it is not the ISO 639-1 code
 HELD_BACK = 10  # one message in so many is held back, the same ones in every language
 
 # Two generators, so that the quickstart shows K > 1: the European languages, the rest.
 EXAMPLE_CLUSTERS = {
-    "K=1": [list(corpora.LANGUAGES)],
+    "K=1": [list(text_folder.LANGUAGES)],
     "K=2": [
         ["en", "de", "fr", "es", "el", "bg", "ru"],
         ["hi", "ur", "ar", "tr", "sw", "zh", "vi", "th"],
@@ -44,7 +44,9 @@ def write_text_folder(out_dir: pathlib.Path) -> None:
     Raises:
       corpora.CorpusError: if Django is not installed, or its wheel has no catalogues.
     """
-    catalogues = {language: _messages(language) for language in corpora.LANGUAGES[1:]}
+    catalogues = {
+        language: _messages(language) for language in text_folder.LANGUAGES[1:]
+    }
     english = sorted(set().union(*catalogues.values()))
     (out_dir / "mono").mkdir(parents=True, exist_ok=True)
     (out_dir / "parallel").mkdir(exist_ok=True)
@@ -82,7 +84,7 @@ def _messages(language: str) -> dict[str, str]:
     """English source -> translation, cleaned, sorted by source, without repeats."""
     spec = importlib.util.find_spec("django")
     if spec is None or spec.origin is None:
-        raise corpora.CorpusError(
+        raise text_folder.CorpusError(
             "--data_dir=package:django needs Django's wheel: pip install 'Django<6'"
         )
     root = pathlib.Path(spec.origin).parent
@@ -98,7 +100,9 @@ def _messages(language: str) -> dict[str, str]:
             if source and text and source != text:
                 messages.setdefault(source, text)
     if not messages:
-        raise corpora.CorpusError(f"{root} has no message catalogue for {language!r}")
+        raise text_folder.CorpusError(
+            f"{root} has no message catalogue for {language!r}"
+        )
     return dict(sorted(messages.items()))
 
 

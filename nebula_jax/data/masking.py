@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.data import vocab
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 
 class Policy(NamedTuple):
@@ -75,8 +75,8 @@ def mask_tokens(
     slots = capacity(rate, length)
     order_rng, policy_rng, random_rng = jax.random.split(rng, 3)
 
-    maskable = input_ids >= vocab.NUM_CONTROL
-    tokens = jnp.sum(input_ids != vocab.PAD, axis=-1)
+    maskable = input_ids >= vocabularies.NUM_CONTROL
+    tokens = jnp.sum(input_ids != vocabularies.PAD, axis=-1)
     wanted = jnp.clip(jnp.round(rate * tokens).astype(jnp.int32), 1, slots)
     wanted = jnp.minimum(wanted, jnp.sum(maskable, axis=-1))
 
@@ -88,10 +88,10 @@ def mask_tokens(
 
     dice = jax.random.uniform(policy_rng, positions.shape)
     noise = jax.random.randint(
-        random_rng, positions.shape, vocab.NUM_CONTROL, vocab_size
+        random_rng, positions.shape, vocabularies.NUM_CONTROL, vocab_size
     )
     written = jnp.where(dice < policy.mask + policy.random, noise, originals)
-    written = jnp.where(dice < policy.mask, vocab.MASK, written)
+    written = jnp.where(dice < policy.mask, vocabularies.MASK, written)
     return Masked(scatter(input_ids, positions, written), positions, originals)
 
 

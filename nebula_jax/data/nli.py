@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nebula_jax.data import corpora
+from nebula_jax.data import text_folder
 
 LABELS = ("entailment", "neutral", "contradiction")
 """In the order of their numbers, which is that of TFDS."""
@@ -44,7 +44,7 @@ def path(data_dir: pathlib.Path, split: str, language: str) -> pathlib.Path:
     for candidate in (plain, plain.with_name(plain.name + ".gz")):
         if candidate.is_file():
             return candidate
-    raise corpora.CorpusError(
+    raise text_folder.CorpusError(
         f"language {language!r} has no {split} pairs: {plain}[.gz] is missing"
     )
 
@@ -58,17 +58,17 @@ def present(
       corpora.CorpusError: if none has, or there is no such folder.
     """
     if not data_dir.is_dir():
-        raise corpora.CorpusError(f"--data_dir={data_dir}: there is no such folder")
+        raise text_folder.CorpusError(f"--data_dir={data_dir}: there is no such folder")
     there, missing = [], []
     for language in languages:
         try:
             path(data_dir, split, language)
-        except corpora.CorpusError:
+        except text_folder.CorpusError:
             missing.append(language)
         else:
             there.append(language)
     if not there:
-        raise corpora.CorpusError(
+        raise text_folder.CorpusError(
             f"--data_dir={data_dir}: no {split} pairs in it; expected files such as"
             f" {data_dir}/nli/{split}.en.tsv.gz (the layout is in README.md)"
         )
@@ -83,7 +83,7 @@ def read(file: pathlib.Path) -> Examples:
         fields, an unknown label, an empty text, an id that is empty or comes twice, a
         NUL byte, bad UTF-8; and when the file has no example.
     """
-    lines = corpora.numbered_lines(file)
+    lines = text_folder.numbered_lines(file)
     _, header = next(lines, (1, ""))
     _check_header(file, header)
     seen: dict[str, int] = {}
@@ -91,23 +91,23 @@ def read(file: pathlib.Path) -> Examples:
     for number, line in lines:
         fields = line.split("\t")
         if len(fields) != len(COLUMNS):
-            raise corpora.CorpusError(
+            raise text_folder.CorpusError(
                 f"{file}:{number}: {len(fields)} tab-separated fields; expected"
                 f" {len(COLUMNS)}{_on_quotes(line)}"
             )
         if "\0" in line:
-            raise corpora.CorpusError(f"{file}:{number}: NUL byte")
+            raise text_folder.CorpusError(f"{file}:{number}: NUL byte")
         for name, field in zip(COLUMNS, fields, strict=True):
             if name != "genre" and not field.strip():
-                raise corpora.CorpusError(f"{file}:{number}: {name} is empty")
+                raise text_folder.CorpusError(f"{file}:{number}: {name} is empty")
         name, _, premise, hypothesis, label = fields
         if label not in LABELS:
-            raise corpora.CorpusError(
+            raise text_folder.CorpusError(
                 f"{file}:{number}: unknown label {label!r}; expected"
                 f" {', '.join(LABELS)}{_on_quotes(label)}"
             )
         if name in seen:
-            raise corpora.CorpusError(
+            raise text_folder.CorpusError(
                 f"{file}:{number}: id {name!r} is in line {seen[name]} already"
             )
         seen[name] = number
@@ -115,7 +115,7 @@ def read(file: pathlib.Path) -> Examples:
         hypotheses.append(hypothesis)
         labels.append(LABELS.index(label))
     if not labels:
-        raise corpora.CorpusError(f"{file}: has no examples")
+        raise text_folder.CorpusError(f"{file}: has no examples")
     return Examples(list(seen), premises, hypotheses, np.asarray(labels, np.int32))
 
 
@@ -135,7 +135,7 @@ def _check_header(file: pathlib.Path, header: str) -> None:
         if missing
         else f"the header is {header!r}"
     )
-    raise corpora.CorpusError(
+    raise text_folder.CorpusError(
         f"{file}:1: {what}; expected {'<TAB>'.join(COLUMNS)}, nothing else"
         f"{_on_quotes(header)}"
     )

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from nebula_jax.data import token_rows
-from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.data import ragged_rows, tokenizers
 
 _CHUNK = 10_000  # texts tokenised at once: their lists of ints take far more memory
 
@@ -38,7 +37,7 @@ def tokenise(
     max_length: int,
     *,
     separators: int,
-) -> token_rows.TokenRows:
+) -> ragged_rows.TokenRows:
     """Tokenises pairs; of one that is too long, the longer sentence is cut.
 
     Args:
@@ -56,7 +55,7 @@ def tokenise(
     """
     room = max_length - 2 - separators
     if room < 2:
-        raise token_rows.TokenError(f"max_length {max_length} leaves no room for text")
+        raise ragged_rows.TokenError(f"max_length {max_length} leaves no room for text")
     between = [words.sep] * separators
     parts: list[np.ndarray] = []
     cut, lost = [], []
@@ -72,7 +71,7 @@ def tokenise(
             two = two[: room - len(one)]
         parts.append(np.asarray([words.cls, *one, *between, *two, words.sep], np.int32))
     offsets = np.cumsum([0, *map(len, parts)])
-    return token_rows.TokenRows(
+    return ragged_rows.TokenRows(
         list(ids),
         np.concatenate([np.zeros(0, np.int32), *parts]),
         offsets.astype(np.int64),
@@ -86,7 +85,7 @@ def _encoded(texts: Sequence[str], words: tokenizers.Tokenizer) -> Iterable[list
         yield from words.encode_batch(list(texts[start : start + _CHUNK]))
 
 
-def count(rows: Iterable[token_rows.TokenRows], size: int) -> np.ndarray:
+def count(rows: Iterable[ragged_rows.TokenRows], size: int) -> np.ndarray:
     """How often each piece occurs: [V] int64."""
     counts = np.zeros(size, np.int64)
     for each in rows:
@@ -94,7 +93,7 @@ def count(rows: Iterable[token_rows.TokenRows], size: int) -> np.ndarray:
     return counts
 
 
-def renumbered(rows: token_rows.TokenRows, keep: np.ndarray) -> token_rows.TokenRows:
+def renumbered(rows: ragged_rows.TokenRows, keep: np.ndarray) -> ragged_rows.TokenRows:
     """The rows as the tokenizer makes them that `tokenizer.trim` leaves.
 
     Args:

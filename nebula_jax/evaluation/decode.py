@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from nebula_jax.data import masking
 from nebula_jax.models import abnet, transformer
-from nebula_jax.training import abnet_objectives
+from nebula_jax.training import abnet_losses
 
 LENGTH_PENALTY = 1.1  # ABNet's code
 LOWEST = -1e9  # a log-probability that no hypothesis comes near; finite, so it adds
@@ -71,7 +71,7 @@ def length_candidates(
 def mask_predict(
     predict: Predict,
     lengths: jax.Array,
-    controls: abnet_objectives.Controls,
+    controls: abnet_losses.Controls,
     max_length: int,
     iterations: int = 10,
     alpha: float = LENGTH_PENALTY,
@@ -137,7 +137,7 @@ def beam_search(
     step: Step,
     state: Any,
     batch_size: int,
-    controls: abnet_objectives.Controls,
+    controls: abnet_losses.Controls,
     max_length: int,
     beams: int = 4,
     alpha: float = LENGTH_PENALTY,
@@ -244,7 +244,7 @@ def translate_cmlm(
     params: abnet.Params,
     encoded: abnet.Encoded,
     source_mask: jax.Array,
-    controls: abnet_objectives.Controls,
+    controls: abnet_losses.Controls,
     candidates: int = 4,
     iterations: int = 10,
     max_length: int | None = None,
@@ -297,7 +297,7 @@ def best_pieces(
     params: abnet.Params,
     hidden: jax.Array,
     wanted: jax.Array,
-    controls: abnet_objectives.Controls,
+    controls: abnet_losses.Controls,
 ) -> tuple[jax.Array, jax.Array]:
     """The likeliest piece at each wanted place; logits are made for these alone.
 
@@ -342,7 +342,7 @@ def translate_ar(
     params: abnet.Params,
     encoded: abnet.Encoded,
     source_mask: jax.Array,
-    controls: abnet_objectives.Controls,
+    controls: abnet_losses.Controls,
     beams: int = 4,
     alpha: float = LENGTH_PENALTY,
     max_length: int | None = None,

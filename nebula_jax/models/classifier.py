@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained, transformer
 
 POOLINGS = ("cls", "mean")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import traverse_util
 
-from nebula_jax.models import products
+from nebula_jax.models import mixed_precision
 
 LAYER_NORM_EPSILON = 1e-12  # BERT's
 INITIALIZER = nn.initializers.normal(stddev=0.02)  # BERT's, of embeddings
@@ -97,7 +97,9 @@ def dense(
         or nn.initializers.normal(0.02 * (BERT_WIDTH / config.width) ** 0.5),
         use_bias=use_bias,
         promote_dtype=_as_they_are,
-        dot_general=functools.partial(products.dot_general, dtype=DTYPES[config.dtype]),
+        dot_general=functools.partial(
+            mixed_precision.dot_general, dtype=DTYPES[config.dtype]
+        ),
         name=name,
     )
 
@@ -135,7 +137,7 @@ def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.Laye
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.Array:
     """einsum with operands in the configured dtype and a float32 result."""
-    return products.einsum(subscripts, a, b, DTYPES[config.dtype])
+    return mixed_precision.einsum(subscripts, a, b, DTYPES[config.dtype])
 
 
 class Embeddings(nn.Module):

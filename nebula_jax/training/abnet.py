@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from nebula_jax.models import abnet
-from nebula_jax.training import abnet_objectives as objectives
+from nebula_jax.training import abnet_losses as objectives
 
 
 class SourceBatch(NamedTuple):

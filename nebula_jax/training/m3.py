@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nebula_jax.data import masking, vocab
+from nebula_jax.data import masking
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, transformer
 from nebula_jax.training import losses, optimizers, sampling
 from nebula_jax.training import state as train_state
@@ -175,7 +176,7 @@ def generator_loss(
     logits = electra.Generator(config.generator).apply(
         {"params": params},
         masked.input_ids,
-        input_ids != vocab.PAD,
+        input_ids != vocabularies.PAD,
         masked.positions,
         not training,
         rngs={"dropout": dropout_rng},
@@ -198,7 +199,7 @@ def generator_loss(
         {
             "loss": loss,
             "sampled_mlm_accuracy": 1 - fake,
-            "tokens": jnp.sum(input_ids != vocab.PAD),
+            "tokens": jnp.sum(input_ids != vocabularies.PAD),
         },
     )
 
@@ -217,7 +218,7 @@ def _read(tokens: Tokens) -> _Read:
     text = masking.scatter(tokens.input_ids, positions, tokens.originals)
     return _Read(
         # A generator may sample [PAD] itself: a masked position is never padding.
-        attention_mask=(tokens.input_ids != vocab.PAD) | tokens.masked,
+        attention_mask=(tokens.input_ids != vocabularies.PAD) | tokens.masked,
         positions=positions,
         filled=(positions < length).astype(jnp.float32),
         is_original=tokens.input_ids == text,  # a sampled gold token counts as such
@@ -364,7 +365,7 @@ def judge(config: Config, params, tokens: Tokens) -> Judgement:
     return Judgement(
         replaced_score=-rtd_logits,
         replaced=~read.is_original,
-        text=(tokens.input_ids >= vocab.NUM_CONTROL) | tokens.masked,
+        text=(tokens.input_ids >= vocabularies.NUM_CONTROL) | tokens.masked,
         clm_hits=jnp.sum((named == tokens.originals) & filled),
         sampled_hits=jnp.sum((sampled == tokens.originals) & filled),
         masked=jnp.sum(filled),

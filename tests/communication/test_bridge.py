@@ -10,16 +10,10 @@ import pytest
 import trustme
 
 from nebula_jax import errors
-from nebula_jax.communication import (
-    bridge,
-    codec,
-    codecs,
-    frames,
-    protocol,
-    wan,
-)
+from nebula_jax.communication import bridge, codec, codecs, wan
 from nebula_jax.communication import link as link_lib
-from nebula_jax.communication import outgoing as outgoing_lib
+from nebula_jax.communication.wire import frames, session
+from nebula_jax.communication.wire import send_window as outgoing_lib
 from nebula_jax.security import tls
 
 SPEC = {
@@ -227,9 +221,9 @@ def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, meet):
     there.wait_for_welcome(5.0)
     ending = pool.submit(there.close)
     words = "generator:0 said End while more was due"
-    with pytest.raises(protocol.RemoteProtocolError, match=words), here:
+    with pytest.raises(session.RemoteProtocolError, match=words), here:
         incoming.recv(1)
-    with pytest.raises(protocol.PeerAborted, match=words):
+    with pytest.raises(session.PeerAborted, match=words):
         ending.result(5)
 
 
@@ -266,9 +260,9 @@ def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypat
             outgoing.send(step, np.zeros(2, np.int32))
 
     flooding = pool.submit(flood)
-    with pytest.raises(protocol.RemoteProtocolError, match="nobody waits for"), here:
+    with pytest.raises(session.RemoteProtocolError, match="nobody waits for"), here:
         incoming.recv(0)
-    with pytest.raises(protocol.PeerAborted, match="nobody waits for"):
+    with pytest.raises(session.PeerAborted, match="nobody waits for"):
         flooding.result(10)
 
 
@@ -297,9 +291,9 @@ def test_a_tensor_with_another_tag_is_an_error_not_a_guess(pool, meet):
     there.wait_for_welcome(5.0)
     outgoing.send(41, np.arange(8, dtype=np.int32), micro_batch=3)
     words = "generator:0 sent tokens for step 41, micro-batch 3; expected step 41, mic"
-    with pytest.raises(protocol.RemoteProtocolError, match=words), here:
+    with pytest.raises(session.RemoteProtocolError, match=words), here:
         incoming.recv(41, micro_batch=2)
-    with pytest.raises(protocol.PeerAborted, match=f"discriminator gave up: {words}"):
+    with pytest.raises(session.PeerAborted, match=f"discriminator gave up: {words}"):
         there.wait_for_step(41)
 
 
@@ -410,7 +404,7 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
         coming = pool.submit(connect, listening.address, "generator:1", **client)
         with pytest.raises(bridge.Mismatch, match=words):
             listening.accept(5.0)
-        with pytest.raises(protocol.PeerAborted, match=words):
+        with pytest.raises(session.PeerAborted, match=words):
             coming.result(5).wait_for_welcome(5.0)
 
 
@@ -437,7 +431,7 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
 def test_a_vanished_peer_is_noticed_and_named(meet):
     here, there = meet()
     there._pump._pipe.socket.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(protocol.PeerGone, match="generator:0"):
+    with pytest.raises(session.PeerGone, match="generator:0"):
         here.wait_for_step(1)
 
 
@@ -448,7 +442,7 @@ def test_a_silent_peer_is_noticed_within_the_timeout():
         raw.sendall(frames.encode(hello("generator:0"), 0, 0)[0])
         here = listening.accept(5.0)
         start = time.monotonic()
-        with pytest.raises(protocol.PeerGone, match="generator:0 has been silent"):
+        with pytest.raises(session.PeerGone, match="generator:0 has been silent"):
             here.wait_for_step(1)
         assert time.monotonic() - start < 2
         raw.close()
@@ -460,7 +454,7 @@ def test_idle_peers_keep_each_other_company(meet):
     here.welcome(0)
     there.wait_for_welcome(1.0)
     here.abort("done")
-    with pytest.raises(protocol.PeerAborted, match="discriminator gave up: done"):
+    with pytest.raises(session.PeerAborted, match="discriminator gave up: done"):
         there.wait_for_step(1)
 
 

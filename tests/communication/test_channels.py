@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from nebula_jax.communication import (
-    channels,
-    codec,
-    codecs,
-    entropy,
-    frames,
-    protocol,
-)
+from nebula_jax.communication import channels, codec, codecs
+from nebula_jax.communication.wire import frames, session, zstd
 
 
 class Loop:
@@ -110,7 +104,7 @@ def test_lossless_coding_gives_back_every_bit_and_leaves_noise_alone():
 
 
 def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
-    compressor, tried = entropy.Compressor(1), []
+    compressor, tried = zstd.Compressor(1), []
     compress = compressor._zstd.compress
 
     class Counted:
@@ -137,8 +131,8 @@ def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
     ],
 )
 def test_bytes_that_do_not_decode_to_the_plan_are_refused(coded, words):
-    with pytest.raises(entropy.EntropyError, match=words):
-        entropy.Decompressor().decompress([np.frombuffer(coded, np.uint8)], [1000])
+    with pytest.raises(zstd.EntropyError, match=words):
+        zstd.Decompressor().decompress([np.frombuffer(coded, np.uint8)], [1000])
 
 
 def test_the_far_end_names_who_sent_what_cannot_be_decoded():
@@ -147,5 +141,5 @@ def test_the_far_end_names_who_sent_what_cannot_be_decoded():
     message = loop.sent[0]
     message.buffers[1] = np.frombuffer(b"x" * 50, np.uint8)
     words = "generator:0 sent bytes that zstd cannot decode: .*, as h of step 3"
-    with pytest.raises(protocol.RemoteProtocolError, match=words):
+    with pytest.raises(session.RemoteProtocolError, match=words):
         receiver.recv(3)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.communication import codecs, loopback, protocol
+from nebula_jax.communication import codecs, loopback
+from nebula_jax.communication.wire import session
 
 SPEC = {
     "mask": jax.ShapeDtypeStruct((2, 100), jnp.bool_),
@@ -56,7 +57,7 @@ def test_a_wrong_tag_is_an_error():
     sender, receiver = ends("identity")
     sender.send(3, arrays(0), micro_batch=1)
     words = "this process sent h for step 3, micro-batch 1; expected step 3, micro-bat"
-    with pytest.raises(protocol.RemoteProtocolError, match=words):
+    with pytest.raises(session.RemoteProtocolError, match=words):
         receiver.recv(3, micro_batch=2)
 
 

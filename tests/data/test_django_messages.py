@@ -1,6 +1,6 @@
 import pytest
 
-from nebula_jax.data import corpora, django_messages
+from nebula_jax.data import django_messages, text_folder
 
 
 @pytest.fixture(scope="module")
@@ -10,39 +10,45 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("language", corpora.LANGUAGES)
+@pytest.mark.parametrize("language", text_folder.LANGUAGES)
 def test_every_xnli_language_has_real_text_to_train_on_and_to_hold_back(
     folder, language
 ):
-    train = list(corpora.read_mono(corpora.mono_path(folder, language, "train")))
-    valid = list(corpora.read_mono(corpora.mono_path(folder, language, "valid")))
+    train = list(
+        text_folder.read_mono(text_folder.mono_path(folder, language, "train"))
+    )
+    valid = list(
+        text_folder.read_mono(text_folder.mono_path(folder, language, "valid"))
+    )
     assert len(train) > 300
     assert len(valid) > 30
     if language != "en":
-        pairs = corpora.parallel_path(folder, language, "train")
-        assert len(list(corpora.read_parallel(pairs))) == len(train)
+        pairs = text_folder.parallel_path(folder, language, "train")
+        assert len(list(text_folder.read_parallel(pairs))) == len(train)
 
 
 def test_a_translation_known_by_heart(folder):
-    path = corpora.parallel_path(folder, "de", "train")
-    assert corpora.Pair("A JSON object", "Ein JSON-Objekt") in list(
-        corpora.read_parallel(path)
+    path = text_folder.parallel_path(folder, "de", "train")
+    assert text_folder.Pair("A JSON object", "Ein JSON-Objekt") in list(
+        text_folder.read_parallel(path)
     )
 
 
 def test_held_back_messages_are_held_back_in_every_language(folder):
-    english = set(corpora.read_mono(corpora.mono_path(folder, "en", "valid")))
-    for language in corpora.LANGUAGES[1:]:
-        train = corpora.parallel_path(folder, language, "train")
-        assert english.isdisjoint(pair.english for pair in corpora.read_parallel(train))
+    english = set(text_folder.read_mono(text_folder.mono_path(folder, "en", "valid")))
+    for language in text_folder.LANGUAGES[1:]:
+        train = text_folder.parallel_path(folder, language, "train")
+        assert english.isdisjoint(
+            pair.english for pair in text_folder.read_parallel(train)
+        )
 
 
 def test_groupings_cover_all_languages(folder):
     for count in (1, 2):
-        groups = corpora.families(folder, count)
+        groups = text_folder.families(folder, count)
         assert len(groups) == count
         covered = [language for group in groups for language in group]
-        assert sorted(covered) == sorted(corpora.LANGUAGES)
+        assert sorted(covered) == sorted(text_folder.LANGUAGES)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.data import masking, vocab
+from nebula_jax.data import masking
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 V = 1000
 
 
 def text(rows=64, length=128, seed=0):
     random = np.random.RandomState(seed)
-    ids = random.randint(vocab.NUM_CONTROL, V, (rows, length)).astype(np.int32)
-    ids[:, 0] = vocab.CLS
+    ids = random.randint(vocabularies.NUM_CONTROL, V, (rows, length)).astype(np.int32)
+    ids[:, 0] = vocabularies.CLS
     for row in range(rows):
         end = random.randint(length // 2, length)
-        ids[row, end - 1] = vocab.SEP
-        ids[row, end:] = vocab.PAD
+        ids[row, end - 1] = vocabularies.SEP
+        ids[row, end:] = vocabularies.PAD
     return ids
 
 
@@ -43,7 +44,7 @@ def test_capacity_is_electras(length, rate, slots):
 def test_as_many_tokens_are_masked_as_the_rate_says():
     ids = text()
     masked = mask(ids)
-    wanted = np.round(0.15 * np.sum(ids != vocab.PAD, axis=-1))
+    wanted = np.round(0.15 * np.sum(ids != vocabularies.PAD, axis=-1))
     np.testing.assert_array_equal(np.sum(masked.positions < 128, axis=-1), wanted)
 
 
@@ -53,7 +54,7 @@ def test_masked_positions_are_text_distinct_and_ascending():
     for row, positions in enumerate(masked.positions):
         chosen = positions[positions < 128]
         assert (np.diff(chosen) > 0).all()
-        assert (ids[row, chosen] >= vocab.NUM_CONTROL).all()
+        assert (ids[row, chosen] >= vocabularies.NUM_CONTROL).all()
         np.testing.assert_array_equal(
             masked.originals[row, : len(chosen)], ids[row, chosen]
         )
@@ -77,16 +78,16 @@ def test_policies_write_what_they_say(policy, mask_share, kept_share):
     marks = np.asarray(masking.mark(masked.positions, 128))
     written, before = masked.input_ids[marks], ids[marks]
     # 600 rows give 8,600 draws: a share varies by 0.004 (one sigma).
-    assert np.mean(written == vocab.MASK) == pytest.approx(mask_share, abs=0.02)
+    assert np.mean(written == vocabularies.MASK) == pytest.approx(mask_share, abs=0.02)
     assert np.mean(written == before) == pytest.approx(kept_share, abs=0.02)
-    random = (written != vocab.MASK) & (written != before)
+    random = (written != vocabularies.MASK) & (written != before)
     assert np.mean(random) == pytest.approx(1 - mask_share - kept_share, abs=0.02)
 
 
 def test_both_sides_of_a_pair_are_masked_alike():
     ids = text(rows=600)
-    ids[:, 1:] = np.where(ids[:, 1:] == vocab.PAD, 7, ids[:, 1:])
-    ids[:, 60:62] = vocab.SEP
+    ids[:, 1:] = np.where(ids[:, 1:] == vocabularies.PAD, 7, ids[:, 1:])
+    ids[:, 60:62] = vocabularies.SEP
     marks = np.asarray(masking.mark(mask(ids).positions, 128))
     left, right = marks[:, 1:60].mean(), marks[:, 62:].mean()
     assert left == pytest.approx(right, abs=0.01)
@@ -94,7 +95,7 @@ def test_both_sides_of_a_pair_are_masked_alike():
 
 def test_a_row_without_text_stays_as_it_is():
     ids = np.zeros((2, 16), np.int32)
-    ids[1, :2] = [vocab.CLS, vocab.SEP]
+    ids[1, :2] = [vocabularies.CLS, vocabularies.SEP]
     masked = mask(ids)
     np.testing.assert_array_equal(masked.input_ids, ids)
     assert (masked.positions == 16).all()

@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 import tiny_nli
 
-from nebula_jax.data import corpora, nli, xnli_tfds
+from nebula_jax.data import nli, nli_tfds, text_folder
 
 GOOD = "a-1\tfiction\tit rains\tit is wet\tentailment"
 
@@ -75,7 +75,7 @@ def test_quotation_marks_are_text_wherever_they_stand(tmp_path):
 )
 def test_what_is_malformed_is_named_with_file_and_line(tmp_path, header, lines, words):
     path = write(tmp_path, *lines, header=header)
-    with pytest.raises(corpora.CorpusError) as error:
+    with pytest.raises(text_folder.CorpusError) as error:
         nli.read(path)
     assert words in str(error.value)
     assert str(path) in str(error.value)
@@ -84,18 +84,18 @@ def test_what_is_malformed_is_named_with_file_and_line(tmp_path, header, lines, 
 def test_other_bytes_than_utf8_are_an_error(tmp_path):
     path = write(tmp_path, GOOD)
     path.write_bytes(path.read_bytes() + b"\xff\n")
-    with pytest.raises(corpora.CorpusError, match=r":3: not UTF-8"):
+    with pytest.raises(text_folder.CorpusError, match=r":3: not UTF-8"):
         nli.read(path)
 
 
 def test_languages_without_a_file_are_known(tmp_path):
     write(tmp_path, GOOD)
     assert nli.present(tmp_path, "test", ["sw", "en"]) == (["en"], ["sw"])
-    with pytest.raises(corpora.CorpusError, match="'sw' has no test pairs"):
+    with pytest.raises(text_folder.CorpusError, match="'sw' has no test pairs"):
         nli.path(tmp_path, "test", "sw")
-    with pytest.raises(corpora.CorpusError, match="no dev pairs in it"):
+    with pytest.raises(text_folder.CorpusError, match="no dev pairs in it"):
         nli.present(tmp_path, "dev", ["sw", "en"])
-    with pytest.raises(corpora.CorpusError, match="there is no such folder"):
+    with pytest.raises(text_folder.CorpusError, match="there is no such folder"):
         nli.present(tmp_path / "nowhere", "dev", ["en"])
 
 
@@ -103,7 +103,7 @@ LANGUAGES = ("en", "sw")
 
 
 def read(tmp_path, split="dev"):
-    return xnli_tfds.read(
+    return nli_tfds.read(
         split,
         LANGUAGES,
         data_dir=tmp_path / "text",
@@ -114,7 +114,7 @@ def read(tmp_path, split="dev"):
 
 def present(tmp_path, *languages):
     folders = {"data_dir": tmp_path / "text", "tfds_dir": tmp_path / "tfds"}
-    return xnli_tfds.present("dev", languages, **folders)
+    return nli_tfds.present("dev", languages, **folders)
 
 
 def test_our_tfds_builder_gives_what_the_files_have(tmp_path):
@@ -136,7 +136,7 @@ def test_tfdss_own_builder_is_used_where_it_is_prepared(tmp_path):
     assert present(tmp_path, "en", "ur") == (["en"], ["ur"])
     prepare_theirs(tmp_path)
     assert present(tmp_path, "en", "ur", "xx") == (["en", "ur"], ["xx"])
-    with pytest.raises(corpora.CorpusError, match="xnli has no xx"):
+    with pytest.raises(text_folder.CorpusError, match="xnli has no xx"):
         present(tmp_path, "xx")
     theirs, where = read(tmp_path)
     assert "TFDS's xnli" in where
@@ -187,7 +187,7 @@ def test_languages_whose_examples_differ_are_not_one_dataset(tmp_path):
     text = tiny_nli.write_text(tmp_path / "text")
     path = nli.path(text, "dev", "sw")
     path.write_text("".join(f"{line}\n" for line in tiny_nli.lines("dev", "sw")[:-1]))
-    with pytest.raises(corpora.CorpusError, match=r"dev\.sw\.tsv: 1 examples"):
+    with pytest.raises(text_folder.CorpusError, match=r"dev\.sw\.tsv: 1 examples"):
         read(tmp_path)
 
 
@@ -199,7 +199,9 @@ def test_a_damaged_dataset_of_tfds_is_one_error(tmp_path):
         (*_, path) = paths = sorted(folder.rglob(pattern))
         for path in paths:
             path.write_bytes(b"nothing")
-        with pytest.raises(corpora.CorpusError, match="cannot be read by way of TFDS"):
+        with pytest.raises(
+            text_folder.CorpusError, match="cannot be read by way of TFDS"
+        ):
             read(tmp_path)
-    with pytest.raises(corpora.CorpusError, match="cannot be read by way of TFDS"):
+    with pytest.raises(text_folder.CorpusError, match="cannot be read by way of TFDS"):
         present(tmp_path, "en")

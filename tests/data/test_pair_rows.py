@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tiny_nli
 
-from nebula_jax.data import pair_rows, token_rows, tokenizer
+from nebula_jax.data import pair_rows, ragged_rows, tokenizers
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
 
@@ -10,7 +10,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
 @pytest.fixture
 def words(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    return tokenizer.load(tmp_path)
+    return tokenizers.load(tmp_path)
 
 
 def rows(words, first, second, max_length=16, separators=1):
@@ -67,15 +67,15 @@ def test_pairs_of_unknown_pieces_are_remarked_on(words):
 
 
 def test_a_length_without_room_is_refused(words):
-    with pytest.raises(token_rows.TokenError, match="leaves no room"):
+    with pytest.raises(ragged_rows.TokenError, match="leaves no room"):
         rows(words, ["a"], ["b"], max_length=5, separators=2)
 
 
 def test_rows_follow_their_trimmed_tokenizer(words):
     found, _ = rows(words, ["a d"], ["d"])
     counts = pair_rows.count([found], words.size)
-    keep = tokenizer.kept_ids(words, np.flatnonzero(counts))
-    trimmed = tokenizer.trim(words, keep)
+    keep = tokenizers.kept_ids(words, np.flatnonzero(counts))
+    trimmed = tokenizers.trim(words, keep)
     want, texts = rows(trimmed, ["a d"], ["d"])
     np.testing.assert_array_equal(pair_rows.renumbered(found, keep).tokens, want.tokens)
     assert texts == ["[CLS] a d [SEP] d [SEP]"]
@@ -87,5 +87,5 @@ def test_the_pieces_tell_a_models_form(tmp_path, words):
     pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a"]
     tiny_nli.write_model(tmp_path / "e5")
     (tmp_path / "e5" / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    e5 = tokenizer.load(tmp_path / "e5")
+    e5 = tokenizers.load(tmp_path / "e5")
     assert pair_rows.is_joined_by_two(e5, token_types=2)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from nebula_jax.evaluation import decode
-from nebula_jax.models import abnet, abnet_parameters, transformer
-from nebula_jax.training import abnet_objectives
+from nebula_jax.models import abnet, abnet_params, transformer
+from nebula_jax.training import abnet_losses
 
-CONTROLS = abnet_objectives.Controls(0, 1, 2, 3, 4, size=8)
+CONTROLS = abnet_losses.Controls(0, 1, 2, 3, 4, size=8)
 PAD, UNK, CLS, SEP, MASK = CONTROLS[:5]
 PIECES = (5, 6, 7)
 TABLE = np.random.RandomState(0).randn(97, 8).astype(np.float32) * 1.5
@@ -183,7 +183,7 @@ def model(objective):
     config = abnet.Config(
         PLM, PLM, objective, 4, 4, heads=2, output_scale=2.0, max_target_length=9
     )
-    init = jax.jit(abnet_parameters.init_target, static_argnums=0)
+    init = jax.jit(abnet_params.init_target, static_argnums=0)
     params = init(config, jax.random.key(0))
     params["mlm_head"]["bias"] = jnp.asarray([9, 0, 0, 0.5, 0, 0, 0.5, 1.0])
     random = np.random.RandomState(0)
@@ -198,7 +198,7 @@ def test_beam_search_scores_are_the_uncached_models():
     config, params, encoded = model("ar")
     translate = jax.jit(decode.translate_ar, static_argnums=(0, 4, 5))
     found = translate(config, params, encoded, SOURCE_MASK, CONTROLS, 3)
-    questions = abnet_objectives.autoregressive(found.ids, CONTROLS, slots=16)
+    questions = abnet_losses.autoregressive(found.ids, CONTROLS, slots=16)
     logits = jax.jit(abnet.decode, static_argnums=0)(
         config,
         params,
@@ -215,7 +215,7 @@ def test_beam_search_scores_are_the_uncached_models():
     ):
         if place < 16:
             total[place // 8] += own[label]
-    lengths = np.asarray(abnet_objectives.lengths(found.ids, CONTROLS)) - 1
+    lengths = np.asarray(abnet_losses.lengths(found.ids, CONTROLS)) - 1
     np.testing.assert_allclose(
         found.scores, total / ((5 + lengths) / 6) ** 1.1, atol=1e-5
     )

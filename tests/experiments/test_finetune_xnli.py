@@ -14,14 +14,11 @@ from absl import flags
 from absl.testing import flagsaver
 from array_record.python import array_record_data_source  # noqa: F401
 
-from experiments import (
-    clusters,
-    finetune_xnli,
-    xnli_report,
-    xnli_setup,
-    xnli_text,
-    xnli_trained,
-)
+from experiments import finetune_xnli, shared_flags
+from experiments.xnli import config as xnli_config
+from experiments.xnli import data as xnli_data
+from experiments.xnli import report as xnli_report
+from experiments.xnli import restored
 from nebula_jax import errors
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained
@@ -204,7 +201,7 @@ def test_tfds_and_folder_are_the_same_text(runs, here):
     for dataset in ("folder", "tfds:xnli"):
         use(runs, dataset=dataset, tfds_dir="nothing")
         wanted = {"train": ["en"], "dev": ["en"], "test": ["en", "sw"]}
-        texts.append(xnli_text.read(wanted, *xnli_setup.load_encoder()))
+        texts.append(xnli_data.read(wanted, *xnli_config.load_encoder()))
     assert texts[0].digest == texts[1].digest
     np.testing.assert_array_equal(texts[0].keep, texts[1].keep)
 
@@ -212,17 +209,17 @@ def test_tfds_and_folder_are_the_same_text(runs, here):
 def test_an_unseen_piece_has_the_row_that_it_had(runs, here):
     """Rows that were trained come back to their places; the others stay."""
     use(runs)
-    model, _ = xnli_setup.load_encoder()
+    model, _ = xnli_config.load_encoder()
     table = model.params["embeddings"]["word_embeddings"]["embedding"]
     keep = np.asarray([0, 1, 2, 3, 4, 9])
     trained = {"embeddings": {"word_embeddings": {"embedding": -table[keep]}}}
     whole = {"encoder": {"layer_0": 1}, "embeddings": trained["embeddings"]}
     whole["embeddings"] |= {"layer_norm": 2}
-    left = xnli_trained.Trained(whole, keep, 1).encoder(model).params
+    left = restored.Trained(whole, keep, 1).encoder(model).params
     assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
     got = left["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[keep], -table[keep])
-    filled = xnli_trained.Trained(trained, keep, 1).with_rows(model)
+    filled = restored.Trained(trained, keep, 1).with_rows(model)
     got = filled.params["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[keep], -table[keep])
     rest = np.setdiff1d(np.arange(len(table)), keep)
@@ -233,7 +230,7 @@ def test_a_subset_of_the_training_pairs_is_drawn_by_seed(runs, here):
     drawn = []
     for seed in (0, 0, 1):
         use(runs, max_train_pairs=20, seed=seed)
-        text = xnli_text.read({"train": ["en"]}, *xnli_setup.load_encoder())
+        text = xnli_data.read({"train": ["en"]}, *xnli_config.load_encoder())
         drawn.append(text.parts["train"]["en"].rows.ids)
     assert len(drawn[0]) == 20
     assert drawn[0] == drawn[1] != drawn[2]
@@ -243,14 +240,14 @@ def test_a_subset_of_the_test_pairs_is_that_of_every_seed_and_language(runs, her
     drawn = []
     for seed in (0, 1):
         use(runs, max_test_pairs=5, seed=seed)
-        text = xnli_text.read({"test": ["en", "de"]}, *xnli_setup.load_encoder())
+        text = xnli_data.read({"test": ["en", "de"]}, *xnli_config.load_encoder())
         drawn += [part.rows.ids for part in text.parts["test"].values()]
     assert [len(ids) for ids in drawn] == [5] * 4
     assert drawn == drawn[:1] * 4
     use(runs, max_test_pairs=10**6)
-    text = xnli_text.read({"test": ["en"], "dev": ["en"]}, *xnli_setup.load_encoder())
+    text = xnli_data.read({"test": ["en"], "dev": ["en"]}, *xnli_config.load_encoder())
     use(runs, max_test_pairs=5)
-    few = xnli_text.read({"test": ["en"], "dev": ["en"]}, *xnli_setup.load_encoder())
+    few = xnli_data.read({"test": ["en"], "dev": ["en"]}, *xnli_config.load_encoder())
     count = {name: len(part["en"].labels) for name, part in text.parts.items()}
     assert {name: len(part["en"].labels) for name, part in few.parts.items()} == (
         count | {"test": 5}
@@ -265,7 +262,7 @@ def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, caps
     for dataset in ("folder", "tfds:xnli"):
         given = {"languages": "en,ur", "skip_missing_languages": "true"}
         use(runs, **given, dataset=dataset, tfds_dir="nothing")
-        assert xnli_text.languages("test") == ["en"]
+        assert xnli_data.languages("test") == ["en"]
         assert "left out: ur" in capsys.readouterr().err
 
 
@@ -494,9 +491,9 @@ def test_eval_only_reads_tfds_only_when_its_own_command_says_so(
     path.write_text(path.read_text().replace("=folder", "=tfds:xnli"))
     assert "--dataset=tfds:xnli" in path.read_text()
     calls = []
-    read = xnli_text.xnli_tfds.read
+    read = xnli_data.xnli_tfds.read
     monkeypatch.setattr(
-        xnli_text.xnli_tfds,
+        xnli_data.xnli_tfds,
         "read",
         lambda *at, **of: calls.append(at) or read(*at, **of),
     )
@@ -519,29 +516,29 @@ def test_the_papers_flagfile_has_ernie_ms_recipe():
     """algorithms.md, section 5; Baidu's script."""
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={FLAGFILES / 'xnli_paper.flags'}"])
-        xnli_setup.check()
-        assert xnli_setup.RATE.value == 5e-5
-        assert xnli_setup.LAYER_DECAY.value == 0.8
-        assert xnli_setup.WARMUP_SHARE.value == 0.1
-        assert xnli_setup.EPOCHS.value == 5
-        assert clusters.BATCH_SIZE.value == 32
-        assert xnli_setup.capacities()[-1] == 256
-        assert xnli_setup.SELECT.value == "best"
-        assert len(xnli_setup.languages()) == 15
+        xnli_config.check()
+        assert xnli_config.RATE.value == 5e-5
+        assert xnli_config.LAYER_DECAY.value == 0.8
+        assert xnli_config.WARMUP_SHARE.value == 0.1
+        assert xnli_config.EPOCHS.value == 5
+        assert shared_flags.BATCH_SIZE.value == 32
+        assert xnli_config.capacities()[-1] == 256
+        assert xnli_config.SELECT.value == "best"
+        assert len(xnli_config.languages()) == 15
 
 
 def test_the_small_flagfile_is_a_possible_run():
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={FLAGFILES / 'xnli_warm.flags'}"])
-        xnli_setup.check()
-        assert xnli_setup.OPERANDS.value == "bfloat16"
-        assert xnli_setup.TRIM.value
+        xnli_config.check()
+        assert xnli_config.OPERANDS.value == "bfloat16"
+        assert xnli_config.TRIM.value
 
 
 def test_a_language_at_chance_is_warned_of(capsys):
     """From what a classifier said of the pairs to what a person reads."""
     labels = np.repeat([0, 1, 2], [30, 20, 50]).astype(np.int32)
-    parts = dict.fromkeys(("en", "sw"), xnli_text.Part(None, labels))
+    parts = dict.fromkeys(("en", "sw"), xnli_data.Part(None, labels))
     right, always_first = np.eye(3)[labels], np.eye(3)[np.zeros(100, int)]
     scores = xnli_report.judge(parts, {"en": right, "sw": always_first})
     results = xnli_report.as_json(scores)

@@ -5,16 +5,12 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import (
-    abnet_setup,
-    abnet_text,
-    clusters,
-    m3_setup,
-    pretrain_m3,
-    train_abnet,
-)
+from experiments import pretrain_m3, shared_flags, train_abnet
+from experiments.abnet import config as abnet_config
+from experiments.abnet import data as abnet_data
+from experiments.m3 import config as m3_config
 from nebula_jax.communication import wan
-from nebula_jax.data import mixtures
+from nebula_jax.data import language_mixture
 from nebula_jax.models import transformer
 
 FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
@@ -27,11 +23,11 @@ def test_every_flagfile_is_a_possible_run(path):
     flags.FLAGS(["test"])
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={path}"])
-        clusters.check_shared_flags("discriminator", "generator")
+        shared_flags.check_shared_flags("discriminator", "generator")
         groups = [["en", "de"]] * 3
-        if not m3_setup.GENERATORS.value.isdigit():
-            groups = mixtures.parse_groups(m3_setup.GENERATORS.value)
-        mixtures.parse_tasks(m3_setup.TASKS.value, groups)
+        if not m3_config.GENERATORS.value.isdigit():
+            groups = language_mixture.parse_groups(m3_config.GENERATORS.value)
+        language_mixture.parse_tasks(m3_config.TASKS.value, groups)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +37,9 @@ def test_every_translation_is_a_possible_run(path):
     flags.FLAGS(["test"])
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={path}"])
-        clusters.check_shared_flags(*train_abnet.CLUSTERS)
-        abnet_setup.check()
-        abnet_text.check()
+        shared_flags.check_shared_flags(*train_abnet.CLUSTERS)
+        abnet_config.check()
+        abnet_data.check()
 
 
 @pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])
@@ -52,9 +48,9 @@ def test_a_line_is_a_flagfile_to_add(name, rate):
     with flagsaver.flagsaver():
         files = (FOLDER / "m3_quickstart.flags", FOLDER / f"wan_{name}.flags")
         flags.FLAGS(["test", *(f"--flagfile={path}" for path in files)])
-        lines = wan.from_string(clusters.WAN.value)
+        lines = wan.from_string(shared_flags.WAN.value)
         assert lines == wan.Lines(wan.Line(rate, 0.015), wan.Line(rate, 0.015))
-        assert clusters.STEPS.value == 1200
+        assert shared_flags.STEPS.value == 1200
 
 
 def test_the_papers_flagfile_has_the_papers_values():
@@ -62,15 +58,15 @@ def test_the_papers_flagfile_has_the_papers_values():
     flags.FLAGS(["test"])
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={FOLDER / 'm3_paper.flags'}"])
-        assert transformer.SIZES[m3_setup.GENERATOR_SIZE.value][:2] == (12, 768)
-        assert transformer.SIZES[m3_setup.DISCRIMINATOR_SIZE.value][:2] == (24, 1024)
-        assert m3_setup.VOCAB_SIZE.value == 250_002
-        assert m3_setup.MAX_LENGTH.value == 512
-        assert clusters.BATCH_SIZE.value == 2048
-        assert m3_setup.LEARNING_RATE.value == 1e-4
-        assert m3_setup.WARMUP_STEPS.value == 10_000
-        assert m3_setup.RTD_WEIGHT.value == 50
-        assert m3_setup.CLM_WEIGHT.value == 1
+        assert transformer.SIZES[m3_config.GENERATOR_SIZE.value][:2] == (12, 768)
+        assert transformer.SIZES[m3_config.DISCRIMINATOR_SIZE.value][:2] == (24, 1024)
+        assert m3_config.VOCAB_SIZE.value == 250_002
+        assert m3_config.MAX_LENGTH.value == 512
+        assert shared_flags.BATCH_SIZE.value == 2048
+        assert m3_config.LEARNING_RATE.value == 1e-4
+        assert m3_config.WARMUP_STEPS.value == 10_000
+        assert m3_config.RTD_WEIGHT.value == 50
+        assert m3_config.CLM_WEIGHT.value == 1
 
 
 def test_the_papers_translation_has_the_papers_values():
@@ -78,16 +74,16 @@ def test_the_papers_translation_has_the_papers_values():
     flags.FLAGS(["test"])
     with flagsaver.flagsaver():
         flags.FLAGS(["test", f"--flagfile={FOLDER / 'abnet_paper.flags'}"])
-        assert abnet_setup.OBJECTIVE.value == "cmlm"
-        assert abnet_setup.ENCODER_INNER.value == 512
-        assert (clusters.BATCH_SIZE.value, abnet_setup.buckets()) == (128, (64,))
-        assert (abnet_setup.RISE_STEPS.value, abnet_setup.PEAK_RATE.value) == (
+        assert abnet_config.OBJECTIVE.value == "cmlm"
+        assert abnet_config.ENCODER_INNER.value == 512
+        assert (shared_flags.BATCH_SIZE.value, abnet_config.buckets()) == (128, (64,))
+        assert (abnet_config.RISE_STEPS.value, abnet_config.PEAK_RATE.value) == (
             4000,
             5e-4,
         )
-        assert abnet_setup.LABEL_SMOOTHING.value == 0.1
-        assert (abnet_setup.BEAMS.value, abnet_setup.ITERATIONS.value) == (4, 10)
-        optimizer = abnet_setup.optimizer()
+        assert abnet_config.LABEL_SMOOTHING.value == 0.1
+        assert (abnet_config.BEAMS.value, abnet_config.ITERATIONS.value) == (4, 10)
+        optimizer = abnet_config.optimizer()
     params = {"w": jnp.zeros(1)}
     _, state = optimizer.update({"w": jnp.ones(1)}, optimizer.init(params), params)
     (adam,) = [each for each in state if hasattr(each, "mu")]

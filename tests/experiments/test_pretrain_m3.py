@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.communication import frames
-from nebula_jax.data import masking, vocab
-from nebula_jax.data import tokenizer as tokenizers
+from nebula_jax.communication.wire import frames
+from nebula_jax.data import masking, tokenizers
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.security import tls
 from nebula_jax.training import metrics
@@ -93,7 +93,7 @@ def test_the_discriminators_encoder_is_left_as_a_checkpoint(runs, split, vocabul
     model, words = pretrained.load(folder), tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)
     text = "the house has 3 doors"
-    own = vocab.load(runs.folder / vocabulary)
+    own = vocabularies.load(runs.folder / vocabulary)
     assert words.encode(text) == own.encode(text)
     assert words.decode(own.encode(text)) == text
     ids = jnp.asarray([[words.cls, *words.encode(text)[:12], words.sep]])
@@ -235,7 +235,7 @@ def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
 def test_clusters_that_disagree_part_in_words(runs, vocabulary, flags, words):
     if "vocabulary" in flags:
         lines = [f"other words {n} entirely" for n in range(200)]
-        vocab.train(lines, 60, runs.folder / "other.model")
+        vocabularies.train(lines, 60, runs.folder / "other.model")
     address = f"127.0.0.1:{free_port()}"
     common = {"steps": 5, "vocabulary": vocabulary, "workdir": f"apart{len(words)}"}
     common["tls"] = "off"

@@ -5,7 +5,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import clusters, saved
+from experiments import saved, shared_flags
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint
 
@@ -53,7 +53,7 @@ def test_the_runs_folder_is_named_after_its_flagfile(monkeypatch):
     for arguments in (["--flagfile=a/b.flags"], ["--flagfile", "a/b.flags"]):
         line = "--flagfile=wan_60mbit.flags"
         monkeypatch.setattr("sys.argv", ["x.py", *arguments, line, "--steps=3"])
-        assert str(clusters.workdir()) == "runs/b"
+        assert str(shared_flags.workdir()) == "runs/b"
 
 
 AGREED = {"--steps": 9}

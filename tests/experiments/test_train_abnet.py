@@ -11,7 +11,7 @@ import pytest
 import tiny_translations
 from flax import traverse_util
 
-from nebula_jax.communication import frames
+from nebula_jax.communication.wire import frames
 from nebula_jax.training import metrics
 
 STEPS = 5

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.models import (
-    abnet,
-    abnet_parameters,
-    adapters,
-    electra,
-    heads,
-    transformer,
-)
+from nebula_jax.models import abnet, abnet_params, adapters, electra, heads, transformer
 from nebula_jax.training import cut
 
 SOURCE = transformer.Config(
@@ -41,8 +34,8 @@ shape = functools.partial(
 CMLM, AR = shape(objective="cmlm"), shape(objective="ar")
 RANDOM = np.random.RandomState(0)
 # Jitted, as in use: operation by operation they take a test ten times as long.
-init_source = jax.jit(abnet_parameters.init_source, static_argnums=0)
-init_target = jax.jit(abnet_parameters.init_target, static_argnums=0)
+init_source = jax.jit(abnet_params.init_source, static_argnums=0)
+init_target = jax.jit(abnet_params.init_target, static_argnums=0)
 encode = jax.jit(abnet.encode, static_argnums=0)
 decode = jax.jit(abnet.decode, static_argnums=0)
 
@@ -220,7 +213,7 @@ def test_cached_decoding_equals_uncached(target_params, hidden):
 def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
     for params, config in ((source_params, SOURCE), (target_params, TARGET)):
         model = pretrained(config)
-        filled = abnet_parameters.with_pretrained(CMLM, params, model)
+        filled = abnet_params.with_pretrained(CMLM, params, model)
         assert filled["embeddings"] is model["embeddings"]
         assert filled["encoder"] is model["encoder"]
         assert jax.tree.map(jnp.shape, filled) == jax.tree.map(jnp.shape, params)
@@ -231,13 +224,13 @@ def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
 def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
     model = pretrained(TARGET)
     headless = {part: model[part] for part in ("embeddings", "encoder")}
-    filled = abnet_parameters.with_pretrained(CMLM, target_params, headless)
+    filled = abnet_params.with_pretrained(CMLM, target_params, headless)
     assert filled["mlm_head"] is target_params["mlm_head"]
 
 
 def test_a_model_of_another_shape_is_named(target_params):
     with pytest.raises(errors.NebulaError, match=r"embeddings/.* this configuration"):
-        abnet_parameters.with_pretrained(CMLM, target_params, pretrained(SOURCE))
+        abnet_params.with_pretrained(CMLM, target_params, pretrained(SOURCE))
 
 
 def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
@@ -263,7 +256,7 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
             name: jax.tree.map(np.zeros_like, own) if name in last else own
             for name, own in target_params[layer].items()
         }
-    matched = abnet_parameters.with_pretrained(CMLM, silent, model)
+    matched = abnet_params.with_pretrained(CMLM, silent, model)
     unmatched = silent | {part: model[part] for part in model}
     assert error(matched) < 0.5 * error(unmatched)
 
@@ -272,14 +265,14 @@ def test_adapters_and_length_head_train_and_nothing_else(source_params, target_p
     def names(tree):
         return {path.split("/")[0] for path in _paths(tree)}
 
-    trained, frozen = cut.split(source_params, abnet_parameters.is_trained)
+    trained, frozen = cut.split(source_params, abnet_params.is_trained)
     assert names(trained) == {"adapters_0", "adapters_1", "length_table"}
     assert names(frozen) == {"embeddings", "encoder"}
-    trained, frozen = cut.split(target_params, abnet_parameters.is_trained)
+    trained, frozen = cut.split(target_params, abnet_params.is_trained)
     assert names(trained) == {"adapters_0", "adapters_1"}
     assert names(frozen) == {"embeddings", "encoder", "mlm_head"}
     trained, frozen = cut.split(
-        target_params, functools.partial(abnet_parameters.is_trained, mlm_head=True)
+        target_params, functools.partial(abnet_params.is_trained, mlm_head=True)
     )
     assert names(trained) == {"adapters_0", "adapters_1", "mlm_head"}
     assert names(frozen) == {"embeddings", "encoder"}
@@ -290,7 +283,7 @@ def test_adapters_and_length_head_train_and_nothing_else(source_params, target_p
 
 def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
     """No product of the gradient's program has a frozen matrix's shape."""
-    trained, frozen = cut.split(target_params, abnet_parameters.is_trained)
+    trained, frozen = cut.split(target_params, abnet_params.is_trained)
 
     def loss(trained, hidden):
         params = cut.merge(trained, frozen)
@@ -349,11 +342,11 @@ def test_the_papers_adapters_have_the_papers_size():
 
     def millions(init):
         shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
-        trained, _ = cut.split(shapes, abnet_parameters.is_trained)
+        trained, _ = cut.split(shapes, abnet_params.is_trained)
         return sum(leaf.size for leaf in jax.tree.leaves(trained)) / 1e6
 
-    assert millions(abnet_parameters.init_source) == pytest.approx(10.24, abs=0.01)
-    assert millions(abnet_parameters.init_target) == pytest.approx(37.84, abs=0.01)
+    assert millions(abnet_params.init_source) == pytest.approx(10.24, abs=0.01)
+    assert millions(abnet_params.init_target) == pytest.approx(37.84, abs=0.01)
 
 
 def _paths(tree):

@@ -7,7 +7,7 @@ import pytest
 import tiny_nli
 from flax import traverse_util
 
-from nebula_jax.data import tokenizer
+from nebula_jax.data import tokenizers
 from nebula_jax.models import classifier, pretrained
 
 SEP = 3
@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def made(folder, **fields):
-    model, words = pretrained.load(folder), tokenizer.load(folder)
+    model, words = pretrained.load(folder), tokenizers.load(folder)
     config = classifier.config(model, words, **fields)
     return config, classifier.init(config, jax.random.key(0), model)
 

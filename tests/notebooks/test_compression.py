@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from nebula_jax.data import vocab
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 from nebula_jax.training import m3
 
@@ -139,8 +139,8 @@ def small():
     config = m3.Config(model, model, steps=10, warmup_steps=1)
     params = m3.init_discriminator(config, seed=1).params
     rng = np.random.default_rng(2)
-    ids = rng.integers(vocab.NUM_CONTROL, 50, (4, 12)).astype(np.int32)
-    ids[1, 7:] = ids[3, 4:] = vocab.PAD
+    ids = rng.integers(vocabularies.NUM_CONTROL, 50, (4, 12)).astype(np.int32)
+    ids[1, 7:] = ids[3, 4:] = vocabularies.PAD
     generator = m3.init_generator(config, seed=1, index=0).params
     tokens = m3.corrupt(config, generator, jax.random.key(3), jnp.asarray(ids))
     return config, params, tokens

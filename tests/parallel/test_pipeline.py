@@ -9,7 +9,8 @@ import optax
 import pytest
 import two_halves
 
-from nebula_jax.communication import codec, codecs, frames, loopback, protocol
+from nebula_jax.communication import codec, codecs, loopback
+from nebula_jax.communication.wire import frames, session
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
@@ -194,8 +195,8 @@ def test_halves_that_are_not_at_the_same_step_stop_with_an_error():
                 far_step_of(far, ends, offset=1)(params[1], 1)
 
         two_halves.both(
-            lambda: fails(run_near, protocol.PeerAborted, words),
-            lambda: fails(run_far, protocol.RemoteProtocolError, words),
+            lambda: fails(run_near, session.PeerAborted, words),
+            lambda: fails(run_far, session.RemoteProtocolError, words),
         )
 
 

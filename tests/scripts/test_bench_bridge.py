@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from scripts import bench_bridge, transports
-from scripts.transports import worker
+from scripts import bench_bridge
+from scripts.bench import transports
+from scripts.bench.transports import worker
 
 ROOT = pathlib.Path(__file__).parents[2]
 ENDS_SOON = 5.0  # seconds
@@ -97,7 +98,7 @@ def workers(folder):
             command = (process / "cmdline").read_text(errors="replace")
         except OSError:  # it has just ended
             continue
-        if "scripts.transports.worker" in command and str(folder) in command:
+        if "scripts.bench.transports.worker" in command and str(folder) in command:
             found.append(process.name)
     return found
 

@@ -6,7 +6,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from scripts import bench_tables, bench_training, pytorch_steps, turns
+from scripts import bench_training
+from scripts.bench import interleave, pytorch
+from scripts.tables import bench_markdown
 
 SMALL = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
 
@@ -23,7 +25,7 @@ def result(tmp_path_factory):
     flags.FLAGS(["test"])
     with (
         flagsaver.flagsaver(out=str(out), training_rounds=1, small_shapes=True),
-        mock.patch.object(turns, "race", race),
+        mock.patch.object(interleave, "race", race),
     ):
         assert bench_training.main() == 0
     return json.loads(out.read_text())
@@ -62,7 +64,7 @@ def test_every_step_is_measured_in_both_precisions(result):
         steps = {step["name"]: step for step in each["steps"]}
         assert {"here, float32", "here, bfloat16"} <= steps.keys()
         assert all(step["tokens_per_second"] > 0 for step in steps.values())
-        assert ("PyTorch, float32" in steps) == pytorch_steps.is_here()
+        assert ("PyTorch, float32" in steps) == pytorch.is_here()
 
 
 def test_what_each_measure_gained_is_seen_without_it(result):
@@ -114,7 +116,7 @@ def test_the_target_is_pytorchs_rate():
     assert [each["met"] for each in found] == [True, False]
     hardware = {"cores": 2, "cpu": "c", "python": "3", "jax": "0"}
     about = {"command": "c", "commit": "abc", "seconds": 60.0, "rounds": 3}
-    block = bench_tables.training_block(
+    block = bench_markdown.training_block(
         about | {"hardware": hardware, "measured": measured, "targets": found}
     )
     assert "| here, bfloat16 | 10 ms | 100 | 1.50 | 0.75 |" in block

@@ -5,8 +5,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import m3_report
-from scripts import fake_rates, run_tables, table_runs
+from experiments.m3 import report as m3_report
+from scripts import fake_rates
+from scripts.tables import m3_markdown
+from scripts.tables import runs as table_runs
 
 
 class Stub:
@@ -60,7 +62,7 @@ def test_every_setting_is_run_once_a_seed_in_one_process(gather):
 
 def test_the_table_has_first_and_last_of_every_figure(gather):
     rows = gather(Stub())
-    block = run_tables.fakes_block(
+    block = m3_markdown.fakes_block(
         {
             "command": "python -m scripts.fake_rates",
             "commit": "abc123",

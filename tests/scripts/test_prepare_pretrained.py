@@ -6,8 +6,9 @@ import safetensors.numpy
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import clusters
-from nebula_jax.models import packages, pretrained, transformer
+from experiments import shared_flags
+from nebula_jax.models import pretrained, transformer
+from nebula_jax.models.pretrained import packages
 from scripts import prepare_pretrained
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
@@ -95,7 +96,9 @@ def test_known_names_go_to_the_packages(monkeypatch, tmp_path, checkpoint, capsy
 
 
 def test_nothing_asked_for_is_an_error_that_says_what_there_is():
-    with pytest.raises(clusters.FlagError, match="e5-small, e5-small-enpt, minilm-l6"):
+    with pytest.raises(
+        shared_flags.FlagError, match="e5-small, e5-small-enpt, minilm-l6"
+    ):
         run(model=[])
     with pytest.raises(pretrained.PretrainedError, match="no model 'e6'"):
         run(model=["e6"])

@@ -2,9 +2,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import clusters
+from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.data import sides
+from nebula_jax.data import parallel_side
 from scripts import split_parallel
 
 
@@ -12,7 +12,7 @@ from scripts import split_parallel
 def text_folder(tmp_path):
     folder = tmp_path / "text"
     (folder / "parallel").mkdir(parents=True)
-    for split in sides.SPLITS:
+    for split in parallel_side.SPLITS:
         rows = [f"word {n}\tneno {n}\t{'ab'[n % 2]}\n" for n in range(8)]
         path = folder / "parallel" / f"en-sw.{split}.tsv"
         path.write_text("en\tsw\tsource\n" + "".join(rows))
@@ -30,7 +30,7 @@ def test_two_folders_are_written_and_described(text_folder, tmp_path, capsys):
         f"{out}/source: sw, train 3, dev 8, test 8",
         f"{out}/target: en, train 3, dev 8, test 8",
     ]
-    assert sides.read(out / "source/test.tsv.gz").texts[0] == "neno 0"
+    assert parallel_side.read(out / "source/test.tsv.gz").texts[0] == "neno 0"
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_bad_flags_are_explained(text_folder, tmp_path, values, words):
     values = {"out": str(tmp_path / "x"), "data_dir": str(text_folder), **values}
     with flagsaver.flagsaver(**values), pytest.raises(errors.NebulaError, match=words):
         split_parallel.main()
-    assert issubclass(clusters.FlagError, errors.NebulaError)
+    assert issubclass(shared_flags.FlagError, errors.NebulaError)

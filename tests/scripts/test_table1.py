@@ -5,11 +5,13 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import clusters
+from experiments import shared_flags
 from nebula_jax import errors
-from scripts import abnet_tables, table1_xnli, table_runs, xnli_tables
+from scripts import table1_xnli
+from scripts.tables import abnet_markdown, xnli_markdown
+from scripts.tables import runs as table_runs
 
-LANGUAGES = abnet_tables.PAPER["table1"]["languages"]
+LANGUAGES = abnet_markdown.PAPER["table1"]["languages"]
 
 
 class Stub:
@@ -160,7 +162,7 @@ def test_the_table_has_means_deviations_and_the_papers_rows(here):
         "rows": rows,
         "targets": table1_xnli.targets(rows),
     }
-    block = xnli_tables.table1_block(result, abnet_tables.PAPER["table1"])
+    block = xnli_markdown.table1_block(result, abnet_markdown.PAPER["table1"])
     assert "| paper: ERNIE-M Extra (Nebula-I) | 89.4 | 85.1 |" in block
     assert "| 75.7 | 82.2 | |" in block
     assert "| as it comes | 60.5 ± 0.7 |" in block
@@ -197,9 +199,9 @@ def test_scale_and_seeds_are_what_they_say():
         with flagsaver.flagsaver(seeds=given):
             assert table_runs.seeds(3) == want
     for given in ("x", "0", "1,1", "-1"):
-        refused = pytest.raises(clusters.FlagError, match="--seeds")
+        refused = pytest.raises(shared_flags.FlagError, match="--seeds")
         with flagsaver.flagsaver(seeds=given), refused:
             table_runs.seeds(3)
-    refused = pytest.raises(clusters.FlagError, match="there is small here")
+    refused = pytest.raises(shared_flags.FlagError, match="there is small here")
     with flagsaver.flagsaver(scale="huge"), refused:
         table_runs.scale(["small"])

@@ -4,9 +4,11 @@ from absl import flags
 from absl.testing import flagsaver
 from flax import traverse_util
 
-from experiments import abnet_models
+from experiments.abnet import models as abnet_models
 from nebula_jax.models import pretrained, transformer
-from scripts import abnet_tables, table2_bleu, table_runs
+from scripts import table2_bleu
+from scripts.tables import abnet_markdown
+from scripts.tables import runs as table_runs
 
 BASE = ("--flagfile=f.flags",)
 MODELS = ("random/es", "random/en")
@@ -73,7 +75,7 @@ def test_rows_gather_seeds_pairs_and_clusters_and_leave_out_what_has_not_run():
     assert rows[1]["trained_parameters"] == 900_000
     assert rows[1]["seconds"] == 120
     assert rows[1]["commits"] == ["abc123"] * 2
-    block = abnet_tables.table2_block(
+    block = abnet_markdown.table2_block(
         "table2_tiny",
         {
             "command": "python -m scripts.table2_bleu",

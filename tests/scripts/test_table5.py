@@ -5,17 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import clusters, dilation
+from experiments import shared_flags
+from experiments.abnet import scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
-from scripts import (
-    abnet_runs,
-    abnet_tables,
-    table5_compression,
-    table5_figures,
-    table_runs,
-)
+from scripts import table5_compression
+from scripts.tables import abnet as abnet_runs
+from scripts.tables import abnet_markdown, figures
+from scripts.tables import runs as table_runs
 
 SETTINGS = {
     "steps": "160",
@@ -63,7 +61,7 @@ class Stub:
                 for name in names
             ],
             "bytes": {} if is_whole else {"padded": PADDED},
-            "dilation": LINE if arguments.get("wan") == dilation.AUTO else {},
+            "dilation": LINE if arguments.get("wan") == scaled_wan.AUTO else {},
             "bleu": [{"step": 10, "dev": 9.0, "test": 20.0 - (not is_plain) + seed}],
             "examples": ["a sentence of somebody's"],
         }
@@ -109,7 +107,7 @@ def run_all(folder, stub, rows=(), parts=("quality", "speed", "start")):
 def test_the_papers_ten_rows_and_ours_are_legal_codecs():
     rows = table5_compression.rows(SETTINGS)
     assert [row.name for row in rows if not row.is_ours] == list(
-        abnet_tables.PAPER["table5"]
+        abnet_markdown.PAPER["table5"]
     )
     spec = {
         "hidden": jax.ShapeDtypeStruct((8, 12, 32), jnp.float32),
@@ -173,7 +171,7 @@ def test_the_target_model_is_prepared_once_a_seed_and_no_text_is_kept(tmp_path):
 def test_stored_figures_of_other_flags_are_refused_and_of_other_commits_told(
     tmp_path, capsys
 ):
-    head = clusters.commit()
+    head = shared_flags.commit()
     run_all(tmp_path, Stub(commit=head), rows=["baseline"], parts=["quality"])
     run_all(tmp_path, Stub(), rows=["baseline"], parts=["quality"])
     assert "now it is" not in capsys.readouterr().err
@@ -250,7 +248,7 @@ def test_the_formulas_ratio(codec, want):
 
 def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
     result = run_all(tmp_path, Stub())
-    block = abnet_tables.table5_block("table5_tiny", result)
+    block = abnet_markdown.table5_block("table5_tiny", result)
     for part in (
         "Commit abc123, seeds 0, 1,",
         "`--wan=8kbit,5ms`",
@@ -268,20 +266,20 @@ def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
 
 def test_rows_that_have_not_run_are_absent(tmp_path):
     empty = run_all(tmp_path / "a", Stub(), parts=[])
-    assert abnet_tables.table5_block("table5_tiny", empty).count("\n|") == 0
+    assert abnet_markdown.table5_block("table5_tiny", empty).count("\n|") == 0
     some = run_all(tmp_path / "b", Stub(), rows=["FP16+INT8"], parts=["quality"])
-    block = abnet_tables.table5_block("table5_tiny", some)
+    block = abnet_markdown.table5_block("table5_tiny", some)
     assert "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | – | – | 0.50 | – |" in block
     assert "baseline" not in block
     assert "fig10" not in block
-    table5_figures.draw(some, tmp_path, "t")
+    figures.draw(some, tmp_path, "t")
     assert [path.name for path in tmp_path.glob("*.png")] == ["t_fig9.png"]
 
 
 def test_figures_show_the_mean_of_the_seeds(tmp_path):
-    curve = table5_figures.mean_curve([[[1, 4.0], [2, 2.0]], [[1, 2.0], [2, 1.0]]])
+    curve = figures.mean_curve([[[1, 4.0], [2, 2.0]], [[1, 2.0], [2, 1.0]]])
     np.testing.assert_allclose(curve, [[1, 2], [3.0, 1.5]])
     result = run_all(tmp_path, Stub())
-    table5_figures.draw(result, tmp_path, "t")
+    figures.draw(result, tmp_path, "t")
     for name in ("t_fig9.png", "t_fig10.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"

@@ -1,7 +1,7 @@
 from absl import flags
 from absl.testing import flagsaver
 
-from nebula_jax.data import vocab
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from scripts import train_vocabulary
 
 
@@ -22,5 +22,5 @@ def test_a_vocabulary_is_written_for_all_languages(tmp_path, capsys):
         vocab_size=60,
     ):
         assert train_vocabulary.main() == 0
-    assert vocab.load(out).encode("line number 7")
+    assert vocabularies.load(out).encode("line number 7")
     assert "en, sw" in capsys.readouterr().out

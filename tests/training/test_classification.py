@@ -6,7 +6,7 @@ import optax
 import pytest
 import tiny_nli
 
-from nebula_jax.data import tokenizer
+from nebula_jax.data import tokenizers
 from nebula_jax.models import classifier, pretrained
 from nebula_jax.training import classification, cut
 from nebula_jax.training import state as train_state
@@ -18,7 +18,7 @@ LABELS = np.asarray([2, 0], np.int32)
 @pytest.fixture
 def made(tmp_path):
     folder = tiny_nli.write_model(tmp_path / "model")
-    model, words = pretrained.load(folder), tokenizer.load(folder)
+    model, words = pretrained.load(folder), tokenizers.load(folder)
     config = classifier.config(model, words, dropout=0.0)
     return config, classifier.init(config, jax.random.key(0), model)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codec, codecs
-from nebula_jax.data import masking, vocab
+from nebula_jax.data import masking
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, transformer
 from nebula_jax.training import losses, m3, sampling
 
@@ -36,8 +37,12 @@ PLAIN = dataclasses.replace(
 
 def text(seed):
     random = np.random.RandomState(seed)
-    ids = random.randint(vocab.NUM_CONTROL, V, (B, L)).astype(np.int32)
-    ids[:, 0], ids[:, -5], ids[:, -4:] = vocab.CLS, vocab.SEP, vocab.PAD
+    ids = random.randint(vocabularies.NUM_CONTROL, V, (B, L)).astype(np.int32)
+    ids[:, 0], ids[:, -5], ids[:, -4:] = (
+        vocabularies.CLS,
+        vocabularies.SEP,
+        vocabularies.PAD,
+    )
     return ids
 
 
@@ -65,7 +70,7 @@ def test_a_cold_generator_says_its_best_word_and_a_hot_one_guesses(generator):
         logits = electra.Generator(config.generator).apply(
             {"params": generator.params},
             masked.input_ids,
-            text(0) != vocab.PAD,
+            text(0) != vocabularies.PAD,
             masked.positions,
         )
         said = masking.gather(tokens.input_ids, masked.positions)
@@ -177,7 +182,7 @@ def test_a_sampled_gold_token_counts_as_original(discriminator):
 
 
 def test_a_generator_that_samples_padding_does_not_shorten_the_text(discriminator):
-    ids = jnp.asarray(text(0)).at[:, 3].set(vocab.PAD)
+    ids = jnp.asarray(text(0)).at[:, 3].set(vocabularies.PAD)
     masked = np.zeros((B, L), bool)
     masked[:, 3] = True
     originals = np.zeros((B, CONFIG.capacity), np.int32)

@@ -1,0 +1,1 @@
+"""A connection below the link: only bytes and threads."""

@@ -1,0 +1,230 @@
+"""Which corpora a generator reads, and how much of each (sections 3.1, 4.1).
+
+A generator has a group of languages and a mix of tasks: `mrtd` reads their monolingual
+text, `trtd` their translations into English. Within a task, languages are sampled with
+probability ∝ n^α.
+"""
+
+import heapq
+import pathlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.data import packed_sequences, resumable_batches, text_folder
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+TASKS = ("mrtd", "trtd")
+Mix = Mapping[str, float]
+
+
+class MixtureError(errors.NebulaError):
+    """A grouping or task mix that cannot be."""
+
+
+class Alphas(NamedTuple):
+    """Sampling exponents of the two kinds of text."""
+
+    mono: float = 0.3
+    """XLM-R's; the paper does not state its own."""
+    parallel: float = 0.7
+    """XLM-E's; likewise."""
+
+
+class GeneratorData(NamedTuple):
+    """What one generator reads.
+
+    sources: to train on, with weights that sum to 1.
+    held_back: language -> its packed held-back lines.
+    """
+
+    sources: list[resumable_batches.Source]
+    held_back: dict[str, Sequence[dict[str, np.ndarray]]]
+
+
+def parse_groups(text: str) -> list[list[str]]:
+    """`en de|hi ur` -> [[en, de], [hi, ur]]: the languages of each generator.
+
+    Raises:
+      MixtureError: at an empty group or a language in two groups.
+    """
+    groups = [group.replace(",", " ").split() for group in text.split("|")]
+    if not all(groups):
+        raise MixtureError(f'--generators="{text}": a generator without languages')
+    names = [language for group in groups for language in group]
+    for language in names:
+        if names.count(language) > 1:
+            raise MixtureError(f'--generators="{text}": {language!r} comes twice')
+    return groups
+
+
+def write_groups(groups: Sequence[Sequence[str]]) -> str:
+    """The inverse of `parse_groups`: a flag value that needs no lookup."""
+    return "|".join(" ".join(group) for group in groups)
+
+
+def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[Mix]:
+    """`mrtd|mrtd=1 trtd=3` -> a task mix for each generator; one mix serves all.
+
+    Raises:
+      MixtureError: at an unknown task, a bad weight, another number of mixes than
+        generators, or translation without a language other than English.
+    """
+    mixes = [_mix(part, text) for part in text.split("|")]
+    if len(mixes) == 1:
+        mixes *= len(groups)
+    if len(mixes) != len(groups):
+        raise MixtureError(
+            f'--tasks="{text}" has {len(mixes)} mixes for {len(groups)} generators'
+        )
+    for index, (mix, group) in enumerate(zip(mixes, groups, strict=True)):
+        if mix["trtd"] > 0 and set(group) == {"en"}:
+            raise MixtureError(
+                f'--tasks="{text}": generator:{index} has no language to pair with'
+                " English, so it cannot do trtd"
+            )
+    return mixes
+
+
+def _mix(part: str, text: str) -> Mix:
+    mix = dict.fromkeys(TASKS, 0.0)
+    for item in part.replace(",", " ").split():
+        task, _, weight = item.partition("=")
+        if task not in TASKS:
+            raise MixtureError(f'--tasks="{text}": unknown task {task!r}')
+        try:
+            mix[task] = float(weight) if weight else 1.0
+        except ValueError:
+            mix[task] = -1.0
+        if not 0 <= mix[task] < float("inf"):
+            raise MixtureError(f'--tasks="{text}": {weight!r} is no weight')
+    total = sum(mix.values())
+    if not total:
+        raise MixtureError(f'--tasks="{text}": a generator without a task')
+    return {task: weight / total for task, weight in mix.items()}
+
+
+def open_generator(
+    data_dir: pathlib.Path,
+    languages: Sequence[str],
+    mix: Mix,
+    alphas: Alphas,
+    *,
+    vocabulary: vocabularies.Vocabulary,
+    max_length: int,
+    prepared_dir: pathlib.Path,
+) -> GeneratorData:
+    """Prepares (once) and opens all that one generator reads.
+
+    Raises:
+      corpora.CorpusError: where text is missing or malformed.
+    """
+    held_back = {}
+    mono, parallel = [], []
+    for language in languages:
+        splits = ("train", "valid")
+        prepared = packed_sequences.prepare(
+            kind="mono",
+            language=language,
+            splits={
+                split: text_folder.mono_path(data_dir, language, split)
+                for split in splits
+            },
+            vocabulary=vocabulary,
+            max_length=max_length,
+            prepared_dir=prepared_dir,
+        )
+        held_back[language] = prepared.splits["valid"]
+        mono.append((f"mono/{language}", prepared))
+        if mix["trtd"] > 0 and language != "en":
+            prepared = packed_sequences.prepare(
+                kind="parallel",
+                language=language,
+                splits={
+                    "train": text_folder.parallel_path(data_dir, language, "train")
+                },
+                vocabulary=vocabulary,
+                max_length=max_length,
+                prepared_dir=prepared_dir,
+            )
+            parallel.append((f"parallel/en-{language}", prepared))
+    sources = _weighted(mono, mix["mrtd"], alphas.mono)
+    sources += _weighted(parallel, mix["trtd"], alphas.parallel)
+    return GeneratorData(sources, held_back)
+
+
+def _weighted(named, share: float, alpha: float) -> list[resumable_batches.Source]:
+    if not named or not share:
+        return []
+    sizes = [len(prepared.splits["train"]) for _, prepared in named]
+    weights = resumable_batches.language_weights(sizes, alpha)
+    return [
+        resumable_batches.Source(
+            name, prepared.splits["train"], share * float(weight), prepared.key
+        )
+        for (name, prepared), weight in zip(named, weights, strict=True)
+    ]
+
+
+def check_text(
+    data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
+) -> None:
+    """Raises corpora.CorpusError where a file that these groups need is not there."""
+    text_folder.check_folder(data_dir)
+    for group, mix in zip(groups, mixes, strict=True):
+        for language in group:
+            text_folder.mono_path(data_dir, language, "train")
+            text_folder.mono_path(data_dir, language, "valid")
+            if mix["trtd"] > 0 and language != "en":
+                text_folder.parallel_path(data_dir, language, "train")
+
+
+def check_lines(
+    data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
+) -> None:
+    """Raises corpora.CorpusError at the first malformed line of these groups' text."""
+    for group, mix in zip(groups, mixes, strict=True):
+        for language in group:
+            for split in ("train", "valid"):
+                for _ in text_folder.read_mono(
+                    text_folder.mono_path(data_dir, language, split)
+                ):
+                    pass
+            if mix["trtd"] > 0 and language != "en":
+                path = text_folder.parallel_path(data_dir, language, "train")
+                for _ in text_folder.read_parallel(path):
+                    pass
+
+
+def vocabulary_lines(
+    data_dir: pathlib.Path, languages: Sequence[str], alpha: float, limit: int
+) -> Iterator[str]:
+    """Sentences to train a vocabulary on, languages balanced by n^α.
+
+    Args:
+      data_dir: text folder.
+      languages: all of the run.
+      alpha: exponent; a language never gives more lines than it has.
+      limit: lines in all, at most.
+
+    Yields:
+      Monolingual training sentences, the same ones every time.
+    """
+    counts = {}
+    for language in languages:
+        path = text_folder.mono_path(data_dir, language, "train")
+        counts[language] = sum(1 for _ in text_folder.read_mono(path))
+    weights = resumable_batches.language_weights(list(counts.values()), alpha)
+    for language, weight in zip(languages, weights, strict=True):
+        lines = text_folder.read_mono(
+            text_folder.mono_path(data_dir, language, "train")
+        )
+        wanted = min(counts[language], round(limit * float(weight)))
+        order = random.Random(language)
+        # The `wanted` smallest of as many random numbers: a uniform sample, one pass.
+        chosen = heapq.nsmallest(wanted, ((order.random(), line) for line in lines))
+        for _, line in chosen:
+            yield line

@@ -1,0 +1,239 @@
+"""Sentences packed into sequences of at most L tokens, in array_record files.
+
+A corpus is tokenised and packed once, by a `tensorflow-datasets` builder, and read by
+index afterwards (`tfds.data_source` needs no TensorFlow). Whole sentences are joined
+while they fit, so that few positions are padding:
+
+    monolingual   [CLS] s1 [SEP] s2 [SEP] ... (as InfoXLM's blocks)
+    parallel      [CLS] a1 a2 ... [SEP] [SEP] b1 b2 ... [SEP] (ERNIE-M's pair format)
+
+L max_length.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow_datasets as tfds
+from absl import logging
+
+from nebula_jax import errors
+from nebula_jax.data import text_folder, tfds_local
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+PAIR_CONTROL_PIECES = 4  # [CLS], twice [SEP] in the middle, [SEP]
+
+
+def pack_mono(
+    sentences: Iterable[Sequence[int]], max_length: int
+) -> Iterator[list[int]]:
+    """Joins whole sentences into sequences; a sentence too long for one is cut up.
+
+    Args:
+      sentences: piece ids of each sentence, without control pieces.
+      max_length: L, at least 3.
+
+    Yields:
+      Sequences of at most L ids that begin with [CLS] and end with [SEP].
+    """
+    packed = [vocabularies.CLS]
+    for sentence in sentences:
+        for start in range(0, len(sentence), max_length - 2):
+            piece = sentence[start : start + max_length - 2]
+            if len(packed) + len(piece) + 1 > max_length:
+                yield packed
+                packed = [vocabularies.CLS]
+            packed += [*piece, vocabularies.SEP]
+    if len(packed) > 1:
+        yield packed
+
+
+def pack_pairs(
+    pairs: Iterable[tuple[Sequence[int], Sequence[int]]], max_length: int
+) -> Iterator[list[int]]:
+    """Joins consecutive pairs into `[CLS] A [SEP] [SEP] B [SEP]` sequences.
+
+    Args:
+      pairs: piece ids of both sides of each pair, without control pieces. The longer
+        side of a pair that does not fit alone is cut at its end.
+      max_length: L, at least 6.
+
+    Yields:
+      Sequences of at most L ids, both sides non-empty.
+    """
+    room = max_length - PAIR_CONTROL_PIECES
+    first: list[int] = []
+    second: list[int] = []
+
+    def packed() -> list[int]:
+        return [
+            vocabularies.CLS,
+            *first,
+            vocabularies.SEP,
+            vocabularies.SEP,
+            *second,
+            vocabularies.SEP,
+        ]
+
+    for a, b in pairs:
+        if not a or not b:
+            continue
+        if len(a) + len(b) > room:
+            keep = max(room // 2, room - min(len(a), len(b)))
+            a, b = (a[:keep], b) if len(a) > len(b) else (a, b[:keep])
+            a, b = a[: room - min(len(b), room // 2)], b[: room // 2]
+        if first and len(first) + len(second) + len(a) + len(b) > room:
+            yield packed()
+            first, second = [], []
+        first, second = [*first, *a], [*second, *b]
+    if first:
+        yield packed()
+
+
+@dataclasses.dataclass
+class PackedTextConfig(tfds.core.BuilderConfig):
+    """Which files become which splits, and how they are packed."""
+
+    kind: str = "mono"
+    """`mono` or `parallel`."""
+    splits: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Split name -> path of its text file."""
+    vocabulary: str = ""
+    """Path of the sentencepiece model."""
+    max_length: int = 0
+    """L, tokens of a sequence."""
+
+
+class PackedText(tfds.core.GeneratorBasedBuilder):
+    """One file group of a text folder as packed sequences of piece ids."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds_local.LocalInfo:
+        ids = tfds.features.Tensor(shape=(None,), dtype=np.int32)
+        return tfds_local.LocalInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict({"input_ids": ids}),
+            disable_shuffling=True,  # Grain shuffles by index
+        )
+
+    def _split_generators(self, dl_manager):
+        del dl_manager  # nothing is downloaded
+        config = self.builder_config
+        return {
+            split: self._generate_examples(path)
+            for split, path in config.splits.items()
+        }
+
+    def _generate_examples(self, path):
+        config = self.builder_config
+        encode = vocabularies.load(pathlib.Path(config.vocabulary)).encode
+        path = pathlib.Path(path)
+        if config.kind == "mono":
+            sentences = (encode(line) for line in text_folder.read_mono(path))
+            packed = pack_mono(sentences, config.max_length)
+        else:
+            pairs = (
+                (encode(pair.english), encode(pair.foreign))
+                for pair in text_folder.read_parallel(path)
+            )
+            packed = pack_pairs(pairs, config.max_length)
+        for index, ids in enumerate(packed):
+            yield index, {"input_ids": np.asarray(ids, np.int32)}
+
+
+class Prepared(NamedTuple):
+    """A packed corpus, open.
+
+    key: digest of all that it was made from.
+    splits: split name -> random-access source of `{"input_ids": [<=L] int32}`.
+    """
+
+    key: str
+    splits: dict[str, Sequence[dict[str, np.ndarray]]]
+
+
+def prepare(
+    *,
+    kind: str,
+    language: str,
+    splits: dict[str, pathlib.Path],
+    vocabulary: vocabularies.Vocabulary,
+    max_length: int,
+    prepared_dir: pathlib.Path,
+) -> Prepared:
+    """Packs a corpus unless that was done before, and opens it.
+
+    What was prepared is found again by a digest of the texts, the vocabulary and L:
+    an edited corpus is prepared anew, never mixed up with the old one.
+
+    Args:
+      kind: `mono` or `parallel`.
+      language: ISO 639-1 code, for the folder's name.
+      splits: split name -> text file.
+      vocabulary: of the run.
+      max_length: L.
+      prepared_dir: where the array_record files go.
+
+    Raises:
+      corpora.CorpusError: where a text file is malformed, the disk is full, or what
+        was prepared before is damaged.
+    """
+    texts = [(split, text_folder.digest(path)) for split, path in splits.items()]
+    key = text_folder.digest_of([vocabulary.digest, *texts])
+    name = f"{kind}-{language}-L{max_length}-{key}"
+    with _quiet_tfds(), _only_one(prepared_dir):
+        try:
+            builder = PackedText(
+                config=PackedTextConfig(
+                    name=name,
+                    kind=kind,
+                    splits={split: str(path) for split, path in splits.items()},
+                    vocabulary=str(vocabulary.path),
+                    max_length=max_length,
+                ),
+                data_dir=str(prepared_dir),
+                file_format="array_record",
+            )
+            builder.download_and_prepare(
+                download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+            )
+            sources = {split: builder.as_data_source(split=split) for split in splits}
+            for source in sources.values():
+                if len(source):
+                    source[len(source) - 1]  # a cut file shows at its end
+        except (errors.NebulaError, OSError):
+            raise
+        except Exception as error:  # tfds, protobuf and array_record raise many kinds
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            folder = prepared_dir / "packed_text" / name
+            raise text_folder.CorpusError(
+                f"{folder} cannot be made or read ({reason}); remove it and try again"
+            ) from None
+    return Prepared(key, sources)
+
+
+@contextlib.contextmanager
+def _only_one(prepared_dir: pathlib.Path) -> Iterator[None]:
+    """Two generators on one machine must not prepare the same folder at once."""
+    prepared_dir.mkdir(parents=True, exist_ok=True)
+    with (prepared_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _quiet_tfds() -> Iterator[None]:
+    """tfds prints progress bars and banners; our own progress lines say enough."""
+    tfds.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(None):
+            yield
+    finally:
+        logging.set_verbosity(before)

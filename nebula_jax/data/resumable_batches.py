@@ -1,0 +1,97 @@
+"""Batches of packed sequences: shuffled, mixed, padded and resumable (Grain).
+
+B batch, L max_length, P languages or tasks in a mixture.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import grain
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+# The records are memory-mapped and small: two readers keep ahead of any model here.
+READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+
+
+class Source(NamedTuple):
+    """One packed corpus and its share of the mixture; `key` tells its content."""
+
+    name: str
+    sequences: Sequence[dict[str, np.ndarray]]
+    weight: float
+    key: str = ""
+
+
+def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
+    """Sampling probabilities q_i ∝ p_i^α with p_i = n_i/Σn (XLM-R, section 3.1).
+
+    Args:
+      sizes: n_i, sequences of each language.
+      alpha: exponent; 1 samples by size, 0 all languages alike.
+
+    Returns:
+      [P] float64, sums to 1.
+    """
+    shares = np.asarray(sizes, np.float64) / np.sum(sizes)
+    weights = shares**alpha
+    return weights / weights.sum()
+
+
+def training_batches(
+    sources: Sequence[Source], batch_size: int, max_length: int, seed: int
+) -> grain.DatasetIterator:
+    """An endless stream of batches; its position is `get_state()`, a small dict.
+
+    Args:
+      sources: the corpora; one of weight 0 is never read.
+      batch_size: B.
+      max_length: L.
+      seed: of the shuffles; the same seed gives the same stream.
+
+    Returns:
+      Iterator over [B, L] int32 arrays, padded with [PAD].
+
+    Raises:
+      errors.NebulaError: if a source has no sequence.
+    """
+    sources = [source for source in sources if source.weight > 0]
+    for source in sources:
+        if not len(source.sequences):
+            raise errors.NebulaError(f"{source.name} has no text to train on")
+    streams = [
+        grain.MapDataset.source(source.sequences).shuffle(seed + index).repeat()
+        for index, source in enumerate(sources)
+    ]
+    weights = np.asarray([source.weight for source in sources], np.float64)
+    return iter(
+        grain.MapDataset.mix(streams, weights=list(weights / weights.sum()))
+        .map(lambda record: pad(record["input_ids"], max_length))
+        .batch(batch_size, drop_remainder=True)
+        .to_iter_dataset(READ_OPTIONS)
+    )
+
+
+def held_back_batches(
+    sequences: Sequence[dict[str, np.ndarray]],
+    batches: int,
+    batch_size: int,
+    max_length: int,
+) -> list[np.ndarray]:
+    """The first `batches` batches of a held-back split, in file order.
+
+    Returns:
+      [B, L] int32 arrays; rows past the end of the text are [PAD] throughout.
+    """
+    blank = np.full((batches * batch_size, max_length), vocabularies.PAD, np.int32)
+    for row in range(min(len(sequences), len(blank))):
+        ids = sequences[row]["input_ids"]
+        blank[row, : len(ids)] = ids
+    return np.split(blank, batches)
+
+
+def pad(ids: np.ndarray, max_length: int) -> np.ndarray:
+    """[<=L] int32 -> [L] int32, filled up with [PAD]."""
+    return np.pad(ids, (0, max_length - len(ids)), constant_values=vocabularies.PAD)

@@ -1,0 +1,83 @@
+"""An MLM head for a pretrained model that has none, from text of its own cluster.
+
+Only the head learns; the encoder is frozen, so no gradient passes through it. What is
+asked is what the translator will ask of the head: masked pieces, or the next piece.
+
+B batch, Q length, P slots for predictions.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from nebula_jax.models import abnet, heads, transformer
+from nebula_jax.training import abnet_losses as objectives
+from nebula_jax.training import losses
+from nebula_jax.training import state as train_state
+
+
+def init_head(config: transformer.Config, rng: jax.Array) -> Any:
+    """Random parameters of an MLM head."""
+    hidden = jnp.zeros((1, 1, config.width))
+    table = jnp.zeros((config.vocab_size, config.embedding_width or config.width))
+    return heads.MLMHead(config).init(rng, hidden, table)["params"]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=5)
+def step(
+    config: transformer.Config,
+    controls: objectives.Controls,
+    objective: str,
+    slots: int,
+    optimizer: optax.GradientTransformation,
+    state: train_state.TrainState,
+    encoder: Any,
+    target_ids: jax.Array,
+) -> tuple[train_state.TrainState, jax.Array]:
+    """One optimisation step of the head.
+
+    Args:
+      config: of the encoder; its dropout is not used.
+      controls: of its vocabulary.
+      objective: one of `abnet.OBJECTIVES`.
+      slots: P.
+      optimizer: of the head.
+      state: of the head.
+      encoder: {"embeddings", "encoder"} parameters, frozen.
+      target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
+
+    Returns:
+      The next state, and the mean loss of a prediction.
+    """
+    if objective == "ar":
+        questions = objectives.autoregressive(target_ids, controls, slots)
+        causal = transformer.causal_mask(questions.input_ids.shape[-1])
+        mask = questions.attention_mask[:, None, :] & causal
+    else:
+        keys = objectives.example_keys(state.key(), jnp.arange(len(target_ids)))
+        questions = objectives.conditional_masked(keys, target_ids, controls, slots)
+        mask = questions.attention_mask
+    embeddings = transformer.Embeddings(config)
+    hidden = embeddings.apply(
+        {"params": encoder["embeddings"]}, questions.input_ids, True
+    )
+    hidden = transformer.Encoder(config).apply(
+        {"params": encoder["encoder"]}, hidden, mask, True
+    )
+    hidden = abnet.take(hidden, questions.positions)
+    table = encoder["embeddings"]["word_embeddings"]["embedding"]
+    asked = questions.positions < questions.input_ids.size
+
+    def loss(head):
+        logits = heads.MLMHead(config).apply({"params": head}, hidden[None], table)[0]
+        return losses.mean(
+            losses.label_smoothed_cross_entropy(
+                logits, questions.labels, asked.astype(jnp.float32), 0.0
+            )
+        )
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    return state.apply_gradients(grads, optimizer), value

@@ -1,0 +1,64 @@
+"""What `bench_training` trains on, here and in PyTorch.
+
+B batch, L length.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import transformer
+
+RATE, MASK_RATE = 1e-4, 0.15
+
+Step = Callable[[], Any]
+"""Takes one optimisation step of its own; what it returns is to be waited for."""
+
+
+class Shape(NamedTuple):
+    """What is trained, on what."""
+
+    what: str
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    vocab_size: int
+    batch: int
+    length: int
+
+    def config(self, dtype: str) -> transformer.Config:
+        """Of the encoder."""
+        return transformer.Config(
+            vocab_size=self.vocab_size,
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            feed_forward=self.feed_forward,
+            max_length=self.length,
+            token_types=2,
+            dtype=dtype,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * self.length
+
+
+def tokens(shape: Shape) -> np.ndarray:
+    """[B, L] int32, no padding."""
+    random = np.random.RandomState(0)
+    size = (shape.batch, shape.length)
+    ids = random.randint(vocabularies.NUM_CONTROL, shape.vocab_size, size).astype(
+        np.int32
+    )
+    ids[:, 0], ids[:, -1] = vocabularies.CLS, vocabularies.SEP
+    return ids
+
+
+def labels(shape: Shape) -> np.ndarray:
+    """[B] int32, of three classes."""
+    return np.arange(shape.batch, dtype=np.int32) % 3

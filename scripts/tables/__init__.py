@@ -1,0 +1,1 @@
+"""The parts of the commands that reproduce the tables."""

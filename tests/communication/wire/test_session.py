@@ -1,0 +1,395 @@
+import contextlib
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nebula_jax.communication.wire import frames, receive_buffer, send_window, session
+from nebula_jax.communication.wire.session import Role, State
+
+SESSION = b"sixteen bytes id"
+HELLO = frames.Hello("generator:0", "0.1", {"steps": 5})
+TENSOR = frames.Tensor(0, 1, 0, [np.arange(8, dtype=np.uint8)])
+EXAMPLES = {
+    frames.Hello: HELLO,
+    frames.Welcome: frames.Welcome(3),
+    frames.Tensor: TENSOR,
+    frames.StepDone: frames.StepDone(1),
+    frames.Stop: frames.Stop(9),
+    frames.End: frames.End(),
+}
+NUMBERED = tuple(EXAMPLES)
+
+
+def joined(buffers):
+    return b"".join(bytes(part) for part in buffers)
+
+
+def frame(message, sequence=1, taken=1):
+    return joined(frames.encode(message, sequence, taken))
+
+
+class Pair:
+    """Two connections, and a line that breaks only when it is told to."""
+
+    def __init__(self, sizes=((8,),)):
+        self.ends = {role: session.Connection(role, SESSION, 10.0) for role in Role}
+        for end in self.ends.values():
+            end.add_channel(sizes)
+        self.dial()
+
+    def dial(self):
+        """A new connection; both sides say Open."""
+        listener, connector = self.ends.values()
+        connector.begin(0.0)
+        opening, taken = session.read_opening(joined(connector.data_to_send(0.0)))
+        listener.resume(opening, taken, 0.0)
+
+    def move(self, role, step=None):
+        """Moves all that `role` has to say; what the other one hears."""
+        speaker, listener = self.ends[role], self.ends[role.other]
+        while buffers := speaker.data_to_send(0.0):
+            data = joined(buffers)
+            for start in range(0, len(data), step or len(data)):
+                listener.receive_data(data[start : start + (step or len(data))], 0.0)
+                if listener.is_paused:
+                    listener.all_planned()
+        return list(iter(listener.next_event, None))
+
+    def say(self, role, message, step=None):
+        self.ends[role].send(message)
+        return self.move(role, step)
+
+    def bring(self, role, state):
+        """Brings one direction into a state by legal messages."""
+        self.move(Role.LISTENER)
+        if state is State.START:
+            return
+        self.say(Role.LISTENER, HELLO)
+        self.say(Role.CONNECTOR, HELLO)
+        if state in (State.OPEN, State.ENDED):
+            self.say(Role.LISTENER, frames.Welcome(0))
+        if state is State.ENDED:
+            self.say(role, frames.End())
+
+
+@pytest.fixture
+def pair():
+    return Pair()
+
+
+@pytest.mark.parametrize("step", [None, 1, 7])
+def test_a_conversation_arrives_whole_however_it_is_cut(pair, step):
+    pair.move(Role.LISTENER, step)
+    for role in Role:
+        assert pair.say(role, HELLO, step) == [HELLO]
+    assert pair.say(Role.LISTENER, frames.Welcome(4), step) == [frames.Welcome(4)]
+    (tensor,) = pair.say(Role.CONNECTOR, TENSOR, step)
+    np.testing.assert_array_equal(tensor.buffers[0], np.arange(8))
+    assert pair.say(Role.LISTENER, frames.StepDone(1), step) == [frames.StepDone(1)]
+    for role in Role:
+        assert pair.say(role, frames.End(), step) == [frames.End()]
+    for role in Role:
+        pair.move(role, step)
+    assert all(end.is_over for end in pair.ends.values())
+
+
+def test_a_large_tensor_lands_where_the_device_can_take_it():
+    size = 3 * receive_buffer.STAGE_BYTES
+    pair = Pair([[size]])
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    (tensor,) = pair.say(Role.CONNECTOR, frames.Tensor(0, 1, 0, [bytes(size)]))
+    assert tensor.buffers[0].ctypes.data % receive_buffer.ALIGNMENT == 0
+
+
+CASES = list(itertools.product(Role, State, NUMBERED))
+
+
+@pytest.mark.parametrize(("role", "state", "kind"), CASES)
+def test_every_message_in_every_state_is_as_the_table_says(pair, role, state, kind):
+    pair.bring(role, state)
+    speaker, listener = pair.ends[role], pair.ends[role.other]
+    message = EXAMPLES[kind]
+    if kind in session.TRANSITIONS[role][state]:
+        pair.say(role, message)
+        expected = session.TRANSITIONS[role][state][kind]
+        assert speaker.local_state is listener.remote_state is expected
+        return
+    with pytest.raises(session.LocalProtocolError, match=kind.__name__):
+        speaker.send(message)
+    with pytest.raises(session.RemoteProtocolError, match=kind.__name__):
+        listener.receive_data(frame(message, listener._taken), 0.0)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("role", Role)
+def test_pings_and_aborts_may_come_in_every_state(pair, role, state):
+    pair.bring(role, state)
+    other = pair.ends[role.other]
+    other.receive_data(frame(frames.Ping(), 0, other._outgoing.acked), 0.0)
+    assert other.next_event() is None
+    other.receive_data(joined(pair.ends[role].abort("why", 0.0)), 0.0)
+    assert other.next_event() == frames.Abort("why")
+    with pytest.raises(session.RemoteProtocolError, match="without a connection"):
+        other.receive_data(frame(frames.Ping(), 0, other._outgoing.acked), 0.0)
+
+
+def test_before_open_a_connector_hears_nothing_but_open_or_abort():
+    for message in (HELLO, frames.Ping()):
+        connector = session.Connection(Role.CONNECTOR, SESSION, 10.0)
+        connector.begin(0.0)
+        with pytest.raises(session.RemoteProtocolError, match="before Open"):
+            connector.receive_data(frame(message, 0, 0), 0.0)
+    connector = session.Connection(Role.CONNECTOR, SESSION, 10.0)
+    connector.begin(0.0)
+    connector.receive_data(frame(frames.Abort("no"), 0, 0), 0.0)
+    assert connector.next_event() == frames.Abort("no")
+
+
+@pytest.mark.parametrize(
+    ("opening", "taken", "words"),
+    [
+        (
+            frames.Open(SESSION, 1),
+            0,
+            "opened connection 1 of a session at connection 1",
+        ),
+        (frames.Open(bytes(16), 2), 0, "opened connection 2"),
+        (frames.Open(SESSION, 2), 3, "has taken 3 frames; .* and 0 were sent"),
+    ],
+)
+def test_only_a_newer_connection_of_this_session_goes_on(pair, opening, taken, words):
+    with pytest.raises(session.RemoteProtocolError, match=words):
+        pair.ends[Role.LISTENER].resume(opening, taken, 0.0)
+
+
+def test_a_connection_must_open_a_session():
+    with pytest.raises(session.RemoteProtocolError, match="begins no frame"):
+        session.read_opening(b"GET / HTTP/1.1\r\n" * 4)
+    with pytest.raises(session.RemoteProtocolError, match="Ping before Open"):
+        session.read_opening(frame(frames.Ping(), 0) + bytes(20))
+
+
+def opened():
+    pair = Pair()
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    return pair.ends[Role.LISTENER]
+
+
+HUGE = 2**63
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (frame(frames.Tensor(3, 1, 0, [bytes(8)])), "channel 3; 1 channels are agreed"),
+        (frame(frames.Tensor(0, 1, 0, [bytes(9)])), "9 bytes on channel 0; .* says 8"),
+        (frame(frames.Tensor(0, 1, 0, [bytes(8)], 1)), "option 1 .*; 1 are agreed"),
+        (frame(TENSOR, sequence=0), "frame 0; expected 1"),  # a replay
+        (frame(TENSOR, sequence=2), "frame 2; expected 1"),  # a gap
+        (frame(frames.Ping(), sequence=1), "frame 1; expected 0"),
+        (frame(frames.Ping(), 0, taken=3), "has taken 3 frames; .* and 2 were sent"),
+        (frames.HEAD.pack(b"NEBL", 2, 7, 0, 0, 1, HUGE), "at most 4096"),
+        (frames.HEAD.pack(b"NEBL", 2, 5, 0, 0, 1, 1), "at most 0"),
+        (frames.HEAD.pack(b"NEBL", 2, 8, 20, 0, 1, 0), "sent Open after Open"),
+        (b"x" * 32, "begins no frame"),
+    ],
+)
+def test_what_is_not_in_the_plan_is_refused_before_memory_is_taken(data, words):
+    with pytest.raises(session.RemoteProtocolError, match=f"generator:0 .*{words}"):
+        opened().receive_data(data, 0.0)
+
+
+def test_what_was_taken_cannot_be_taken_back():
+    pair = Pair()
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    pair.say(Role.LISTENER, frames.StepDone(1))
+    end = pair.ends[Role.LISTENER]
+    end.receive_data(frame(frames.Ping(), 0, taken=2), 0.0)
+    with pytest.raises(session.RemoteProtocolError, match=r"taken 1 .* said 2 before"):
+        end.receive_data(frame(frames.Ping(), 0, taken=1), 0.0)
+
+
+def table(*sizes):
+    return np.array(sizes, ">u8").view(np.uint8)
+
+
+def compressed():
+    pair = Pair()
+    for end in pair.ends.values():
+        end.add_channel([[8, 100]], is_compressed=True)
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    return pair
+
+
+@pytest.mark.parametrize("step", [None, 1, 50])
+def test_a_compressed_tensor_comes_with_its_sizes(step):
+    buffers = [table(8, 3), bytes(8), b"abc"]
+    message = frames.Tensor(1, 1, 0, buffers)
+    (tensor,) = compressed().say(Role.CONNECTOR, message, step)
+    assert [bytes(buffer) for buffer in tensor.buffers] == [bytes(8), b"abc"]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "words"),
+    [
+        ([table(8, 101), bytes(109)], "exceeds the plan"),
+        ([table(8, HUGE), bytes(8)], "exceeds the plan"),
+        ([table(8, 3), bytes(10)], "26 bytes on channel 1; the plan says 27"),
+    ],
+)
+def test_a_compressed_tensor_is_never_larger_than_planned(buffers, words):
+    end = compressed().ends[Role.LISTENER]
+    with pytest.raises(session.RemoteProtocolError, match=words):
+        end.receive_data(frame(frames.Tensor(1, 1, 0, buffers)), 0.0)
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_any_bytes_give_an_event_or_a_documented_error(data, cut):
+    for prefix in (b"", frame(TENSOR)[:cut]):
+        with contextlib.suppress(session.RemoteProtocolError):
+            opened().receive_data(prefix + data, 0.0)
+
+
+def test_silence_is_noticed_and_broken_by_pings(pair):
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    end = pair.ends[Role.LISTENER]
+    assert end.next_tick(0.0) == 2.5
+    end.tick(1.0)
+    assert end.data_to_send(1.0) == []
+    end.tick(2.5)
+    assert end.data_to_send(2.5) == [frame(frames.Ping(), 0, taken=1)]
+    assert end.next_tick(2.5) == 2.5
+    end.receive_data(frame(frames.Ping(), 0), 8.0)
+    end.tick(17.0)
+    with pytest.raises(session.PeerGone, match="generator:0 has been silent for 10 s"):
+        end.tick(18.0)
+
+
+def test_own_slowness_is_not_the_peers_silence(pair):
+    end = pair.ends[Role.LISTENER]
+    end.not_reading(9.0)
+    end.tick(18.0)
+
+
+def test_the_ledger_counts_every_byte_by_kind(pair):
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    pair.say(Role.CONNECTOR, TENSOR)
+    pair.say(Role.CONNECTOR, TENSOR)
+    size = frames.HEAD.size + frames.Tensor.LAYOUT.size + 8
+    assert pair.ends[Role.CONNECTOR].ledger["sent Tensor[0]"] == [2, 2 * size]
+    assert pair.ends[Role.LISTENER].ledger["received Tensor[0]"] == [2, 2 * size]
+
+
+def test_what_a_peer_takes_is_acknowledged_and_forgotten():
+    big = session.ACK_BYTES
+    pair = Pair([[big]])
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    connector = pair.ends[Role.CONNECTOR]
+    for step in range(5):
+        pair.say(Role.CONNECTOR, frames.Tensor(0, step, 0, [bytes(big)]))
+        assert connector._outgoing.said == connector._outgoing.acked + 1
+        pair.move(Role.LISTENER)
+        assert connector._outgoing.said == connector._outgoing.acked
+
+
+def test_the_window_closes_on_a_peer_that_takes_nothing():
+    half = send_window.WINDOW_BYTES // 2
+    connector = Pair([[half]]).ends[Role.CONNECTOR]
+    connector.local_state = State.OPEN
+    for step in range(2):
+        assert connector.has_window
+        connector.send(frames.Tensor(0, step, 0, [bytes(half)]))
+    assert not connector.has_window
+
+
+# Exactly once: two ends talk over connections that break anywhere, at any time.
+
+SIZES = (3, 200, 9000)  # within the stage, within a read, far beyond both
+
+
+class Channel:
+    """One end with an inbox, and a pipe of bytes to the other."""
+
+    def __init__(self, role, to_say):
+        self.end = session.Connection(role, SESSION, 1e9)
+        for size in SIZES:
+            self.end.add_channel([[size]])
+        self.to_say, self.heard, self.pipe = list(to_say), [], bytearray()
+
+    def speak(self):
+        if self.to_say and self.end.local_state is State.OPEN:
+            self.end.send(self.to_say.pop(0))
+
+    def write(self):
+        self.pipe += joined(self.end.data_to_send(0.0))
+
+    def read(self, data):
+        for start in range(0, len(data), 100):
+            self.end.receive_data(data[start : start + 100], 0.0)
+            while (message := self.end.next_event()) is not None:
+                self.heard.append(message)
+                if isinstance(message, frames.Welcome):
+                    self.end.all_planned()
+
+
+def words(draw_random, name, count):
+    said = []
+    for step in range(count):
+        channel = draw_random.randrange(len(SIZES))
+        data = draw_random.randbytes(SIZES[channel])
+        said.append(frames.Tensor(channel, step, 0, [data]))
+    return [*said, frames.End()]
+
+
+def plain(message):
+    if isinstance(message, frames.Tensor):
+        return message.channel, message.step, [bytes(each) for each in message.buffers]
+    return message
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.02, 0.1, 0.3]))
+def test_every_message_arrives_once_and_in_order_however_often_the_line_breaks(
+    seed, break_rate
+):
+    rng = random.Random(seed)
+    talks = {role: words(rng, role, 12) for role in Role}
+    ends = {role: Channel(role, talks[role]) for role in Role}
+    listener, connector = ends[Role.LISTENER], ends[Role.CONNECTOR]
+    for each in ends.values():
+        each.end.send(HELLO)
+    greeted = False
+    connected = False
+    for _ in range(20_000):
+        if all(each.end.is_over for each in ends.values()):
+            break
+        if not connected:
+            for each in ends.values():
+                each.pipe.clear()
+                each.end.lost()
+            connector.end.begin(0.0)
+            opening = joined(connector.end.data_to_send(0.0))
+            listener.end.resume(*session.read_opening(opening), 0.0)
+            connected = True
+        each = ends[rng.choice(list(Role))]
+        other = ends[each.end.role.other]
+        if not greeted and listener.end.remote_state is State.GREETED:
+            listener.end.send(frames.Welcome(0))
+            greeted = True
+        each.speak()
+        each.write()
+        count = rng.choice([1, 7, 100, 5000, 20_000])
+        data, each.pipe = bytes(each.pipe[:count]), each.pipe[count:]
+        other.read(data)
+        connected = rng.random() >= break_rate
+    expected = {
+        Role.LISTENER: [HELLO, *talks[Role.CONNECTOR]],
+        Role.CONNECTOR: [HELLO, frames.Welcome(0), *talks[Role.LISTENER]],
+    }
+    for role, each in ends.items():
+        assert [plain(m) for m in each.heard] == [plain(m) for m in expected[role]]
+        assert each.end.is_over or break_rate

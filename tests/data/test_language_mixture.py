@@ -1,0 +1,128 @@
+import shutil
+
+import numpy as np
+import pytest
+
+from nebula_jax.data import language_mixture, resumable_batches, text_folder
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+GROUPS = [["en", "de"], ["hi", "ur"]]
+
+
+def test_groups_are_read():
+    assert language_mixture.parse_groups("en de|hi, ur") == GROUPS
+    assert language_mixture.parse_groups("en") == [["en"]]
+
+
+@pytest.mark.parametrize("text", ["en|", "|", "", "en de|en", "en en"])
+def test_bad_groups_are_refused(text):
+    with pytest.raises(language_mixture.MixtureError, match="--generators"):
+        language_mixture.parse_groups(text)
+
+
+def test_one_task_mix_serves_all_generators_or_each_has_its_own():
+    half = {"mrtd": 0.5, "trtd": 0.5}
+    assert language_mixture.parse_tasks("mrtd trtd", GROUPS) == [half, half]
+    assert language_mixture.parse_tasks("mrtd|mrtd=1 trtd=3", GROUPS) == [
+        {"mrtd": 1.0, "trtd": 0.0},
+        {"mrtd": 0.25, "trtd": 0.75},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mlm", "unknown task 'mlm'"),
+        ("mrtd=x", "'x' is no weight"),
+        ("mrtd=-1", "'-1' is no weight"),
+        ("mrtd=nan", "'nan' is no weight"),
+        ("mrtd=0", "without a task"),
+        ("mrtd|mrtd|mrtd", "3 mixes for 2 generators"),
+    ],
+)
+def test_bad_tasks_are_refused(text, words):
+    with pytest.raises(language_mixture.MixtureError, match=words):
+        language_mixture.parse_tasks(text, GROUPS)
+
+
+def test_english_alone_cannot_translate():
+    with pytest.raises(
+        language_mixture.MixtureError, match="generator:0 has no language"
+    ):
+        language_mixture.parse_tasks("trtd", [["en"], ["de"]])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "mono").mkdir()
+    (folder / "parallel").mkdir()
+    for language, count in (("en", 300), ("de", 30)):
+        for split in ("train", "valid"):
+            lines = [f"{language} line {n} of {split} text" for n in range(count)]
+            path = folder / "mono" / f"{language}.{split}.txt"
+            path.write_text("".join(line + "\n" for line in lines))
+    rows = ["en\tde", *(f"a pair {n}\tein Paar {n}" for n in range(100))]
+    path = folder / "parallel" / "en-de.train.tsv"
+    path.write_text("".join(row + "\n" for row in rows))
+    lines = language_mixture.vocabulary_lines(folder, ["en", "de"], 0.3, 1000)
+    vocabularies.train(lines, 80, folder / "v.model")
+    return folder
+
+
+def open_generator(folder, tmp_path, mix):
+    return language_mixture.open_generator(
+        folder,
+        ["en", "de"],
+        mix,
+        language_mixture.Alphas(mono=0.3, parallel=0.7),
+        vocabulary=vocabularies.load(folder / "v.model"),
+        max_length=32,
+        prepared_dir=tmp_path,
+    )
+
+
+def test_sources_weigh_tasks_and_languages(folder, tmp_path):
+    data = open_generator(folder, tmp_path, {"mrtd": 0.6, "trtd": 0.4})
+    weights = {source.name: source.weight for source in data.sources}
+    sizes = [len(source.sequences) for source in data.sources[:2]]
+    english, german = 0.6 * resumable_batches.language_weights(sizes, 0.3)
+    assert weights == pytest.approx(
+        {"mono/en": english, "mono/de": german, "parallel/en-de": 0.4}
+    )
+    assert list(data.held_back) == ["en", "de"]
+
+
+def test_a_task_that_is_not_asked_for_is_not_even_opened(folder, tmp_path):
+    only_mono = open_generator(folder, tmp_path / "a", {"mrtd": 1.0, "trtd": 0.0})
+    assert [source.name for source in only_mono.sources] == ["mono/en", "mono/de"]
+    only_pairs = open_generator(folder, tmp_path / "b", {"mrtd": 0.0, "trtd": 1.0})
+    assert [source.name for source in only_pairs.sources] == ["parallel/en-de"]
+
+
+def test_text_is_checked_before_anything_starts(folder):
+    language_mixture.check_text(folder, [["en", "de"]], [{"mrtd": 1.0, "trtd": 1.0}])
+    with pytest.raises(text_folder.CorpusError, match="'sw' has no text"):
+        language_mixture.check_text(
+            folder, [["en", "sw"]], [{"mrtd": 1.0, "trtd": 0.0}]
+        )
+
+
+def test_a_malformed_line_is_found_before_anything_starts(folder, tmp_path):
+    groups, mixes = [["en", "de"]], [{"mrtd": 1.0, "trtd": 1.0}]
+    language_mixture.check_lines(folder, groups, mixes)
+    shutil.copytree(folder, tmp_path / "copy")
+    with (tmp_path / "copy/parallel/en-de.train.tsv").open("a") as stream:
+        stream.write("no tab\n")
+    with pytest.raises(text_folder.CorpusError, match="tsv:102: 1 tab-separated"):
+        language_mixture.check_lines(tmp_path / "copy", groups, mixes)
+
+
+def test_vocabulary_lines_balance_languages_and_are_always_the_same(folder):
+    lines = list(language_mixture.vocabulary_lines(folder, ["en", "de"], 0.3, 60))
+    assert lines == list(
+        language_mixture.vocabulary_lines(folder, ["en", "de"], 0.3, 60)
+    )
+    shares = np.round(60 * resumable_batches.language_weights([300, 30], 0.3))
+    assert sum(line.startswith("en") for line in lines) == shares[0]
+    assert sum(line.startswith("de") for line in lines) == shares[1]

@@ -1,0 +1,162 @@
+import collections
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from nebula_jax.data import length_buckets
+
+EXAMPLES = st.lists(st.integers(0, 4), min_size=6, max_size=200)
+
+
+def epoch_of(order, epoch):
+    first = epoch * order.steps_per_epoch
+    return [order.batch(first + place) for place in range(order.steps_per_epoch)]
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(EXAMPLES, st.integers(1, 6), st.integers(0, 2**32))
+def test_an_epoch_has_every_example_once_but_fewer_than_a_batch(buckets, size, seed):
+    order = length_buckets.Schedule(np.asarray(buckets, np.uint8), size, seed)
+    for epoch in (0, 3):
+        batches = epoch_of(order, epoch)
+        indices = np.concatenate([batch.indices for batch in batches])
+        assert indices.dtype == np.int32
+        assert len(set(indices.tolist())) == len(indices)
+        assert 0 <= len(buckets) - len(indices) < size
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(EXAMPLES, st.integers(1, 6))
+def test_a_batch_is_of_one_bucket_but_for_what_shorter_ones_left_over(buckets, size):
+    buckets = np.asarray(buckets, np.uint8)
+    shorter = collections.Counter()
+    for batch in epoch_of(length_buckets.Schedule(buckets, size, 0), 0):
+        assert batch.indices.shape == (size,)
+        assert (buckets[batch.indices] <= batch.bucket).all()
+        assert (buckets[batch.indices] == batch.bucket).any()
+        shorter[batch.bucket] += int((buckets[batch.indices] < batch.bucket).sum())
+    assert all(count < size for count in shorter.values())
+
+
+def test_rare_lengths_are_trained_on():
+    buckets = np.asarray([0] * 100 + [1] * 2 + [2] * 50, np.uint8)
+    order = length_buckets.Schedule(buckets, 8, 0)
+    for epoch in range(5):
+        seen = np.concatenate([batch.indices for batch in epoch_of(order, epoch)])
+        assert {100, 101} & set(seen.tolist())
+
+
+def test_any_batch_can_be_had_without_those_before():
+    buckets = np.asarray([0, 1] * 50, np.uint8)
+    forwards = length_buckets.Schedule(buckets, 8, 5)
+    batches = [forwards.batch(step) for step in range(40)]
+    backwards = length_buckets.Schedule(buckets, 8, 5)
+    for step in (39, 0, 12, 11, 25):
+        batch = backwards.batch(step)
+        assert batch.bucket == batches[step].bucket
+        np.testing.assert_array_equal(batch.indices, batches[step].indices)
+
+
+def test_epochs_and_seeds_differ_and_buckets_are_mixed():
+    buckets = np.asarray([0] * 80 + [1] * 80, np.uint8)
+
+    def order(seed, epoch):
+        batches = epoch_of(length_buckets.Schedule(buckets, 8, seed), epoch)
+        return [batch.indices.tolist() for batch in batches]
+
+    assert order(0, 0) == order(0, 0)
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 0) != order(1, 0)
+    of_batches = [
+        batch.bucket for batch in epoch_of(length_buckets.Schedule(buckets, 8, 0), 0)
+    ]
+    assert of_batches not in (sorted(of_batches), sorted(of_batches, reverse=True))
+
+
+def test_the_order_never_changes_between_versions():
+    """Clusters of different NumPy have to agree: these are the published SplitMix64."""
+    state = np.asarray([1234567], np.uint64)
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    for expected in published:
+        assert int(length_buckets._splitmix(state)[0]) == expected
+        state = state + length_buckets._GAMMA
+    assert length_buckets.shuffled(8, 1, 2, 3).tolist() == shuffled_by_hand(8, 1, 2, 3)
+
+
+def shuffled_by_hand(count, *words):
+    """The same with Python's integers."""
+    mask, gamma = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(z):
+        z = (z + gamma) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return z ^ (z >> 31)
+
+    state = 0
+    for word in words:
+        state = mix((state + word) & mask)
+    return sorted(range(count), key=lambda n: mix((state + n * gamma) & mask))
+
+
+def test_a_shuffle_is_fair():
+    first = collections.Counter(
+        int(length_buckets.shuffled(5, n)[0]) for n in range(5000)
+    )
+    assert all(count == pytest.approx(1000, rel=0.15) for count in first.values())
+
+
+def test_what_cannot_be_scheduled_is_an_error():
+    with pytest.raises(length_buckets.ScheduleError, match="3 examples are fewer"):
+        length_buckets.Schedule(np.zeros(3, np.uint8), 4, 0)
+    with pytest.raises(length_buckets.ScheduleError, match="counted from 0"):
+        length_buckets.Schedule(np.zeros(4, np.uint8), 4, 0).batch(-1)
+
+
+def test_a_batch_is_cut_into_equal_micro_batches_in_order():
+    parts = length_buckets.micro_batches(np.arange(8), 4)
+    assert parts.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for count in (3, 0):
+        with pytest.raises(
+            length_buckets.ScheduleError, match=f"8 cannot .* {count} equal"
+        ):
+            length_buckets.micro_batches(np.arange(8), count)
+
+
+def test_an_example_goes_into_the_shortest_bucket_it_fits():
+    buckets = length_buckets.bucket_of(np.asarray([1, 8, 9, 16, 32]), (8, 16, 32))
+    assert buckets.tolist() == [0, 0, 1, 1, 2]
+    assert buckets.dtype == np.uint8
+    with pytest.raises(
+        length_buckets.ScheduleError, match="has 33 tokens; the longest"
+    ):
+        length_buckets.bucket_of(np.asarray([33]), (8, 16, 32))
+    for capacities in ((), (8, 8), (16, 8), range(1, 258)):
+        with pytest.raises(length_buckets.ScheduleError, match="ascending numbers"):
+            length_buckets.bucket_of(np.asarray([1]), capacities)
+
+
+@hypothesis.given(EXAMPLES, st.integers(1, 6))
+def test_every_example_is_evaluated_once_the_shortest_first(lengths, size):
+    lengths = np.asarray(lengths)
+    buckets = length_buckets.bucket_of(lengths, (1, 3, 4))
+    batches = length_buckets.evaluation_batches(buckets, size, lengths)
+    seen = np.concatenate([batch.indices[: batch.count] for batch in batches])
+    assert sorted(seen.tolist()) == list(range(len(lengths)))
+    assert (np.diff(lengths[seen]) >= 0).all()
+    for batch in batches:
+        assert batch.indices.shape == (size,)
+        assert batch.bucket == buckets[batch.indices].max()
+        assert (batch.indices[batch.count :] == batch.indices[batch.count - 1]).all()
+    assert all(batch.count == size for batch in batches[:-1])
+
+
+def test_a_side_that_knows_the_buckets_alone_sorts_by_them():
+    buckets = np.asarray([2, 0, 1, 0], np.uint8)
+    batches = length_buckets.evaluation_batches(buckets, 3)
+    assert [batch.indices.tolist() for batch in batches] == [[1, 3, 2], [0, 0, 0]]
+    assert [(batch.bucket, batch.count) for batch in batches] == [(1, 3), (2, 1)]
+    with pytest.raises(length_buckets.ScheduleError, match="no example"):
+        length_buckets.evaluation_batches(buckets[:0], 3)

@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nebula_jax.data import packed_sequences, text_folder
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+CLS, SEP = vocabularies.CLS, vocabularies.SEP
+IDS = st.lists(st.integers(5, 99), min_size=1, max_size=30)
+
+
+def test_whole_sentences_are_joined_while_they_fit():
+    packed = packed_sequences.pack_mono([[5, 6], [7], [8, 9, 10]], max_length=7)
+    assert list(packed) == [[CLS, 5, 6, SEP, 7, SEP], [CLS, 8, 9, 10, SEP]]
+
+
+def test_a_sentence_too_long_is_cut_up():
+    packed = packed_sequences.pack_mono([[5, 6, 7, 8, 9]], max_length=4)
+    assert list(packed) == [[CLS, 5, 6, SEP], [CLS, 7, 8, SEP], [CLS, 9, SEP]]
+
+
+def test_pairs_have_the_papers_format_and_stay_parallel():
+    pairs = [([5, 6], [7]), ([8], [9]), ([10, 11, 12], [13, 14])]
+    packed = list(packed_sequences.pack_pairs(pairs, max_length=9))
+    assert packed == [
+        [CLS, 5, 6, 8, SEP, SEP, 7, 9, SEP],
+        [CLS, 10, 11, 12, SEP, SEP, 13, 14, SEP],
+    ]
+
+
+@given(st.lists(IDS, max_size=20), st.integers(3, 40))
+def test_packing_loses_no_token_and_never_overflows(sentences, max_length):
+    packed = list(packed_sequences.pack_mono(sentences, max_length))
+    text = [i for sequence in packed for i in sequence if i >= vocabularies.NUM_CONTROL]
+    assert text == [i for sentence in sentences for i in sentence]
+    assert all(3 <= len(sequence) <= max_length for sequence in packed)
+    assert all(s[0] == CLS and s[-1] == SEP for s in packed)
+
+
+@given(st.lists(st.tuples(IDS, IDS), max_size=20), st.integers(6, 40))
+def test_packed_pairs_have_two_sides_and_never_overflow(pairs, max_length):
+    for sequence in packed_sequences.pack_pairs(pairs, max_length):
+        assert len(sequence) <= max_length
+        first, middle, second, end = "".join(
+            {CLS: "c", SEP: "|"}.get(i, "x") for i in sequence
+        ).split("|")
+        assert first.strip("x") == "c"
+        assert len(first) > 1
+        assert middle == end == ""
+        assert second.strip("x") == ""
+        assert second
+
+
+@given(st.lists(st.tuples(IDS, IDS), max_size=20))
+def test_pairs_that_fit_are_kept_whole(pairs):
+    sides = [[], []]
+    for sequence in packed_sequences.pack_pairs(pairs, max_length=64):
+        middle = sequence.index(SEP)
+        sides[0] += sequence[1:middle]
+        sides[1] += sequence[middle + 2 : -1]
+    assert sides == [[i for pair in pairs for i in pair[side]] for side in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    lines = [f"sentence {n} about {n * 3}" for n in range(200)]
+    (folder / "en.train.txt").write_text("".join(line + "\n" for line in lines))
+    (folder / "en-sw.tsv").write_text(
+        "en\tsw\n" + "".join(f"{line}\tsentensi {line}\n" for line in lines)
+    )
+    vocabularies.train(lines, 90, folder / "v.model")
+    return folder
+
+
+def prepare(folder, prepared_dir, kind="mono", name="en.train.txt", max_length=32):
+    return packed_sequences.prepare(
+        kind=kind,
+        language="en",
+        splits={"train": folder / name},
+        vocabulary=vocabularies.load(folder / "v.model"),
+        max_length=max_length,
+        prepared_dir=prepared_dir,
+    ).splits["train"]
+
+
+def test_a_prepared_corpus_is_the_text_in_order(folder, tmp_path):
+    loaded = vocabularies.load(folder / "v.model")
+    source = prepare(folder, tmp_path)
+    sentences = map(loaded.encode, text_folder.read_mono(folder / "en.train.txt"))
+    expected = list(packed_sequences.pack_mono(sentences, 32))
+    assert [source[i]["input_ids"].tolist() for i in range(len(source))] == expected
+    assert source[0]["input_ids"].dtype == np.int32
+
+
+def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_path):
+    def prepared():
+        return sorted(p.parent for p in tmp_path.rglob("dataset_info.json"))
+
+    prepare(folder, tmp_path)
+    first = prepared()
+    prepare(folder, tmp_path)
+    assert prepared() == first
+    prepare(folder, tmp_path, max_length=16)
+    assert len(prepared()) == 2
+    prepare(folder, tmp_path, kind="parallel", name="en-sw.tsv")
+    assert len(prepared()) == 3
+
+
+def test_preparing_leaves_no_temporary_folder(folder, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    prepare(folder, tmp_path / "prepared")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "torn info"])
+def test_a_damaged_prepared_corpus_is_named(folder, tmp_path, damage):
+    prepare(folder, tmp_path)
+    (records,) = tmp_path.rglob("*array_record*-of-*")
+    if damage == "cut":
+        records.write_bytes(records.read_bytes()[:200])
+    elif damage == "gone":
+        records.unlink()
+    else:
+        (records.parent / "dataset_info.json").write_text('{"na')
+    with pytest.raises(text_folder.CorpusError, match="remove it and try again"):
+        prepare(folder, tmp_path)
+
+
+def test_a_malformed_line_stops_preparation_and_leaves_nothing_usable(folder, tmp_path):
+    bad = folder / "bad.txt"
+    bad.write_text("fine\n\n")
+    for _ in range(2):
+        with pytest.raises(text_folder.CorpusError, match=r"bad\.txt:2: empty line"):
+            prepare(folder, tmp_path, name="bad.txt")

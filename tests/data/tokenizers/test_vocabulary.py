@@ -1,0 +1,57 @@
+import pytest
+import sentencepiece
+
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+LINES = [f"the number {n} is written {n * 7} and {n * 13}" for n in range(300)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocab") / "v.model"
+    vocabularies.train(LINES, 120, path)
+    return path
+
+
+def processor(path):
+    """The library's own view of the file."""
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def test_a_vocabulary_encodes_and_decodes_text(path):
+    loaded = vocabularies.load(path)
+    ids = loaded.encode(LINES[42])
+    assert min(ids) >= vocabularies.NUM_CONTROL
+    assert max(ids) < loaded.size <= 120
+    assert processor(path).decode(ids) == LINES[42]
+
+
+def test_control_pieces_come_first_and_are_never_text(path):
+    loaded = vocabularies.load(path)
+    pieces = [processor(path).id_to_piece(i) for i in range(vocabularies.NUM_CONTROL)]
+    assert pieces == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert vocabularies.MASK not in loaded.encode("a [MASK] in text")
+
+
+def test_the_same_text_gives_the_same_digest(path, tmp_path):
+    vocabularies.train(LINES, 120, tmp_path / "again.model")
+    assert (
+        vocabularies.load(tmp_path / "again.model").digest
+        == vocabularies.load(path).digest
+    )
+
+
+def test_unusable_files_are_named(tmp_path):
+    with pytest.raises(vocabularies.VocabularyError, match="No such file"):
+        vocabularies.load(tmp_path / "none.model")
+    (tmp_path / "garbage.model").write_bytes(b"garbage")
+    with pytest.raises(vocabularies.VocabularyError, match="not a sentencepiece model"):
+        vocabularies.load(tmp_path / "garbage.model")
+
+
+def test_too_little_text_is_an_error(tmp_path):
+    with pytest.raises(
+        vocabularies.VocabularyError, match="no vocabulary of 100 pieces"
+    ):
+        vocabularies.train([], 100, tmp_path / "v.model")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,335 @@
+"""Bad input to train_abnet: one clear line on the side at fault, nothing that hangs."""
+
+import functools
+import gzip
+import re
+import shutil
+import signal
+import socket
+import time
+import types
+
+import numpy as np
+import pytest
+import tiny_translations
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import shared_flags, train_abnet
+from experiments.abnet import channels as abnet_channels
+from experiments.abnet import config as abnet_config
+from experiments.abnet import data as abnet_data
+from experiments.abnet import models as abnet_models
+from experiments.abnet import target as abnet_target
+from nebula_jax import errors
+from nebula_jax.communication import bridge, loopback
+from nebula_jax.communication.wire import frames
+from nebula_jax.data import parallel_side, text_folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs that share text and models; each test names its own workdir."""
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    folder = tmp_path_factory.mktemp("translations")
+    return tiny_translations.Translations(folder, cache)
+
+
+@pytest.fixture(scope="module")
+def own_text(runs):
+    """The folders of source and target, as scripts/split_parallel.py makes them."""
+    return parallel_side.split_parallel(runs.text, ("es", "en"), runs.folder / "own")
+
+
+@pytest.fixture
+def here(runs, monkeypatch):
+    """Makes this process one that could be given flags; its signals are put back."""
+    monkeypatch.chdir(runs.folder)
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    flags.FLAGS(["test"])
+    names = {"devices_per_cluster": 0, "buckets": ["8", "16"], "workdir": "bad"}
+    given = {"steps": 2, "micro_batches": 2, "batch_size": 8}
+    with flagsaver.flagsaver(**runs.flags() | names | given):
+        yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def fails_here(words, **values):
+    """Asserts that the command, in this process, says so before anything crosses."""
+    with (
+        flagsaver.flagsaver(**values),
+        pytest.raises(errors.NebulaError, match=re.escape(words)),
+    ):
+        train_abnet.main()
+
+
+ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "text": "source_side"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole, source or"),
+        ({"pair": "es"}, "--pair=es: expected two, such as es-en"),
+        ({"pair": "-en"}, "--pair=-en: expected two, such as es-en"),
+        ({"pair": "es-de"}, "one side has to be en"),
+        ({"pair": "fr-en"}, "language 'fr' has no text"),
+        ({"buckets": ["8", "x"]}, "--buckets=8,x: expected numbers"),
+        ({"buckets": ["²"]}, "--buckets=²: expected numbers"),
+        ({"buckets": []}, "--buckets=: must ascend"),
+        ({"buckets": ["16", "8"]}, "--buckets=16,8: must ascend"),
+        ({"buckets": ["2"]}, "--buckets=2: must ascend, from 4 or more"),
+        ({"buckets": ["8", "64"]}, "--buckets ends with 64; models/spanish has 16"),
+        ({"micro_batches": 3}, "--micro_batches=3 does not divide --batch_size=8"),
+        ({"devices_per_cluster": 8}, "a micro-batch of 4 (--batch_size, --micro_b"),
+        ({"cross_heads": 5, "cluster": "whole"}, "--cross_heads=5 does not divide"),
+        ({"forward_codec": "fp15"}, "unknown codec fp15"),
+        ({"backward_codec": "int8("}, "int8("),
+        ({"wan": "fast"}, "cannot read 'fast'"),
+        ({"text": "own"}, "--text is for one cluster"),
+        (ALONE | {"text": ""}, "--cluster=source needs --text=FOLDER"),
+        (ALONE | {"tls": "auto"}, "--cluster=source needs --tls=FOLDER"),
+        (ALONE | {"peer": ""}, "--cluster=source needs --peer=HOST:PORT of the target"),
+        (ALONE, "source_side: train.tsv.gz is missing"),
+        ({"cluster": "target", "tls": "off"}, "needs --listen=HOST:PORT"),
+        ({"source_model": "./nowhere"}, "nowhere is no folder"),
+        ({"source_model": "text"}, "text/config.json: No such file"),
+        ({"target_model": "no-such-model"}, "no-such-model"),
+        ({"data_dir": "nowhere"}, "language 'es' has no text"),
+        ({"pair_sources": ["web"]}, "no column 'source'"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(runs, here, values, words):
+    fails_here(words, **values)
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        ("delta(fp16,59)", "index 59 is not in [0, 59)"),
+        ("delta(fp16,60,nope)", "one leaf must be called 'nope'"),
+        ("pack_tokens(index)", "'index' must be bool or integer [B, L]"),
+        ("from_step(2,pack_tokens(nope))", "one leaf must be called 'nope'"),
+    ],
+)
+@pytest.mark.parametrize("which", ["forward_codec", "backward_codec"])
+def test_a_codec_that_is_not_for_what_crosses(here, which, codec, words):
+    """Both sides find out when they open the channels, before anything crosses."""
+    for opened, end in zip(
+        (abnet_channels.open_near, abnet_channels.open_far),
+        loopback.ends(),
+        strict=True,
+    ):
+        with (
+            flagsaver.flagsaver(**{which: codec}),
+            pytest.raises(shared_flags.FlagError, match=re.escape(words)),
+        ):
+            opened(end, 60, 16)
+
+
+def test_damaged_checkpoints_are_named(runs, here):
+    models = runs.folder / "models"
+    for name in ("no_weights", "cut_short", "other_words", "no_words"):
+        shutil.copytree(models / "spanish", models / name)
+    (models / "no_weights" / "model.safetensors").unlink()
+    weights = models / "cut_short" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with (models / "other_words" / "vocab.txt").open("a") as stream:
+        stream.write("onemore\n")
+    (models / "no_words" / "vocab.txt").unlink()
+    for name, words in (
+        ("no_weights", "models/no_weights has no model.safetensors"),
+        ("cut_short", "models/cut_short/model.safetensors"),
+        ("other_words", "is not that of a model of"),
+        ("no_words", "models/no_words has no tokenizer"),
+    ):
+        fails_here(words, source_model=f"models/{name}")
+        fails_here(words, target_model=f"models/{name}")
+
+
+def with_line(runs, folder, english, spanish):
+    """A copy of the text folder whose training file has one pair more."""
+    shutil.copytree(runs.text, folder)
+    with (folder / "parallel" / "en-es.train.tsv").open("a") as stream:
+        stream.write(f"{english}\t{spanish}\n")
+    return str(folder)
+
+
+def test_an_empty_sentence_is_named_by_file_and_line(runs, here, tmp_path):
+    text = with_line(runs, tmp_path / "text", "the house", " ")
+    fails_here("en-es.train.tsv:62: es is empty", data_dir=text)
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_an_overlong_sentence_is_named_by_its_id_or_cut(
+    runs, here, tmp_path, capfd, longer
+):
+    """19 tokens where the last bucket has 16, on either side."""
+    pair = ["the house", "la casa"]
+    pair[longer] += " 3" * 15
+    text = with_line(runs, tmp_path / "text", *pair)
+    words = "example 'train-000061' has 19 tokens; at most 16 are allowed"
+    fails_here(words, data_dir=text, cluster="whole", workdir=str(tmp_path / "run"))
+    folder = [*(runs.folder / "prepared" / "sides").iterdir()]
+    folder = max(folder, key=lambda path: path.stat().st_mtime)
+    side = ("target", "source")[longer]
+    model = ("english", "spanish")[longer]
+    words = abnet_data.tokenizers.load(runs.folder / "models" / model)
+    with flagsaver.flagsaver(truncate=True):
+        read = abnet_data.read(folder / side, words, is_translated=False)
+    assert read.rows["train"].lengths.max() == 16
+    # What is only translated is cut without asking.
+    shutil.copyfile(folder / side / "train.tsv.gz", folder / side / "dev.tsv.gz")
+    with flagsaver.flagsaver(truncate=True):
+        read = abnet_data.read(folder / side, words, is_translated=True)
+    with pytest.raises(errors.NebulaError, match="has 19 tokens"):
+        abnet_data.read(folder / side, words, is_translated=True)
+    assert "1 of 61 sentences were cut: train-000061" in capfd.readouterr().err
+
+
+def test_text_of_unknown_characters_is_remarked_on(runs, here, tmp_path, capfd):
+    text = with_line(runs, tmp_path / "text", "the house", "家 🏠")
+    folder, _ = parallel_side.split_parallel(text, ("es", "en"), tmp_path / "own")
+    words = abnet_data.tokenizers.load(runs.folder / "models" / "spanish")
+    read = abnet_data.read(folder, words, is_translated=True)
+    assert read.rows["train"].lengths[-1] == 4
+    said = capfd.readouterr().err
+    assert "have no character that the tokenizer knows: train-000061" in said
+
+
+@pytest.mark.parametrize("name", sorted({*abnet_config.AGREED}))
+def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(here, name):
+    """Codecs, micro-batches, buckets, seed (so the order) and all the rest."""
+    others = {"pair": "de-en", "buckets": ["8"], "objective": "ar"}
+    others |= {"compute_dtype": "bfloat16", "forward_codec": "fp16"}
+    others |= {"backward_codec": "int8(64)"}
+    before = flags.FLAGS[name].value
+
+    def hello(cluster):
+        settings = abnet_config.settings(abnet_data.PAIR.value)
+        return frames.Hello(cluster, "1", settings)
+
+    ours = hello("target")
+    is_number = type(before) in (int, float)
+    other = before / 2 + 0.25 if type(before) is float else before
+    other = before + 1 if type(before) is int else other
+    with flagsaver.flagsaver(**{name: other if is_number else others[name]}):
+        theirs = hello("source")
+    with pytest.raises(bridge.Mismatch, match=f"source has --{name}=.*target has --"):
+        bridge.check_agreement(ours, theirs)
+    bridge.check_agreement(ours, ours)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def start_both(runs, own_text, workdir, **of_source):
+    """Both commands, as on two machines; their statuses and last lines."""
+    address = f"127.0.0.1:{free_port()}"
+    common = {"steps": 2, "tls": "off", "workdir": workdir, "connect_timeout": 120}
+    processes = [
+        runs.start(cluster="source", peer=address, **{"text": own_text[0]} | of_source,
+                   **common),
+        runs.start(cluster="target", listen=address, text=own_text[1], **common),
+    ]  # fmt: skip
+    start = time.monotonic()
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert time.monotonic() - start < 110, "one of them only gave up waiting"
+    for output in outputs:
+        assert "Traceback" not in output
+    lines = [output.strip().splitlines()[-1] for output in outputs]
+    return [process.returncode for process in processes], lines
+
+
+def test_sides_that_do_not_hold_the_same_examples_name_the_one(
+    runs, own_text, tmp_path
+):
+    shutil.copytree(own_text[0], tmp_path / "source")
+    train = tmp_path / "source" / "train.tsv.gz"
+    lines = gzip.decompress(train.read_bytes()).decode().splitlines(keepends=True)
+    more = [*lines[:10], *lines[11:], "train-000999\tla casa\n"]
+    train.write_bytes(gzip.compress("".join(more).encode()))
+    statuses, (source, target) = start_both(
+        runs, own_text, "examples", text=tmp_path / "source"
+    )
+    assert statuses == [1, 1]
+    assert source.startswith("error: ")
+    assert target.startswith("error: ")
+    assert "example 'train-000999' of train is on this side only" in source
+    assert "example 'train-000010' of train is on this side only" in target
+    assert not list((runs.folder / "examples").rglob("0000*"))
+
+
+@pytest.mark.slow
+def test_sides_with_another_codec_part(runs, own_text):
+    statuses, (source, target) = start_both(
+        runs, own_text, "codecs", forward_codec="fp16"
+    )
+    assert statuses == [1, 1]
+    words = "source has --forward_codec=fp16, target has --forward_codec=identity"
+    assert words in target
+    assert "--forward_codec=" in source
+
+
+def test_hidden_states_of_other_examples_are_refused(here):
+    check = functools.partial(abnet_target.Side.check, None, 3)
+    check({"strangers": 0.0})
+    with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
+        check({"strangers": 1.0})
+    ends = types.SimpleNamespace(
+        buckets=types.SimpleNamespace(recv=lambda step: np.asarray([0, 2], np.uint8))
+    )
+    with pytest.raises(errors.NebulaError, match="a bucket that is none"):
+        abnet_target.Side.meet(None, ends)
+
+
+def test_a_peer_says_what_its_run_is_made_of():
+    """Each side's checkpoint keeps it: see test_saved.py."""
+    hello = frames.Hello("target", "1", {}, (), {"own": {"target_text": "abc"}})
+    assert abnet_config.peers_own(hello) == {"the peer's target_text": "abc"}
+    for details in ({}, {"own": "abc"}, {"own": {str(n): "" for n in range(9)}}):
+        with pytest.raises(errors.NebulaError, match="target did not say what its run"):
+            abnet_config.peers_own(frames.Hello("target", "1", {}, (), details))
+
+
+def test_an_empty_key_is_no_key(here, tmp_path):
+    (tmp_path / "key").write_bytes(b"")
+    with (
+        flagsaver.flagsaver(id_key=str(tmp_path / "key")),
+        pytest.raises(errors.NebulaError, match="the file is empty"),
+    ):
+        abnet_data.id_key()
+    (tmp_path / "key").write_bytes(b"secret")
+    with flagsaver.flagsaver(id_key=str(tmp_path / "key")):
+        assert abnet_data.id_key() == b"secret"
+
+
+def test_what_a_side_says_of_its_model_is_keyed(here, tmp_path):
+    """Else the other side could tell whether a text that it guesses is the same."""
+    manifest = tmp_path / "run" / "target" / "model" / abnet_models.MADE_OF
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("['model', 'text']\n")
+    said = set()
+    for key in (b"one", b"other"):
+        (tmp_path / "key").write_bytes(key)
+        with flagsaver.flagsaver(
+            id_key=str(tmp_path / "key"), workdir=str(tmp_path / "run")
+        ):
+            said.add(abnet_models.target_digest())
+    assert len(said) == 2
+    assert text_folder.digest_of([manifest.read_text()]) not in said
+
+
+@pytest.mark.parametrize(
+    "changes", [{"width": 0}, {"width": "24"}, {"layers": True}, {"more": 1}]
+)
+def test_a_peer_whose_model_cannot_be_is_refused(here, changes):
+    words = abnet_config.transformer.Config(60, 2, 16, 2, 32, 16)
+    hello = abnet_config.hello("target", {}, [], words, {}, {})
+    assert abnet_config.peers_config(hello) == words
+    hello.details["model"] |= changes
+    with pytest.raises(errors.NebulaError, match="target"):
+        abnet_config.peers_config(hello)

@@ -1,0 +1,144 @@
+"""Small functions of the ABNet experiment, in this process."""
+
+import operator
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import shared_flags
+from experiments.abnet import channels as abnet_channels
+from experiments.abnet import config as abnet_config
+from experiments.abnet import data as abnet_data
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
+from nebula_jax.data import ragged_rows
+from nebula_jax.models import transformer
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(buckets=["8", "16"], batch_size=4, micro_batches=2):
+        yield
+
+
+def rows(lengths, seed=0):
+    """Token rows of these lengths."""
+    tokens = np.random.RandomState(seed).randint(5, 50, sum(lengths)).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    nothing = np.zeros(0, np.int32)
+    ids = [f"train-{n}" for n in range(len(lengths))]
+    return ragged_rows.TokenRows(ids, tokens, offsets, nothing, nothing)
+
+
+@pytest.mark.parametrize(("longest", "expected"), [(0, 8), (8, 8), (9, 16), (16, 16)])
+def test_a_row_has_the_capacity_of_the_smallest_bucket(longest, expected):
+    assert abnet_data.capacity(np.asarray([3, longest, 2])) == expected
+
+
+def test_there_is_room_for_every_question_of_ar():
+    random = np.random.RandomState(0)
+    for _ in range(50):
+        lengths = random.randint(2, 17, 8)
+        room = len(abnet_data.slots(lengths, 8, 16, "ar"))
+        assert lengths.sum() - 8 <= room <= 8 * 16
+        assert room % 32 == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+def test_there_is_room_for_the_masks_of_cmlm(count):
+    """Few rows can all be masked wholly; of many, four standard deviations more."""
+    random = np.random.RandomState(0)
+    for _ in range(20):
+        lengths = random.randint(2, 17, count)
+        room = len(abnet_data.slots(lengths, count, 16, "cmlm"))
+        pieces = np.maximum(lengths - 2, 1)
+        drawn = np.ceil(random.rand(1000, count) * pieces).sum(axis=1)
+        assert (drawn > room).mean() < 0.005
+        assert room <= count * 16
+
+
+def test_shapes_are_few():
+    random = np.random.RandomState(0)
+    shapes = {
+        len(abnet_data.slots(random.randint(2, 17, 8), 8, 16, objective))
+        for _ in range(200)
+        for objective in ("ar", "cmlm")
+    }
+    assert len(shapes) <= 4
+
+
+def test_evaluation_batches_are_of_what_was_chosen_alike_ones_together():
+    text = rows([4, 12, 5, 16, 3, 9])
+    chosen = abnet_data.chosen(5, len(text))
+    assert chosen.tolist() == [0, 1, 2, 3, 4]
+    assert abnet_data.chosen(9, 6).tolist() == [0, 1, 2, 3, 4, 5]
+    batches = abnet_data.evaluation_batches(text, chosen, 3)
+    assert [each.indices.tolist() for each in batches] == [[4, 0, 2], [1, 3, 3]]
+    assert [each.count for each in batches] == [3, 2]
+    assert [each.bucket for each in batches] == [0, 1]
+
+
+def test_a_digest_is_of_ids_tokens_and_where_sentences_end():
+    def digest(lengths, seed=0):
+        train = rows(lengths, seed)
+        return abnet_data.digest(abnet_data.Text(None, {}, {"train": train}, {}))
+
+    same = digest([3, 4])
+    assert digest([3, 4]) == same
+    assert len({same, digest([4, 3]), digest([3, 4], seed=1), digest([3, 3])}) == 4
+
+
+def test_settings_are_what_a_hello_can_say():
+    settings = abnet_config.settings("es-en")
+    assert settings["--buckets"] == "8,16"
+    assert settings["--pair"] == "es-en"
+    assert settings.keys() == {f"--{name}" for name in abnet_config.AGREED}
+    assert all(isinstance(v, str | int | float) for v in settings.values())
+
+
+def test_a_translator_has_the_flags_shape():
+    source = transformer.Config(60, 2, 16, 2, 32, 16)
+    target = transformer.Config(50, 2, 24, 2, 48, 16)
+    with flagsaver.flagsaver(cross_heads=3, objective="ar"):
+        config = abnet_config.config(source, target)
+    assert (config.source, config.target, config.heads) == (source, target, 3)
+    assert (config.objective, config.max_target_length) == ("ar", 16)
+    with (
+        flagsaver.flagsaver(cross_heads=5),
+        pytest.raises(
+            shared_flags.FlagError, match="does not divide the target model's"
+        ),
+    ):
+        abnet_config.config(source, target)
+
+
+@pytest.mark.parametrize(
+    ("codec", "expected"),
+    [
+        ("identity", "identity"),
+        ("fp16", "fp16"),
+        ("pack_tokens|fp16", "pack_tokens|fp16"),
+        ("delta(fp16,9)", "pack_tokens|fp16"),
+        ("from_step(3,fp16)", "from_step(3,fp16)"),
+        ("from_step(3,delta(fp16,9))", "pack_tokens|fp16"),
+    ],
+)
+def test_sentences_to_judge_are_sent_as_the_model_was_trained(codec, expected):
+    """Save by a codec that remembers training examples."""
+    spec = abnet_channels.judged_spec(16)
+    with flagsaver.flagsaver(forward_codec=codec):
+        used = abnet_config.evaluation_codec(spec)
+    want = codecs.from_string(expected)
+    for ours, theirs in zip(codec_lib.fixed(used), codec_lib.fixed(want), strict=True):
+        payloads = (codec_lib.payload_spec(each, spec) for each in (ours, theirs))
+        assert operator.eq(*map(jax.tree.leaves, payloads))
+
+
+def test_dev_is_judged_every_so_often_and_at_the_end():
+    with flagsaver.flagsaver(bleu_every=4, steps=10):
+        judged = [step for step in range(1, 11) if abnet_config.is_evaluated(step)]
+    assert judged == [4, 8, 10]

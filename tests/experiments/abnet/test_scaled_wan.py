@@ -1,0 +1,115 @@
+import dataclasses
+import json
+
+import pytest
+import tiny_translations
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import shared_flags
+from experiments.abnet import models as abnet_models
+from experiments.abnet import scaled_wan
+from nebula_jax.communication import wan
+from nebula_jax.data import parallel_side
+
+
+@pytest.fixture
+def given(tmp_path):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(wan=scaled_wan.AUTO, cluster="all", workdir=str(tmp_path)):
+        yield
+
+
+def test_the_wire_weighs_what_it_weighed_in_the_paper():
+    found = scaled_wan.dilated(compute_seconds=2.0, padded_bits=40_000_000)
+    lines = wan.from_string(found.wan)
+    assert lines.up == lines.down
+    wire = found.padded_bits / lines.up.rate
+    assert wire == pytest.approx(10 * 2.0, rel=1e-3)
+    # 201.3 Mbit at 60 Mbit/s; a tenth of it is the paper's compute.
+    assert pytest.approx(3.355, abs=1e-3) == 10 * scaled_wan.PAPER_COMPUTE
+    assert found.factor == pytest.approx(2.0 / 0.3355, rel=1e-3)
+    assert lines.up.delay == pytest.approx(0.015 * found.factor, rel=1e-2)
+
+
+def test_the_papers_own_step_gives_the_papers_line():
+    found = scaled_wan.dilated(scaled_wan.PAPER_COMPUTE, scaled_wan.PAPER_BITS)
+    assert wan.from_string(found.wan).up == wan.Line(60e6, 0.015)
+    assert found.factor == 1
+
+
+def test_the_line_takes_the_flags_place_is_told_and_kept(
+    given, monkeypatch, tmp_path, capsys
+):
+    measured = []
+
+    def measure(folders):
+        measured.append(folders)
+        return 0.5, 10_000_000
+
+    monkeypatch.setattr(scaled_wan, "measure", measure)
+    scaled_wan.settle(("x", "y"))
+    assert shared_flags.WAN.value == "2000kbit,22.35ms"
+    told = capsys.readouterr().err
+    assert "--wan=2000kbit,22.35ms" in told
+    assert "1.49 times the paper's" in told
+    kept = scaled_wan.read(tmp_path)
+    assert kept == dataclasses.asdict(scaled_wan.dilated(0.5, 10_000_000))
+    flags.FLAGS.wan = (
+        scaled_wan.AUTO
+    )  # the run goes on: the same line, not measured anew
+    scaled_wan.settle(("x", "y"))
+    assert shared_flags.WAN.value == "2000kbit,22.35ms"
+    assert len(measured) == 1
+    json.dumps(kept)
+
+
+def test_a_line_that_is_given_stays(given, tmp_path):
+    flags.FLAGS.wan = "60mbit,15ms"
+    scaled_wan.settle(("x", "y"))
+    assert shared_flags.WAN.value == "60mbit,15ms"
+    assert scaled_wan.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("source", "give source and target the same line"),
+        ("target", "give source and target the same line"),
+        ("whole", "has no line"),
+    ],
+)
+def test_only_all_clusters_together_can_measure(given, cluster, message):
+    scaled_wan.check()
+    flags.FLAGS.cluster = cluster
+    with pytest.raises(shared_flags.FlagError, match=message):
+        scaled_wan.check()
+    flags.FLAGS.wan = ""
+    scaled_wan.check()
+
+
+def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
+    text = tiny_translations.write_text(tmp_path / "text")
+    folders = parallel_side.split_parallel(text, ("es", "en"), tmp_path / "sides")
+    models = {
+        f"{side}_model": str(
+            tiny_translations.write_model(tmp_path / side, 16, 0, side == "target")
+        )
+        for side in ("source", "target")
+    }
+    values = tiny_translations.TINY | models
+    values |= {
+        "buckets": values["buckets"].split(","),
+        "workdir": str(tmp_path / "run"),
+        "prepared_dir": str(tmp_path / "prepared"),
+        "devices_per_cluster": 0,
+        # What the codecs take is not the plain step's.
+        "forward_codec": "fp16",
+    }
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(**values):
+        abnet_models.prepare_target(folders[1])
+        seconds, padded = scaled_wan.measure(folders)
+    assert 0 < seconds < 60
+    rows, longest, width = values["batch_size"], 16, 16
+    assert padded == 32 * rows * longest * width

@@ -1,0 +1,234 @@
+"""M3 that begins with a pretrained encoder, and leaves one (section 4.1)."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_hot_start
+import tiny_nli
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import shared_flags
+from experiments.m3 import models as m3_models
+from nebula_jax import errors
+from nebula_jax.data import tokenizers
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import pretrained
+from scripts import train_vocabulary
+
+LAYERS = 1  # of a generator: a quarter, but at least one
+
+
+@pytest.fixture(scope="module")
+def checkpoint(runs):
+    """A checkpoint that was trimmed before, in the place of one as it comes."""
+    whole = tiny_hot_start.write_model(runs.folder / "models" / "whole")
+    words = tokenizers.load(whole)
+    used = [
+        words.encode(word)[0]
+        for word in tiny_hot_start.WORDS + tiny_hot_start.UNSAID[4:]
+    ]
+    keep = tokenizers.kept_ids(words, used)
+    folder = runs.folder / "models" / "bert"
+    pretrained.save(folder, pretrained.trim(pretrained.load(whole), keep))
+    tokenizers.save(folder, tokenizers.trim(words, keep))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def split(runs, checkpoint):
+    status, output = runs.run(
+        hot_start="models/bert",
+        max_length=tiny_hot_start.LENGTH,
+        steps=2,
+        learning_rate=0,
+        workdir="hot",
+        temperature=1.5,
+    )
+    assert status == 0, output
+    return runs.folder / "hot", output
+
+
+def given(path):
+    """The vocabulary of a run."""
+    for line in (path / "run.flags").read_text().splitlines():
+        if line.startswith("--vocabulary="):
+            return vocabularies.load(path.parent / line.partition("=")[2])
+    raise AssertionError("run.flags names no vocabulary")
+
+
+def test_both_sides_begin_with_the_encoder(runs, checkpoint, split):
+    """Nothing is learned at rate 0: what is saved is what it began with."""
+    whole = pretrained.load(checkpoint).params
+    rows = np.searchsorted(
+        tokenizers.load(checkpoint).old_ids, given(split[0]).rows
+    )  # both count from the pieces of the one that was trimmed
+    for cluster, layers in (("generator-0", LAYERS), ("discriminator", 2)):
+        params = runs.state("hot", cluster, 2)["params"]
+        table = whole["embeddings"]["word_embeddings"]["embedding"]
+        np.testing.assert_array_equal(
+            params["embeddings"]["word_embeddings"]["embedding"], table[rows]
+        )
+        assert len(params["encoder"]) == layers
+        for name, layer in params["encoder"].items():
+            jax.tree.map(np.testing.assert_array_equal, layer, whole["encoder"][name])
+
+
+def test_generators_have_heads_of_their_own(runs, split):
+    first, second = (
+        runs.state("hot", f"generator-{index}", 2)["params"]["mlm_head"]
+        for index in range(2)
+    )
+    assert np.any(first["dense"]["kernel"] != second["dense"]["kernel"])
+
+
+def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, split):
+    own, words = given(split[0]), tokenizers.load(checkpoint)
+    assert own.size < words.size  # nobody says unsaid
+    pieces = [words.library.pieces[row] for row in own.rows]
+    assert pieces[: vocabularies.NUM_CONTROL] == [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    ]
+    text = "the house has doors and gardens"
+    assert [pieces[i] for i in own.encode(text)] == [
+        *("the", "house", "has", "doors", "and", "[UNK]")
+    ]
+
+
+def test_the_fake_token_rate_is_told_from_the_first_step(split):
+    summary = json.loads((split[0] / "summary.json").read_text())
+    assert [each["step"] for each in summary["held_back"]] == [0, 2]
+    for each in summary["held_back"]:
+        assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
+    assert "fakes at step 0" in split[1]
+
+
+def test_the_discriminator_leaves_its_encoder(split, checkpoint):
+    folder = split[0] / "discriminator" / "encoder"
+    before, after = pretrained.load(checkpoint), pretrained.load(folder)
+    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)  # rate 0
+
+
+def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
+    """Of a family that counts positions from 2."""
+    checkpoint = tiny_hot_start.write_model(
+        runs.folder / "models" / "xlmr", family="xlm_roberta"
+    )
+    status, output = runs.run(
+        cluster="whole",
+        hot_start="models/xlmr",
+        max_length=tiny_hot_start.LENGTH,
+        steps=2,
+        workdir="left",
+    )
+    assert status == 0, output
+    folder = runs.folder / "left" / "whole" / "encoder"
+    before, after = pretrained.load(checkpoint), pretrained.load(folder)
+    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
+    assert after.config == before.config
+    rows = given(runs.folder / "left").rows
+    trained = runs.state("left", "whole", 2)[1]["params"]
+    table = after.params["embeddings"]["word_embeddings"]["embedding"]
+    np.testing.assert_array_equal(
+        table[rows], trained["embeddings"]["word_embeddings"]["embedding"]
+    )
+    others = np.setdiff1d(np.arange(len(table)), rows)
+    np.testing.assert_array_equal(
+        table[others],
+        before.params["embeddings"]["word_embeddings"]["embedding"][others],
+    )
+    positions = after.params["embeddings"]["position_embeddings"]["embedding"]
+    np.testing.assert_array_equal(
+        positions[: 2 + tiny_hot_start.LENGTH],
+        trained["embeddings"]["position_embeddings"]["embedding"],
+    )
+    assert len(positions) == 2 + 16
+    words = trained["embeddings"]["word_embeddings"]["embedding"]
+    assert np.any(
+        words != before.params["embeddings"]["word_embeddings"]["embedding"][rows]
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, after.params["encoder"], trained["encoder"]
+    )
+
+
+def test_an_ernie_m_goes_in_and_comes_out(tmp_path):
+    """Twice its encoder, in the pieces that the text has and in all layers."""
+    before, after, vocabulary = tiny_hot_start.left_of(
+        tmp_path, "ernie_m", lambda params: jax.tree.map(lambda leaf: 2 * leaf, params)
+    )
+    first, left = pretrained.load(before), pretrained.load(after)
+    assert left.family == first.family == "ernie_m"
+    rows = vocabularies.load(vocabulary).rows
+    factor = np.ones((first.config.vocab_size, 1), np.float32)
+    factor[rows] = 2
+    old, new = (
+        each.params["embeddings"]["word_embeddings"]["embedding"]
+        for each in (first, left)
+    )
+    assert 5 < len(rows) < len(old)
+    np.testing.assert_array_equal(new, factor * old)
+    jax.tree.map(
+        lambda new, old: np.testing.assert_array_equal(new, 2 * old),
+        left.params["encoder"],
+        first.params["encoder"],
+    )
+
+
+def test_temperature_and_mask_rate_are_the_models(split):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(temperature=2.0, mask_rate=0.3, hot_start=""):
+        config = m3_models._config(
+            *[pretrained.transformer.Config(9, 1, 4, 1, 8, 8)] * 2
+        )
+    assert (config.temperature, config.mask_rate) == (2.0, 0.3)
+
+
+def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
+    """Before anything starts, and in words."""
+    own = given(split[0])
+    other = tiny_nli.write_model(runs.folder / "models" / "other", words=["the"])
+    narrow = runs.folder / "models" / "narrow"
+    narrow.mkdir()
+    about = json.loads((checkpoint / "config.json").read_text())
+    about |= {"model_type": "electra", "embedding_size": about["hidden_size"] // 2}
+    (narrow / "config.json").write_text(json.dumps(about))
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        refused = pytest.raises(shared_flags.FlagError, match="name the model with")
+        with refused:
+            m3_models.load(own)
+    for given_flags, message in (
+        ({"hot_start": str(other)}, "is not the tokenizer of --hot_start=.*other"),
+        ({"hot_start": "models/nothing"}, "models/nothing"),
+        ({"hot_start": str(checkpoint), "generator_layers": 3}, "bert has 2"),
+        ({"hot_start": str(checkpoint), "max_length": 17}, "bert has 16"),
+        ({"hot_start": str(narrow)}, "narrow: its embeddings are narrower"),
+        ({"discriminator_layers": 1}, "is for --hot_start"),
+    ):
+        refused = pytest.raises(errors.NebulaError, match=message)
+        with flagsaver.flagsaver(**{"max_length": 16} | given_flags), refused:
+            m3_models.check()
+            m3_models.load(own)
+
+
+def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):
+    flags.FLAGS(["test"])
+    out = runs.folder / "shared_vocabulary"
+    with flagsaver.flagsaver(
+        hot_start=str(checkpoint),
+        data_dir=str(runs.text),
+        generators="en de|sw",
+        out=str(out),
+    ):
+        assert train_vocabulary.main() == 0
+        assert vocabularies.load(out).rows is not None
+        with pytest.raises(shared_flags.FlagError, match="is there already"):
+            train_vocabulary.main()

@@ -1,0 +1,53 @@
+"""Tiny checkpoints for an M3 run to begin with, and the models it makes of them."""
+
+import pathlib
+
+import tiny_nli
+import tiny_runs
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments.m3 import models as m3_models
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from scripts import train_vocabulary
+
+WORDS = ["the", "has", "doors", "and", "windows", "house", "das", "hat", "ina"]
+UNSAID = [f"unsaid{n}" for n in range(9)]
+LENGTH = 12  # of a sequence; the checkpoint has 16 positions
+
+
+def write_model(folder: pathlib.Path, **how) -> pathlib.Path:
+    """Two layers of width 16; half of its pieces are not in the runs' text."""
+    tiny_nli.write_model(folder, words=WORDS + UNSAID, **how)
+    pieces = (folder / "vocab.txt").read_text().splitlines(keepends=True)
+    # Its control pieces are not the first five, as XLM-R's are not.
+    (folder / "vocab.txt").write_text("".join(pieces[3:] + pieces[:3]))
+    return folder
+
+
+def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ...]:
+    """What an M3 run begins with and leaves, without the run.
+
+    Args:
+      folder: where all files go.
+      family: of the checkpoint.
+      change: what the run does to the discriminator's `embeddings` and `encoder`.
+
+    Returns:
+      The folders of the checkpoint before and after, and the vocabulary's.
+    """
+    before = write_model(folder / "before", family=family)
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(
+        hot_start=str(before),
+        data_dir=str(tiny_runs.write_text(folder / "text")),
+        generators="en de|sw",
+        max_length=LENGTH,
+        out=str(folder / "vocabulary"),
+    ):
+        assert train_vocabulary.main() == 0
+        vocabulary = vocabularies.load(folder / "vocabulary")
+        models = m3_models.load(vocabulary)
+        trained = change(models.discriminator)
+        m3_models.export(folder / "after", models, vocabulary, trained)
+    return before, folder / "after", folder / "vocabulary"

@@ -1,0 +1,138 @@
+"""Runs of finetune_xnli, tiny: invented pairs, and models of two layers."""
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+import tiny_runs
+from flax import traverse_util
+
+from nebula_jax.data import nli
+from nebula_jax.models import pretrained, transformer
+from nebula_jax.models.pretrained import names
+
+HEADER = "\t".join(nli.COLUMNS)
+COLORS = {
+    "en": ["red", "green", "blue", "white"],
+    "de": ["rot", "grün", "blau", "weiß"],
+    "sw": ["nyekundu", "kijani", "buluu", "nyeupe"],
+}
+FORMS = {
+    "en": ("the door is {}", 'he said " it is {}', "it is not {} at all"),
+    "de": ("die Tür ist {}", 'er sagt " sie ist {}', "sie ist gar nicht {}"),
+    "sw": ("mlango ni {}", 'alisema " ni {}', "si {} hata kidogo"),
+}
+SIZES = {"train": 96, "dev": 24, "test": 21}
+
+TINY = {
+    "encoder": "models/bert",
+    "languages": "en,de,sw",
+    "length_buckets": "12,16",
+    "batch_size": 8,
+    "eval_batch_size": 8,
+    "steps": 12,
+    "dev_every": 4,
+    "checkpoint_every": 3,
+    "rate": 2e-3,
+    "log_every": 2,
+    "devices_per_cluster": 1,
+}
+
+
+def pair(n: int, language: str) -> tuple[str, str, str]:
+    """Premise, hypothesis and label number n."""
+    label = nli.LABELS[n % 3]
+    color = n * 5 % 4
+    said = color if label != "neutral" else (color + 1) % 4
+    is_, says, denies = FORMS[language]
+    hypothesis = denies if label == "contradiction" else says
+    colors = COLORS[language]
+    return is_.format(colors[color]), hypothesis.format(colors[said]), label
+
+
+def lines(split: str, language: str) -> list[str]:
+    """A file's lines, with its header."""
+    first = list(SIZES).index(split) * 1000
+    rows = [
+        f"{split}-{n}\tinvented\t" + "\t".join(pair(n, language))
+        for n in range(first, first + SIZES[split])
+    ]
+    return [HEADER, *rows]
+
+
+def write_text(folder: pathlib.Path) -> pathlib.Path:
+    """A folder in the project's format."""
+    (folder / "nli").mkdir(parents=True)
+    for split in SIZES:
+        for language in FORMS if split != "train" else ("en",):
+            path = folder / "nli" / f"{split}.{language}.tsv"
+            path.write_text("".join(f"{line}\n" for line in lines(split, language)))
+    return folder
+
+
+def write_model(
+    folder: pathlib.Path,
+    seed: int = 0,
+    unused_words: int = 3,
+    has_pooler: bool = False,
+    words: Sequence[str] = (),
+    family: str = "bert",
+) -> pathlib.Path:
+    """A checkpoint with random weights and BERT's tokenizer.
+
+    Args:
+      folder: to be made.
+      seed: of the weights.
+      unused_words: pieces that no text has.
+      has_pooler: whether it has a pooler.
+      words: its pieces; if empty, those of the pairs.
+      family: whose layout.
+    """
+    sentences = [
+        " ".join(pair(n, language)[:2]) for n in range(40) for language in FORMS
+    ]
+    said = sorted({word for sentence in sentences for word in sentence.split()})
+    unused = [f"unsaid{n}" for n in range(unused_words)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused, *(words or said)]
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    config = transformer.Config(
+        vocab_size=len(pieces),
+        layers=2,
+        width=16,
+        heads=2,
+        feed_forward=32,
+        max_length=16,
+        token_types={"bert": 2, "ernie_m": 0}.get(family, 1),
+        position_offset=names.FAMILIES[family].position_offset,
+    )
+    random = np.random.RandomState(seed)
+    parts = ("embeddings", "encoder", *(["pooler"] if has_pooler else []))
+    flat = {
+        path: np.float32(path.endswith("scale") + 0.3 * random.randn(*shape))
+        for path, shape in pretrained.shapes(config).items()
+        if path.startswith(parts)
+    }
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
+    pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
+    return folder
+
+
+class Finetunings(tiny_runs.Runs):
+    """Starts finetune_xnli in a folder of its own."""
+
+    module = "experiments.finetune_xnli"
+
+    def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
+        super().__init__(folder, cache)
+        write_model(folder / "models" / "bert")
+
+    def write_text(self, folder: pathlib.Path) -> pathlib.Path:
+        """Writes the pairs of the runs that name no others; their folder."""
+        return write_text(folder)
+
+    def flags(self) -> dict:
+        """What a run is given unless a test says otherwise."""
+        return TINY | {"data_dir": "text", "prepared_dir": "prepared"}

@@ -1,0 +1,180 @@
+"""Runs of train_abnet, tiny: an invented corpus, and models of two layers."""
+
+import pathlib
+
+import jax
+import numpy as np
+import tiny_runs
+from flax import traverse_util
+
+from nebula_jax.models import pretrained, transformer
+from nebula_jax.models.pretrained import names as state_names
+
+# English, Spanish. A long sentence of one language may be a short one of the other.
+SHORT = ("the {} has {} doors", "la {} tiene {} puertas")
+LONG = (
+    "the {} near the {} has {} doors and {} windows",
+    "la {} cerca de la {} tiene {} puertas y {} ventanas",
+)
+THINGS = {"house": "casa", "school": "escuela", "church": "iglesia", "tower": "torre"}
+
+PAIRS = {"train": 60, "dev": 5, "test": 4}
+
+TINY = {
+    "pair": "es-en",
+    "objective": "cmlm",
+    "encoder_inner": 8,
+    "decoder_inner": 8,
+    "cross_heads": 2,
+    "buckets": "8,16",
+    "batch_size": 8,
+    "micro_batches": 2,
+    "ahead": 2,
+    "peak_rate": 1e-3,
+    "rise_steps": 1,
+    "head_steps": 3,
+    "bleu_every": 100,
+    "bleu_sentences": 3,
+    "beams": 2,
+    "iterations": 2,
+    "log_every": 2,
+    "connect_timeout": 60,
+    "peer_timeout": 20,
+    "devices_per_cluster": 1,
+}
+
+
+def pair(n: int) -> tuple[str, str]:
+    """The n-th sentence in English and in Spanish; every third is long."""
+    names = list(THINGS)
+    things = names[n % 4], names[n * 7 % 3]
+    forms, numbers = (LONG, (n % 40, n * 3 % 17)) if n % 3 == 0 else (SHORT, (n % 40,))
+    things = things[: len(numbers)]
+    spanish = [THINGS[thing] for thing in things]
+    return forms[0].format(*things, *numbers), forms[1].format(*spanish, *numbers)
+
+
+def write_text(folder: pathlib.Path, is_alike: bool = False) -> pathlib.Path:
+    """A text folder in the project's format.
+
+    Args:
+      folder: to be made.
+      is_alike: only short sentences, all as long as one another: the models are
+        compiled for one shape.
+    """
+    (folder / "parallel").mkdir(parents=True)
+    first = 0
+    for split, count in PAIRS.items():
+        numbers = range(first, first + count)
+        if is_alike:
+            numbers = (3 * n + 1 for n in numbers)
+        rows = ["en\tes", *("\t".join(pair(n)) for n in numbers)]
+        path = folder / "parallel" / f"en-es.{split}.tsv"
+        path.write_text("".join(row + "\n" for row in rows))
+        first += count
+    return folder
+
+
+def write_model(
+    folder: pathlib.Path,
+    width: int,
+    seed: int,
+    has_head: bool = False,
+    layers: int = 2,
+    family: str = "bert",
+) -> pathlib.Path:
+    """A checkpoint with random weights and BERT's tokenizer, of the text's words.
+
+    Args:
+      folder: to be made.
+      width: D.
+      seed: of the weights.
+      has_head: whether it has an MLM head.
+      layers: how many.
+      family: whose layout.
+    """
+    sentences = [" ".join(pair(n)) for n in range(3 * sum(PAIRS.values()))]
+    words = sorted({word for sentence in sentences for word in sentence.split()})
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, "unsaid"]
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    config = transformer.Config(
+        vocab_size=len(pieces),
+        layers=layers,
+        width=width,
+        heads=2,
+        feed_forward=2 * width,
+        max_length=16,
+        token_types={"bert": 2, "ernie_m": 0}[family],
+        position_offset=state_names.FAMILIES[family].position_offset,
+    )
+    random = np.random.RandomState(seed)
+    flat = {
+        path: np.float32(path.endswith("scale") + 0.3 * random.randn(*shape))
+        for path, shape in pretrained.shapes(config).items()
+        if path.startswith(("embeddings", "encoder"))
+        or (has_head and path.startswith("mlm_head"))
+    }
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
+    pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
+    return folder
+
+
+class Translations(tiny_runs.Runs):
+    """Starts train_abnet in a folder of its own."""
+
+    module = "experiments.train_abnet"
+
+    def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
+        super().__init__(folder, cache)
+        write_text(folder / "alike", is_alike=True)
+        # The paper's pair: ERNIE-M reads, BERT writes.
+        write_model(folder / "models" / "spanish", 16, seed=0, family="ernie_m")
+        write_model(folder / "models" / "english", 24, seed=1)
+        write_model(folder / "models" / "english_with_head", 24, 1, has_head=True)
+        # Sooner compiled, for runs that are started often.
+        write_model(folder / "models" / "shallow_spanish", 16, 0, layers=1)
+        write_model(folder / "models" / "shallow_english", 24, 1, True, layers=1)
+
+    def write_text(self, folder: pathlib.Path) -> pathlib.Path:
+        """Writes the corpus of the runs that name no other; its folder."""
+        return write_text(folder)
+
+    def flags(self) -> dict:
+        """What a run is given unless a test says otherwise."""
+        return TINY | {
+            "data_dir": "text",
+            "prepared_dir": "prepared",
+            "source_model": "models/spanish",
+            "target_model": "models/english_with_head",
+        }
+
+    def sides(self, workdir: str, step: int) -> list:
+        """What source and target saved after `step`, of a split run or a whole one."""
+        if (self.folder / workdir / "whole").is_dir():
+            return list(self.state(workdir, "whole", step))
+        return [self.state(workdir, name, step) for name in ("source", "target")]
+
+
+def flat(tree) -> dict:
+    """Path -> array."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_close(got, want, atol: float) -> None:
+    """Two trees of one structure and nearly the same values; names what differs."""
+    got, want = flat(got), flat(want)
+    assert got.keys() == want.keys()
+    apart = {
+        path: float(np.abs(got[path] - want[path]).max())
+        for path in got
+        if not np.allclose(got[path], want[path], rtol=0, atol=atol)
+    }
+    assert not apart, apart
+
+
+def assert_same(got, want) -> None:
+    """Two trees that are alike bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, got, want)

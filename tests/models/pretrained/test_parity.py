@@ -1,0 +1,163 @@
+"""Models against transformers itself; needs requirements-parity.txt, else skipped."""
+
+import pathlib
+import types
+
+import jax
+import numpy as np
+import oracle
+import pytest
+import tiny_hot_start
+import tiny_nli
+from absl import flags
+from flax import traverse_util
+
+from experiments.m3 import models as m3_models
+from nebula_jax.data import tokenizers
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models.pretrained import packages
+from nebula_jax.models import pretrained
+from nebula_jax.models import transformer
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="4.57")
+
+TOLERANCE = 1e-4  # the issue's, in float32
+PREPARED = pathlib.Path(__file__).parents[3] / "pretrained"
+TEXTS = ("The cat doesn't sit on the mat.", "¿Verdad?", "我爱你, 3,000 libros.")
+
+
+def drawn(seed):
+    """A shape; 0 for the golden files' own."""
+    if not seed:
+        return {}
+    random = np.random.RandomState(seed)
+    heads = int(random.choice([1, 2, 3]))
+    return {
+        "num_hidden_layers": int(random.randint(1, 4)),
+        "num_attention_heads": heads,
+        # Not 2: what layer norm makes of two numbers hangs on their last bits.
+        "hidden_size": heads * int(random.choice([6, 8, 12])),
+        "intermediate_size": int(random.randint(5, 30)),
+        "max_position_embeddings": int(random.randint(9, 20)),
+        "layer_norm_eps": float(random.choice([1e-12, 1e-5, 1e-3])),
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_what_transformers_wrote_we_read_and_the_other_way_round(name, seed, tmp_path):
+    theirs, _ = oracle.build(name, **drawn(seed))
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = pretrained.load(tmp_path / "theirs")
+    outputs = oracle.ours(model)
+    assert oracle.difference(outputs, oracle.theirs(theirs)) < TOLERANCE
+
+    pretrained.save(tmp_path / "ours", model)
+    again, info = type(theirs).from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert oracle.difference(outputs, oracle.theirs(again)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_golden_files_are_what_transformers_says_today(name):
+    model, tensors = oracle.build(name)
+    golden = oracle.golden(name)
+    assert golden["tensors"] == tensors
+    for key, value in oracle.theirs(model).items():
+        np.testing.assert_allclose(golden[key], value, atol=2e-5)
+
+
+def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
+    config = transformer.Config(
+        **{"vocab_size": 23, "layers": 2, "width": 8, "heads": 4},
+        **{"feed_forward": 12, "max_length": 12},
+    )
+    shapes = {
+        path: shape
+        for path, shape in pretrained.shapes(config).items()
+        if pretrained.part_of(path) in ("embeddings", "encoder")
+    }
+    params = traverse_util.unflatten_dict(
+        {path: oracle.weights(path, shape) for path, shape in shapes.items()}, sep="/"
+    )
+    (tmp_path / "vocabulary").write_bytes(b"pieces")
+    folder, of = tmp_path / "encoder", types.SimpleNamespace
+    flags.FLAGS(["test"])
+    m3_models.export(
+        folder,
+        of(config=of(discriminator=config)),
+        of(path=tmp_path / "vocabulary"),
+        params,
+    )
+    theirs, info = transformers.AutoModel.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    ours = oracle.ours(pretrained.load(folder))
+    assert oracle.difference(ours, oracle.theirs(theirs)) < TOLERANCE
+
+
+def test_transformers_finds_no_tokenizer_beside_a_trimmed_model(tmp_path):
+    """Else it would give the untrimmed one's ids, which are other rows or none."""
+    whole = tiny_nli.write_model(tmp_path / "whole")
+    words = tokenizers.load(whole)
+    keep = tokenizers.kept_ids(words, range(9))
+    pretrained.save(tmp_path / "less", pretrained.trim(pretrained.load(whole), keep))
+    tokenizers.save(tmp_path / "less", tokenizers.trim(words, keep))
+    assert transformers.AutoModel.from_pretrained(tmp_path / "less")
+    assert transformers.AutoTokenizer.from_pretrained(whole)
+    with pytest.raises((OSError, ValueError, TypeError)):
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "less")
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm_roberta", "ernie_m"])
+def test_transformers_reads_what_a_hot_started_m3_leaves(family, tmp_path, monkeypatch):
+    """All pieces and positions, those of the text and the layers anew."""
+    _, folder, vocabulary = tiny_hot_start.left_of(
+        tmp_path, family, lambda params: jax.tree.map(np.negative, params)
+    )
+    theirs, info = transformers.AutoModel.from_pretrained(
+        folder, output_loading_info=True
+    )
+    # Poolers are no part of what M3 trains; transformers makes one up.
+    assert all("pooler" in name for name in info["missing_keys"])
+    assert not info["unexpected_keys"]
+    # No piece is 1: transformers' XLM-R takes that for padding and does not count it.
+    ids = np.arange(2, 14, dtype=np.int32).reshape(2, 6)
+    said = np.isin(ids, vocabularies.load(vocabulary).rows)
+    assert said.any()
+    assert not said.all()
+    monkeypatch.setattr(oracle, "INPUT_IDS", ids)
+    ours = oracle.ours(pretrained.load(folder))
+    theirs = oracle.theirs(theirs)
+    theirs.pop("pooled", None)
+    assert oracle.difference(ours, theirs) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", packages.MODELS)
+def test_real_weights_answer_as_in_transformers(name, monkeypatch):
+    folder = PREPARED / name
+    if not folder.exists():
+        pytest.skip(f"python -m scripts.prepare_pretrained --model={name} first")
+    words = tokenizers.load(folder)
+    rows = [[words.cls, *words.encode(text), words.sep] for text in TEXTS]
+    length = max(map(len, rows))
+    ids = [row + [words.pad] * (length - len(row)) for row in rows]
+    mask = [[i < len(row) for i in range(length)] for row in rows]
+    monkeypatch.setattr(oracle, "INPUT_IDS", np.asarray(ids, np.int32))
+    monkeypatch.setattr(oracle, "ATTENTION_MASK", np.asarray(mask))
+    monkeypatch.setattr(oracle, "TOKEN_TYPE_IDS", np.zeros((3, length), np.int32))
+    model = pretrained.load(folder)
+    theirs = transformers.BertModel.from_pretrained(
+        folder, add_pooling_layer="pooler" in model.params
+    )
+    assert oracle.difference(oracle.ours(model), oracle.theirs(theirs)) < TOLERANCE
+
+    library = transformers.AutoTokenizer.from_pretrained(folder)
+    wanted = library(list(TEXTS), add_special_tokens=False)["input_ids"]
+    assert words.encode_batch(TEXTS) == wanted

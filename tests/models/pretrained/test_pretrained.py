@@ -1,0 +1,409 @@
+import dataclasses
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+import safetensors.numpy
+from flax import traverse_util
+
+from nebula_jax.models import electra
+from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import names as state_names
+from nebula_jax.models import transformer
+
+TOLERANCE = 1e-4  # the issue's, in float32; outputs are of order 1
+
+
+def write(tmp_path, name="bert", **changes):
+    """A golden checkpoint; `changes` go into its config."""
+    about = oracle.golden(name)
+    about["config"] |= changes
+    return oracle.write_checkpoint(tmp_path / "checkpoint", about)
+
+
+def rename(folder, how):
+    """Rewrites a checkpoint's tensors with `how` (dict -> dict)."""
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file(how(safetensors.numpy.load_file(path)), path)
+
+
+def assert_same(ours, theirs):
+    ours, theirs = (
+        traverse_util.flatten_dict(each, sep="/") for each in (ours, theirs)
+    )
+    assert ours.keys() == theirs.keys()
+    for path in ours:
+        np.testing.assert_array_equal(ours[path], theirs[path])
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_a_checkpoint_of_each_family_answers_as_in_transformers(name, tmp_path):
+    model = pretrained.load(write(tmp_path, name))
+    assert model.family == oracle.MODELS[name][2]
+    golden = oracle.golden(name)
+    outputs = {key: golden[key] for key in golden.keys() & oracle.OUTPUTS}
+    assert oracle.difference(oracle.ours(model), outputs) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_a_checkpoint_goes_out_as_it_came_in(name, tmp_path):
+    folder = write(tmp_path, name)
+    model = pretrained.load(folder)
+    pretrained.save(tmp_path / "out", model)
+    assert_same(
+        safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"),
+        safetensors.numpy.load_file(folder / "model.safetensors"),
+    )
+    again = pretrained.load(tmp_path / "out")
+    assert again.config == model.config
+    assert_same(again.params, model.params)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == [oracle.MODELS[name][0]]
+    assert config.items() >= oracle.golden(name)["config"].items()
+
+
+def test_paddles_ernie_m_is_the_same_model(tmp_path):
+    """Its matrices are [in, out], and attention is wrapped once less."""
+    folder = write(tmp_path, "ernie_m")
+    before = pretrained.load(folder)
+
+    def as_paddle(tensors):
+        return {
+            "ernie_m." + name.replace("self_attn.self_attn", "self_attn"): (
+                np.ascontiguousarray(array.T)
+                if array.ndim == 2 and "embeddings" not in name
+                else array
+            )
+            for name, array in tensors.items()
+        }
+
+    rename(folder, as_paddle)
+    model = pretrained.load(folder)
+    assert_same(model.params, before.params)
+    pretrained.save(tmp_path / "out", model)
+    as_transformers = write(tmp_path / "again", "ernie_m")
+    assert_same(
+        safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"),
+        safetensors.numpy.load_file(as_transformers / "model.safetensors"),
+    )
+
+
+def test_bare_old_and_superfluous_names_are_understood(tmp_path):
+    """As in google's own files: no prefix, gamma and beta, buffers, a tied copy."""
+    folder = write(tmp_path, "bert")
+    before = pretrained.load(folder)
+
+    def older(tensors):
+        tensors = {name.removeprefix("bert."): each for name, each in tensors.items()}
+        tensors = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ): each
+            for name, each in tensors.items()
+        }
+        table = tensors["embeddings.word_embeddings.weight"]
+        return tensors | {
+            "embeddings.position_ids": np.arange(12)[None],
+            "cls.predictions.decoder.weight": table,
+            "cls.seq_relationship.bias": np.zeros(2, np.float32),
+        }
+
+    rename(folder, older)
+    assert_same(pretrained.load(folder).params, before.params)
+
+
+def test_tensors_may_be_in_several_files(tmp_path):
+    folder = write(tmp_path)
+    before = pretrained.load(folder)
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {}
+    for part in (0, 1):
+        some = {name: tensors[name] for name in sorted(tensors)[part::2]}
+        safetensors.numpy.save_file(some, folder / f"part-{part}.safetensors")
+        index |= {name: f"part-{part}.safetensors" for name in some}
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": index}))
+    assert_same(pretrained.load(folder).params, before.params)
+    path.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
+    with pytest.raises(pretrained.PretrainedError, match="names a file outside"):
+        pretrained.load(folder)
+    path.write_text(json.dumps({"weight_map": {"a": 5}}))
+    with pytest.raises(pretrained.PretrainedError, match="5: No such file"):
+        pretrained.load(folder)
+
+
+def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
+    folder = write(tmp_path, hidden_size=16)
+
+    def damage(tensors):
+        del tensors["bert.encoder.layer.1.output.dense.bias"]
+        return tensors | {"classifier.weight": np.zeros((3, 8), np.float32)}
+
+    rename(folder, damage)
+    with pytest.raises(pretrained.PretrainedError) as caught:
+        pretrained.load(folder)
+    text = str(caught.value)
+    assert "missing: encoder.layer.1.output.dense.bias;" in text
+    assert "unexpected: classifier.weight;" in text
+    assert "embeddings.word_embeddings.weight is [23, 8], expected [23, 16]" in text
+    assert "encoder.layer.0.attention.self.query.bias is [8], expected [16]" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2'; known are bert, xlm-roberta"),
+        ({"model_type": ["bert"]}, r"model_type \['bert'\]; known are"),
+        ({"model_type": None, "architectures": 5}, "model_type None; known are"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; our encoder has gelu only"),
+        ({"position_embedding_type": "relative_key"}, "our encoder has absolute only"),
+        ({"hidden_size": "8"}, "hidden_size is '8', not a positive number"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is None"),
+        ({"num_attention_heads": 3}, "width 8 with 3 heads"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps is 0"),
+        ({"num_hidden_layers": 1}, r"unexpected: encoder\.layer\.1\.attention"),
+    ],
+)
+def test_a_config_that_is_not_its_models_is_named(change, message, tmp_path):
+    with pytest.raises(pretrained.PretrainedError, match=message):
+        pretrained.load(write(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [("xlm_roberta", 1e-12), ("bert", 1e-12), ("ernie_m", 1e-5)]
+)
+def test_a_config_without_an_epsilon_means_what_transformers_takes(
+    name, epsilon, tmp_path
+):
+    folder = write(tmp_path, name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("layer_norm_eps", None)
+    path.write_text(json.dumps(config))
+    assert pretrained.load(folder).config.layer_norm_epsilon == epsilon
+
+
+def test_a_config_may_name_its_architecture_only(tmp_path):
+    folder = write(tmp_path, "electra_generator", model_type=None)
+    assert pretrained.load(folder).family == "electra"
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(pretrained.PretrainedError, match="none is no folder"):
+        pretrained.load(tmp_path / "none")
+    with pytest.raises(pretrained.PretrainedError, match=r"config\.json: No such file"):
+        pretrained.load(tmp_path)
+    folder = write(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = (
+        r"no model\.safetensors; pytorch_model\.bin is there, but only safetensors"
+    )
+    with pytest.raises(pretrained.PretrainedError, match=message):
+        pretrained.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(pretrained.PretrainedError, match=r"config\.json is no JSON"):
+        pretrained.load(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(pretrained.PretrainedError, match="no JSON object"):
+        pretrained.load(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 300, -1])
+def test_a_file_cut_short_is_named(kept, tmp_path):
+    folder = write(tmp_path)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(pretrained.PretrainedError, match="no whole safetensors") as e:
+        pretrained.load(folder)
+    assert "\n" not in str(e.value)
+
+
+def test_an_output_layer_of_its_own_is_refused(tmp_path):
+    folder = write(tmp_path)
+    own = {"cls.predictions.decoder.weight": np.zeros((23, 8), np.float32)}
+    rename(folder, lambda tensors: tensors | own)
+    with pytest.raises(pretrained.PretrainedError, match="is not the embedding table"):
+        pretrained.load(folder)
+
+
+def test_positions_may_be_cut_and_layers_taken(tmp_path):
+    folder = write(tmp_path, "xlm_roberta")
+    whole = pretrained.load(folder)
+    assert whole.config.max_length == 10  # 12 rows, two of which no position has
+    short = pretrained.load(folder, max_length=6, dropout=0.1, dtype="bfloat16")
+    assert short.config == dataclasses.replace(
+        whole.config, max_length=6, dropout=0.1, dtype="bfloat16"
+    )
+    exact = short._replace(config=dataclasses.replace(whole.config, max_length=6))
+    assert oracle.difference(oracle.ours(exact), oracle.ours(whole)) == 0
+    with pytest.raises(pretrained.PretrainedError, match="has 10 positions; 11"):
+        pretrained.load(folder, max_length=11)
+
+    first = pretrained.first_layers(whole, 1)
+    assert first.config.layers == 1
+    assert set(first.params) == {"embeddings", "encoder"}
+    assert list(first.params["encoder"]) == ["layer_0"]
+    with pytest.raises(pretrained.PretrainedError, match="3 layers of a model"):
+        pretrained.first_layers(whole, 3)
+
+
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_a_trimmed_vocabulary_changes_no_output(name, tmp_path, monkeypatch):
+    model = pretrained.load(write(tmp_path, name))
+    before = oracle.ours(model)
+    keep = np.unique([*oracle.INPUT_IDS.ravel(), 1])
+    small = pretrained.trim(model, keep)
+    assert small.config.vocab_size == len(keep)
+    table = small.params["embeddings"]["word_embeddings"]["embedding"]
+    assert len(table) == len(keep)
+    ids = np.searchsorted(keep, oracle.INPUT_IDS).astype(np.int32)
+    monkeypatch.setattr(oracle, "INPUT_IDS", ids)
+    after = oracle.ours(small)
+    mask = oracle.ATTENTION_MASK
+    if "mlm_logits" in before:
+        np.testing.assert_allclose(
+            after.pop("mlm_logits")[mask],
+            before.pop("mlm_logits")[mask][:, keep],
+            rtol=1e-6,  # a matrix product of another shape may add in another order
+            atol=1e-6,
+        )
+    assert after.keys() == before.keys()
+    for output in before:
+        where = ... if output == "pooled" else mask
+        np.testing.assert_array_equal(after[output][where], before[output][where])
+    pretrained.save(tmp_path / "small", small)
+    assert_same(pretrained.load(tmp_path / "small").params, small.params)
+
+
+def test_trimming_keeps_the_padding_piece(tmp_path):
+    model = pretrained.load(write(tmp_path, pad_token_id=3))
+    assert pretrained.trim(model, [3, 5, 8]).about["pad_token_id"] == 0
+    with pytest.raises(pretrained.PretrainedError, match="pad_token_id 3 is not"):
+        pretrained.trim(model, [0, 1])
+    for rows in ([], [23], [-1, 3]):
+        with pytest.raises(pretrained.PretrainedError, match=r"must be in 0\.\.\.22"):
+            pretrained.trim(model, rows)
+
+
+def test_what_was_trained_here_goes_out_as_electra(tmp_path):
+    """The discriminator of M3, without its CLM head, which ELECTRA has no name for."""
+    config = transformer.config_of_size("nano", vocab_size=40, max_length=16)
+    ids, mask = np.ones((1, 16), np.int32), np.ones((1, 16), bool)
+    params = jax.tree.map(
+        lambda leaf: np.random.RandomState(0).randn(*leaf.shape).astype(np.float32),
+        jax.eval_shape(
+            electra.Discriminator(config).init, jax.random.key(0), ids, mask, ids[:, :2]
+        )["params"],
+    )
+    model = pretrained.Pretrained("electra", config, params, {})
+    with pytest.raises(pretrained.PretrainedError, match="no name for clm_head/bias"):
+        pretrained.save(tmp_path, model)
+    with pytest.raises(pretrained.PretrainedError, match="counts positions from 2"):
+        pretrained.save(tmp_path, model._replace(family="ernie_m"))
+    del params["clm_head"]
+    pretrained.save(tmp_path, model)
+    again = pretrained.load(tmp_path)
+    assert set(again.params) == {"embeddings", "encoder", "rtd_head"}
+    types = again.params["embeddings"].pop("token_type_embeddings")["embedding"]
+    np.testing.assert_array_equal(types, np.zeros((1, 64)))  # it adds nothing
+    assert_same(again.params, params)
+
+
+@pytest.mark.parametrize("name", state_names.FAMILIES)
+def test_no_two_parameters_have_one_name(name):
+    family = state_names.FAMILIES[name]
+    config = transformer.Config(
+        vocab_size=9,
+        layers=3,
+        width=8,
+        heads=2,
+        feed_forward=4,
+        max_length=5,
+        token_types=2,
+        embedding_width=4 if name == "electra" else None,
+    )
+    shapes = pretrained.shapes(config)
+    names = [state_names.foreign(path, family.rules) for path in shapes]
+    known = [each for each in names if each is not None]
+    assert len(set(known)) == len(known)
+    modules = {path for path, each in zip(shapes, names, strict=True) if each is None}
+    nameless = {pretrained.part_of(path) for path in modules}
+    assert nameless <= {"mlm_head", "rtd_head", "pooler", "embeddings"}
+    # Only ERNIE-M has no token types.
+    assert ("embeddings" in nameless) == name.startswith("ernie_m")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_weights_of_any_floating_point_type_are_read(tmp_path, dtype):
+    folder = write(tmp_path)
+    before = pretrained.load(folder)
+    rename(folder, lambda each: {name: x.astype(dtype) for name, x in each.items()})
+    after = pretrained.load(folder)
+    for ours, theirs in zip(*map(jax.tree.leaves, (after, before)), strict=True):
+        if isinstance(ours, np.ndarray):
+            assert ours.dtype == np.float32
+            np.testing.assert_array_equal(ours, theirs.astype(dtype).astype("f4"))
+
+
+def test_quantised_weights_are_refused_by_name(tmp_path):
+    folder = write(tmp_path)
+    name = "encoder.layer.0.output.dense.weight"
+    quantised = {f"bert.{name}": np.ones((8, 12), np.int8)}
+    rename(folder, lambda each: each | quantised)
+    with pytest.raises(pretrained.PretrainedError, match=f"{name} is int8"):
+        pretrained.load(folder)
+
+
+def test_a_tokenizer_of_another_size_is_noticed(tmp_path):
+    model = pretrained.load(write(tmp_path))
+
+    class Tokenizer:
+        size, pad = 24, 0
+        piece = {0: "[PAD]"}.get
+
+    with pytest.raises(pretrained.PretrainedError, match="24 pieces is not that of"):
+        pretrained.check_tokenizer(model, Tokenizer)
+    Tokenizer.size = 20  # three rows to spare
+    pretrained.check_tokenizer(model, Tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "kind", "pads"),
+    [
+        ("bert", "XLMRobertaTokenizerFast", "XLMRobertaTokenizerFast", "<pad>"),
+        ("bert", "BertTokenizer", "BertTokenizer", "[PAD]"),
+        ("xlm_roberta", None, "XLMRobertaTokenizer", "<pad>"),
+        ("electra_generator", None, "ElectraTokenizer", "[PAD]"),
+        ("ernie_m", None, "ErnieMTokenizer", "[PAD]"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, name, said, kind, pads):
+    given = {"tokenizer_class": said} if said else {}
+    model = pretrained.load(write(tmp_path, name, **given))
+    other = {"<pad>": "[PAD]", "[PAD]": "<pad>"}[pads]
+    for padding in (pads, other):
+
+        class Tokenizer:
+            size, pad = 23, 1
+            piece = {1: padding}.get
+
+        if padding == pads:
+            pretrained.check_tokenizer(model, Tokenizer)
+        else:
+            with pytest.raises(
+                pretrained.PretrainedError, match=f"is {kind}, which pad"
+            ):
+                pretrained.check_tokenizer(model, Tokenizer)
+
+
+def test_a_description_says_what_it_is(tmp_path):
+    text = pretrained.describe(pretrained.load(write(tmp_path)))
+    assert text.startswith(
+        "bert, 2 layers of width 8, 4 heads, feed-forward 12, 23 rows"
+    )
+    assert "mlm_head" in text

@@ -1,0 +1,64 @@
+import json
+import pathlib
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import shared_flags
+from scripts.tables import runs as table_runs
+
+
+def test_the_text_is_the_given_folder_else_the_one_beside_the_repository(
+    tmp_path, monkeypatch
+):
+    flags.FLAGS(["test"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table_runs, "BESIDE", tmp_path / "shared" / "data")
+    with flagsaver.flagsaver(data_dir="given"):
+        assert table_runs.data_dir() == "given"
+    with pytest.raises(shared_flags.FlagError, match="--data_dir is missing"):
+        table_runs.data_dir()
+    table_runs.BESIDE.mkdir(parents=True)
+    assert table_runs.data_dir() == str(pathlib.Path("shared", "data"))
+
+
+def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tmp_path):
+    """Its folder is as it was left, and its seconds are of both parts."""
+    seen = []
+
+    def execute(run, workdir, is_stopped=False):
+        seen.append((run.name, sorted(path.name for path in workdir.glob("step*"))))
+        (workdir / f"step{len(seen)}").touch()
+        if is_stopped:
+            raise KeyboardInterrupt
+        summary = {"commit": "abc123", "seconds": 1.0}
+        (workdir / "summary.json").write_text(json.dumps(summary))
+
+    def runs(**how):
+        return table_runs.Runs(
+            tmp_path, table_runs.summary_of, lambda *at: execute(*at, **how)
+        )
+
+    one, other = (table_runs.Run(name, "m", (f"--name={name}",)) for name in "ab")
+    with pytest.raises(KeyboardInterrupt):
+        runs(is_stopped=True).result(one)
+    path = tmp_path / "run" / table_runs.UNDER_WAY
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"seconds": 100.0}))
+    result = runs().result(one)
+    assert 100.0 <= result["summary"]["seconds"] < 130.0
+    assert not (tmp_path / "run").exists()
+    assert runs().result(one) == result
+    assert seen == [("a", []), ("a", ["step1"])]
+
+    (tmp_path / "results" / "a.json").unlink()
+    for is_other in (True, False):
+        with pytest.raises(KeyboardInterrupt):
+            runs(is_stopped=True).result(one)
+        if not is_other:
+            about = json.loads(path.read_text())
+            about["run"][1] = "another commit"
+            path.write_text(json.dumps(about))
+        assert runs().result(other if is_other else one)["summary"]["seconds"] == 1.0
+        assert seen[-1][1] == []

@@ -1,0 +1,194 @@
+"""Both sides of ABNet against the uncut model and the whole batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.models import abnet, abnet_params, transformer
+from nebula_jax.training import abnet as training
+from nebula_jax.training import abnet_losses, losses
+
+PAD, CLS, SEP = 1, 0, 2
+CONTROLS = abnet_losses.Controls(PAD, 3, CLS, SEP, 59, size=60)
+B = 4
+INDEX = np.asarray([7, 1, 9, 4], np.int32)
+SOURCE_LENGTHS, TARGET_LENGTHS = (6, 9, 4, 12), (8, 5, 12, 3)
+OBJECTIVES = abnet.OBJECTIVES
+KEYS = jax.random.key(2), jax.random.key(3)  # of front and back
+
+
+def rows(lengths, width, seed):
+    random = np.random.RandomState(seed)
+    ids = np.full((len(lengths), width), PAD, np.int32)
+    for row, length in zip(ids, lengths, strict=True):
+        row[:length] = [CLS, *random.randint(4, 59, length - 2), SEP]
+    return ids
+
+
+SOURCE_IDS = rows(SOURCE_LENGTHS, 16, 0)
+TARGET_IDS = rows(TARGET_LENGTHS, 16, 1)
+
+
+def task(objective, dropout=0.1):
+    source = transformer.Config(60, 1, 16, 2, 32, 16, dropout)
+    target = transformer.Config(60, 1, 24, 2, 48, 16, dropout)
+    shape = abnet.Config(source, target, objective, 8, 8, 2, dropout, 1.0, 16)
+    return training.Task(shape, CONTROLS, CONTROLS, has_dropout=dropout > 0)
+
+
+@functools.cache
+def init(objective):
+    """Parameters of both sides, with heads that say something."""
+    shape = task(objective).config
+    params = (
+        abnet_params.init_source(shape, jax.random.key(0)),
+        abnet_params.init_target(shape, jax.random.key(1)),
+    )
+    return jax.tree.map(lambda leaf: leaf + 0.1, params)
+
+
+def batches(objective, of=slice(None), widths=(12, 12)):
+    """What each side has of some of the rows, tokens counted over all of them."""
+    tokens = np.float32(sum(TARGET_LENGTHS))
+    told = objective == "cmlm"
+    lengths = np.asarray(TARGET_LENGTHS, np.int32) * told
+    source = training.SourceBatch(
+        SOURCE_IDS[of, : widths[0]],
+        INDEX[of],
+        lengths[of],
+        tokens if told else np.float32(1),
+    )
+    room = np.zeros(B * widths[1], np.int8)
+    return source, training.TargetBatch(
+        TARGET_IDS[of, : widths[1]], INDEX[of], tokens, room
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def uncut(task, params, both):
+    """Loss, metrics, and gradients of both sides, nothing between them."""
+
+    def loss(params):
+        hidden, own = training.front(task, params[0], both[0], KEYS[0])
+        far, metrics = training.back(task, params[1], hidden, both[1], KEYS[1])
+        return own + far, metrics | {"own": own}
+
+    (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    return value, metrics, grads
+
+
+front = functools.partial(jax.jit, static_argnums=0)(training.front)
+
+
+def assert_close(got, want, atol=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), got, want)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_micro_batches_add_up_to_the_whole_batch_and_may_be_padded_more(objective):
+    """Loss, metrics and gradients. (Padding a row changes how dropout is drawn.)"""
+    plain, params = task(objective, dropout=0.0), init(objective)
+    whole = uncut(plain, params, batches(objective))
+    parts = [
+        uncut(plain, params, batches(objective, of, widths=(16, 16)))
+        for of in (slice(0, 2), slice(2, 4))
+    ]
+    assert_close(jax.tree.map(jnp.add, *parts), whole)
+    assert whole[1]["unasked"] == whole[1]["strangers"] == 0
+    assert whole[1]["tokens"] == sum(TARGET_LENGTHS)
+
+
+def test_dropout_is_the_examples_in_whatever_batch_it_stands():
+    hidden, loss = told(slice(None))
+    first, second = told(slice(0, 2)), told(slice(2, 4))
+    both = np.concatenate([first[0]["hidden"], second[0]["hidden"]])
+    np.testing.assert_allclose(both, hidden["hidden"], atol=1e-5)
+    np.testing.assert_allclose(first[1] + second[1], loss, rtol=1e-5)
+    plain, _ = front(
+        task("cmlm", dropout=0.0), init("cmlm")[0], batches("cmlm")[0], KEYS[0]
+    )
+    assert not np.allclose(plain["hidden"], hidden["hidden"], atol=1e-2)
+
+
+def told(of):
+    """What the source says of some of the rows, and its own loss, with dropout."""
+    source, _ = batches("cmlm", of)
+    return front(task("cmlm"), init("cmlm")[0], source, KEYS[0])
+
+
+def test_the_length_loss_is_a_tenth_of_the_lengths_and_only_of_cmlm():
+    plain, params = task("cmlm", dropout=0.0), init("cmlm")
+    source, _ = batches("cmlm")
+    hidden, loss = front(plain, params[0], source, KEYS[0])
+    mask = source.input_ids != PAD
+    logits = abnet.encode(plain.config, params[0], source.input_ids, mask).length_logits
+    each = -jax.nn.log_softmax(logits)[np.arange(B), source.lengths]
+    np.testing.assert_allclose(loss, 0.1 * each.sum() / sum(TARGET_LENGTHS), rtol=1e-6)
+    np.testing.assert_array_equal(hidden["mask"], mask)
+    np.testing.assert_array_equal(hidden["index"], INDEX)
+    _, loss = front(task("ar"), init("ar")[0], batches("ar")[0], KEYS[0])
+    assert loss == 0
+
+
+def test_the_translation_loss_is_that_of_the_answers():
+    """`ar`, where all but [CLS] is asked, against the loss of all places."""
+    plain, params = task("ar", dropout=0.0), init("ar")
+    both = batches("ar")
+    hidden, _ = front(plain, params[0], both[0], KEYS[0])
+    loss, metrics = training.back(plain, params[1], hidden, both[1], KEYS[1])
+    ids = both[1].target_ids
+    logits = abnet.Target(plain.config).apply(
+        {"params": params[1]},
+        ids[:, :-1],
+        ids[:, :-1] != PAD,
+        hidden["hidden"],
+        hidden["mask"],
+    )
+    asked = ids[:, 1:] != PAD
+    total, _ = losses.label_smoothed_cross_entropy(
+        logits, ids[:, 1:], asked.astype(jnp.float32), 0.1
+    )
+    np.testing.assert_allclose(loss, total / sum(TARGET_LENGTHS), rtol=1e-5)
+    assert metrics["predicted"] == asked.sum()
+    hits = asked & (np.argmax(logits, axis=-1) == ids[:, 1:])
+    assert metrics["hits"] == hits.sum()
+
+
+def test_too_little_room_for_questions_is_counted():
+    plain, params = task("ar", dropout=0.0), init("ar")
+    source, target = batches("ar")
+    target = target._replace(slots=np.zeros(10, np.int8))
+    _, metrics, _ = uncut(plain, params, (source, target))
+    assert metrics["predicted"] == 10
+    assert metrics["unasked"] == sum(TARGET_LENGTHS) - B - 10
+
+
+def test_hidden_states_of_other_examples_are_counted():
+    source, target = batches("ar")
+    source = source._replace(index=INDEX[::-1].copy())
+    plain = task("ar", dropout=0.0)
+    _, metrics, _ = uncut(plain, init("ar"), (source, target))
+    assert metrics["strangers"] == B
+
+
+def test_the_target_is_masked_anew_at_each_visit():
+    """The key of the back is the step's."""
+    asked = [
+        training.ask(task("cmlm"), batches("cmlm")[1], jax.random.key(step)).positions
+        for step in (3, 4)
+    ]
+    assert not np.array_equal(*asked)
+
+
+def test_a_corrupted_source_is_masked_in_text_alone():
+    noisy = task("ar", dropout=0.0)._replace(source_corruption=0.3)
+    params = init("ar")
+    clean, other = (
+        front(each, params[0], batches("ar")[0], KEYS[0])[0]
+        for each in (task("ar", dropout=0.0), noisy)
+    )
+    np.testing.assert_array_equal(clean["mask"], other["mask"])
+    assert not np.allclose(clean["hidden"], other["hidden"])

@@ -1,0 +1,85 @@
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from nebula_jax.models import abnet, pretrained, transformer
+from nebula_jax.training import abnet_losses, mlm_head, optimizers
+from nebula_jax.training import state as train_state
+
+PAD, CLS, SEP = 1, 0, 2
+CONTROLS = abnet_losses.Controls(PAD, 3, CLS, SEP, 59, size=60)
+CONFIG = transformer.Config(60, 1, 16, 2, 32, 16)
+OPTIMIZER = optimizers.adam(lambda step: 5e-2)
+
+
+def rows(width=12):
+    random = np.random.RandomState(0)
+    ids = np.full((4, width), PAD, np.int32)
+    for row, length in zip(ids, (8, 5, 12, 3), strict=True):
+        row[:length] = [CLS, *random.randint(4, 59, length - 2), SEP]
+    return ids
+
+
+@functools.cache
+def encoder():
+    """Random parameters of a frozen model."""
+    ids = np.zeros((1, 1), np.int32)
+    embeddings = transformer.Embeddings(CONFIG).init(jax.random.key(0), ids, True)
+    hidden = np.zeros((1, 1, CONFIG.width), np.float32)
+    layers = transformer.Encoder(CONFIG).init(jax.random.key(1), hidden, ids == 0, True)
+    return {"embeddings": embeddings["params"], "encoder": layers["params"]}
+
+
+def begin():
+    head = mlm_head.init_head(CONFIG, jax.random.key(2))
+    return train_state.create(head, OPTIMIZER, jax.random.key(3))
+
+
+def step(state, objective, ids, slots=48):
+    """One step; the state before it is used up."""
+    return mlm_head.step(
+        CONFIG, CONTROLS, objective, slots, OPTIMIZER, state, encoder(), ids
+    )
+
+
+def test_the_head_is_one_that_a_checkpoint_has():
+    shapes = pretrained.shapes(CONFIG)
+    head = begin().params
+    for path, leaf in jax.tree_util.tree_leaves_with_path(head):
+        name = "/".join(key.key for key in path)
+        assert leaf.shape == shapes[f"mlm_head/{name}"]
+
+
+@pytest.mark.parametrize("objective", abnet.OBJECTIVES)
+def test_a_head_learns_to_say_its_text(objective):
+    """An untrained encoder, of which a head still learns which pieces are common."""
+    state, first = step(begin(), objective, rows())
+    np.testing.assert_allclose(first, np.log(60), atol=0.3)
+    for _ in range(30):
+        state, last = step(state, objective, rows())
+    assert last < 0.7 * first
+    assert state.step == 31
+
+
+def test_padding_and_spare_room_change_nothing():
+    want, loss = step(begin(), "ar", rows())
+    for ids, slots in ((rows(16), 48), (rows(), 60)):
+        got, other = step(begin(), "ar", ids, slots)
+        np.testing.assert_allclose(loss, other, rtol=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            got.opt_state,
+            want.opt_state,
+        )
+
+
+def test_the_next_piece_is_said_without_having_read_it():
+    """The first loss of a row's start does not depend on what comes later."""
+    ids = rows()[:1, :6]
+    other = ids.copy()
+    other[0, 4:] = [17, 18]
+    # Three places are asked: after [CLS] and the first two pieces.
+    losses = [step(begin(), "ar", each, slots=3)[1] for each in (ids, other)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
