@@ -160,7 +160,7 @@ def test_tasks_window_line_devices_and_generators_are_flags(runs):
     """K = 1 on two devices, taking turns over a slow plain line, one task only."""
     status, output = runs.run(
         generators="sw",
-        tasks="trtd",
+        task_mix="trtd",
         steps=3,
         window=0,
         wan="1mbit,5ms",
