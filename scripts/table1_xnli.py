@@ -55,7 +55,7 @@ ROWS = (
         # It knows 64 positions, and nothing that a high rate could spoil.
         (
             *("--length_buckets=20,28,36,48,64", "--nofreeze_embeddings"),
-            *("--layer_decay=1.0", "--rate=5e-4"),
+            *("--layer_decay=1.0", "--learning_rate=5e-4"),
         ),
     ),
 )
@@ -67,7 +67,7 @@ SCALES = {
         SCRATCH: ("--steps=500",),
         FINE_TUNING: (
             *("--max_train_pairs=12000", "--max_test_pairs=1200", "--epochs=1"),
-            *("--dev_every=125", "--checkpoint_every=375"),
+            *("--eval_every=125", "--checkpoint_every=375"),
         ),
     }
 }

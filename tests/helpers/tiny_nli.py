@@ -31,9 +31,9 @@ TINY = {
     "batch_size": 8,
     "eval_batch_size": 8,
     "steps": 12,
-    "dev_every": 4,
+    "eval_every": 4,
     "checkpoint_every": 3,
-    "rate": 2e-3,
+    "learning_rate": 2e-3,
     "log_every": 2,
     "devices_per_cluster": 1,
 }
