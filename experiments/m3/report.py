@@ -160,7 +160,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.heading(summary, seed, vocabulary),
         run_report.clusters(summary),
         _sizes_markdown(summary["bytes"]),
-        *(_held_out_markdown(summary["held_out"]) if summary["held_back"] else ()),
+        *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
     )
 
 
