@@ -14,7 +14,6 @@ only with --dataset=tfds:xnli on this very command line).
 """
 
 import functools
-import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import lifecycle, progress, run_report, saved, shared_flags
+from experiments import lifecycle, progress, saved, shared_flags
 from experiments.xnli import config as xnli_config
 from experiments.xnli import data as xnli_data
 from experiments.xnli import report as xnli_report
@@ -34,6 +33,7 @@ from nebula_jax.data import length_buckets, tokenizers
 from nebula_jax.models import classifier, pretrained
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import report as run_report
 from nebula_jax.training import classification, cut
 from nebula_jax.training import state as train_state
 
@@ -43,8 +43,6 @@ for _name in (
     *("seed", "devices_per_cluster", "model_parallel", "checkpoint_every", "log_every"),
 ):
     flags.declare_key_flag(_name)
-
-TABLE = "{} pairs, {} after step {}"  # split, encoder, step
 
 
 def main() -> int:
@@ -100,15 +98,15 @@ def train() -> int:
     state, best = whole["state"], whole["best"]
     del whole, trained
     position = {"selected_step": 0, "curve": [], "commits": []} | (position or {})
-    if shared_flags.commit() not in position["commits"]:
-        position["commits"].append(shared_flags.commit())
+    if run_report.commit() not in position["commits"]:
+        position["commits"].append(run_report.commit())
     record = progress.Progress(xnli_config.NAME, start)
 
     def look_at_dev(step: int) -> None:
         nonlocal best
         params = cut.merge(state.params, frozen)
         dev = {xnli_config.ENGLISH: text.parts["dev"][xnli_config.ENGLISH]}
-        score = xnli_report.judge(dev, probabilities(predict, params, dev, text))
+        score = xnli_report.evaluate(dev, probabilities(predict, params, dev, text))
         accuracy = score[xnli_config.ENGLISH].accuracy
         before = [value for _, value in position["curve"]]
         position["curve"].append([step, accuracy])
@@ -257,24 +255,27 @@ def probabilities(
 def _finish(text, predict, params, position, begin, is_new) -> None:
     """Tests, writes predictions and summary unless nothing was left to do; reports."""
     folder = shared_flags.workdir()
+    cluster = shared_flags.cluster_folder(xnli_config.NAME)
     path = folder / "summary.json"
     if is_new or not path.is_file():
         parts = text.parts["test"]
         with lifecycle.timed(f"testing {len(parts)} languages"):
             found = probabilities(predict, params, parts, text)
         xnli_report.write_predictions(folder / "predictions", "test", parts, found)
-        scores = xnli_report.judge(parts, found)
+        scores = xnli_report.evaluate(parts, found)
         seconds = time.monotonic() - begin
         if not is_new:  # it was stopped after training
-            seconds += run_report.read(shared_flags.cluster_folder(xnli_config.NAME))[
-                "seconds"
-            ]
-        xnli_report.write(path, xnli_report.summary(text, scores, position, seconds))
-    summary = json.loads(path.read_text("utf-8"))
-    step = summary["selected_step"]
-    xnli_report.show(
-        summary["test"], TABLE.format("test", xnli_config.ENCODER.value, step)
-    )
+            seconds += run_report.read_summary(cluster)["seconds"]
+        settings = {
+            name: flags.FLAGS[name].value
+            for name in (*xnli_config.AGREED, "epochs", "length_buckets", "data_dir")
+        }
+        summary = xnli_report.summary(
+            text, scores, position, settings, cluster, seconds
+        )
+        run_report.write(path, summary)
+    summary = run_report.read_summary(folder)
+    xnli_report.show(xnli_report.markdown(summary), summary["test"]["warnings"])
     print(f"all of it: {path}, {folder / 'predictions'}")
 
 
@@ -317,18 +318,19 @@ def evaluate_run() -> int:
         or folder / "evaluated" / f"{split}-{text.digest}"
     )
     xnli_report.write_predictions(out, split, parts, found)
-    results = xnli_report.as_json(xnli_report.judge(parts, found))
-    xnli_report.write(
+    results = xnli_report.as_json(xnli_report.evaluate(parts, found))
+    run_report.write(
         out / "summary.json",
         {
-            "command": shared_flags.command(),
-            "commit": shared_flags.commit(),
+            "command": run_report.command(),
+            "commit": run_report.commit(),
             "pairs_from": text.sources[split],
             "selected_step": run.step,
             split: results,
         },
     )
-    xnli_report.show(results, TABLE.format(split, xnli_config.ENCODER.value, run.step))
+    title = xnli_report.title(split, xnli_config.ENCODER.value, run.step)
+    xnli_report.show(xnli_report.results_markdown(results, title), results["warnings"])
     print(f"all of it: {out}")
     _export(run, folder)
     return 0

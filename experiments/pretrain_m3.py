@@ -16,6 +16,7 @@ loops are in `m3_generator`, `m3_discriminator` and `m3_whole`.
 import contextlib
 import functools
 import time
+from typing import Any
 
 from absl import flags
 
@@ -93,8 +94,23 @@ def _run_here() -> int:
         else:
             status = launch("experiments.pretrain_m3", overrides)
     if status == 0:
-        m3_report.report(names, time.monotonic() - begin, vocabulary.size)
+        m3_report.report(
+            shared_flags.workdir(),
+            {name: shared_flags.cluster_folder(name) for name in names},
+            _settings(),
+            vocabulary.size,
+            time.monotonic() - begin,
+        )
     return status
+
+
+def _settings() -> dict[str, Any]:
+    """Returns the flags that a report records."""
+    names = (
+        *(*m3_config.AGREED, *m3_config.AGREED_IF_SET, "hot_start"),
+        *("data_dir", "wan", "devices_per_cluster"),
+    )
+    return {name: flags.FLAGS[name].value for name in names}
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ anything else makes this process that one cluster.
 import itertools
 import os
 import pathlib
-import shlex
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +19,7 @@ from absl import flags
 from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import report
 from nebula_jax.security import tls
 
 CLUSTER = flags.DEFINE_string(
@@ -90,6 +89,12 @@ CHECKPOINT_EVERY = flags.DEFINE_integer(
 )
 LOG_EVERY = flags.DEFINE_integer(
     "log_every", 10, "Steps between progress lines.", lower_bound=1
+)
+OUT = flags.DEFINE_string(
+    "out",
+    "",
+    "The file or folder that a script writes.",
+    module_name="scripts",  # so that an experiment, which adopts these flags, has none
 )
 
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
@@ -232,7 +237,7 @@ def listening_socket() -> socket.socket:
 def write_run_flags(path: pathlib.Path, overrides: dict[str, Any]) -> None:
     """Writes every flag of the experiment, so that the file alone repeats the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"# {command()}", f"# commit {commit()}"]
+    lines = [f"# {report.command()}", f"# commit {report.commit()}"]
     lines += flag_arguments(overrides)
     path.write_text("\n".join(lines) + "\n")
 
@@ -265,13 +270,6 @@ def take_run_flags(run: str, module: str) -> pathlib.Path:
     return folder
 
 
-def command() -> str:
-    """The command that started this process, as a person would type it."""
-    spec = sys.modules["__main__"].__spec__
-    module = spec.name if spec else sys.argv[0]
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
-
-
 def flag_arguments(overrides: dict[str, Any]) -> list[str]:
     """The experiment's flags as arguments, some of them replaced."""
     main_module = sys.modules["__main__"]
@@ -287,24 +285,3 @@ def flag_arguments(overrides: dict[str, Any]) -> list[str]:
         else:
             arguments.append(f"--{flag.name}={value}")
     return arguments
-
-
-def commit() -> str:
-    """The commit of this checkout, with + if files differ from it; or `unknown`.
-
-    Results do not count: a run does not differ because another one has ended.
-    """
-    git = ["git", "-C", str(pathlib.Path(__file__).parents[1])]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True
-        )
-        dirty = subprocess.run(
-            [*git, "status", "--porcelain", "--", ".", ":!experiments/results"],
-            capture_output=True,
-            text=True,
-        )
-    except OSError:
-        return "unknown"
-    name = head.stdout.strip()
-    return name + ("+" if dirty.stdout.strip() else "") if name else "unknown"

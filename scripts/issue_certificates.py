@@ -13,7 +13,6 @@ from absl import flags
 
 from experiments import lifecycle, shared_flags
 from nebula_jax.security import tls
-from scripts.out import OUT
 
 CLUSTERS = flags.DEFINE_list(
     "clusters", [], "Their names, such as discriminator,generator:0."
@@ -24,9 +23,9 @@ flags.declare_key_flag("out")
 
 def main() -> int:
     """Writes --out."""
-    if not OUT.value or not CLUSTERS.value:
+    if not shared_flags.OUT.value or not CLUSTERS.value:
         raise shared_flags.FlagError("--out=FOLDER and --clusters=NAME,NAME are needed")
-    out = pathlib.Path(OUT.value)
+    out = pathlib.Path(shared_flags.OUT.value)
     if out.exists():
         raise shared_flags.FlagError(f"--out={out} is there already")
     tls.issue_for_run(out, CLUSTERS.value)

@@ -18,7 +18,6 @@ from absl import flags
 from experiments import lifecycle, shared_flags
 from experiments.m3 import config as m3_config
 from experiments.m3 import data as m3_data
-from scripts.out import OUT
 
 flags.declare_key_flag("out")
 flags.declare_key_flag("data_dir")
@@ -30,15 +29,15 @@ flags.declare_key_flag("pretrained_dir")
 
 def main() -> int:
     """Writes --out."""
-    if not OUT.value:
+    if not shared_flags.OUT.value:
         raise shared_flags.FlagError("--out=FILE is needed: where the vocabulary goes")
     owners = m3_data.check()
     languages = [language for group in owners for language in group]
-    out = pathlib.Path(OUT.value)
+    out = pathlib.Path(shared_flags.OUT.value)
     if m3_config.HOT_START.value and out.exists():
         raise shared_flags.FlagError(f"--out={out} is there already; move it away")
     size = m3_data.make_vocabulary(owners, out)
-    print(f"{OUT.value}: {size} pieces, {', '.join(languages)}")
+    print(f"{shared_flags.OUT.value}: {size} pieces, {', '.join(languages)}")
     return 0
 
 

@@ -1,85 +1,81 @@
-"""The end of an M3 run: a table for a person, summary.json for programs, a plot."""
+"""The report of an M3 run: summary.json, its Markdown, a plot."""
 
-import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import rich.console
-import rich.table
-from absl import flags
-
-from experiments import run_report, shared_flags
-from experiments.m3 import config as m3_config
 from nebula_jax.communication import codecs
 from nebula_jax.data import masking
+from nebula_jax.runtime import report as run_report
 from nebula_jax.training import metrics
 
 STARVED = 1 / 3
-"""Of the masked tokens, the share of fakes below which RTD has little to find."""
+"""Share of fakes among the masked tokens below which RTD has little to find."""
 FIGURES = ("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy")
 
 
-def report(names: Sequence[str], seconds: float, vocab_size: int) -> None:
-    """Writes summary.json and plot unless nothing was left to do; prints the table.
+def report(
+    folder: pathlib.Path,
+    clusters: Mapping[str, pathlib.Path],
+    settings: Mapping[str, Any],
+    vocab_size: int,
+    seconds: float,
+) -> None:
+    """Writes summary.json and plot unless they are up to date; prints the Markdown.
 
     Args:
-      names: the clusters of the run; the first one judges.
-      seconds: wall time of this command.
+      folder: of the run.
+      clusters: name -> folder; the first one has the discriminator.
+      settings: flag -> value, with batch_size, max_length and mask_rate.
       vocab_size: V.
+      seconds: wall time of this command.
     """
-    folder = shared_flags.workdir()
     path = folder / "summary.json"
-    theirs = [shared_flags.cluster_folder(name) / "summary.json" for name in names]
-    newest = max((each.stat().st_mtime for each in theirs if each.is_file()), default=0)
-    if not path.is_file() or path.stat().st_mtime < newest:
-        plot(names, folder / "losses.png")
-        summary = _gather(names, seconds, vocab_size)
-        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    show(json.loads(path.read_text()))
+    if run_report.is_stale(path, clusters.values()):
+        plot(clusters, folder / "losses.png")
+        run_report.write(path, _gather(clusters, settings, vocab_size, seconds))
+    run_report.show(markdown(run_report.read_summary(folder)))
     print(f"all of it: {path}, {folder / 'losses.png'}")
 
 
-def _gather(names: Sequence[str], seconds: float, vocab_size: int) -> dict[str, Any]:
-    found = {name: run_report.read(shared_flags.cluster_folder(name)) for name in names}
-    judge = names[0]
+def _gather(
+    clusters: Mapping[str, pathlib.Path],
+    settings: Mapping[str, Any],
+    vocab_size: int,
+    seconds: float,
+) -> dict[str, Any]:
+    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+    records = {name: metrics.read(each) for name, each in clusters.items()}
     return {
-        "command": shared_flags.command(),
-        "commit": shared_flags.commit(),
-        "hardware": run_report.hardware(),
-        "seconds": round(seconds, 1),
+        **run_report.provenance(seconds),
         "vocab_size": vocab_size,
-        "flags": {
-            name: flags.FLAGS[name].value
-            for name in (
-                *(*m3_config.AGREED, *m3_config.AGREED_IF_SET, "hot_start"),
-                *("data_dir", "wan", "devices_per_cluster"),
-            )
-        },
+        "flags": dict(settings),
         "clusters": [each for each in found.values() if each],
-        "bytes": _bytes(found, vocab_size),
+        "bytes": _bytes(found, settings, vocab_size),
         "losses": {
-            name: run_report.first_and_last(
-                metrics.read(shared_flags.cluster_folder(name))
-            )
-            for name in names
+            name: run_report.first_and_last(each) for name, each in records.items()
         },
-        "held_back": _held_back(metrics.read(shared_flags.cluster_folder(judge))),
+        "held_out": _held_out(next(iter(records.values()))),
     }
 
 
-def _bytes(found: dict[str, dict], vocab_size: int) -> dict[str, float]:
-    """Bytes that the generators' training tensors took, beside the formula's."""
+def _bytes(
+    found: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    vocab_size: int,
+) -> dict[str, float]:
+    """Sums the bytes of the generators' training tensors, beside the formula's."""
     frames = sent = steps = tokens = 0
     for name, each in found.items():
         if name.startswith("generator:") and each:
             count, size = each["ledger"].get("sent Tensor[0]", (0, 0))
             frames, sent, tokens = frames + count, sent + size, tokens + each["tokens"]
             steps += each["last_step"] - each["first_step"] + 1
-    positions = steps * shared_flags.BATCH_SIZE.value * m3_config.MAX_LENGTH.value
-    slots = masking.capacity(m3_config.MASK_RATE.value, m3_config.MAX_LENGTH.value)
+    length = settings["max_length"]
+    positions = steps * settings["batch_size"] * length
+    slots = masking.capacity(settings["mask_rate"], length)
     bits = codecs.bits_for(vocab_size)
-    formula = (bits + 1 + bits * slots / m3_config.MAX_LENGTH.value) / 8
+    formula = (bits + 1 + bits * slots / length) / 8
     return {
         "frames": frames,
         "sent": sent,
@@ -89,8 +85,8 @@ def _bytes(found: dict[str, dict], vocab_size: int) -> dict[str, float]:
     }
 
 
-def _held_back(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every evaluation: its step, and language -> figures."""
+def _held_out(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lists every evaluation: its step, and language -> figures."""
     evaluations = []
     for record in records:
         if "held_back_rtd_auc" not in record:
@@ -111,23 +107,23 @@ def _held_back(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return evaluations
 
 
-def plot(names: Sequence[str], path: pathlib.Path) -> None:
-    """Losses of all clusters, and RTD AUC by language, against steps.
+def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
+    """Draws losses of all clusters and RTD AUC by language against steps.
 
     Args:
-      names: the clusters of the run; the first one judges.
+      clusters: name -> folder; the first one has the discriminator.
       path: of the PNG to write.
     """
-    # Here, so that clusters, which draw nothing, need not wait for it.
+    # Imported here, so that clusters, which draw nothing, need not wait for it.
     import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(14, 4.2), layout="constrained")
     losses, rtd_loss, auc = figure.subplots(1, 3)
-    for name in names:
-        records = metrics.read(shared_flags.cluster_folder(name))
-        records = [record for record in records if "loss" in record]
+    discriminator = next(iter(clusters))
+    for name, folder in clusters.items():
+        records = [record for record in metrics.read(folder) if "loss" in record]
         steps = [record["step"] for record in records]
-        if name == names[0]:
+        if name == discriminator:
             values = [record["clm_loss"] for record in records]
             losses.plot(steps, values, label=f"{name} CLM (eq. 10)")
             rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
@@ -138,7 +134,7 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
     losses.legend(fontsize=8)
     rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
 
-    evaluations = _held_back(metrics.read(shared_flags.cluster_folder(names[0])))
+    evaluations = _held_out(metrics.read(clusters[discriminator]))
     colors = matplotlib.colormaps["tab20"].colors
     languages = list(evaluations[-1]["languages"]) if evaluations else []
     for index, language in enumerate(languages):
@@ -149,7 +145,7 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
             color=colors[index % len(colors)],
         )
     auc.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-    auc.set(xlabel="step", ylabel="AUC", title="RTD on held-back text (0.5: a guess)")
+    auc.set(xlabel="step", ylabel="AUC", title="RTD on held-out text (0.5: a guess)")
     if languages:
         auc.legend(fontsize=7, ncols=3)
     for axes in (losses, rtd_loss, auc):
@@ -157,45 +153,65 @@ def plot(names: Sequence[str], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def show(summary: dict[str, Any]) -> None:
-    """Prints the summary's tables."""
-    console = rich.console.Console(highlight=False, width=100)
-    console.print(run_report.clusters_table(summary))
-    if summary["bytes"]["frames"]:
-        sizes = summary["bytes"]
-        console.print(
-            f"sent per position: {sizes['per_position']:.3f} bytes (formula"
-            f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per real"
-            f" token {sizes['per_token']:.3f}"
-        )
-    if not summary["held_back"]:
-        return
-    first, last = summary["held_back"][0], summary["held_back"][-1]
-    table = rich.table.Table(
-        title=f"Held-back text after step {last['step']} (RTD AUC: 0.5 is a guess;"
-        " fakes: share of tokens)"
+def markdown(summary: Mapping[str, Any]) -> str:
+    """Renders a run's summary."""
+    vocabulary = f", vocabulary of {summary['vocab_size']:,} pieces"
+    seed = f"seed {summary['flags']['seed']}"
+    return run_report.join(
+        run_report.heading(summary, seed, vocabulary),
+        run_report.clusters(summary),
+        _sizes_markdown(summary["bytes"]),
+        *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
     )
-    table.add_column("language")
-    columns = ("AUC", "fakes")
-    for column in [f"{each} at step {first['step']}" for each in columns] + [*columns]:
-        table.add_column(column, justify="right")
-    table.add_column("sampled MLM", justify="right")
-    table.add_column("CLM", justify="right")
-    for language, figures in last["languages"].items():
-        table.add_row(
+
+
+def _sizes_markdown(sizes: Mapping[str, float]) -> str:
+    if not sizes["frames"]:
+        return ""
+    return (
+        f"Sent per position {sizes['per_position']:.3f} bytes (formula"
+        f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per token"
+        f" that is not padding {sizes['per_token']:.3f}."
+    )
+
+
+def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Renders the last evaluation, with the first one in brackets."""
+    first, last = evaluations[0], evaluations[-1]
+    rows = [
+        [
             language,
-            f"{first['languages'][language]['rtd_auc']:.3f}",
-            f"{first['languages'][language]['fake_token_rate']:.1%}",
-            f"{figures['rtd_auc']:.3f}",
-            f"{figures['fake_token_rate']:.1%}",
+            f"{figures['rtd_auc']:.3f} ({before['rtd_auc']:.3f})",
+            f"{figures['fake_token_rate']:.1%} ({before['fake_token_rate']:.1%})",
             f"{figures['sampled_mlm_accuracy']:.1%}",
             f"{figures['clm_accuracy']:.1%}",
+        ]
+        for language, figures in last["languages"].items()
+        for before in [first["languages"][language]]
+    ]
+    auc, right = (mean(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy"))
+    rows.append([f"mean of {len(rows)}", f"{auc:.3f}", "", "", ""])
+    columns = ("RTD AUC", "fake tokens", "sampled-MLM accuracy", "CLM accuracy")
+    found = [
+        f"Held-out text after step {last['step']} (in brackets: {first['step']}; an RTD"
+        " AUC of 0.5 is a guess):",
+        run_report.table(["language", *columns], rows),
+        "Mean RTD AUC (after step): "
+        + ", ".join(
+            f"{mean(each, 'rtd_auc'):.3f} ({each['step']})" for each in evaluations
         )
-    console.print(table)
-    right = [each["sampled_mlm_accuracy"] for each in last["languages"].values()]
-    if sum(right) > (1 - STARVED) * len(right):
-        console.print(
-            f"The generators sample {sum(right) / len(right):.0%} of the masked tokens"
-            " right and leave the discriminator little to find. A higher --temperature"
-            " or --mask_rate makes more fakes."
+        + ".",
+    ]
+    if right > 1 - STARVED:
+        found.append(
+            f"The generators sample {right:.0%} of the masked tokens right and leave"
+            " the discriminator little to find. A higher --temperature or --mask_rate"
+            " makes more fakes."
         )
+    return found
+
+
+def mean(evaluation: Mapping[str, Any], figure: str) -> float:
+    """Averages a figure of one evaluation over the languages."""
+    values = [each[figure] for each in evaluation["languages"].values()]
+    return sum(values) / len(values)

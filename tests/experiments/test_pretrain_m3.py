@@ -81,7 +81,7 @@ def test_a_run_leaves_all_that_was_promised(split):
         "generator:0",
         "generator:1",
     ]
-    languages = summary["held_back"][-1]["languages"]
+    languages = summary["held_out"][-1]["languages"]
     assert set(languages) == {"en", "de", "sw"}
     assert not (folder / "tls").exists()  # keys do not outlive the run
     for word in ("step", "loss", "tokens/s", "sent", "waited", "RTD AUC", "formula"):

@@ -103,8 +103,8 @@ def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, split):
 
 def test_the_fake_token_rate_is_told_from_the_first_step(split):
     summary = json.loads((split[0] / "summary.json").read_text())
-    assert [each["step"] for each in summary["held_back"]] == [0, 2]
-    for each in summary["held_back"]:
+    assert [each["step"] for each in summary["held_out"]] == [0, 2]
+    for each in summary["held_out"]:
         assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
     assert "fakes at step 0" in split[1]
 

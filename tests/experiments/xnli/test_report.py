@@ -1,4 +1,4 @@
-from scripts.tables import xnli_markdown
+from experiments.xnli import report
 
 LABELS = {"entailment": 2, "neutral": 3, "contradiction": 5}
 
@@ -22,25 +22,30 @@ def summary(first_step):
             "accuracy": {"en": 0.75, "sw": 0.5},
             "average": 0.625,
             "rows": {"en": 10, "sw": 10},
+            "labels": {"en": [2, 3, 5], "sw": [2, 3, 5]},
+            "predicted": {"en": [2, 4, 4], "sw": [10, 0, 0]},
             "warnings": ["sw: no better than a guess"],
         },
     }
 
 
-def test_a_block_holds_command_commit_hardware_time_seed_and_every_figure():
-    block = xnli_markdown.run_block("run", summary(first_step=1))
+def test_the_markdown_holds_command_commit_hardware_time_seed_and_every_figure():
+    block = report.markdown(summary(first_step=1))
     for part in (
         "--flagfile=f.flags",
         "Commit abc123, seed 7, 2 cores of a CPU",
-        "2 minutes, 10 English pairs, 1,234 tokens/s",
-        "English dev at best 75.0%; tested: step 100 of 100.",
-        "| e5-small | 75.0 | 50.0 | 62.5 | 10 |",
+        "1.5 minutes, 10 English pairs, 1,234 tokens/s",
+        "English dev (after step): 50.0% (50), 75.0% (100). Tested: step 100 of 100.",
+        "**test pairs, e5-small after step 100**",
+        "| en | 10 | 75.0% | 2 / 3 / 5 | 2 / 4 / 4 |",
+        "| sw | 10 | 50.0% | 2 / 3 / 5 | 10 / 0 / 0 |",
+        "| average | | 62.5% | | |",
         "- sw: no better than a guess",
     ):
         assert part in block
     assert "resumed" not in block
 
 
-def test_a_resumed_run_says_of_what_its_time_is():
-    block = xnli_markdown.run_block("run", summary(first_step=61))
+def test_a_resumed_run_states_the_part_that_its_time_is_of():
+    block = report.markdown(summary(first_step=61))
     assert "The run was resumed after step 60: minutes and tokens/s are of" in block
