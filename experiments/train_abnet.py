@@ -17,6 +17,7 @@ its own (`dilation`). The loops are in `abnet_source`, `abnet_target` and
 
 import contextlib
 import time
+from typing import Any
 
 from absl import flags
 
@@ -82,8 +83,25 @@ def _run_here() -> int:
             }
             status = launch("experiments.train_abnet", overrides, own)
     if status == 0:
-        abnet_report.report(names, time.monotonic() - begin)
+        abnet_report.report(
+            shared_flags.workdir(),
+            {name: shared_flags.cluster_folder(name) for name in names},
+            _settings(),
+            abnet_config.buckets(),
+            scaled_wan.read(shared_flags.workdir()),
+            time.monotonic() - begin,
+        )
     return status
+
+
+def _settings() -> dict[str, Any]:
+    """Returns the flags that a report records."""
+    names = (
+        *abnet_config.AGREED,
+        *("source_model", "target_model", "data_dir", "pair_sources"),
+        *("max_pairs", "wan", "ahead", "head_steps"),
+    )
+    return {name: flags.FLAGS[name].value for name in names}
 
 
 if __name__ == "__main__":

@@ -1,175 +1,170 @@
-"""The end of an ABNet run: a table for a person, summary.json for programs, a plot."""
+"""The report of an ABNet run: summary.json, its Markdown, a plot."""
 
-import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import rich.console
-import rich.table
-from absl import flags
-
-from experiments import run_report, shared_flags
-from experiments.abnet import channels as abnet_channels
-from experiments.abnet import config as abnet_config
-from experiments.abnet import scaled_wan
-from nebula_jax.communication import codec as codec_lib
+from nebula_jax.runtime import report as run_report
 from nebula_jax.training import metrics
 
 EXAMPLES = 5  # translations that are printed
+FLOAT32 = 4  # bytes
 
 
-def report(names: Sequence[str], seconds: float) -> None:
-    """Writes summary.json and plot unless nothing was left to do; prints the table.
+def report(
+    folder: pathlib.Path,
+    clusters: Mapping[str, pathlib.Path],
+    settings: Mapping[str, Any],
+    buckets: Sequence[int],
+    line: Mapping[str, Any],
+    seconds: float,
+) -> None:
+    """Writes summary.json and plot unless they are up to date; prints the Markdown.
 
     Args:
-      names: the clusters of the run; the first one translates.
+      folder: of the run.
+      clusters: name -> folder; the first one has the target model.
+      settings: flag -> value, with batch_size and objective.
+      buckets: lengths of the padded batches, in tokens, ascending.
+      line: from `scaled_wan.read`; {} if --wan was given.
       seconds: wall time of this command.
     """
-    folder = shared_flags.workdir()
     path = folder / "summary.json"
-    theirs = [shared_flags.cluster_folder(name) / "summary.json" for name in names]
-    newest = max((each.stat().st_mtime for each in theirs if each.is_file()), default=0)
-    if not path.is_file() or path.stat().st_mtime < newest:
-        plot(names[0], folder / "losses.png")
-        summary = _gather(names, seconds)
-        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    show(json.loads(path.read_text()))
+    if run_report.is_stale(path, clusters.values()):
+        records = metrics.read(next(iter(clusters.values())))
+        plot(records, folder / "losses.png")
+        found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+        summary = {
+            **run_report.provenance(seconds),
+            "flags": dict(settings),
+            "clusters": [each for each in found.values() if each],
+            "bytes": step_bytes(found.get("source", {}), settings, buckets),
+            "line": dict(line),
+            "losses": {
+                name: run_report.first_and_last(metrics.read(each))
+                for name, each in clusters.items()
+            },
+            "bleu": [
+                {"step": record["step"], **record["held_back_bleu"]}
+                for record in records
+                if "held_back_bleu" in record
+            ],
+            "examples": _examples(folder / "target" / "translations", records),
+        }
+        run_report.write(path, summary)
+    run_report.show(markdown(run_report.read_summary(folder)))
     print(f"all of it: {path}, {folder / 'losses.png'}")
 
 
-def _gather(names: Sequence[str], seconds: float) -> dict[str, Any]:
-    found = {name: run_report.read(shared_flags.cluster_folder(name)) for name in names}
-    records = metrics.read(shared_flags.cluster_folder(names[0]))
-    return {
-        "command": shared_flags.command(),
-        "commit": shared_flags.commit(),
-        "hardware": run_report.hardware(),
-        "seconds": round(seconds, 1),
-        "flags": {
-            name: flags.FLAGS[name].value
-            for name in (
-                *abnet_config.AGREED,
-                *("source_model", "target_model", "data_dir", "pair_sources"),
-                *("max_pairs", "wan", "ahead", "head_steps"),
-            )
-        },
-        "clusters": [each for each in found.values() if each],
-        "bytes": step_bytes(found.get("source", {})),
-        "dilation": scaled_wan.read(shared_flags.workdir()),
-        "losses": {
-            name: run_report.first_and_last(
-                metrics.read(shared_flags.cluster_folder(name))
-            )
-            for name in names
-        },
-        "bleu": [
-            {"step": record["step"], **record["held_back_bleu"]}
-            for record in records
-            if "held_back_bleu" in record
-        ],
-        "examples": _examples(names[0], records),
-    }
-
-
-def step_bytes(source: dict[str, Any]) -> dict[str, float]:
-    """Bytes a step that activations and gradients took, frame heads included.
+def step_bytes(
+    source: Mapping[str, Any], settings: Mapping[str, Any], buckets: Sequence[int]
+) -> dict[str, float]:
+    """Averages the bytes of a step's activations and gradients, with frame heads.
 
     Args:
       source: the source cluster's summary; {} where there was no line.
+      settings: flag -> value, with batch_size and objective.
+      buckets: lengths of the padded batches, in tokens, ascending.
 
     Returns:
-      forward, backward: bytes a step; padded: of the same steps as padded float32 rows
-      of --buckets' last length; and the two ratios. {} without a line.
+      forward, backward: bytes a step; padded: of the same steps as float32 rows padded
+      to the longest bucket; and the two ratios. {} without a line.
     """
     if not source:
         return {}
     steps = source["last_step"] - source["first_step"] + 1
-    count = len(abnet_config.buckets())
-    has_lengths = abnet_config.OBJECTIVE.value == "cmlm"
-    sent = sum(_ledger(source, f"sent Tensor[{1 + n}]") for n in range(count))
+    has_lengths = settings["objective"] == "cmlm"
     offset = 1 if has_lengths else 0
-    received = sum(
-        _ledger(source, f"received Tensor[{offset + n}]") for n in range(count)
-    )
-    width = source["width"]
-    spec = abnet_channels.hidden_spec(abnet_config.buckets()[-1], width)
-    padded = codec_lib.nbytes(spec["hidden"]) * abnet_config.MICRO_BATCHES.value
+    forward = backward = 0.0
+    for number in range(len(buckets)):
+        forward += _ledger(source, f"sent Tensor[{1 + number}]") / steps
+        backward += _ledger(source, f"received Tensor[{offset + number}]") / steps
+    padded = float(FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"])
     return {
-        "forward": sent / steps,
-        "backward": received / steps,
-        "padded": float(padded),
-        "forward_ratio": sent / steps / padded,
-        "backward_ratio": received / steps / padded,
+        "forward": forward,
+        "backward": backward,
+        "padded": padded,
+        "forward_ratio": forward / padded,
+        "backward_ratio": backward / padded,
     }
 
 
-def _ledger(summary: dict[str, Any], kind: str) -> int:
+def _ledger(summary: Mapping[str, Any], kind: str) -> int:
     return summary["ledger"].get(kind, (0, 0))[1]
 
 
-def _examples(name: str, records: Sequence[dict[str, Any]]) -> list[str]:
-    """The first translations of the newest test set."""
+def _examples(folder: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Reads the first translations of the newest test set.
+
+    Args:
+      folder: of the translations.
+      records: metrics.jsonl of the cluster that has the BLEU.
+    """
     steps = [record["step"] for record in records if "held_back_bleu" in record]
-    if not steps:
-        return []
-    folder = shared_flags.cluster_folder("target") / "translations"
-    path = folder / f"test-{steps[-1]:08d}.txt"
+    path = folder / f"test-{max(steps, default=0):08d}.txt"
     return path.read_text("utf-8").splitlines()[:EXAMPLES] if path.is_file() else []
 
 
-def plot(name: str, path: pathlib.Path) -> None:
-    """Loss and BLEU against steps.
+def plot(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Draws loss and BLEU against steps.
 
     Args:
-      name: the cluster that has both.
+      records: metrics.jsonl of the cluster that has both.
       path: of the PNG to write.
     """
-    # Here, so that clusters, which draw nothing, need not wait for it.
+    # Imported here, so that clusters, which draw nothing, need not wait for it.
     import matplotlib.figure
 
-    records = metrics.read(shared_flags.cluster_folder(name))
     figure = matplotlib.figure.Figure(figsize=(10, 4.2), layout="constrained")
     loss, score = figure.subplots(1, 2)
     steps = [record for record in records if "loss" in record]
     loss.plot([each["step"] for each in steps], [each["loss"] for each in steps])
     loss.set(xlabel="step", ylabel="nats per target token", title="Translation loss")
-    judged = [record for record in records if "held_back_bleu" in record]
-    for split in judged[-1]["held_back_bleu"] if judged else []:
+    evaluations = [record for record in records if "held_back_bleu" in record]
+    for split in evaluations[-1]["held_back_bleu"] if evaluations else []:
         points = [
             (each["step"], each["held_back_bleu"][split])
-            for each in judged
+            for each in evaluations
             if split in each["held_back_bleu"]
         ]
         score.plot(*zip(*points, strict=True), marker="o", label=split)
     score.set(xlabel="step", ylabel="BLEU", title="BLEU (case-insensitive)")
-    if judged:
+    if evaluations:
         score.legend(fontsize=8)
     for axes in (loss, score):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
 
 
-def show(summary: dict[str, Any]) -> None:
-    """Prints the summary's tables."""
-    console = rich.console.Console(highlight=False, width=100)
-    console.print(run_report.clusters_table(summary))
-    if summary["bytes"]:
-        of = summary["bytes"]
-        console.print(
-            f"bytes a step: {metrics.in_bytes(of['forward'])} of hidden states"
-            f" ({of['forward_ratio']:.3f} of padded float32),"
-            f" {metrics.in_bytes(of['backward'])} of gradients"
-            f" ({of['backward_ratio']:.3f})"
-        )
-    if summary["bleu"]:
-        table = rich.table.Table(title="BLEU (case-insensitive, 13a)")
-        splits = [split for split in summary["bleu"][-1] if split != "step"]
-        for column in ("step", *splits):
-            table.add_column(column, justify="right")
-        for each in summary["bleu"]:
-            cells = [f"{each[split]:.1f}" if split in each else "" for split in splits]
-            table.add_row(str(each["step"]), *cells)
-        console.print(table)
-    for line in summary["examples"]:
-        console.print(f"  {line}", markup=False)
+def markdown(summary: Mapping[str, Any]) -> str:
+    """Renders a run's summary."""
+    examples = summary.get("examples", ())  # a published record has none
+    return run_report.join(
+        run_report.heading(summary, f"seed {summary['flags']['seed']}"),
+        run_report.clusters(summary),
+        _sizes_markdown(summary["bytes"]),
+        _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
+        "\n".join(f"    {line}" for line in examples),
+    )
+
+
+def _sizes_markdown(sizes: Mapping[str, float]) -> str:
+    if not sizes:
+        return ""
+    return (
+        f"Bytes a step: {metrics.in_bytes(sizes['forward'])} of hidden states"
+        f" ({sizes['forward_ratio']:.3f} of padded float32),"
+        f" {metrics.in_bytes(sizes['backward'])} of gradients"
+        f" ({sizes['backward_ratio']:.3f})."
+    )
+
+
+def _bleu_markdown(scores: Sequence[Mapping[str, float]]) -> str:
+    splits = [split for split in scores[-1] if split != "step"]
+    rows = [
+        [str(each["step"])]
+        + [f"{each[split]:.1f}" if split in each else "" for split in splits]
+        for each in scores
+    ]
+    header = ["BLEU (case-insensitive, 13a) after step", *splits]
+    return run_report.table(header, rows, "r" * len(header))
