@@ -4,32 +4,30 @@
     python -m scripts.bench_bridge --transports=tcp,bridge --rounds=2 --nooverlap
     python -m scripts.bench_bridge --netns=60mbit          # on a slow line; needs root
 
-Two processes per transport, all there from the start and one pair at work at a time. In
-every round each transport has its turn, so that what else the machine does hits all
-alike; figures are medians of the rounds, and ratios medians of the rounds' ratios.
+Each transport has two processes, started at the beginning; one pair works at a time. In
+every round each transport has its turn, so that other work on the machine slows all
+alike. Figures are medians of the rounds, and ratios medians of the rounds' ratios.
 
     throughput   tensors of 25,165,824 bytes (25 MB: a micro-batch of the paper's hidden
                  states in fp32, 64 x 128 x 768) and of an eighth of that (3 MB), sent
                  one after the other with one answer at the end
     CPU          seconds per GB, of sender plus receiver, all their threads
-    round trip   64 bytes there and back, each end on a core of its own, as on machines
-                 of their own; and with both on one, where nobody has to be woken
-    overlap      how much slower the median step of a jitted computation is while the
-                 same process sends 25 MB at an emulated 60 Mbit/s (3.4 s). The process
-                 that receives is on the same cores here; beside it is the CPU that both
-                 take for such a message when nobody computes, and the sender's share of
-                 all that the cores could have computed meanwhile
+    round trip   64 bytes in both directions, with each end on its own core, as on two
+                 machines; and with both on one core, where no core has to be woken
+    overlap      slowdown of the median step of a jitted computation while the same
+                 process sends 25 MB at an emulated 60 Mbit/s. The receiving process is
+                 on the same cores here; so the CPU seconds of both ends without the
+                 computation stand beside it, and the sender's share of all cores
 
-Messages end in memory of the receiver's, and are compared before anything is timed.
+Messages end in the receiver's memory, and are compared before anything is timed.
 --netns shapes in the kernel instead, see scripts/wan_netns.sh, and measures goodput.
-requirements-bench.txt has the optional transports. The status is 0, targets met or not,
-and 1 if a transport failed.
+requirements-bench.txt has the optional transports. The exit status is 1 if a transport
+failed, else 0, whether targets are met or not.
 """
 
 import contextlib
 import functools
 import itertools
-import json
 import os
 import pathlib
 import signal
@@ -43,27 +41,32 @@ from typing import Any
 
 from absl import flags
 
-from experiments import lifecycle, run_report, shared_flags
+from experiments import lifecycle, shared_flags
 from nebula_jax import errors
+from nebula_jax.runtime import report
 from nebula_jax.security import tls
-from scripts.bench import transports
+from scripts.bench import interleave, transports
+from scripts.bench import report as bench_report
 from scripts.bench.transports import pair as pair_lib
-from scripts.bench.transports import tables, worker
+from scripts.bench.transports import worker
 from scripts.bench.transports.pair import Pair
-from scripts.out import OUT
 
+for key_flag in ("out", "rounds"):
+    flags.declare_key_flag(key_flag)
 NAMES = flags.DEFINE_list(
-    "transports", [], "What to measure; empty for all that is installed."
+    "transports", [], "Transports to measure; empty for all that are installed."
 )
-ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each transport.", lower_bound=1)
 MEGABYTES = flags.DEFINE_float(
-    "megabytes", None, "Sent per measurement; 300 if not given, 25 with --netns."
+    "megabytes",
+    None,
+    "Megabytes sent per measurement; 300 if not given, 25 with --netns.",
 )
 NETNS = flags.DEFINE_string(
     "netns", "", "Rate of a line that the kernel shapes, such as 60mbit."
 )
-OVERLAP = flags.DEFINE_bool("overlap", True, "Whether to measure overlap as well.")
-flags.declare_key_flag("out")  # for the figures, JSON
+OVERLAP = flags.DEFINE_bool(
+    "overlap", True, "Measures how much sending slows a computation down as well."
+)
 
 SIZES = {"25 MB": 25_165_824, "3 MB": 3_145_728}  # bytes
 ROUND_TRIPS = 2000
@@ -123,30 +126,30 @@ def started(names: Sequence[str], line: str = "") -> Iterator[Bench]:
 
 
 def run_rounds(bench: Bench, measures: dict[str, Measure]) -> Records:
-    """Every transport's figures: measure by measure, round by round, turn by turn."""
+    """Takes every measure of every transport, round by round, turn by turn."""
     records: Records = {
         pair.name: {what: [] for what in measures} for pair in bench.pairs
     }
-    for number in range(ROUNDS.value):
-        lifecycle.say(f"round {number + 1} of {ROUNDS.value}")
+    for number in range(interleave.ROUNDS.value):
+        lifecycle.say(f"round {number + 1} of {interleave.ROUNDS.value}")
         for what, measure in measures.items():
 
             def record(pair, what=what, measure=measure):
                 records[pair.name][what].append(measure(pair))
 
             bench.each(what, record)
-        bench.pairs.reverse()  # nobody is always the first
+        bench.pairs.reverse()  # so that none is always the first
     return {name: records[name] for name in records if name not in bench.left_out}
 
 
 def verify(bench: Bench, sizes: Sequence[int]) -> None:
-    """Compares what arrives with what was sent: nobody is fast by cheating."""
+    """Compares what arrives with what was sent, so that only real work is timed."""
     for size in sizes:
         bench.each("verify", lambda pair: pair.measure("verify", size=size, count=3))  # noqa: B023
 
 
 def throughput(pair: Pair, size: int) -> dict[str, float]:
-    """GB/s, and CPU seconds per GB of both ends."""
+    """Measures GB/s, and CPU seconds per GB of both ends."""
     count = max(1, round(_megabytes() * 1e6 / size))
     answers = pair.measure("stream", size=size, count=count)
     gigabytes = size * count / 1e9
@@ -160,9 +163,9 @@ def throughput(pair: Pair, size: int) -> dict[str, float]:
 
 
 def round_trip(pair: Pair, one_core: bool = False) -> dict[str, float]:
-    """Microseconds."""
-    asked = {"size": worker.SMALL, "count": ROUND_TRIPS, "one_core": one_core}
-    answers = pair.measure("round_trips", **asked)
+    """Measures the microseconds of a round trip."""
+    request = {"size": worker.SMALL, "count": ROUND_TRIPS, "one_core": one_core}
+    answers = pair.measure("round_trips", **request)
     return {f"{name}_microseconds": answers["connect"][name] for name in ("p50", "p99")}
 
 
@@ -173,7 +176,7 @@ def _megabytes() -> float:
 
 
 def summarised(records: Records) -> dict[str, Any]:
-    """Name -> measure -> figure -> its median, min, max over the rounds."""
+    """Returns name -> measure -> figure -> median, min, max over the rounds."""
     return {
         name: {
             what: {
@@ -191,22 +194,22 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(records: Records, name: str, to: str, what: str, figure: str) -> float:
-    """The median of the rounds' ratios: neighbours in time share their noise."""
+    """Returns the median of the rounds' ratios, since a round shares its noise."""
     both = zip(records[name][what], records[to][what], strict=True)
-    return statistics.median(ours[figure] / theirs[figure] for ours, theirs in both)
+    return statistics.median(each[figure] / other[figure] for each, other in both)
 
 
 def target(
     text: str, value: float, least: float = 0.0, most: float = 0.0
 ) -> dict[str, Any]:
-    """A figure beside its limit, of which there is one."""
+    """Compares a figure with its only limit."""
     met = value >= least if least else value <= most
     limit = {"at_least": least} if least else {"at_most": most}
     return {"what": text, "value": value, **limit, "met": met}
 
 
 def targets(records: Records) -> list[dict[str, Any]]:
-    """What a transport with a reference is to reach, on a line without limit."""
+    """Compares transports that have a reference with it, on an unlimited line."""
     found = []
     for name in records:
         transport = transports.TRANSPORTS[name]
@@ -229,7 +232,7 @@ def targets(records: Records) -> list[dict[str, Any]]:
 
 
 def on_loopback(names: Sequence[str]) -> dict[str, Any]:
-    """Throughput, CPU and round trips, and the overlap of those that emulate a line."""
+    """Measures throughput, CPU, round trips, and overlap where a line is emulated."""
     measures: dict[str, Measure] = {
         text: functools.partial(throughput, size=size) for text, size in SIZES.items()
     }
@@ -255,13 +258,13 @@ def on_loopback(names: Sequence[str]) -> dict[str, Any]:
             text = f"{name}: computing is slower while 25 MB leave at {EMULATED}"
             found = target(text, each["slowdown"]["median"], most=SLOWDOWN_TARGET)
             if each["noise"]["median"] > SLOWDOWN_TARGET:
-                found["met"] = None  # the machine is too busy to tell
+                found["met"] = None  # the machine is too busy to decide
             result["targets"].append(found)
     return result
 
 
 def overlap(bench: Bench) -> dict[str, Any]:
-    """Name -> how much slower the sender computes while it sends, 0.01 being 1 %.
+    """Measures how much slower the sender computes while it sends.
 
     Beside it `noise`: how much the same computation differs from itself when nothing is
     sent. A slowdown below it says nothing.
@@ -270,8 +273,8 @@ def overlap(bench: Bench) -> dict[str, Any]:
 
     def measure(pair: Pair) -> None:
         lifecycle.say(f"overlap: {pair.name}")
-        asked = {"size": SIZES["25 MB"], "rounds": ROUNDS.value}
-        answers = pair.measure("overlap", **asked)
+        request = {"size": SIZES["25 MB"], "rounds": interleave.ROUNDS.value}
+        answers = pair.measure("overlap", **request)
         alone, sending = answers["connect"]["alone"], answers["connect"]["sending"]
         around = [(before + after) / 2 for before, after in itertools.pairwise(alone)]
         both = zip(sending, around, strict=True)
@@ -292,10 +295,10 @@ def overlap(bench: Bench) -> dict[str, Any]:
 
 
 def on_a_shaped_line(names: Sequence[str]) -> dict[str, Any]:
-    """Goodput in Mbit/s: the payload's bits, from the first byte to the answer.
+    """Measures goodput in Mbit/s, from the first byte to the answer.
 
     Raises:
-      errors.NebulaError: if there can be no such line here.
+      errors.NebulaError: if this machine cannot shape such a line.
     """
     script = [pair_lib.WAN_NETNS, NETNS.value, "--", "true", "--", "true"]
     probe = subprocess.run(script, capture_output=True, text=True)
@@ -327,17 +330,17 @@ def on_a_shaped_line(names: Sequence[str]) -> dict[str, Any]:
 
 
 def chosen() -> list[str]:
-    """The names of the transports to measure.
+    """Returns the names of the transports to measure.
 
     Raises:
-      clusters.FlagError: for one that is not there.
+      FlagError: for one that is unknown or not installed.
     """
     known = transports.TRANSPORTS
     if not NAMES.value:
         names = [name for name in known if known[name].is_installed]
-        if NETNS.value:  # whatever has a target, and what it is held against
-            ours = [name for name in names if known[name].reference]
-            names = [*(known[name].reference for name in ours), *ours]
+        if NETNS.value:  # those that have a target, and their references
+            targeted = [name for name in names if known[name].reference]
+            names = [*(known[name].reference for name in targeted), *targeted]
         return names
     for name in NAMES.value:
         if name not in known:
@@ -353,25 +356,21 @@ def chosen() -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, and writes --out."""
+    """Measures, prints the tables, and writes --out."""
     names = chosen()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     start, load = time.monotonic(), os.getloadavg()[0]
     result = on_a_shaped_line(names) if NETNS.value else on_loopback(names)
     result = {
-        "command": shared_flags.command(),
-        "commit": shared_flags.commit(),
-        "hardware": run_report.hardware(),
-        "seconds": round(time.monotonic() - start, 1),
+        **report.provenance(time.monotonic() - start),
         "load_before_and_after": [load, os.getloadavg()[0]],
-        "rounds": ROUNDS.value,
+        "rounds": interleave.ROUNDS.value,
         "message_bytes": {**SIZES, "round trip": worker.SMALL},
         **result,
     }
-    tables.show(result)
-    if OUT.value:
-        path = pathlib.Path(OUT.value)
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    report.show(bench_report.bridge(result))
+    if shared_flags.OUT.value:
+        report.write(pathlib.Path(shared_flags.OUT.value), result)
     return 1 if result["left_out"] else 0
 
 

@@ -1,15 +1,14 @@
-"""What codecs cost and lose: times beside a copy of the same tensor, errors, bytes.
+"""Measures codecs: times beside a copy of the same tensor, errors, bytes.
 
-    python -m scripts.bench_codecs                       # a table, in about a minute
-    python -m scripts.bench_codecs --out=codecs.json     # and all of it as JSON
+    python -m scripts.bench_codecs                       # tables, in some minutes
+    python -m scripts.bench_codecs --out=codecs.json     # and their record
 
-Times on a machine that does other things too mean little by themselves, so everything
-is run in turn, round by round, and compared within its round: a time is the median of
-the rounds, and a ratio the median of the rounds' ratios. B batch, L length, D width.
+Times on a machine that does other work too mean little by themselves, so everything is
+run in turn, round by round, and compared within its round: a time is the median of the
+rounds, and a ratio the median of the rounds' ratios. B batch, L length, D width.
 """
 
 import functools
-import json
 import pathlib
 import statistics
 import time
@@ -21,19 +20,21 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import lifecycle, run_report, shared_flags
+from experiments import lifecycle, shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
+from nebula_jax.runtime import report
 from scripts.bench import interleave
-from scripts.out import OUT
+from scripts.bench import report as bench_report
 
-flags.declare_key_flag("out")
-BATCH = flags.DEFINE_integer("sentences", 128, "B of the tensor [B, L, D].")
-LENGTH = flags.DEFINE_integer("tokens", 64, "L.")
-WIDTH = flags.DEFINE_integer("width", 768, "D.")
-ROUNDS = flags.DEFINE_integer("codec_rounds", 11, "Rounds of all but the full SVD.")
-SVD_ROUNDS = flags.DEFINE_integer("svd_rounds", 3, "Rounds beside the full SVD.")
+for key_flag in ("out", "batch_size", "seed", "rounds"):
+    flags.declare_key_flag(key_flag)
+LENGTH = flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
+WIDTH = flags.DEFINE_integer("width", 768, "Width of the tensor.")
+SVD_ROUNDS = flags.DEFINE_integer(
+    "svd_rounds", 3, "Rounds of svd beside jnp.linalg.svd, which is slow."
+)
 RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (
@@ -79,14 +80,16 @@ TARGETS = {
 
 
 def gaussian(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """Independent values: the hardest to compress."""
+    """Draws independent values, the hardest to compress."""
     return jax.random.normal(jax.random.key(seed), shape)
 
 
 def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """[B L, D] of singular values i^-0.6, as [B, L, D] of variance 1.
+    """Makes a matrix [B L, D] with singular values i^-0.6.
 
-    Cut at 0.6 of the rank, 0.18 is lost; of a MiniLM's hidden states, 0.17.
+    Returns:
+      [B, L, D] of variance 1. Low rank loses about as much of it as of a trained
+      model's hidden states.
     """
     rows, width = shape[0] * shape[1], shape[2]
     left, right = (
@@ -98,7 +101,7 @@ def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
 
 
 def batch(h: jax.Array) -> dict[str, jax.Array]:
-    """Hidden states and what some codecs need beside them; half the tokens real."""
+    """Adds what some codecs need beside hidden states; half the tokens are real."""
     rows, length, _ = h.shape
     real = jnp.arange(rows)[:, None] * length // rows
     return {
@@ -109,7 +112,7 @@ def batch(h: jax.Array) -> dict[str, jax.Array]:
 
 
 def arrays_for(string: str, h: jax.Array) -> Any:
-    """What the codec is measured on."""
+    """Returns the arrays that a codec is measured on."""
     if "pack_ids" in string:
         return jnp.int32(jnp.abs(h[..., 0]) * 1000)  # [B, L]: ids, not hidden states
     return batch(h) if "pack_tokens" in string or "delta" in string else h
@@ -130,7 +133,7 @@ class Subject:
         self.payload = self.encode()[0]
 
     def _begin(self, h: jax.Array) -> tuple[Any, Any]:
-        """What is sent, and the sender's state before."""
+        """Returns the sent arrays, and the sender's state before."""
         arrays = arrays_for(self.string, h)
         state = self.codec.init(arrays)
         if "delta" in self.string:  # an example's second visit is what is compressed
@@ -139,16 +142,19 @@ class Subject:
         return arrays, state
 
     def encode(self) -> Any:
+        """Returns payload and new state."""
         return self._encode(self.arrays, self.state)
 
     def decode(self) -> Any:
+        """Returns arrays and new state."""
         return self._decode(self.payload, self.state)
 
     def bytes_ratio(self) -> float:
+        """Divides the payload's bytes by the arrays'."""
         return codec_lib.nbytes(self.payload) / codec_lib.nbytes(self.arrays)
 
     def error(self, h: jax.Array) -> float:
-        """Relative, Frobenius; at real positions if padding does not cross."""
+        """Returns the relative Frobenius error, at real positions if padding is cut."""
         sent, state = self._begin(h)
         payload, _ = self._encode(sent, state)
         got, _ = self._decode(payload, state)
@@ -167,7 +173,7 @@ def _relative(error: jax.Array, of: jax.Array) -> float:
 
 
 def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, Any]:
-    """Times, ratios and errors of every codec, beside copies of the tensor."""
+    """Measures times, ratios and errors of every codec, beside copies."""
     source = np.asarray(h)
     target = np.empty_like(source)
     copies = {
@@ -177,10 +183,10 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
     rows = []
     for names in (ELEMENTWISE, OTHERS):
         subjects = {name: Subject(name, h) for name in names}
-        encoding = interleave.race(
+        encoding = interleave.time_runs(
             copies | {name: each.encode for name, each in subjects.items()}, rounds
         )
-        decoding = interleave.race(
+        decoding = interleave.time_runs(
             {name: each.decode for name, each in subjects.items()}, rounds
         )
         for name, subject in subjects.items():
@@ -205,7 +211,7 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
 
 
 def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, Any]]:
-    """`svd` beside XLA's full SVD: how much faster, and how near the optimum."""
+    """Measures `svd` beside XLA's full SVD: time, and error over the optimum's."""
     full = jax.jit(functools.partial(jnp.linalg.svd, full_matrices=False))
     values = jax.jit(functools.partial(jnp.linalg.svd, compute_uv=False))
     rows = []
@@ -213,7 +219,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
         shape = (-1, h.shape[-1]) if flatten else h.shape
         codec = codecs.svd(RATIO, flatten)
         encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
-        seconds = interleave.race(
+        seconds = interleave.time_runs(
             {
                 "full": functools.partial(full, h.reshape(shape)),
                 "ours": functools.partial(encode, h, ()),
@@ -242,7 +248,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
 
 
 def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each target, the worst value measured, and whether it is met."""
+    """Compares the worst value measured with each target."""
     slowest = max(
         (row for row in result["codecs"] if row["elementwise"]),
         key=lambda row: row["encode_over_copy"],
@@ -264,51 +270,13 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """All figures as plain text."""
-    copy, hardware = result["copy_ms"], result["hardware"]
-    lines = [
-        f"{result['shape']} float32, {hardware['cores']} cores of {hardware['cpu']}",
-        f"copy {copy['copy']:.2f} ms, np.copyto {copy['np.copyto']:.2f} ms",
-        "",
-        f"{'codec':34}{'encode':>9}{'/ copy':>8}{'decode':>9}{'bytes':>8}"
-        f"{'error':>9}{'decaying':>10}",
-    ]
-    lines += [
-        f"{row['codec']:34}{row['encode_ms']:6.1f} ms{row['encode_over_copy']:8.2f}"
-        f"{row['decode_ms']:6.1f} ms{row['ratio']:8.4f}{row['error_gaussian']:9.5f}"
-        f"{row['error_decaying']:10.5f}"
-        for row in result["codecs"]
-    ]
-    lines += ["", f"svd({RATIO}) beside jnp.linalg.svd; error over the optimum's"]
-    for row in result["svd"]:
-        gaussian, decaying = (
-            row[f"error_over_optimum_{name}"] for name in ("gaussian", "decaying")
-        )
-        lines.append(
-            f"{row['matrices']:12}{row['full_ms']:9.0f} ms{row['ours_ms']:8.0f} ms"
-            f"{row['faster']:7.1f} times faster; error {gaussian:.6f}"
-            f", decaying {decaying:.6f}"
-        )
-    lines += [""]
-    lines += [
-        f"{'met    ' if each['met'] else 'NOT met'} {each['target']}:"
-        f" {each['worst']:.5g}"
-        for each in result["targets"]
-    ]
-    return "\n".join(lines)
-
-
 def bench(
     shape: tuple[int, int, int], seed: int, rounds: int, svd_rounds: int
 ) -> dict[str, Any]:
-    """Everything, for a tensor [B, L, D]."""
+    """Measures everything, for a tensor [B, L, D]."""
     start = time.monotonic()
     h, spread = gaussian(shape, seed), decaying(shape, seed)
     result = {
-        "command": shared_flags.command(),
-        "commit": shared_flags.commit(),
-        "hardware": run_report.hardware(),
         "seed": seed,
         "shape": list(shape),
         "rounds": rounds,
@@ -317,18 +285,21 @@ def bench(
         "svd": measure_svd(h, spread, svd_rounds),
     }
     result["targets"] = targets(result)
-    return result | {"seconds": round(time.monotonic() - start, 1)}
+    return report.provenance(time.monotonic() - start) | result
 
 
 def main() -> int:
-    """Prints the table, and writes --out."""
-    shape = (BATCH.value, LENGTH.value, WIDTH.value)
-    result = bench(shape, flags.FLAGS.seed, ROUNDS.value, SVD_ROUNDS.value)
-    print(table(result))
-    if OUT.value:
-        pathlib.Path(OUT.value).write_text(json.dumps(result, indent=1) + "\n")
+    """Measures, prints the tables, and writes --out."""
+    shape = (shared_flags.BATCH_SIZE.value, LENGTH.value, WIDTH.value)
+    rounds, seed = interleave.ROUNDS.value, shared_flags.SEED.value
+    result = bench(shape, seed, rounds, SVD_ROUNDS.value)
+    report.show(bench_report.codecs(result))
+    if shared_flags.OUT.value:
+        report.write(pathlib.Path(shared_flags.OUT.value), result)
     return 0
 
 
 if __name__ == "__main__":
+    flags.set_default(shared_flags.BATCH_SIZE, 128)
+    flags.set_default(interleave.ROUNDS, 11)
     lifecycle.run(main)

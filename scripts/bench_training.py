@@ -1,22 +1,21 @@
-"""How fast a step trains here, beside PyTorch's, where time goes, what gained how much.
+"""Measures a training step beside PyTorch's: its rate, its parts, its optimisations.
 
-    python -m scripts.bench_training                        # a table, in some minutes
-    python -m scripts.bench_training --out=training.json    # and all of it as JSON
+    python -m scripts.bench_training                        # tables, in some minutes
+    python -m scripts.bench_training --out=training.json    # and their record
 
-PyTorch's steps need what is in requirements-parity.txt; without it ours run alone. All
-run in turn, round by round, in one process, with a thread for each core, on random
-weights and text: a rate is that of the median step, a ratio the median of the rounds'
-ratios. The second step of each turn is timed: the first one after another library's is
-slower, presumably because its memory is gone. bfloat16 is PyTorch's autocast, and here
-operands of matrix products. What each measure for speed gains is seen by doing that
-step without it.
+PyTorch's steps need the packages of requirements-parity.txt; without them, only
+Nebula-JAX's run. All run in turn, round by round, in one process, with a thread for
+each core, on random weights and text: a rate is that of the median step, a ratio the
+median of the rounds' ratios. The second step of each turn is timed: the first one after
+another library's is slower, presumably because its memory is gone. bfloat16 is
+PyTorch's autocast, and here that of the operands of matrix products. The gain of each
+optimisation is measured by a step without it.
 
 B batch, L length.
 """
 
 import dataclasses
 import functools
-import json
 import pathlib
 import statistics
 import time
@@ -28,10 +27,11 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import lifecycle, run_report, shared_flags
+from experiments import lifecycle, shared_flags
 from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
+from nebula_jax.runtime import report
 from nebula_jax.training import (
     classification,
     cut,
@@ -42,16 +42,18 @@ from nebula_jax.training import (
 )
 from nebula_jax.training import state as train_state
 from scripts.bench import interleave, pytorch
+from scripts.bench import report as bench_report
 from scripts.bench import shapes as bench_shapes
-from scripts.out import OUT
 
 flags.declare_key_flag("out")
-ROUNDS = flags.DEFINE_integer("training_rounds", 7, "Rounds of all.", lower_bound=1)
-SMALL_SHAPES = flags.DEFINE_bool("small_shapes", False, "Tiny shapes, to try it out.")
+flags.declare_key_flag("rounds")
+SMALL_SHAPES = flags.DEFINE_bool(
+    "small_shapes", False, "Trains tiny shapes, to try the benchmark out."
+)
 
 WARM = 1  # steps in each turn before the one that is timed
 LONGEST_BUCKET = 96  # tokens, of xnli_warm.flags
-THEIR_RATE = 1.0  # ours over PyTorch's in float32, at least
+PYTORCH_RATE = 1.0  # bfloat16 over PyTorch's float32, at least
 
 
 FINE_TUNING = bench_shapes.Shape(
@@ -68,7 +70,7 @@ def _adam():
 
 
 def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> bench_shapes.Step:
-    """A step that remembers its state."""
+    """Makes a step that keeps its state."""
 
     def run():
         nonlocal state
@@ -81,7 +83,13 @@ def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> bench_shapes.St
 def fine_tuning(
     shape: bench_shapes.Shape, dtype: str, *, donates: bool = True
 ) -> bench_shapes.Step:
-    """`finetune_xnli`'s step; `donates`: whether its state is written in place."""
+    """Makes `finetune_xnli`'s step.
+
+    Args:
+      shape: of model and batch.
+      dtype: of the operands of matrix products.
+      donates: True if its state is written in place.
+    """
     config = classifier.Config(
         encoder=shape.config(dtype),
         pad=vocabularies.PAD,
@@ -89,13 +97,13 @@ def fine_tuning(
         dropout=0.0,
     )
     ids = jnp.asarray(bench_shapes.tokens(shape))
-    own = electra.Generator(config.encoder).init(
+    generator = electra.Generator(config.encoder).init(
         jax.random.key(0), ids[:1], ids[:1] > 0, ids[:1, :1]
     )["params"]
     head = classifier.Head(config).init(
         jax.random.key(1), jnp.zeros((1, shape.width)), True
     )["params"]
-    params = {name: own[name] for name in ("embeddings", "encoder")}
+    params = {name: generator[name] for name in ("embeddings", "encoder")}
     params["classifier"] = head
     trained, frozen = cut.split(params, classification.is_trained)
     optimizer = _adam()
@@ -115,7 +123,7 @@ def masked_lm(
     donates: bool = True,
     mask_rate: float = bench_shapes.MASK_RATE,
 ) -> bench_shapes.Step:
-    """An M3 generator's step; `donates` as in `fine_tuning`."""
+    """Makes an M3 generator's step; `donates` as in `fine_tuning`."""
     config = m3.Config(
         generator=shape.config(dtype),
         discriminator=shape.config(dtype),
@@ -130,15 +138,15 @@ def masked_lm(
     )
     ids = jnp.asarray(bench_shapes.tokens(shape))
 
-    def take(state):
+    def step_fn(state):
         state, _, metrics = step(state, ids)
         return state, metrics
 
-    return _kept(take, state)
+    return _kept(step_fn, state)
 
 
 def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]:
-    """What a step is made of, forward and backward, each jitted by itself.
+    """Makes the parts of a step, forward and backward, each jitted by itself.
 
     Attention and feed-forward parts are one layer's; `layer` is a whole one.
     """
@@ -152,7 +160,7 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
     embeddings = transformer.Embeddings(config)
 
     def gradient(fn, *arguments) -> bench_shapes.Step:
-        """Of the sum, in all floating-point arguments."""
+        """Makes the gradient of the sum, in all floating-point arguments."""
         wanted = tuple(
             n
             for n, each in enumerate(arguments)
@@ -204,7 +212,7 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
 def profile(
     shape: bench_shapes.Shape, seconds: Mapping[str, list[float]], step: list[float]
 ) -> list[dict[str, Any]]:
-    """Where the time of a step goes.
+    """Divides the time of a step among its parts.
 
     Args:
       shape: of the step.
@@ -227,23 +235,23 @@ def profile(
 
 
 def without(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
-    """Measure for speed -> the bfloat16 step without it."""
+    """Returns optimisation -> the bfloat16 step without it."""
     dtype, is_fine_tuning = "bfloat16", shape.what == FINE_TUNING.what
-    own = fine_tuning if is_fine_tuning else masked_lm
+    make = fine_tuning if is_fine_tuning else masked_lm
     found = {
-        "state written in place (donation)": own(shape, dtype, donates=False),
-        "our attention, not jax.nn's": by_the_library(own(shape, dtype)),
+        "state written in place (donation)": make(shape, dtype, donates=False),
+        "our attention, not jax.nn's": by_the_library(make(shape, dtype)),
     }
     if is_fine_tuning:
         longest = shape._replace(length=LONGEST_BUCKET)
-        return found | {"rows as long as their bucket, not 96": own(longest, dtype)}
+        return found | {"rows as long as their bucket, not 96": make(longest, dtype)}
     return found | {
-        "logits where masked, not everywhere": own(shape, dtype, mask_rate=1)
+        "logits where masked, not everywhere": make(shape, dtype, mask_rate=1)
     }
 
 
 def by_the_library(step: bench_shapes.Step) -> bench_shapes.Step:
-    """The step, if jax.nn.dot_product_attention is in our attention's place."""
+    """Replaces a step's attention by jax.nn.dot_product_attention."""
 
     def attend(query, read, attention_mask, config, drop):
         del drop  # none here
@@ -265,31 +273,33 @@ def by_the_library(step: bench_shapes.Step) -> bench_shapes.Step:
 
 
 def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
-    """Name -> step: ours in both precisions, and PyTorch's if it is here."""
+    """Returns name -> step: in both precisions, and PyTorch's if it is installed."""
     is_fine_tuning = shape.what == FINE_TUNING.what
-    ours, theirs = (
+    make, make_pytorch = (
         (fine_tuning, pytorch.fine_tuning)
         if is_fine_tuning
         else (masked_lm, pytorch.masked_lm)
     )
-    found = {f"here, {dtype}": ours(shape, dtype) for dtype in transformer.DTYPES}
-    if pytorch.is_here():
+    found = {f"here, {dtype}": make(shape, dtype) for dtype in transformer.DTYPES}
+    if pytorch.is_installed():
         found |= {
-            f"PyTorch, {dtype}": theirs(shape, dtype) for dtype in transformer.DTYPES
+            f"PyTorch, {dtype}": make_pytorch(shape, dtype)
+            for dtype in transformer.DTYPES
         }
     return found
 
 
 def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
-    """Rates of a shape's steps, what our measures gain, and where our time goes."""
-    named, measures, own = steps(shape), without(shape), parts(shape, "bfloat16")
-    seconds = interleave.race(named | measures | own, rounds, warm=WARM)
+    """Measures a shape's steps: rates, gains of the optimisations, profile."""
+    named, optimizations = steps(shape), without(shape)
+    pieces = parts(shape, "bfloat16")
+    seconds = interleave.time_runs(named | optimizations | pieces, rounds, warm=WARM)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    ours = seconds["here, bfloat16"]
+    whole = seconds["here, bfloat16"]
 
     def beside(name: str, dtype: str) -> float | None:
-        theirs = seconds.get(f"PyTorch, {dtype}")
-        return interleave.ratio(theirs, seconds[name]) if theirs else None
+        other = seconds.get(f"PyTorch, {dtype}")
+        return interleave.ratio(other, seconds[name]) if other else None
 
     return {
         "what": shape.what,
@@ -308,16 +318,16 @@ def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
             {
                 "measure": name,
                 "ms": 1e3 * medians[name],
-                "times": interleave.ratio(seconds[name], ours),
+                "times": interleave.ratio(seconds[name], whole),
             }
-            for name in measures
+            for name in optimizations
         ],
-        "profile": profile(shape, {name: seconds[name] for name in own}, ours),
+        "profile": profile(shape, {name: seconds[name] for name in pieces}, whole),
     }
 
 
 def targets(measured: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was to be reached, and what was."""
+    """Compares what was measured with the targets."""
     found = []
     for each in measured:
         rates = {step["name"]: step["over_pytorch"] for step in each["steps"]}
@@ -327,53 +337,35 @@ def targets(measured: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "what": f"{each['what']}: tokens/s in bfloat16 over PyTorch's in"
                     " float32",
                     "value": rates["here, bfloat16"],
-                    "at_least": THEIR_RATE,
-                    "met": rates["here, bfloat16"] >= THEIR_RATE,
+                    "at_least": PYTORCH_RATE,
+                    "met": rates["here, bfloat16"] >= PYTORCH_RATE,
                 }
             )
     return found
 
 
 def main() -> int:
-    """Measures, prints, and writes --out."""
+    """Measures, prints the tables, and writes --out."""
     begin = time.monotonic()
     shapes = [FINE_TUNING, MLM]
     if SMALL_SHAPES.value:
         shapes = [shape._replace(**SMALL) for shape in shapes]
     measured = []
     for shape in shapes:
-        lifecycle.say(f"{shape.what}: compiling, then {ROUNDS.value} rounds")
-        measured.append(measure(shape, ROUNDS.value))
-        for step in measured[-1]["steps"]:
-            beside = ""
-            if step["over_pytorch"] is not None:
-                beside = (
-                    f"  {step['over_pytorch']:.2f} of PyTorch's in float32,"
-                    f" {step['over_same']:.2f} of its in the same"
-                )
-            print(
-                f"{step['name']:20} {step['ms']:8.0f} ms"
-                f" {step['tokens_per_second']:8,.0f} tokens/s{beside}"
-            )
-        for gain in measured[-1]["gains"]:
-            print(f"  without: {gain['measure']:40} x {gain['times']:.2f}")
-        for row in measured[-1]["profile"]:
-            print(f"  {row['part']:30} {row['ms']:8.0f} ms {row['share']:6.0%}")
+        lifecycle.say(f"{shape.what}: compiling, then {interleave.ROUNDS.value} rounds")
+        measured.append(measure(shape, interleave.ROUNDS.value))
     result = {
-        "command": shared_flags.command(),
-        "commit": shared_flags.commit(),
-        "hardware": run_report.hardware(),
-        "rounds": ROUNDS.value,
-        "seconds": round(time.monotonic() - begin, 1),
+        **report.provenance(time.monotonic() - begin),
+        "rounds": interleave.ROUNDS.value,
         "measured": measured,
         "targets": targets(measured),
     }
-    for each in result["targets"]:
-        print(f"{'met    ' if each['met'] else 'NOT met'} {each['what']}")
-    if OUT.value:
-        pathlib.Path(OUT.value).write_text(json.dumps(result, indent=1) + "\n")
+    report.show(bench_report.training(result))
+    if shared_flags.OUT.value:
+        report.write(pathlib.Path(shared_flags.OUT.value), result)
     return 0
 
 
 if __name__ == "__main__":
+    flags.set_default(interleave.ROUNDS, 7)
     lifecycle.run(main)

@@ -1,21 +1,23 @@
-"""How many fakes a hot-started generator makes, by temperature and by mask rate.
+"""Counts the fakes of a hot-started generator by temperature and mask rate.
 
     python -m scripts.fake_rates --data_dir=../shared/data
 
 M3's discriminator learns from those masked tokens that a generator fills in wrongly
-(section 3.1); one that begins with a good encoder may leave it too few. Each run is
-the M3 of the hot start, in one process and shorter.
-Runs are done once, one after the other; when it was stopped, the same command goes on.
+(section 3.1). A generator that begins with a good encoder may leave it too few. Each
+run is the M3 of `m3_xnli15_warm.flags`, in one process and shorter. Runs are done once,
+one after the other; after a stop, the same command goes on.
 """
 
 import pathlib
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
 from experiments import lifecycle, shared_flags
 from experiments.m3 import report as m3_report
+from nebula_jax.runtime import report
 from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
@@ -28,7 +30,7 @@ STEPS = 60
 
 
 class Setting(NamedTuple):
-    """How fakes are made."""
+    """The settings of a run that decide how fakes are made."""
 
     temperature: float
     mask_rate: float
@@ -43,7 +45,7 @@ SETTINGS = (
 
 
 def run_of(setting: Setting, seed: str) -> table_runs.Run:
-    """The M3 run that shows what a setting does."""
+    """Describes the M3 run of a setting."""
     return table_runs.Run(
         f"temperature{setting.temperature}-mask{setting.mask_rate}-seed{seed}",
         "experiments.pretrain_m3",
@@ -60,7 +62,7 @@ def run_of(setting: Setting, seed: str) -> table_runs.Run:
 
 
 def gather(runs: table_runs.Runs, seeds: Sequence[str]) -> list[dict[str, Any]]:
-    """The table's rows; does the runs that have not been done."""
+    """Gathers the table's rows; does the runs that have not been done."""
     return [
         _row(setting, [runs.result(run_of(setting, seed))["summary"] for seed in seeds])
         for setting in SETTINGS
@@ -68,37 +70,61 @@ def gather(runs: table_runs.Runs, seeds: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _row(setting: Setting, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A setting's figures, first and last, as means of languages and seeds."""
+    """Averages a setting's first and last figures over languages and seeds."""
 
     def mean(figure: str) -> list[float]:
-        ends = []
-        for when in (0, -1):
-            values = [
-                each[figure]
-                for summary in summaries
-                for each in summary["held_back"][when]["languages"].values()
-            ]
-            ends.append(sum(values) / len(values))
-        return ends
+        return [
+            statistics.fmean(
+                m3_report.mean(each["held_out"][when], figure) for each in summaries
+            )
+            for when in (0, -1)
+        ]
 
     return setting._asdict() | {
-        "steps": summaries[0]["held_back"][-1]["step"],
+        "steps": summaries[0]["held_out"][-1]["step"],
         "seconds": sum(each["seconds"] for each in summaries),
         "commits": sorted({each["commit"] for each in summaries}),
         **{figure: mean(figure) for figure in m3_report.FIGURES},
     }
 
 
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders the table's record."""
+    forms = {"fake_token_rate": ".1%", "sampled_mlm_accuracy": ".1%", "rtd_auc": ".3f"}
+    rows = [
+        [
+            f"{row['temperature']:g}",
+            f"{row['mask_rate']:g}",
+            str(row["steps"]),
+            f"{row['seconds'] / 60:.0f}",
+            *(
+                " → ".join(format(value, form) for value in row[figure])
+                for figure, form in forms.items()
+            ),
+        ]
+        for row in result["rows"]
+    ]
+    header = [
+        *("temperature", "mask rate", "steps", "minutes"),
+        *("fake tokens, first → last", "masked tokens sampled right", "RTD AUC"),
+    ]
+    return report.join(
+        report.heading(result, report.seeds(result), " of runs"),
+        report.table(header, rows, "r" * len(header)),
+    )
+
+
 def main() -> int:
-    """Runs what is missing; writes the figures."""
+    """Does the missing runs; writes and prints the table."""
     seeds = table_runs.seeds(1)
     folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{NAME}")
     with lifecycle.alone_in(folder):
         rows = gather(table_runs.Runs(folder, table_runs.summary_of), seeds)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(row["seconds"] for row in rows)
-    result = table_runs.provenance(commits, seconds, seeds) | {"rows": rows}
-    table_runs.write(result, NAME)
+    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=seeds)
+    result = about | {"rows": rows}
+    table_runs.write(result, markdown(result), NAME)
     return 0
 
 

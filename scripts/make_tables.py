@@ -1,35 +1,71 @@
-"""Writes the results of finished runs into experiments/README.md.
+"""Writes the records of finished runs into experiments/README.md and README.md.
 
     python -m scripts.make_tables --collect=runs/m3_quickstart   # take in a run
     python -m scripts.make_tables                                # write tables anew
 
 A run's summary.json and plot are kept in experiments/results/ under the run's name. A
 benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
-table1_xnli, table2_bleu, table5_compression and fake_rates. The README holds one block
-per result, between two markers; the text around them is ours.
+table1_xnli, table2_bleu, table5_compression and fake_rates. experiments/README.md has
+one block per record, README.md a table of the main results, each between two markers.
+The text around them is written by hand and has no measured figure.
 """
 
 import json
 import pathlib
 import shutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
 
 from experiments import lifecycle
+from experiments.abnet import report as abnet_report
+from experiments.m3 import report as m3_report
+from experiments.xnli import report as xnli_report
 from nebula_jax import errors
-from scripts.tables import abnet_markdown, bench_markdown, m3_markdown, xnli_markdown
+from nebula_jax.runtime import report
+from scripts import fake_rates
+from scripts.bench import report as bench_report
+from scripts.tables import abnet_markdown, main_results, xnli_markdown
 
-COLLECT = flags.DEFINE_string("collect", "", "Folder of a finished run to take in.")
+COLLECT = flags.DEFINE_string(
+    "collect", "", "Folder of a finished run whose record is taken into the results."
+)
 
-EXPERIMENTS = pathlib.Path(__file__).parents[1] / "experiments"
+ROOT = pathlib.Path(__file__).parents[1]
+EXPERIMENTS = ROOT / "experiments"
+
+
+def _table1(record: Mapping[str, Any]) -> str:
+    return xnli_markdown.table1(record, abnet_markdown.PAPER["table1"])
+
+
+MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "m3_": m3_report.markdown,
+    "abnet_": abnet_report.markdown,
+    "xnli_": xnli_report.markdown,
+    "table1_": _table1,
+    "table2_": abnet_markdown.table2,
+    "table5_": abnet_markdown.table5,
+    "fake_rates": fake_rates.markdown,
+    "bench_codecs": bench_report.codecs,
+    "bench_training": bench_report.training,
+    "bench_bridge": bench_report.bridge,
+}
+"""What a record's name begins with -> its Markdown."""
+PICTURES = {
+    "": "Curves of {name}",
+    "_fig9": "Fig. 9: training loss",
+    "_fig10": "Fig. 10: first compressed step",
+}
+"""What follows the name in a picture's -> its text."""
 
 
 def collect(run: pathlib.Path, results: pathlib.Path) -> str:
     """Copies a run's summary and plot into `results`; returns the run's name."""
     if not (run / "summary.json").is_file():
         raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
-    summary = json.loads((run / "summary.json").read_text())
+    summary = report.read_summary(run)
     if any(each["first_step"] != 1 for each in summary.get("clusters", ())):
         raise errors.NebulaError(
             f"--collect={run}: was resumed, so its times are partial"
@@ -41,20 +77,19 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
         )
     results.mkdir(exist_ok=True)
     summary.pop("examples", None)  # other people's sentences
-    text = json.dumps(summary, indent=1, ensure_ascii=False)
-    (results / f"{run.name}.json").write_text(text + "\n")
+    report.write(results / f"{run.name}.json", summary)
     if (run / "losses.png").is_file():
         shutil.copyfile(run / "losses.png", results / f"{run.name}.png")
     return run.name
 
 
 def rewrite(text: str, name: str, block: str) -> str:
-    """`text` with `block` between the markers of `name`.
+    """Replaces the text between the markers of `name` by `block`.
 
     Raises:
       errors.NebulaError: if the markers are not there.
     """
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+    begin, end = _markers(name)
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
@@ -62,73 +97,60 @@ def rewrite(text: str, name: str, block: str) -> str:
     return before + begin + block + end + after
 
 
-def m3_block(name: str, summary: dict[str, Any]) -> str:
-    """An M3 run's results in Markdown."""
-    sizes = summary["bytes"]
-    first, last = summary["held_back"][0], summary["held_back"][-1]
-    lines = m3_markdown.head(
-        summary, f", vocabulary of {summary['vocab_size']:,} pieces"
+def _markers(name: str) -> tuple[str, str]:
+    return f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+
+
+def block(name: str, results: pathlib.Path) -> str:
+    """Renders a record with its pictures.
+
+    Args:
+      name: of the record.
+      results: its folder.
+
+    Raises:
+      errors.NebulaError: if the name begins with none of MARKDOWN.
+    """
+    record = json.loads((results / f"{name}.json").read_text("utf-8"))
+    for prefix, markdown in MARKDOWN.items():
+        if name.startswith(prefix):
+            pictures = [
+                f"![{text.format(name=name)}](results/{name}{ending}.png)"
+                for ending, text in PICTURES.items()
+                if (results / f"{name}{ending}.png").is_file()
+            ]
+            return report.join(markdown(record), *pictures)
+    raise errors.NebulaError(
+        f"{name}.json: a record's name begins with {', '.join(MARKDOWN)}"
     )
-    lines += [
-        "",
-        f"Sent per position {sizes['per_position']:.3f} bytes (formula"
-        f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per token"
-        f" that is not padding {sizes['per_token']:.3f}.",
-        "",
-        f"Held-back text after step {last['step']} (in brackets: {first['step']}):",
-        "",
-        "| language | RTD AUC | fake tokens | sampled-MLM accuracy | CLM accuracy |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for language, figures in last["languages"].items():
-        lines.append(
-            f"| {language} | {figures['rtd_auc']:.3f}"
-            f" ({first['languages'][language]['rtd_auc']:.3f})"
-            f" | {figures['fake_token_rate']:.1%}"
-            f" ({first['languages'][language]['fake_token_rate']:.1%})"
-            f" | {figures['sampled_mlm_accuracy']:.1%}"
-            f" | {figures['clm_accuracy']:.1%} |"
-        )
-    aucs = [figures["rtd_auc"] for figures in last["languages"].values()]
-    lines.append(f"| mean of {len(aucs)} | {sum(aucs) / len(aucs):.3f} | | | |")
-    lines += ["", f"![Losses and RTD AUC of {name}](results/{name}.png)", ""]
-    return "\n".join(lines) + "\n"
 
 
 def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
-    """experiments/README.md with every block made anew from the results."""
-    text = (experiments / "README.md").read_text()
-    for path in sorted((experiments / "results").glob("*.json")):
-        result = json.loads(path.read_text())
-        if path.stem.startswith("m3_"):
-            block = m3_block(path.stem, result)
-        elif path.stem.startswith("abnet_"):
-            block = abnet_markdown.abnet_block(path.stem, result)
-        elif path.stem.startswith("xnli_"):
-            block = xnli_markdown.run_block(path.stem, result)
-        elif path.stem.startswith("table1_"):
-            block = xnli_markdown.table1_block(result, abnet_markdown.PAPER["table1"])
-        elif path.stem.startswith("table2_"):
-            block = abnet_markdown.table2_block(path.stem, result)
-        elif path.stem.startswith("table5_"):
-            block = abnet_markdown.table5_block(path.stem, result)
-        elif path.stem == "fake_rates":
-            block = m3_markdown.fakes_block(result)
-        elif path.stem.startswith("bench_codecs"):
-            block = bench_markdown.codecs_block(result)
-        elif path.stem.startswith("bench_training"):
-            block = bench_markdown.training_block(result)
-        else:
-            block = bench_markdown.bridge_block(result)
-        text = rewrite(text, path.stem, block)
+    """Returns experiments/README.md with every block made anew from the records."""
+    text, results = (
+        (experiments / "README.md").read_text("utf-8"),
+        experiments / "results",
+    )
+    for path in sorted(results.glob("*.json")):
+        text = rewrite(text, path.stem, block(path.stem, results))
     return text
 
 
+def front_page(root: pathlib.Path = ROOT) -> str:
+    """Returns README.md, with the main results anew if it has their markers."""
+    text = (root / "README.md").read_text("utf-8")
+    if _markers("results")[0] not in text:
+        return text
+    table = main_results.markdown(root / "experiments" / "results")
+    return rewrite(text, "results", table)
+
+
 def main() -> int:
-    """Takes in --collect, and writes the README."""
+    """Takes in --collect, and writes both files."""
     if COLLECT.value:
         collect(pathlib.Path(COLLECT.value), EXPERIMENTS / "results")
-    (EXPERIMENTS / "README.md").write_text(readme())
+    (EXPERIMENTS / "README.md").write_text(readme(), "utf-8")
+    (ROOT / "README.md").write_text(front_page(), "utf-8")
     return 0
 
 

@@ -13,7 +13,6 @@ from absl import flags
 from experiments import lifecycle, shared_flags
 from experiments.abnet import data as abnet_data
 from nebula_jax.data import parallel_side
-from scripts.out import OUT
 
 for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"):
     flags.declare_key_flag(name)
@@ -21,13 +20,13 @@ for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"
 
 def main() -> int:
     """Writes --out."""
-    if not OUT.value:
+    if not shared_flags.OUT.value:
         raise shared_flags.FlagError("--out=FOLDER is needed: where the two sides go")
     languages = abnet_data.languages()
     folders = parallel_side.split_parallel(
         shared_flags.DATA_DIR.value,
         languages,
-        pathlib.Path(OUT.value),
+        pathlib.Path(shared_flags.OUT.value),
         abnet_data.SOURCES.value or None,
         abnet_data.MAX_PAIRS.value,
         abnet_data.MAX_WORDS.value,

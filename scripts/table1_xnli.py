@@ -1,13 +1,13 @@
-"""Table 1 at a scale that two cores bear: XNLI before M3, after it, and from scratch.
+"""Reproduces Table 1 on two cores: XNLI before M3, after it, and from scratch.
 
     python -m scripts.table1_xnli --scale=small --seeds=3 --data_dir=../shared/data
 
 Every row is an encoder fine-tuned on the same English pairs and tested in 15 languages:
-one as it comes; the same after M3 in one cluster; after M3 across four clusters on this
-machine; and a smaller one that M3 trained from random weights, whose fine-tuning is its
-own too (see ROWS). Where M3 across clusters leaves, byte for byte, the encoder that M3
-in one leaves, one fine-tuning counts for both. Runs are done once, one after the other;
-when it was stopped, the same command goes on.
+the pretrained one; the same after M3 in one cluster; after M3 across four clusters on
+this machine; and a smaller one that M3 trained from random weights, with other flags of
+fine-tuning (see ROWS). Where M3 across clusters leaves, byte for byte, the encoder that
+M3 in one cluster leaves, one fine-tuning counts for both. Runs are done once, one after
+the other; after a stop, the same command goes on.
 """
 
 import pathlib
@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import lifecycle, shared_flags
+from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
+from nebula_jax.runtime import report
+from scripts.tables import abnet_markdown, xnli_markdown
 from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
@@ -35,9 +38,9 @@ class Row(NamedTuple):
 
     name: str
     pretraining: str = ""
-    """Flagfile of the M3 run that makes it; empty for the one that comes."""
+    """Flagfile of the M3 run that makes it; empty for the pretrained encoder."""
     cluster: str = ""
-    """--cluster of that run."""
+    """The value of --cluster in that run."""
     more: tuple[str, ...] = ()
     """More flags of the fine-tuning."""
 
@@ -55,11 +58,11 @@ ROWS = (
         # It knows 64 positions, and nothing that a high rate could spoil.
         (
             *("--length_buckets=20,28,36,48,64", "--nofreeze_embeddings"),
-            *("--layer_decay=1.0", "--rate=5e-4"),
+            *("--layer_decay=1.0", "--learning_rate=5e-4"),
         ),
     ),
 )
-"""Of Table 1, under the paper's."""
+"""The rows of Table 1, under the paper's."""
 
 SCALES = {
     "small": {
@@ -67,15 +70,15 @@ SCALES = {
         SCRATCH: ("--steps=500",),
         FINE_TUNING: (
             *("--max_train_pairs=12000", "--max_test_pairs=1200", "--epochs=1"),
-            *("--dev_every=125", "--checkpoint_every=375"),
+            *("--eval_every=125", "--checkpoint_every=375"),
         ),
     }
 }
-"""Scale -> flagfile -> what is changed of it."""
+"""Scale -> flagfile -> the flags that replace some of it."""
 
 
 def pretraining_run(row: Row, seed: str, scale: str) -> table_runs.Run:
-    """The M3 run that makes a row's encoder."""
+    """Describes the M3 run that makes a row's encoder."""
     flagfile = table_runs.flagfile(row.pretraining)
     return table_runs.Run(
         f"{row.pretraining}-{row.cluster}-seed{seed}",
@@ -92,19 +95,19 @@ def pretraining_run(row: Row, seed: str, scale: str) -> table_runs.Run:
 
 
 def encoder_name(row: Row, seed: str) -> str:
-    """Of the folder that a row's encoder is kept in."""
+    """Names the folder that a row's encoder is kept in."""
     return f"{row.pretraining}-{row.cluster}-seed{seed}"
 
 
 def _discriminators_folder(row: Row) -> str:
-    """In that of an M3 run."""
+    """Names the discriminator's folder in that of an M3 run."""
     return "whole" if row.cluster == "whole" else "discriminator"
 
 
 def fine_tuning_run(
     row: Row, seed: str, scale: str, runs: table_runs.Runs
 ) -> table_runs.Run:
-    """The run that a row's accuracies are of."""
+    """Describes the run that measures a row's accuracies."""
     flagfile = table_runs.flagfile(FINE_TUNING)
     encoder, made_by = (), None
     if row.pretraining:
@@ -126,7 +129,7 @@ def fine_tuning_run(
 def gather(
     runs: table_runs.Runs, seeds: Sequence[str], scale: str
 ) -> list[dict[str, Any]]:
-    """The table's rows, of the runs that have ended."""
+    """Gathers the table's rows, of the runs that have ended."""
     rows = []
     for row in ROWS:
         found = [runs.found(fine_tuning_run(row, seed, scale, runs)) for seed in seeds]
@@ -151,7 +154,9 @@ def gather(
                 "warnings": sorted(
                     {line for each in summaries for line in each["test"]["warnings"]}
                 ),
-                "pretraining": [_about(each["summary"]) for each in made if each],
+                "pretraining": [
+                    _pretraining_figures(each["summary"]) for each in made if each
+                ],
                 "seconds": sum(each["seconds"] for each in summaries),
                 "commits": sorted(
                     {
@@ -170,24 +175,21 @@ def gather(
     return rows
 
 
-def _about(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the table says of an M3 run."""
-    first, last = summary["held_back"][0], summary["held_back"][-1]
-
-    def mean(evaluation, figure):
-        values = [each[figure] for each in evaluation["languages"].values()]
-        return sum(values) / len(values)
-
+def _pretraining_figures(summary: dict[str, Any]) -> dict[str, Any]:
+    """Picks the table's figures of an M3 run: first and last, means of languages."""
+    ends = summary["held_out"][0], summary["held_out"][-1]
     return {
-        "steps": last["step"],
+        "steps": ends[-1]["step"],
         "seconds": summary["seconds"],
-        "fake_token_rate": [mean(each, "fake_token_rate") for each in (first, last)],
-        "rtd_auc": [mean(each, "rtd_auc") for each in (first, last)],
+        **{
+            figure: [m3_report.mean(each, figure) for each in ends]
+            for figure in ("fake_token_rate", "rtd_auc")
+        },
     }
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was to be reached, and what was."""
+    """Compares what was measured with the targets."""
     averages = {row["name"]: row["averages"] for row in rows}
     one, across = (averages.get(row.name) for row in (IN_ONE, ACROSS))
     if one is None or across is None:
@@ -216,7 +218,7 @@ def work(runs: table_runs.Runs, seeds: Sequence[str], scale: str) -> None:
 
 
 def main() -> int:
-    """Runs what is missing; writes the figures."""
+    """Does the missing runs; writes and prints the table."""
     scale, seeds = table_runs.scale(list(SCALES)), table_runs.seeds(SEEDS)
     name = f"table1_{scale}"
     folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
@@ -230,11 +232,12 @@ def main() -> int:
         for row in rows
     )
     result = {
-        **table_runs.provenance(commits, seconds, seeds),
+        **report.provenance(seconds, commits=sorted(set(commits)), seeds=seeds),
         "rows": rows,
         "targets": targets(rows),
     }
-    table_runs.write(result, name)
+    markdown = xnli_markdown.table1(result, abnet_markdown.PAPER["table1"])
+    table_runs.write(result, markdown, name)
     return 0
 
 

@@ -1,15 +1,14 @@
-"""Table 2 at a scale that two cores bear: from scratch, ABNet, ABNet over two clusters.
+"""Reproduces Table 2 on two cores: from scratch, ABNet, ABNet over two clusters.
 
     python -m scripts.table2_bleu --scale=tiny --data_dir=../shared/data
 
-The Transformer of the first row is the very network of the others, layer by layer, with
-random weights in the place of pretrained ones, and all of it trained; its vocabularies
-are the pretrained models', trimmed to the training text on both sides. (A vanilla
+The Transformer of the first row is the network of the others, layer by layer, with
+random instead of pretrained weights, and all of it is trained. Its vocabularies are
+those of the pretrained models, trimmed to the training text on both sides. (A vanilla
 Transformer has no adapters in its encoder, and one feed-forward part less in a layer of
-its decoder.) It reads the same sentences twice as often: it has to learn what the
-others were given. ABNet writes from left to right, and in a row of its own by
-mask-predict, which ABNet's code has. ABNet-Cloud is two processes that compress what
-crosses.
+its decoder.) It reads the same sentences twice as often, since it begins without
+pretraining. ABNet decodes from left to right, and in another row by mask-predict, as
+ABNet's code does. ABNet-Cloud is two processes that compress what crosses.
 """
 
 import pathlib
@@ -25,13 +24,17 @@ from experiments import lifecycle, shared_flags
 from nebula_jax.data import parallel_side, text_folder, tokenizers
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
+from nebula_jax.runtime import report
 from scripts.tables import abnet as abnet_runs
+from scripts.tables import abnet_markdown
 from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
 flags.adopt_module_key_flags(table_runs)
-LANGUAGES = flags.DEFINE_list("pairs", ["es-en"], "Of es-en and zh-en.")
+LANGUAGES = flags.DEFINE_list(
+    "pairs", ["es-en"], "Language pairs of the table: es-en, zh-en or both."
+)
 
 SCRATCH, ABNET, CLOUD = "Transformer, from scratch", "ABNet", "ABNet-Cloud"
 MASKED = "ABNet, mask-predict"
@@ -49,13 +52,13 @@ CLOUD_CODEC = "pack_tokens|int8(64)"
 def runs_of(
     method: str, pair: str, seed: str, base: Sequence[str], models: Sequence[str]
 ) -> table_runs.Run:
-    """A run of the table.
+    """Describes a run of the table.
 
     Args:
-      method: of METHODS.
-      pair: languages.
+      method: one of METHODS.
+      pair: languages, as in `es-en`.
       seed: of the run.
-      base: arguments of all.
+      base: flags of all runs.
       models: folders of the random models, source and target.
     """
     more = {
@@ -80,15 +83,18 @@ def runs_of(
 def random_models(
     folder: pathlib.Path, pair: str, settings: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Checkpoint folders of random weights in the shapes of the pretrained models.
+    """Writes models of random weights in the shapes of the pretrained ones.
 
     Their vocabularies are cut to the training text, so that their tables can be
     trained.
 
     Args:
       folder: gets `PAIR-source` and `PAIR-target`.
-      pair: languages.
+      pair: languages, as in `es-en`.
       settings: of the flagfile.
+
+    Returns:
+      The two checkpoint folders.
     """
     made_of = [table_runs.data_dir(), sorted(settings.items())]
     text = folder / f"{pair}-text-{text_folder.digest_of(made_of)[:12]}"
@@ -105,28 +111,31 @@ def random_models(
         *limits,
     )
     made = []
-    for side, own_text in zip(("source", "target"), texts, strict=True):
+    for side, side_text in zip(("source", "target"), texts, strict=True):
         out = folder / f"{pair}-{side}"
         name = settings[f"{side}_model"]
         whole = packages.prepare(
             name, pathlib.Path(shared_flags.PRETRAINED_DIR.value), lifecycle.say
         )
-        words = tokenizers.load(whole)
-        train = parallel_side.read(parallel_side.path(own_text, "train")).texts
+        tokenizer = tokenizers.load(whole)
+        train = parallel_side.read(parallel_side.path(side_text, "train")).texts
         keep = tokenizers.kept_ids(
-            words, np.flatnonzero(tokenizers.count_pieces(words, train))
+            tokenizer, np.flatnonzero(tokenizers.count_pieces(tokenizer, train))
         )
         model = pretrained.first_layers(
             pretrained.load(whole), int(settings[f"{side}_layers"])
         )
-        tokenizers.save(out, tokenizers.trim(words, keep))
+        tokenizers.save(out, tokenizers.trim(tokenizer, keep))
         pretrained.save(out, random_like(pretrained.trim(model, keep)))
         made.append(str(out))
     return made[0], made[1]
 
 
 def random_like(model: pretrained.Pretrained) -> pretrained.Pretrained:
-    """The same shapes as BERT would begin with; another seed is another adapter."""
+    """Replaces a model's weights by those that BERT would begin with.
+
+    They are the same for every seed of a run, whose adapters differ.
+    """
     config, key = model.config, jax.random.key(0)
     ids = jnp.zeros((1, 1), jnp.int32)
     embeddings = transformer.Embeddings(config).init(key, ids, True)["params"]
@@ -141,11 +150,11 @@ def random_like(model: pretrained.Pretrained) -> pretrained.Pretrained:
 def gather(
     runs: table_runs.Runs, chosen: Sequence[tuple[str, str, str, table_runs.Run]]
 ) -> list[dict[str, Any]]:
-    """The table's rows, of the runs that have ended.
+    """Gathers the table's rows, of the runs that have ended.
 
     Args:
-      runs: where their figures are.
-      chosen: (method, pair, seed, run).
+      runs: with their figures.
+      chosen: (method, pair, seed, run) of each.
     """
     rows: dict[str, dict[str, Any]] = {}
     for method, pair, _, run in chosen:
@@ -154,9 +163,10 @@ def gather(
             continue
         new = {"method": method, "pairs": {}, "seconds": 0.0, "commits": []}
         row = rows.setdefault(method, new)
-        of = row["pairs"].setdefault(pair, {"pair": pair, "bleu": [], "bleu_dev": []})
-        of["bleu"].append(abnet_runs.bleu(found))
-        of["bleu_dev"].append(abnet_runs.bleu(found, "dev"))
+        scores = {"pair": pair, "bleu": [], "bleu_dev": []}
+        scores = row["pairs"].setdefault(pair, scores)
+        scores["bleu"].append(abnet_runs.bleu(found))
+        scores["bleu_dev"].append(abnet_runs.bleu(found, "dev"))
         row["seconds"] += found["summary"]["seconds"]
         row["trained_parameters"] = sum(
             each["trained_parameters"] for each in found["summary"]["clusters"]
@@ -166,12 +176,12 @@ def gather(
 
 
 def main() -> int:
-    """Runs what is missing; writes the figures."""
+    """Does the missing runs; writes and prints the table."""
     scale, seeds = table_runs.scale(["tiny"]), table_runs.seeds(abnet_runs.SEEDS)
     name = f"table2_{scale}"
     flagfile = table_runs.flagfile(f"abnet_table5_{scale}")
     settings = table_runs.settings(flagfile)
-    settings = {flag: of for flag, of in settings.items() if flag != "pair"}
+    settings = {flag: each for flag, each in settings.items() if flag != "pair"}
     base = table_runs.base_arguments(flagfile)
     folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
@@ -189,8 +199,9 @@ def main() -> int:
         rows = gather(runs, chosen)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(row["seconds"] for row in rows)
-    result = table_runs.provenance(commits, seconds, seeds) | {"rows": rows}
-    table_runs.write(result, name)
+    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=seeds)
+    result = about | {"rows": rows}
+    table_runs.write(result, abnet_markdown.table2(result), name)
     return 0
 
 

@@ -1,19 +1,19 @@
-"""Table 5, Fig. 9 and Fig. 10 at a scale that two cores bear, and codecs of our own.
+"""Reproduces Table 5, Fig. 9 and Fig. 10 on two cores, with more codecs.
 
     python -m scripts.table5_compression --scale=tiny --data_dir=../shared/data
 
-Runs `train_abnet` once for each row and seed, one after the other; when it was stopped,
-the same command goes on. Quality and speed are measured apart, since a run that waits
-for a slow line takes hours: BLEU with `--cluster=whole`, where the same codecs stand
-between the halves and the numbers are the same; seconds and bytes a step with a short
-run of two clusters over a line: the first such run measures it (`auto-dilated`), and
-all of them share it.
+Runs `train_abnet` once for each row and seed, one after the other; after a stop, the
+same command goes on. Quality and speed are measured apart, since a run that waits for a
+slow line takes hours: BLEU with `--cluster=whole`, where the same codecs stand between
+the halves and the numbers are the same; seconds and bytes a step with a short run of
+two clusters over a line. The first such run measures a step's computation, from which
+the rate and delay of that line follow; all others use the same line.
 """
 
 import itertools
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,16 +24,20 @@ from experiments import lifecycle, shared_flags
 from experiments.abnet import scaled_wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, wan
+from nebula_jax.runtime import report
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import figures
+from scripts.tables import abnet_markdown, figures
 from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
 flags.adopt_module_key_flags(table_runs)
-ROWS = flags.DEFINE_list("rows", [], "Names of rows to run; empty for all.")
-PARTS = flags.DEFINE_list(
-    "parts", ["quality", "speed", "start"], "Of the work: BLEU, time, Fig. 10."
+ROWS = flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
+STAGES = flags.DEFINE_list(
+    "stages",
+    ["quality", "speed", "start"],
+    "Stages of the work: quality measures BLEU, speed seconds and bytes, start is"
+    " Fig. 10.",
 )
 
 SPEED_STEPS = 16  # of a run over the line
@@ -59,7 +63,7 @@ class Row(NamedTuple):
 
 
 def rows(settings: Mapping[str, str]) -> list[Row]:
-    """The paper's ten rows, which send padding, and ours, which do not.
+    """Lists the paper's ten rows, which send padding, and ours, which do not.
 
     Args:
       settings: of the flagfile.
@@ -89,7 +93,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
 
 
 def late(row: Row, step: int) -> Row:
-    """The same row, compressed from `step` on (Fig. 10)."""
+    """Delays a row's compression until `step` (Fig. 10)."""
     return row._replace(
         name=f"{row.name} from {step}",
         forward=f"from_step({step}, {row.forward})",
@@ -98,12 +102,12 @@ def late(row: Row, step: int) -> Row:
 
 
 def start_steps(settings: Mapping[str, str]) -> list[int]:
-    """Where Fig. 10's runs begin to compress."""
+    """Lists the first compressed steps of Fig. 10's runs."""
     return [max(2, int(settings["steps"]) // part) for part in STARTS]
 
 
 def quality_run(row: Row, seed: str, base: Sequence[str]) -> table_runs.Run:
-    """The run that BLEU and loss are taken from."""
+    """Describes the run that measures BLEU and loss."""
     return abnet_runs.run(
         f"quality-{file_name(row.name)}-seed{seed}",
         (*base, "--cluster=whole", f"--seed={seed}", *_codecs(row)),
@@ -114,7 +118,7 @@ def quality_run(row: Row, seed: str, base: Sequence[str]) -> table_runs.Run:
 def speed_run(
     row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
 ) -> table_runs.Run:
-    """The run that time and bytes are taken from."""
+    """Describes the run that measures time and bytes."""
     steps = SPEED_STEPS
     if row.forward.startswith("delta"):
         # In the first epoch nothing has been seen before: all of it crosses in full.
@@ -135,13 +139,17 @@ def _codecs(row: Row) -> list[str]:
 
 
 def file_name(name: str) -> str:
-    """`FP16(SVD(0.9))+INT8` -> `fp16_svd_0_9_int8`."""
+    """Turns a row's name into a file name.
+
+    >>> file_name("FP16(SVD(0.9))+INT8")
+    'fp16_svd_0_9_int8'
+    """
     letters = "".join(c if c.isalnum() else " " for c in name.lower())
     return "_".join(letters.split())
 
 
 def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds and bytes of a step: median, and mean over the last ones."""
+    """Returns a step's median seconds and mean bytes, of the last steps."""
     last = result["records"][-TIMED_STEPS - 1 :]
     times = [record["time"] for record in last]
     steps = last[-1]["step"] - last[0]["step"]
@@ -153,9 +161,9 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
-    """Eq. 4's ratio of a codec; None where what is sent decides.
+    """Returns eq. 4's ratio of a codec; None where the values decide the size.
 
-    Without the r alone in its numerator: our factors have the singular values in them.
+    The lone r of its numerator is left out: our factors contain the singular values.
     """
     made = codecs.from_string(codec)
     if made.options:
@@ -169,13 +177,16 @@ def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float 
 def ideal_seconds(
     speed: Mapping[str, float], line: Mapping[str, float], round_trips: int = 0
 ) -> float:
-    """max(compute, wire): a step if nothing had to wait for anything else.
+    """Returns max(compute, wire): a step if nothing waited for anything else.
 
     Args:
       speed: of the row; both directions of the line are busy at once.
-      line: see `dilation.Dilation`.
-      round_trips: of the line, added to the wire. One is in every step: it cannot end
-        before what it sent last has arrived and the answer has come back.
+      line: from `scaled_wan.read`.
+      round_trips: of the line, added to the wire. Every step has one: it ends only
+        after its last message has arrived and the answer has come back.
+
+    Returns:
+      Seconds.
     """
     up = wan.from_string(line["wan"]).up
     wire = 8 * max(speed["forward"], speed["backward"]) / up.rate
@@ -183,7 +194,7 @@ def ideal_seconds(
 
 
 def ideals(speed: Mapping[str, float], line: Mapping[str, float]) -> dict[str, float]:
-    """The ideal, and what a step with its round trip cannot beat."""
+    """Returns the ideal seconds of a step without and with its round trip."""
     return {
         "ideal": ideal_seconds(speed, line),
         "with_round_trip": ideal_seconds(speed, line, round_trips=1),
@@ -196,7 +207,7 @@ def gather(
     base: Sequence[str],
     seeds: Sequence[str],
 ) -> dict[str, Any]:
-    """All figures of the runs that have ended."""
+    """Gathers the figures of the runs that have ended."""
     table, commits, line, seconds = [], set(), {}, 0.0
     width = padded = None
 
@@ -212,7 +223,7 @@ def gather(
         found = dict(row._asdict())
         speed = read(speed_run(row, line.get("wan", scaled_wan.AUTO), settings, base))
         if speed is not None:
-            line = line or speed["summary"]["dilation"]
+            line = line or speed["summary"]["line"]
             padded = speed["summary"]["bytes"]["padded"]
             width = [each for each in speed["summary"]["clusters"] if "width" in each]
             found["speed"] = speed_of(speed)
@@ -228,10 +239,10 @@ def gather(
     for row in rows(settings):
         if row.name == START_ROW:
             for step in start_steps(settings):
-                of = _quality(late(row, step), seeds, base, read)
-                starts += [{"step": step, **of}] if of else []
+                found = _quality(late(row, step), seeds, base, read)
+                starts += [{"step": step, **found}] if found else []
     return {
-        **table_runs.provenance(commits, seconds, seeds),
+        **report.provenance(seconds, commits=sorted(commits), seeds=seeds),
         "settings": dict(settings),
         "padded_bytes": padded,
         "line": line,
@@ -241,7 +252,13 @@ def gather(
     }
 
 
-def _quality(row: Row, seeds, base, read) -> dict[str, Any]:
+def _quality(
+    row: Row,
+    seeds: Sequence[str],
+    base: Sequence[str],
+    read: Callable[[table_runs.Run], dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Gathers BLEU, losses and bytes of a row, over its seeds."""
     results = [read(quality_run(row, seed, base)) for seed in seeds]
     results = [result for result in results if result is not None]
     if not results:
@@ -261,7 +278,7 @@ def _quality(row: Row, seeds, base, read) -> dict[str, Any]:
 
 
 def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[dict]:
-    """What was to be reached, and what was."""
+    """Compares what was measured with the targets."""
     found = []
     rated = [row for row in table if "speed" in row]
     scored = [row for row in rated if "bleu" in row]
@@ -318,7 +335,7 @@ def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[di
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of a run about its own row's mean, from all rows."""
+    """Returns the standard deviation of runs about the mean of their row."""
     squares = sum(
         (value - statistics.fmean(group)) ** 2 for group in groups for value in group
     )
@@ -330,23 +347,23 @@ def work(
     settings: Mapping[str, str],
     base: Sequence[str],
     seeds: Sequence[str],
-    parts: Sequence[str],
+    stages: Sequence[str],
     names: Sequence[str],
 ) -> None:
     """Does the runs that have not been done."""
     chosen = [row for row in rows(settings) if not names or row.name in names]
-    if "speed" in parts:
+    if "speed" in stages:
         plain = rows(settings)[0]
         first = runs.result(speed_run(plain, scaled_wan.AUTO, settings, base))
-        line = first["summary"]["dilation"]["wan"]
+        line = first["summary"]["line"]["wan"]
         for row in chosen:
             if row.name != plain.name:
                 runs.result(speed_run(row, line, settings, base))
     for seed in seeds:
-        if "quality" in parts:
+        if "quality" in stages:
             for row in chosen:
                 runs.result(quality_run(row, seed, base))
-        if "start" in parts:
+        if "start" in stages:
             for row in chosen:
                 if row.name == START_ROW:
                     for step in start_steps(settings):
@@ -355,7 +372,7 @@ def work(
 
 
 def main() -> int:
-    """Runs what is missing; writes the figures and the pictures."""
+    """Does the missing runs; writes the table and its figures, and prints it."""
     name = f"table5_{table_runs.scale(['tiny'])}"
     flagfile = table_runs.flagfile(f"abnet_{name}")
     settings = table_runs.settings(flagfile)
@@ -370,9 +387,9 @@ def main() -> int:
     folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
     with lifecycle.alone_in(folder):
         runs = table_runs.Runs(folder, abnet_runs.figures)
-        work(runs, settings, base, seeds, PARTS.value, ROWS.value)
+        work(runs, settings, base, seeds, STAGES.value, ROWS.value)
         result = gather(runs, settings, base, seeds)
-    out = table_runs.write(result, name)
+    out = table_runs.write(result, abnet_markdown.table5(result), name)
     figures.draw(result, out.parent, out.stem)
     return 0
 

@@ -5,13 +5,12 @@ import functools
 import jax
 
 from experiments import shared_flags
-from experiments.m3 import config, data, models
-from experiments.m3 import export as export_lib
+from experiments.m3 import config, data, export, models
 from nebula_jax.communication import codecs
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, connect, process, progress
+from nebula_jax.runtime import checkpoints, connect, process, progress, run_folder
 from nebula_jax.training import m3
 
 
@@ -95,5 +94,6 @@ def train(run: config.Run) -> int:
         ledgers = {link.peer.cluster: link.ledger for link in links}
         record.finish(step, {"ledgers": ledgers, "models": described})
     if step >= agreed.steps:
-        export_lib.export(run, made, vocabulary, state.params)
+        folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
+        export.write(folder, run, made, vocabulary, state.params)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

@@ -6,6 +6,7 @@ the model; it has no tokenizer for a vocabulary that was trained here.)
 """
 
 import dataclasses
+import pathlib
 import shutil
 from typing import Any
 
@@ -17,27 +18,27 @@ from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.runtime import run_folder
 
 FOLDER = "encoder"
 """Name of the folder in the cluster's."""
 
 
-def export(
+def write(
+    folder: pathlib.Path,
     run: config.Run,
     made: models.Models,
     vocabulary: vocabularies.Vocabulary,
     params: Any,
 ) -> None:
-    """Writes the discriminator's encoder and its tokenizer into the cluster's folder.
+    """Writes the discriminator's encoder and its tokenizer.
 
     Args:
-      run: of this process; what an earlier one left there is replaced.
+      folder: replaced if it is there.
+      run: of this process.
       made: the run's models.
       vocabulary: of the run.
       params: of the discriminator; its heads are left out.
     """
-    folder = run_folder.of_cluster(run.local.workdir, run.local.cluster) / FOLDER
     params = jax.device_get({part: params[part] for part in ("embeddings", "encoder")})
     with checkpoint_folder.replacing(folder) as new:
         if run.local.hot_start:

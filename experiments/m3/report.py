@@ -160,7 +160,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.heading(summary, seed, vocabulary),
         run_report.clusters(summary),
         _sizes_markdown(summary["bytes"]),
-        *(_held_out_markdown(summary["held_out"]) if summary["held_back"] else ()),
+        *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
     )
 
 
@@ -195,6 +195,11 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
         f"Held-out text after step {last['step']} (in brackets: {first['step']}; an RTD"
         " AUC of 0.5 is a guess):",
         run_report.table(["language", *columns], rows),
+        "Mean RTD AUC (after step): "
+        + ", ".join(
+            f"{mean(each, 'rtd_auc'):.3f} ({each['step']})" for each in evaluations
+        )
+        + ".",
     ]
     if right > 1 - STARVED:
         found.append(

@@ -9,12 +9,11 @@ from typing import Any
 import jax
 
 from experiments import shared_flags
-from experiments.m3 import config, data, models
-from experiments.m3 import export as export_lib
+from experiments.m3 import config, data, export, models
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, process, progress
+from nebula_jax.runtime import checkpoints, process, progress, run_folder
 from nebula_jax.training import m3
 
 
@@ -83,5 +82,6 @@ def train(run: config.Run) -> int:
     saved.at_end(step, tuple(state), positions_now)
     record.finish(step, {"models": models.describe(run, made)})
     if step >= agreed.steps:
-        export_lib.export(run, made, vocabulary, state[1].params)
+        folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
+        export.write(folder, run, made, vocabulary, state[1].params)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

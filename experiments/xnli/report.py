@@ -1,27 +1,28 @@
-"""The end of an XNLI run: a table for a person, summary.json, predictions as TSV."""
+"""The report of an XNLI run: summary.json, its Markdown, predictions as TSV."""
 
-import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import rich.console
-import rich.table
-from absl import flags
 
-from experiments import lifecycle, run_report, shared_flags
-from experiments.xnli import config as xnli_config
 from experiments.xnli import data as xnli_data
 from nebula_jax.data import nli
 from nebula_jax.evaluation import xnli
+from nebula_jax.runtime import process
+from nebula_jax.runtime import report as run_report
 from nebula_jax.training import metrics
 
 
-def judge(
+def evaluate(
     parts: Mapping[str, xnli_data.Part], probabilities: Mapping[str, np.ndarray]
 ) -> dict[str, xnli.Score]:
-    """Language -> score, from [N, C] probabilities of each."""
+    """Scores every language.
+
+    Args:
+      parts: language -> its N pairs.
+      probabilities: language -> [N, C] of its pairs.
+    """
     return {
         language: xnli.score(
             part.labels, probabilities[language].argmax(axis=-1), len(nli.LABELS)
@@ -31,14 +32,16 @@ def judge(
 
 
 def as_json(scores: Mapping[str, xnli.Score]) -> dict[str, Any]:
-    """What a summary says of scores."""
-    accuracies = {language: of.accuracy for language, of in scores.items()}
+    """Turns scores into a summary's entry of a split."""
+    accuracies = {language: each.accuracy for language, each in scores.items()}
     return {
         "average": xnli.average(accuracies),
         "accuracy": accuracies,
-        "rows": {language: of.total for language, of in scores.items()},
-        "labels": {language: list(of.labels) for language, of in scores.items()},
-        "predicted": {language: list(of.predicted) for language, of in scores.items()},
+        "rows": {language: each.total for language, each in scores.items()},
+        "labels": {language: list(each.labels) for language, each in scores.items()},
+        "predicted": {
+            language: list(each.predicted) for language, each in scores.items()
+        },
         "warnings": xnli.warnings(scores, nli.LABELS),
     }
 
@@ -56,9 +59,9 @@ def write_predictions(
         found = probabilities[language]
         lines = [header]
         for name, label, row in zip(part.rows.ids, part.labels, found, strict=True):
-            said = nli.LABELS[row.argmax()]
+            prediction = nli.LABELS[row.argmax()]
             numbers = (f"{number:.4f}" for number in row)
-            lines.append("\t".join([name, nli.LABELS[label], said, *numbers]))
+            lines.append("\t".join([name, nli.LABELS[label], prediction, *numbers]))
         path = folder / f"{split}.{language}.tsv"
         path.write_text("".join(line + "\n" for line in lines), "utf-8")
 
@@ -67,34 +70,31 @@ def summary(
     text: xnli_data.Text,
     scores: Mapping[str, xnli.Score],
     position: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    folder: pathlib.Path,
     seconds: float,
 ) -> dict[str, Any]:
-    """All that is to be said of a run.
+    """Gathers the record of a run.
 
     Args:
       text: its pairs.
       scores: language -> score on test.
-      position: what the loop knows: the selected step, the dev curve, the commits that
-        the run was trained by.
+      position: of the loop: the selected step, the dev curve, and the commits that
+        trained the run.
+      settings: flag -> value.
+      folder: with the cluster's metrics and summary.
       seconds: wall time of this command.
     """
-    folder = shared_flags.cluster_folder(xnli_config.NAME)
     return {
-        "command": shared_flags.command(),
-        "commit": ", ".join(position["commits"]),
-        "hardware": run_report.hardware(),
-        "seconds": round(seconds, 1),
-        "flags": {
-            name: flags.FLAGS[name].value
-            for name in (*xnli_config.AGREED, "epochs", "length_buckets", "data_dir")
-        },
+        **run_report.provenance(seconds, commits=position["commits"]),
+        "flags": dict(settings),
         "text": {
             "digest": text.digest,
             "from": text.sources,
             "labels": xnli_data.describe(text),
         },
         "vocabulary": len(text.keep),
-        "training": run_report.read(folder),
+        "training": run_report.read_summary(folder),
         "losses": run_report.first_and_last(metrics.read(folder)),
         "dev": [{"step": step, "accuracy": value} for step, value in position["curve"]],
         "selected_step": position["selected_step"],
@@ -102,35 +102,64 @@ def summary(
     }
 
 
-def show(results: Mapping[str, Any], title: str) -> None:
-    """Prints the table of one split; warnings go to standard error.
+def markdown(summary: Mapping[str, Any]) -> str:
+    """Renders a run's summary."""
+    training, settings = summary["training"], summary["flags"]
+    pairs = sum(summary["text"]["labels"]["train"]["en"].values())
+    speed = (
+        f", {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s with"
+        " compiling and dev evaluations"
+    )
+    resumed = ""
+    if training["first_step"] > 1:
+        resumed = (
+            f"The run was resumed after step {training['first_step'] - 1}: minutes and"
+            " tokens/s are of what came then."
+        )
+    curve = (f"{each['accuracy']:.1%} ({each['step']})" for each in summary["dev"])
+    step = summary["selected_step"]
+    return run_report.join(
+        run_report.heading(summary, f"seed {settings['seed']}", speed),
+        resumed,
+        f"English dev (after step): {', '.join(curve)}. Tested: step {step} of"
+        f" {training['last_step']}.",
+        results_markdown(summary["test"], title("test", settings["encoder"], step)),
+    )
+
+
+def title(split: str, encoder: str, step: int) -> str:
+    """Names the table of one split."""
+    return f"{split} pairs, {encoder} after step {step}"
+
+
+def results_markdown(results: Mapping[str, Any], title: str) -> str:
+    """Renders the accuracies of one split.
 
     Args:
       results: from `as_json`.
       title: of the table.
     """
-    table = rich.table.Table(title=title)
-    table.add_column("language")
-    for column in ("pairs", "accuracy", "labels e/n/c", "predicted e/n/c"):
-        table.add_column(column, justify="right")
-    for language, accuracy in results["accuracy"].items():
-        table.add_row(
+    rows = [
+        [
             language,
             f"{results['rows'][language]:,}",
             f"{accuracy:.1%}",
             " / ".join(map(str, results["labels"][language])),
             " / ".join(map(str, results["predicted"][language])),
-        )
-    table.add_section()
-    table.add_row(xnli.AVERAGE, "", f"{results['average']:.1%}", "", "")
-    rich.console.Console(highlight=False, width=88).print(table)
-    for warning in results["warnings"]:
-        lifecycle.say(f"warning: {warning}")
+        ]
+        for language, accuracy in results["accuracy"].items()
+    ]
+    rows.append([xnli.AVERAGE, "", f"{results['average']:.1%}", "", ""])
+    header = ["language", "pairs", "accuracy", "labels e/n/c", "predicted e/n/c"]
+    return run_report.join(
+        f"**{title}**",
+        run_report.table(header, rows),
+        "\n".join(f"- {warning}" for warning in results["warnings"]),
+    )
 
 
-def write(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-    """Writes JSON, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
-    partial.write_text(text, "utf-8")
-    partial.replace(path)
+def show(markdown: str, warnings: Sequence[str]) -> None:
+    """Prints Markdown, and its warnings to standard error as well."""
+    run_report.show(markdown)
+    for warning in warnings:
+        process.message(f"warning: {warning}")

@@ -23,6 +23,8 @@ from nebula_jax.training import metrics
 
 NOTHING = "–"
 """The cell of a figure that was not measured."""
+VERDICTS = {True: "met", False: "**not met**", None: "too noisy to decide"}
+"""The cell of a target: met, not met, or not decided."""
 
 
 def provenance(
@@ -143,7 +145,7 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
 
 def join(*paragraphs: str) -> str:
     """Joins paragraphs, code and tables to a Markdown text; empty ones are left out."""
-    return "\n\n".join(each for each in paragraphs if each) + "\n"
+    return "\n\n".join(each.rstrip("\n") for each in paragraphs if each) + "\n"
 
 
 def table(
@@ -169,7 +171,8 @@ def table(
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|"
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return "".join(f"| {cell} " if cell else "| " for cell in escaped) + "|"
 
 
 def heading(record: Mapping[str, Any], detail: str, more: str = "") -> str:
@@ -232,7 +235,6 @@ def targets(found: Sequence[Mapping[str, Any]]) -> str:
       found: `what`, `value`, `at_least` or `at_most`, and `met`, which is None where
         the measurement was too noisy to decide.
     """
-    verdicts = {True: "met", False: "**not met**", None: "too noisy to decide"}
     rows = [
         [
             each["what"],
@@ -240,7 +242,7 @@ def targets(found: Sequence[Mapping[str, Any]]) -> str:
             f"≥ {each['at_least']:.3g}"
             if "at_least" in each
             else f"≤ {each['at_most']:.3g}",
-            verdicts[each["met"]],
+            VERDICTS[each["met"]],
         ]
         for each in found
     ]

@@ -1,6 +1,6 @@
-"""Things run in turn, round by round, and compared within their round.
+"""Timing in turn, round by round, with ratios within a round.
 
-On a machine that does other things too, a time means little by itself.
+On a machine that does other work too, a time by itself means little.
 """
 
 import statistics
@@ -9,22 +9,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from absl import flags
+
+ROUNDS = flags.DEFINE_integer(
+    "rounds", 5, "Rounds that a figure is the median of.", lower_bound=1
+)
 
 
-def race(
+def time_runs(
     runs: Mapping[str, Callable[[], Any]],
     rounds: int,
     pause: float = 0.0,
     warm: int = 0,
 ) -> dict[str, list[float]]:
-    """Seconds that each took in each round, after one round that does not count.
+    """Times every run in every round, after one round that does not count.
 
     Args:
-      runs: name -> what is timed; what it returns is waited for.
-      rounds: that count.
-      pause: seconds before each.
-      warm: runs before the one that is timed, in its turn, for those that are slower
-        right after another one, as a step of ours is after one of PyTorch's.
+      runs: name -> the timed function, which returns what it computes.
+      rounds: the number that counts.
+      pause: seconds before each run.
+      warm: untimed calls right before the timed one, for functions that are slower
+        after another one, as a JAX step is after one of PyTorch's.
+
+    Returns:
+      Name -> seconds, one for each round.
     """
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -40,5 +48,5 @@ def race(
 
 
 def ratio(over: list[float], under: list[float]) -> float:
-    """Median of the rounds' ratios."""
+    """Returns the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))

@@ -1,6 +1,6 @@
 """The steps of `bench_training` in PyTorch, with transformers' BERT.
 
-They need what is in requirements-parity.txt.
+They need the packages of requirements-parity.txt.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from scripts.bench import shapes
 
 
-def is_here() -> bool:
-    """Whether PyTorch and transformers are here."""
+def is_installed() -> bool:
+    """Returns True if PyTorch and transformers are installed."""
     try:
         import torch
         import transformers
@@ -28,7 +28,7 @@ def is_here() -> bool:
 
 
 def fine_tuning(shape: shapes.Shape, dtype: str) -> shapes.Step:
-    """Fine-tuning with frozen embeddings."""
+    """Makes a step of fine-tuning with frozen embeddings."""
     import torch
     import transformers
 
@@ -45,7 +45,7 @@ def fine_tuning(shape: shapes.Shape, dtype: str) -> shapes.Step:
 
 
 def masked_lm(shape: shapes.Shape, dtype: str) -> shapes.Step:
-    """A generator's step: logits at masked positions only, and a sample of them."""
+    """Makes a generator's step: logits and samples at masked positions only."""
     import torch
     import transformers
 

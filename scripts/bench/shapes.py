@@ -1,4 +1,4 @@
-"""What `bench_training` trains on, here and in PyTorch.
+"""Shapes and batches of `bench_training`, for Nebula-JAX and PyTorch alike.
 
 B batch, L length.
 """
@@ -14,11 +14,11 @@ from nebula_jax.models import transformer
 RATE, MASK_RATE = 1e-4, 0.15
 
 Step = Callable[[], Any]
-"""Takes one optimisation step of its own; what it returns is to be waited for."""
+"""Takes an optimisation step from the state of the last; returns what is computed."""
 
 
 class Shape(NamedTuple):
-    """What is trained, on what."""
+    """A model and a batch."""
 
     what: str
     layers: int
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     length: int
 
     def config(self, dtype: str) -> transformer.Config:
-        """Of the encoder."""
+        """Returns the encoder's configuration."""
         return transformer.Config(
             vocab_size=self.vocab_size,
             layers=self.layers,
@@ -44,12 +44,12 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """The number of tokens of a step."""
         return self.batch * self.length
 
 
 def tokens(shape: Shape) -> np.ndarray:
-    """[B, L] int32, no padding."""
+    """Draws ids: [B, L] int32, no padding."""
     random = np.random.RandomState(0)
     size = (shape.batch, shape.length)
     ids = random.randint(vocabularies.NUM_CONTROL, shape.vocab_size, size).astype(
@@ -60,5 +60,5 @@ def tokens(shape: Shape) -> np.ndarray:
 
 
 def labels(shape: Shape) -> np.ndarray:
-    """[B] int32, of three classes."""
+    """Makes labels: [B] int32, of three classes."""
     return np.arange(shape.batch, dtype=np.int32) % 3

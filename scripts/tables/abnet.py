@@ -1,10 +1,10 @@
-"""Runs of train_abnet for Tables 2 and 5: what they are given, what is read of them."""
+"""Runs of train_abnet for Tables 2 and 5: their flags and figures."""
 
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from nebula_jax.runtime import report
 from nebula_jax.training import metrics
 from scripts.tables import runs as table_runs
 
@@ -14,33 +14,35 @@ RECORDED = ("step", "time", "bytes_sent", "bytes_received", "waiting_share")
 
 
 def run(name: str, arguments: Sequence[str], model: str = "") -> table_runs.Run:
-    """A run of train_abnet.
+    """Describes a run of train_abnet.
 
     Args:
-      name: of its files.
+      name: of the run and its files.
       arguments: all but --workdir.
-      model: runs that say the same need the same PLM-T, which is prepared once.
+      model: runs with the same value need the same PLM-T, which is prepared once.
     """
     shares = table_runs.Folder(model, "target/model") if model else None
     return table_runs.Run(name, MODULE, tuple(arguments), shares)
 
 
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
-    """What a table needs of a finished run.
+    """Reads the figures of a finished run.
 
     Returns:
-      summary: what the run's report says. losses: [[step, loss]] of the cluster that
-      has the translation loss. records: of the source cluster, if there is one, else of
-      the same: metrics.jsonl without its losses.
+      summary: of the run, without its examples. losses: [[step, loss]] of the cluster
+      that has the translation loss. records: metrics.jsonl of the source cluster, if
+      there is one, else of the same, without its losses.
     """
     del run
-    summary = json.loads((workdir / "summary.json").read_text())
+    summary = report.read_summary(workdir)
     names = [each["cluster"] for each in summary["clusters"]]
     translating = metrics.read(workdir / ("target" if "target" in names else names[0]))
-    told = metrics.read(workdir / ("source" if "source" in names else names[0]))
-    steps = [record for record in told if "loss" in record]
+    sending = metrics.read(workdir / ("source" if "source" in names else names[0]))
+    steps = [record for record in sending if "loss" in record]
     return {
-        "summary": {name: of for name, of in summary.items() if name != "examples"},
+        "summary": {
+            name: value for name, value in summary.items() if name != "examples"
+        },
         "losses": [
             [each["step"], each["loss"]] for each in translating if "loss" in each
         ],
@@ -51,6 +53,6 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def bleu(result: dict[str, Any], split: str = "test") -> float:
-    """The last BLEU on a split."""
+    """Returns the last BLEU on a split."""
     scores = [each[split] for each in result["summary"]["bleu"] if split in each]
     return scores[-1]

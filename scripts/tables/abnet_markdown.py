@@ -1,4 +1,4 @@
-"""Tables 2 and 5 in Markdown, for experiments/README.md: the paper's figures beside."""
+"""Tables 2 and 5 in Markdown, beside the paper's figures."""
 
 import json
 import pathlib
@@ -6,148 +6,121 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts.tables import m3_markdown
+from nebula_jax.runtime import report
 
 PAPER = json.loads((pathlib.Path(__file__).parent / "paper.json").read_text())
-NOTHING = "–"
+NOTHING = report.NOTHING
 
 
-def table5_block(name: str, result: Mapping[str, Any]) -> str:
-    """What `scripts/table5_compression.py` measured; rows not run yet are left out."""
-    lines = [*m3_markdown.table_head(result), *_line(result), *_paper_rows(result)]
-    lines += _our_rows(result)
-    lines += m3_markdown.targets(result)
-    if any("losses" in row for row in result["rows"]):
-        lines += ["", f"![Fig. 9: training loss](results/{name}_fig9.png)"]
-    if result["starts"]:
-        lines += ["", f"![Fig. 10: first compressed step](results/{name}_fig10.png)"]
-    return "\n".join(lines) + "\n"
+def table5(result: Mapping[str, Any]) -> str:
+    """Renders the record of `table5_compression`; rows not run yet are left out."""
+    return report.join(
+        report.heading(result, report.seeds(result), " of runs"),
+        _line(result),
+        _paper_rows(result),
+        _our_rows(result),
+        *_first_visits(result),
+        report.targets(result["targets"]),
+    )
 
 
-def _paper_rows(result: Mapping[str, Any]) -> list[str]:
-    rows = [row for row in result["rows"] if not row["is_ours"]]
-    if not rows:
-        return []
-    lines = [
-        "| method | BLEU | paper | forward | eq. 4 | paper | backward | paper |"
-        " MB a step | s/step | paper | faster | paper | / ideal | / with round trip |",
-        "|---|" + "---:|" * 14,
-    ]
-    plain = _plain_seconds(result)
-    for row in rows:
-        paper, speed = PAPER["table5"][row["name"]], row.get("speed")
-        cells = [
-            row["name"],
-            _bleu(row),
-            f"{paper['bleu']:.2f}",
-            _ratio(row, "forward", result),
-            f"{row['formula'][0]:.3f}" if "formula" in row else NOTHING,
-            f"{paper['forward']:.2f}",
-            _ratio(row, "backward", result),
-            f"{paper['backward']:.2f}",
-            *_time(speed)[:2],
-            f"{paper['seconds']:.2f}",
-            _faster(speed, plain),
-            f"{PAPER['table5']['baseline']['seconds'] / paper['seconds']:.1f}",
-            *_time(speed)[2:],
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _our_rows(result: Mapping[str, Any]) -> list[str]:
-    rows = [row for row in result["rows"] if row["is_ours"]]
-    if not rows:
-        return []
-    lines = [
-        "",
-        "| ours | codecs, forward and backward | BLEU | forward | backward"
-        " | MB a step | s/step | faster | / ideal | / with round trip |",
-        "|---|---|" + "---:|" * 8,
-    ]
-    plain, notes = _plain_seconds(result), []
-    for row in rows:
-        speed = row.get("speed")
-        names = dict.fromkeys((row["forward"], row["backward"]))
-        cells = [
-            row["name"],
-            "<br>".join(f"`{name.replace('|', chr(92) + '|')}`" for name in names),
-            _bleu(row),
-            _ratio(row, "forward", result),
-            _ratio(row, "backward", result),
-            *_time(speed)[:2],
-            _faster(speed, plain),
-            *_time(speed)[2:],
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-        if row["forward"].startswith("delta") and "bytes_all_steps" in row:
-            share = row["bytes_all_steps"]["forward"] / result["padded_bytes"]
-            notes += [
-                "",
-                "`delta` sends an example's first visit in full; the table has what"
-                " comes later. Forward over the whole run, its first epoch included:"
-                f" {share:.3f}.",
-            ]
-    return lines + notes
-
-
-def _line(result: Mapping[str, Any]) -> list[str]:
+def _line(result: Mapping[str, Any]) -> str:
     line = result["line"]
     if not line:
-        return []
+        return ""
     seconds = line["padded_bits"] / line["rate"]
-    return [
+    return (
         f"A step computes for {line['compute_seconds']:.3f} s, {line['factor']:.2f}"
         f" times the paper's; so the line is `--wan={line['wan']}`, on which"
         f" {result['padded_bytes'] / 1e6:.2f} MB, a step's hidden states as padded"
-        f" float32, take {seconds:.2f} s one way.",
-        "",
+        f" float32, take {seconds:.2f} s one way."
+    )
+
+
+def _paper_rows(result: Mapping[str, Any]) -> str:
+    plain, cells = _plain_seconds(result), []
+    for row in result["rows"]:
+        if row["is_ours"]:
+            continue
+        paper, speed = PAPER["table5"][row["name"]], row.get("speed")
+        cells.append(
+            [
+                row["name"],
+                _bleu(row),
+                f"{paper['bleu']:.2f}",
+                _ratio(row, "forward", result),
+                f"{row['formula'][0]:.3f}" if "formula" in row else NOTHING,
+                f"{paper['forward']:.2f}",
+                _ratio(row, "backward", result),
+                f"{paper['backward']:.2f}",
+                *_time(speed)[:2],
+                f"{paper['seconds']:.2f}",
+                _faster(speed, plain),
+                f"{PAPER['table5']['baseline']['seconds'] / paper['seconds']:.1f}",
+                *_time(speed)[2:],
+            ]
+        )
+    header = [
+        *("method", "BLEU", "paper", "forward", "eq. 4", "paper", "backward", "paper"),
+        *("MB a step", "s/step", "paper", "faster", "paper", "/ ideal"),
+        "/ with round trip",
+    ]
+    return report.table(header, cells) if cells else ""
+
+
+def _our_rows(result: Mapping[str, Any]) -> str:
+    plain, cells = _plain_seconds(result), []
+    for row in result["rows"]:
+        if not row["is_ours"]:
+            continue
+        speed = row.get("speed")
+        names = dict.fromkeys((row["forward"], row["backward"]))
+        cells.append(
+            [
+                row["name"],
+                "<br>".join(f"`{name}`" for name in names),
+                _bleu(row),
+                _ratio(row, "forward", result),
+                _ratio(row, "backward", result),
+                *_time(speed)[:2],
+                _faster(speed, plain),
+                *_time(speed)[2:],
+            ]
+        )
+    header = [
+        *("ours", "codecs, forward and backward", "BLEU", "forward", "backward"),
+        *("MB a step", "s/step", "faster", "/ ideal", "/ with round trip"),
+    ]
+    return report.table(header, cells, "ll" + "r" * 8) if cells else ""
+
+
+def _first_visits(result: Mapping[str, Any]) -> list[str]:
+    """Renders the bytes of `delta` over a whole run."""
+    return [
+        "`delta` sends an example's first visit in full; the table has what comes"
+        " later. Forward over the whole run, its first epoch included:"
+        f" {row['bytes_all_steps']['forward'] / result['padded_bytes']:.3f}."
+        for row in result["rows"]
+        if row["forward"].startswith("delta") and "bytes_all_steps" in row
     ]
 
 
-def table2_block(name: str, result: Mapping[str, Any]) -> str:
-    """What `scripts/table2_bleu.py` measured, under the paper's rows."""
-    del name
+def table2(result: Mapping[str, Any]) -> str:
+    """Renders the record of `table2_bleu` under the paper's rows."""
     pairs = list(PAPER["table2"]["pairs"])
-    lines = [
-        *m3_markdown.table_head(result),
-        f"| method | {' | '.join(pairs)} | trained parameters | minutes |",
-        "|---|" + "---:|" * (len(pairs) + 2),
-    ]
+    rows = []
     for row in PAPER["table2"]["rows"]:
         cells = [f"{row[pair]:.2f}" if row[pair] else NOTHING for pair in pairs]
-        lines.append(f"| paper: {row['method']} | {' | '.join(cells)} | | |")
+        rows.append([f"paper: {row['method']}", *cells, "", ""])
     for row in result["rows"]:
         scores = {each["pair"]: each for each in row["pairs"]}
         cells = [_bleu(scores[pair]) if pair in scores else NOTHING for pair in pairs]
-        parameters, minutes = row["trained_parameters"], row["seconds"] / 60
-        lines.append(
-            f"| {row['method']} | {' | '.join(cells)}"
-            f" | {parameters / 1e6:.1f} million | {minutes:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def abnet_block(name: str, summary: Mapping[str, Any]) -> str:
-    """One run of train_abnet."""
-    sizes = summary["bytes"]
-    lines = m3_markdown.head(summary)
-    if sizes:
-        lines += [
-            "",
-            f"Bytes a step: {sizes['forward'] / 1e3:,.0f} kB of hidden states"
-            f" ({sizes['forward_ratio']:.3f} of padded float32),"
-            f" {sizes['backward'] / 1e3:,.0f} kB of gradients"
-            f" ({sizes['backward_ratio']:.3f}).",
-        ]
-    splits = [split for split in summary["bleu"][-1] if split != "step"]
-    lines += ["", f"| BLEU after step | {' | '.join(splits)} |"]
-    lines += ["|---:|" + "---:|" * len(splits)]
-    for each in summary["bleu"]:
-        cells = [f"{each[split]:.1f}" if split in each else "" for split in splits]
-        lines.append(f"| {each['step']} | {' | '.join(cells)} |")
-    lines += ["", f"![Loss and BLEU of {name}](results/{name}.png)", ""]
-    return "\n".join(lines) + "\n"
+        parameters = f"{row['trained_parameters'] / 1e6:.1f} million"
+        rows.append([row["method"], *cells, parameters, f"{row['seconds'] / 60:.1f}"])
+    return report.join(
+        report.heading(result, report.seeds(result), " of runs"),
+        report.table(["method", *pairs, "trained parameters", "minutes"], rows),
+    )
 
 
 def _bleu(row: Mapping[str, Any]) -> str:
@@ -159,14 +132,14 @@ def _bleu(row: Mapping[str, Any]) -> str:
 
 
 def _ratio(row: Mapping[str, Any], way: str, result: Mapping[str, Any]) -> str:
-    """Measured bytes over padded float32."""
+    """Divides measured bytes by those of padded float32."""
     if "speed" not in row:
         return NOTHING
     return f"{row['speed'][way] / result['padded_bytes']:.3f}"
 
 
 def _time(speed: Mapping[str, float] | None) -> list[str]:
-    """MB both ways, seconds, seconds over the ideal without and with a round trip."""
+    """Renders MB both ways, seconds, and seconds over both ideals."""
     if speed is None:
         return [NOTHING] * 4
     return [

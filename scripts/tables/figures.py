@@ -1,4 +1,4 @@
-"""Fig. 9 and Fig. 10 of what `table5_compression` measured."""
+"""Fig. 9 and Fig. 10, from the record of `table5_compression`."""
 
 import pathlib
 import statistics
@@ -11,7 +11,7 @@ SIZE = (10, 4.2)
 
 
 def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Writes NAME_fig9.png and NAME_fig10.png, where there is anything to show."""
+    """Writes NAME_fig9.png and NAME_fig10.png, if the record has their curves."""
     rows = [row for row in result["rows"] if "losses" in row]
     if rows:
         figure9(rows, folder / f"{name}_fig9.png")
@@ -20,7 +20,7 @@ def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
 
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Training loss of each row, mean of the seeds: the paper's on the left."""
+    """Draws the training loss of each row, mean of the seeds: the paper's left."""
     figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     for axes, is_ours in zip(both, (False, True), strict=True):
@@ -43,7 +43,7 @@ def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
-    """BLEU against the step at which FP16(SVD(0.6))+INT8 begins."""
+    """Draws BLEU against the step at which FP16(SVD(0.6))+INT8 begins."""
     by_name = {row["name"]: row for row in result["rows"] if "bleu" in row}
     points = [(start["step"], start["bleu"]) for start in result["starts"]]
     compressed = by_name.get("FP16(SVD(0.6))+INT8")
@@ -76,7 +76,7 @@ def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def mean_curve(losses: Sequence[Sequence[Sequence[float]]]) -> tuple[list, list]:
-    """[[step, loss], ...] of several seeds -> steps, mean losses."""
+    """Averages [[step, loss], ...] over seeds: steps, mean losses."""
     steps = [step for step, _ in losses[0]]
     values = [[loss for _, loss in seed] for seed in losses]
     return steps, [statistics.fmean(each) for each in zip(*values, strict=True)]

@@ -1,8 +1,8 @@
-"""Runs of a table: each is done once, and what it left is kept.
+"""Runs of a table: each is done once, and its figures are kept.
 
-A table takes hours, so every run's figures are written as soon as it has ended, to a
-small file of its own; the same command goes on with the runs that are missing, and with
-the one that it was stopped in.
+A table takes hours, so every run's figures are written to a small file as soon as the
+run has ended. The same command goes on with the runs that are missing, and with the one
+that it was stopped in.
 """
 
 import hashlib
@@ -13,60 +13,64 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import lifecycle, run_report, shared_flags
+from experiments import lifecycle, shared_flags
 from nebula_jax import errors
 from nebula_jax.data import text_folder
-from scripts.out import OUT
+from nebula_jax.runtime import report
 
-SCALE = flags.DEFINE_string("scale", "", "How large the runs are.")
+SCALE = flags.DEFINE_string(
+    "scale", "", "Size of the runs; a table names its sizes in an error at any other."
+)
 SEEDS = flags.DEFINE_string(
-    "seeds", "", "How many seeds each row is the mean of, or which, as in 0,1,2."
+    "seeds",
+    "",
+    "Seeds that each row is the mean of: their number, or a list such as 0,1,2.",
 )
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
 BESIDE = FOLDER.parents[1] / "shared" / "data"
 LOG_LINES = 12  # of a failed run, in the error
 UNDER_WAY = "under_way.json"
-"""In the folder of a run that has not ended: which it is, and its seconds so far (but
-not those of a part that was killed)."""
+"""The file in the folder of a run that has not ended: its identity, and its seconds so
+far (without those of a part that was killed)."""
 
 
 class Folder(NamedTuple):
     """A folder of a run that others use."""
 
     name: str
-    """Under the table's `models/`."""
+    """Its place under the table's `models/`."""
     path: str
-    """In the run's own folder."""
+    """Its place in the run's folder."""
 
 
 class Run(NamedTuple):
     """One run of an experiment."""
 
     name: str
-    """Also of its files: `quality-int8-seed0`."""
+    """The name of the run and of its files: `quality-int8-seed0`."""
     module: str
-    """As in `python -m MODULE`."""
+    """The module, as in `python -m MODULE`."""
     arguments: tuple[str, ...]
-    """All but --workdir."""
+    """The flags, all but --workdir."""
     shares: Folder | None = None
-    """Runs that say the same find what the first of them made."""
+    """A folder that the first run with this value makes, and the others find."""
     makes: Folder | None = None
-    """What this run is there for; others use it."""
+    """The folder that the run is done for; other runs use it."""
     after: "Run | None" = None
-    """The run that made what this one uses."""
+    """The run that made the folder that this one uses."""
 
 
 Execute = Callable[[Run, pathlib.Path], None]
 
 
 class Runs:
-    """The runs of a table, in a folder of theirs."""
+    """The runs of a table, in one folder."""
 
     def __init__(
         self,
@@ -74,32 +78,32 @@ class Runs:
         figures: Callable[[Run, pathlib.Path], dict[str, Any]],
         execute: Execute | None = None,
     ):
-        """Takes what is there.
+        """Goes on with what is in the folder.
 
         Args:
           folder: `results/` has the figures of finished runs, `run/` the one under way.
-          figures: (run, its folder) -> what the table needs of it; `summary` at least.
+          figures: (run, its folder) -> its figures for the table, with `summary`.
           execute: starts a run and waits for its end; the real command if not given.
         """
         self.folder = folder
         self._figures = figures
         self._execute = execute or start
-        self._commit = shared_flags.commit()
+        self._commit = report.commit()
         self._other_commits: set[str] = set()
 
     def path(self, name: str) -> pathlib.Path:
-        """Where a run's figures are, once it has ended."""
+        """Returns the file of a run's figures, which is there once it has ended."""
         return self.folder / "results" / f"{name}.json"
 
     def made(self, name: str) -> pathlib.Path:
-        """Where a folder is that a run made and others use."""
+        """Returns the place of a folder that a run made and others use."""
         return self.folder / "models" / name
 
     def found(self, run: Run) -> dict[str, Any] | None:
-        """The figures of a run that has ended, else None.
+        """Returns the figures of a run that has ended, else None.
 
         Raises:
-          errors.NebulaError: if they are of other flags.
+          errors.NebulaError: if the run had other flags.
         """
         path = self.path(run.name)
         if not path.is_file():
@@ -118,17 +122,18 @@ class Runs:
         return result
 
     def result(self, run: Run, like: Run | None = None) -> dict[str, Any]:
-        """The figures of a run, which is done now unless it has been.
+        """Returns the figures of a run, which is done now unless it has been.
 
         Args:
-          run: which.
-          like: one that has ended, with the same flags but for what they use: what its
-            own `after` made. If both made the same bytes, its figures are this one's.
+          run: the run.
+          like: a run that has ended, with the same flags but for the folder that it
+            uses, which its `after` made. If both folders have the same bytes, its
+            figures are returned.
         """
         found = self.found(run)
         if found is not None:
             return found
-        if like is not None and self._uses_the_same(run, like):
+        if like is not None and self._uses_same_bytes(run, like):
             lifecycle.say(f"{run.name}: byte for byte what {like.name} began with")
             result = self.found(like)
             summary = result["summary"] | {"seconds": 0.0}
@@ -158,27 +163,25 @@ class Runs:
         result = {**figures, **about}
         path = self.path(run.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(result) + "\n")
-        partial.replace(path)
+        report.write(path, result)
         return result
 
-    def _uses_the_same(self, run: Run, like: Run) -> bool:
-        """Whether what made the folders that two runs use made the same bytes."""
-        ours, theirs = (
+    def _uses_same_bytes(self, run: Run, like: Run) -> bool:
+        """Returns True if two runs use folders with the same bytes."""
+        first, second = (
             _digests(self.made(each.after.makes.name)) for each in (run, like)
         )
-        return bool(ours) and ours == theirs
+        return bool(first) and first == second
 
     def _begin(self, run: Run, workdir: pathlib.Path) -> float:
-        """Makes the folder of a run unless it is there; the seconds it has had."""
+        """Makes the folder of a run unless it is there; returns its seconds so far."""
         path = workdir / UNDER_WAY
         there = json.loads(path.read_text()) if path.is_file() else {}
-        says = f"{run.name}: {' '.join(run.arguments)}"
+        line = f"{run.name}: {' '.join(run.arguments)}"
         if there.get("run") == [identity(run), self._commit]:
-            lifecycle.say(f"{says} (goes on after {there['seconds']:.0f} s)")
+            lifecycle.say(f"{line} (goes on after {there['seconds']:.0f} s)")
             return there["seconds"]
-        lifecycle.say(says)
+        lifecycle.say(line)
         shutil.rmtree(workdir, ignore_errors=True)
         workdir.mkdir(parents=True)
         if run.shares is not None and self.made(run.shares.name).is_dir():
@@ -188,13 +191,10 @@ class Runs:
 
     def _mark(self, run: Run, workdir: pathlib.Path, seconds: float) -> None:
         about = {"run": [identity(run), self._commit], "seconds": seconds}
-        path = workdir / UNDER_WAY
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(about) + "\n")
-        partial.replace(path)
+        report.write(workdir / UNDER_WAY, about)
 
     def _keep(self, workdir: pathlib.Path, folder: Folder) -> None:
-        """Takes a folder of a run for others, in the place of an older one."""
+        """Moves a folder of a run to where others find it, over an older one."""
         if not (workdir / folder.path).is_dir():
             return
         made = self.made(folder.name)
@@ -204,7 +204,7 @@ class Runs:
 
 
 def _digests(folder: pathlib.Path) -> dict[pathlib.Path, str]:
-    """File -> digest of its bytes; empty if there is no such folder."""
+    """Returns file -> digest of its bytes; {} if there is no such folder."""
     return {
         path.relative_to(folder): text_folder.digest(path)
         for path in folder.rglob("*")
@@ -216,7 +216,7 @@ def start(run: Run, workdir: pathlib.Path) -> None:
     """Runs the real command to its end.
 
     Raises:
-      errors.NebulaError: if it failed, with the last it said.
+      errors.NebulaError: if it failed, with the last lines of its log.
     """
     command = [
         *(sys.executable, "-m", run.module),
@@ -234,58 +234,38 @@ def start(run: Run, workdir: pathlib.Path) -> None:
             env=cache | os.environ,
         ).returncode
     if status:
-        said = "\n  ".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        last = "\n  ".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         raise errors.NebulaError(
-            f"{run.name} ended with status {status}; {log} ends with\n  {said}"
+            f"{run.name} ended with status {status}; {log} ends with\n  {last}"
         )
 
 
 def summary_of(run: Run, workdir: pathlib.Path) -> dict[str, Any]:
-    """What most tables need of a finished run: its summary."""
+    """Reads the summary of a finished run, all that most tables need of it."""
     del run
-    return {"summary": json.loads((workdir / "summary.json").read_text())}
+    return {"summary": report.read_summary(workdir)}
 
 
-def provenance(
-    commits: Iterable[str], seconds: float, seeds: Sequence[str]
-) -> dict[str, Any]:
-    """What every table's figures begin with.
+def write(result: Mapping[str, Any], markdown: str, name: str) -> pathlib.Path:
+    """Writes a table's record to --out or into the results, and prints its Markdown.
 
     Args:
-      commits: of the runs.
-      seconds: that they took together.
-      seeds: of the table.
-    """
-    return {
-        "command": shared_flags.command(),
-        "commit": ", ".join(sorted(set(commits))),
-        "hardware": run_report.hardware(),
-        "seconds": round(seconds, 1),
-        "seeds": list(seeds),
-    }
-
-
-def write(result: Mapping[str, Any], name: str) -> pathlib.Path:
-    """Writes a table's figures to --out or into the results, and says where.
-
-    Args:
-      result: with its `targets`, if it has any.
+      result: the record.
+      markdown: of the record.
       name: of the table.
 
     Returns:
-      The file.
+      The record's file.
     """
-    out = pathlib.Path(OUT.value or FOLDER / "results" / f"{name}.json")
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    for each in result.get("targets", ()):
-        met = "met    " if each["met"] else "NOT met"
-        print(f"{met} {each['what']}: {each['value']:.3f}")
+    out = pathlib.Path(shared_flags.OUT.value or FOLDER / "results" / f"{name}.json")
+    report.write(out, result)
+    report.show(markdown)
     print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
     return out
 
 
 def scale(known: Sequence[str]) -> str:
-    """--scale, by default the first that is known.
+    """Returns --scale, by default the first that is known.
 
     Raises:
       FlagError: at another.
@@ -298,7 +278,7 @@ def scale(known: Sequence[str]) -> str:
 
 
 def seeds(count: int) -> list[str]:
-    """--seeds, by default 0 to `count` - 1.
+    """Returns --seeds, by default 0 to `count` - 1.
 
     Raises:
       FlagError: if it is neither a number nor a list of them.
@@ -319,7 +299,7 @@ def seeds(count: int) -> list[str]:
 
 
 def identity(run: Run) -> str:
-    """Of all that a run's figures depend on, but for the code."""
+    """Returns a digest of all that a run's figures depend on, but for the code."""
     parts = [run.module, *run.arguments, digest(run.arguments)]
     if run.after is not None:
         parts.append(identity(run.after))
@@ -327,7 +307,7 @@ def identity(run: Run) -> str:
 
 
 def digest(arguments: Sequence[str]) -> str:
-    """Of the flagfiles among arguments, without comments."""
+    """Returns a digest of the flagfiles among arguments, without comments."""
     hashed = hashlib.sha256()
     for argument in arguments:
         flag, _, value = argument.partition("=")
@@ -337,7 +317,7 @@ def digest(arguments: Sequence[str]) -> str:
 
 
 def settings(flagfile: pathlib.Path) -> dict[str, str]:
-    """Flag -> value of a flagfile; `true` where it has none."""
+    """Reads a flagfile: flag -> value, `true` where it has none."""
     lines = [line.strip() for line in flagfile.read_text().splitlines()]
     parts = [
         line.removeprefix("--").partition("=") for line in lines if line[:2] == "--"
@@ -346,12 +326,12 @@ def settings(flagfile: pathlib.Path) -> dict[str, str]:
 
 
 def flagfile(name: str) -> pathlib.Path:
-    """A flagfile of this repository, as a person would name it from here."""
+    """Returns a flagfile of this repository, relative to the working directory."""
     return pathlib.Path(os.path.relpath(FOLDER / "flags" / f"{name}.flags"))
 
 
 def data_dir() -> str:
-    """--data_dir; if it is not given, `shared/data` beside the repository.
+    """Returns --data_dir; if it is not given, `shared/data` beside the repository.
 
     Raises:
       FlagError: if neither is there.
@@ -363,12 +343,12 @@ def data_dir() -> str:
         return os.path.relpath(BESIDE)
     raise shared_flags.FlagError(
         "--data_dir is missing: a text folder (see README.md) with translations and"
-        f" sentence pairs, which {given} has not"
+        f" sentence pairs, of which {given} has none"
     )
 
 
 def base_arguments(flagfile: pathlib.Path) -> tuple[str, ...]:
-    """What all runs of a table are given."""
+    """Returns the flags of all runs of a table."""
     return (
         f"--flagfile={flagfile}",
         f"--data_dir={data_dir()}",

@@ -1,141 +1,50 @@
-"""Fine-tuning on XNLI in Markdown, for experiments/README.md: runs, and Table 1."""
+"""Table 1 in Markdown, beside the paper's figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.evaluation import xnli
-from scripts.tables import m3_markdown
+from nebula_jax.runtime import report
 
 
-def run_block(name: str, summary: Mapping[str, Any]) -> str:
-    """One run of finetune_xnli."""
-    del name
-    results, training = summary["test"], summary["training"]
-    pairs = sum(summary["text"]["labels"]["train"]["en"].values())
-    best = max(each["accuracy"] for each in summary["dev"])
-    lines = [
-        f"    {summary['command']}",
-        "",
-        f"{m3_markdown.of_commits(summary['commit'])}, seed {summary['flags']['seed']},"
-        f" {m3_markdown.machine(summary)}; {summary['seconds'] / 60:.0f} minutes,"
-        f" {pairs:,} English pairs, {training['tokens_per_second']:,.0f} tokens/s with"
-        f" compiling and looks at dev. English dev at best {best:.1%}; tested: step"
-        f" {summary['selected_step']} of {training['last_step']}.",
-        *_resumed(training),
-        "",
-        *_head(list(results["accuracy"]), "rows a language"),
-    ]
-    rows = sorted(set(results["rows"].values()))
-    cells = [f"{100 * each:.1f}" for each in results["accuracy"].values()]
-    lines.append(
-        f"| {summary['flags']['encoder']} | {' | '.join(cells)}"
-        f" | {100 * results['average']:.1f} | {', '.join(f'{n:,}' for n in rows)} |"
-    )
-    return "\n".join([*lines, *_warnings(results["warnings"])]) + "\n"
-
-
-def _resumed(training: Mapping[str, Any]) -> list[str]:
-    if training["first_step"] == 1:
-        return []
-    return [
-        f"The run was resumed after step {training['first_step'] - 1}: minutes and"
-        " tokens/s are of what came then."
-    ]
-
-
-def table1_block(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
-    """What `scripts/table1_xnli.py` measured, under the paper's rows.
+def table1(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
+    """Renders the record of `table1_xnli` under the paper's rows.
 
     Args:
-      result: of the script.
-      paper: Table 1 of `paper_tables.json`.
+      result: the record.
+      paper: Table 1 of `paper.json`.
     """
+    return report.join(
+        report.heading(result, report.seeds(result), " of runs"),
+        _accuracies(result["rows"], paper),
+        _gains(result["rows"]),
+        _notes(result["rows"]),
+        _pretraining(result["rows"]),
+        report.targets(result["targets"]),
+        _warnings(result["rows"]),
+    )
+
+
+def _accuracies(rows: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> str:
     languages = paper["languages"]
-    lines = [
-        *m3_markdown.table_head(result),
-        *_head(languages, "seeds"),
-    ]
-    for row in paper["rows"]:
-        cells = [f"{each:.1f}" for each in row["accuracy"]]
-        lines.append(
-            f"| paper: {row['model']} | {' | '.join(cells)} | {row['average']:.1f} | |"
-        )
-    for row in result["rows"]:
-        cells = [_spread(row, each) for each in (*languages, xnli.AVERAGE)]
-        lines.append(f"| {row['name']} | {' | '.join(cells)} | {row['seeds']} |")
-    lines += _gains(result["rows"])
-    pairs = sorted({row["pairs"] for row in result["rows"]})
-    tested = sorted({row["rows"] for row in result["rows"]})
-    lines += [
-        "",
-        f"Fine-tuned on {', '.join(f'{n:,}' for n in pairs)} pairs, tested on"
-        f" {', '.join(f'{n:,}' for n in tested)} in each language, the same for all"
-        " seeds: ± does not tell how much other test pairs would change.",
-    ]
-    lines += [
-        line
-        for row in result["rows"]
-        if row["more"]
-        for line in ("", f"{row['name']}: fine-tuned with `{' '.join(row['more'])}`.")
-    ]
-    lines += [
-        line
-        for row in result["rows"]
-        if row.get("not_fine_tuned_again")
-        for line in (
+    cells = [
+        [
+            f"paper: {row['model']}",
+            *(f"{each:.1f}" for each in row["accuracy"]),
+            f"{row['average']:.1f}",
             "",
-            f"{row['name']}: for {row['not_fine_tuned_again']} of {row['seeds']} seeds"
-            " byte for byte the encoder of the row above, and so not fine-tuned again.",
-        )
-    ]
-    made = [
-        (row["name"], each) for row in result["rows"] for each in row["pretraining"]
-    ]
-    if made:
-        lines += [
-            "",
-            "| M3, mean of languages on held-back text | steps | minutes"
-            " | fake tokens, first → last | RTD AUC, first → last |",
-            "|---|---:|---:|---:|---:|",
         ]
-    for name, each in made:
-        fakes = " → ".join(f"{rate:.1%}" for rate in each["fake_token_rate"])
-        aucs = " → ".join(f"{auc:.3f}" for auc in each["rtd_auc"])
-        lines.append(
-            f"| {name} | {each['steps']} | {each['seconds'] / 60:.0f} | {fakes}"
-            f" | {aucs} |"
-        )
-    lines += m3_markdown.targets(result)
-    found = [
-        f"{row['name']}{', with some seed' * (row['seeds'] > 1)}: {line}"
-        for row in result["rows"]
-        for line in _by_kind(row["warnings"])
+        for row in paper["rows"]
     ]
-    return "\n".join([*lines, *_warnings(found)]) + "\n"
-
-
-def _gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each row's average less the first one's, seed by seed."""
-    if len(rows) < 2:
-        return []
-    plain, *others = rows
-    lines = [
-        "",
-        f"| points above the encoder {plain['name']} | seed by seed |",
-        "|---|---|",
+    cells += [
+        [
+            row["name"],
+            *(_spread(row, each) for each in (*languages, xnli.AVERAGE)),
+            str(row["seeds"]),
+        ]
+        for row in rows
     ]
-    for row in others:
-        gains = zip(row["averages"], plain["averages"], strict=False)
-        cells = ", ".join(f"{100 * (own - before):+.1f}" for own, before in gains)
-        lines.append(f"| {row['name']} | {cells} |")
-    return lines
-
-
-def _head(languages: Sequence[str], last: str) -> list[str]:
-    return [
-        f"| encoder | {' | '.join(languages)} | average | {last} |",
-        "|---|" + "---:|" * (len(languages) + 2),
-    ]
+    return report.table(["encoder", *languages, "average", "seeds"], cells)
 
 
 def _spread(row: Mapping[str, Any], name: str) -> str:
@@ -145,18 +54,82 @@ def _spread(row: Mapping[str, Any], name: str) -> str:
     return f"{mean} ± {100 * row['deviation'][name]:.1f}"
 
 
-def _by_kind(warnings: Sequence[str]) -> list[str]:
-    """What is said of several languages, once: `xnli.warnings` begin with theirs.
+def _gains(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Renders each row's average less the first one's, seed by seed."""
+    if len(rows) < 2:
+        return ""
+    plain, *others = rows
+    cells = []
+    for row in others:
+        both = zip(row["averages"], plain["averages"], strict=False)
+        gains = ", ".join(f"{100 * (after - before):+.1f}" for after, before in both)
+        cells.append([row["name"], gains])
+    header = [f"points above the encoder {plain['name']}", "seed by seed"]
+    return report.table(header, cells, "ll")
 
-    Of several seeds, a language is named once.
+
+def _notes(rows: Sequence[Mapping[str, Any]]) -> str:
+    pairs, tested = ({row[name] for row in rows} for name in ("pairs", "rows"))
+    notes = [
+        f"Fine-tuned on {_counts(pairs)} pairs, tested on {_counts(tested)} in each"
+        " language, the same for all seeds: ± leaves out how much other test pairs"
+        " would change."
+    ]
+    notes += [
+        f"{row['name']}: fine-tuned with `{' '.join(row['more'])}`."
+        for row in rows
+        if row["more"]
+    ]
+    notes += [
+        f"{row['name']}: for {row['not_fine_tuned_again']} of {row['seeds']} seeds byte"
+        " for byte the encoder of the row above, and so not fine-tuned again."
+        for row in rows
+        if row.get("not_fine_tuned_again")
+    ]
+    return report.join(*notes)
+
+
+def _counts(numbers: set[int]) -> str:
+    return ", ".join(f"{number:,}" for number in sorted(numbers))
+
+
+def _pretraining(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Renders the M3 runs that made the rows' encoders."""
+    cells = [
+        [
+            row["name"],
+            str(each["steps"]),
+            f"{each['seconds'] / 60:.0f}",
+            " → ".join(f"{rate:.1%}" for rate in each["fake_token_rate"]),
+            " → ".join(f"{auc:.3f}" for auc in each["rtd_auc"]),
+        ]
+        for row in rows
+        for each in row["pretraining"]
+    ]
+    header = [
+        *("M3, mean of languages on held-out text", "steps", "minutes"),
+        *("fake tokens, first → last", "RTD AUC, first → last"),
+    ]
+    return report.table(header, cells) if cells else ""
+
+
+def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(
+        f"- {row['name']}{', with some seed' * (row['seeds'] > 1)}: {line}"
+        for row in rows
+        for line in _by_kind(row["warnings"])
+    )
+
+
+def _by_kind(warnings: Sequence[str]) -> list[str]:
+    """Gathers the languages of each kind of warning, over all seeds.
+
+    Args:
+      warnings: of `xnli.warnings`; each begins with its language.
     """
     languages: dict[str, dict[str, None]] = {}
     for line in warnings:
-        language, _, said = line.partition(": ")
-        kind = "no better than a guess" if "a guess" in said else said
+        language, _, warning = line.partition(": ")
+        kind = "no better than a guess" if "a guess" in warning else warning
         languages.setdefault(kind, {})[language] = None
     return [f"{kind} in {', '.join(names)}" for kind, names in languages.items()]
-
-
-def _warnings(found: Sequence[str]) -> list[str]:
-    return ["", *(f"- {line}" for line in found)] if found else []

@@ -58,11 +58,11 @@ def test_the_split_run_equals_the_whole(runs, split):
             whole[cluster]["params"],
         )
     evaluations = [
-        [r for r in metrics.read(runs.folder / name) if "held_back_rtd_auc" in r][-1]
+        [r for r in metrics.read(runs.folder / name) if "held_out_rtd_auc" in r][-1]
         for name in ("split/discriminator", "whole/whole")
     ]
     for figure in ("rtd_auc", "sampled_mlm_accuracy", "clm_accuracy"):
-        key = f"held_back_{figure}"
+        key = f"held_out_{figure}"
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
 
 
@@ -81,7 +81,7 @@ def test_a_run_leaves_all_that_was_promised(split):
         "generator:0",
         "generator:1",
     ]
-    languages = summary["held_back"][-1]["languages"]
+    languages = summary["held_out"][-1]["languages"]
     assert set(languages) == {"en", "de", "sw"}
     assert not (folder / "tls").exists()  # keys do not outlive the run
     for word in ("step", "loss", "tokens/s", "sent", "waited", "RTD AUC", "formula"):

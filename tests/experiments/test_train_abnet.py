@@ -125,7 +125,7 @@ def test_a_run_leaves_all_that_was_promised(split):
     translations = folder / "target" / "translations" / f"test-{STEPS:08d}.txt"
     assert summary["examples"] == translations.read_text().splitlines()
     words = ("step", "loss", "tokens/s", "sent", "waited", "nrefs:1|case:lc")
-    for word in (*words, "bytes a step"):
+    for word in (*words, "Bytes a step"):
         assert word in output
 
 

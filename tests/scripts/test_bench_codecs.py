@@ -41,7 +41,7 @@ def figures(over_copy, flattened, by_sentence, error):
     }  # fmt: skip
 
 
-def test_targets_are_judged_by_the_worst():
+def test_targets_are_compared_with_the_worst():
     def met(*values):
         return [each["met"] for each in bench_codecs.targets(figures(*values))]
 
@@ -56,10 +56,10 @@ def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
     monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "delta(fp16, 128)"))
     values = {
-        "sentences": 4,
-        "tokens": 8,
+        "batch_size": 4,
+        "length": 8,
         "width": 32,
-        "codec_rounds": 1,
+        "rounds": 1,
         "out": str(out),
     }
     with flagsaver.flagsaver(**values):
@@ -76,6 +76,6 @@ def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys
         assert 0.999 < row["error_over_optimum_gaussian"] < 1.001
     lines = capsys.readouterr().out.splitlines()
     for name in rows:
-        assert any(line.startswith(name + " ") for line in lines)
+        assert any(line.startswith(f"| `{name}` |") for line in lines)
     for target in bench_codecs.TARGETS:
         assert sum(target in line for line in lines) == 1

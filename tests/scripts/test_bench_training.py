@@ -7,13 +7,12 @@ from absl import flags
 from absl.testing import flagsaver
 
 from scripts import bench_training
-from scripts.bench import interleave, pytorch
-from scripts.tables import bench_markdown
+from scripts.bench import interleave, pytorch, report
 
 SMALL = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
 
 
-def race(runs, rounds, warm=0):
+def time_runs(runs, rounds, warm=0):
     """Nothing runs: compiling all of it takes a minute."""
     return {name: [0.5 * number] * rounds for number, name in enumerate(runs, 1)}
 
@@ -24,8 +23,8 @@ def result(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench") / "training.json"
     flags.FLAGS(["test"])
     with (
-        flagsaver.flagsaver(out=str(out), training_rounds=1, small_shapes=True),
-        mock.patch.object(interleave, "race", race),
+        flagsaver.flagsaver(out=str(out), rounds=1, small_shapes=True),
+        mock.patch.object(interleave, "time_runs", time_runs),
     ):
         assert bench_training.main() == 0
     return json.loads(out.read_text())
@@ -64,17 +63,17 @@ def test_every_step_is_measured_in_both_precisions(result):
         steps = {step["name"]: step for step in each["steps"]}
         assert {"here, float32", "here, bfloat16"} <= steps.keys()
         assert all(step["tokens_per_second"] > 0 for step in steps.values())
-        assert ("PyTorch, float32" in steps) == pytorch.is_here()
+        assert ("PyTorch, float32" in steps) == pytorch.is_installed()
 
 
 def test_what_each_measure_gained_is_seen_without_it(result):
-    for each, own in zip(
+    for each, optimization in zip(
         result["measured"], ("rows as long as", "logits where masked"), strict=True
     ):
         names = [gain["measure"] for gain in each["gains"]]
         assert len(names) == 3
-        assert names[-1].startswith(own)
-        # As the race above times them: the fourth and later, beside our second.
+        assert names[-1].startswith(optimization)
+        # As `time_runs` above times them: the fourth and later, beside our second.
         ours = [step["name"] for step in each["steps"]].index("here, bfloat16") + 1
         for number, gain in enumerate(each["gains"], len(each["steps"]) + 1):
             assert gain["times"] == number / ours
@@ -116,7 +115,7 @@ def test_the_target_is_pytorchs_rate():
     assert [each["met"] for each in found] == [True, False]
     hardware = {"cores": 2, "cpu": "c", "python": "3", "jax": "0"}
     about = {"command": "c", "commit": "abc", "seconds": 60.0, "rounds": 3}
-    block = bench_markdown.training_block(
+    block = report.training(
         about | {"hardware": hardware, "measured": measured, "targets": found}
     )
     assert "| here, bfloat16 | 10 ms | 100 | 1.50 | 0.75 |" in block

@@ -7,7 +7,6 @@ from absl.testing import flagsaver
 
 from experiments.m3 import report as m3_report
 from scripts import fake_rates
-from scripts.tables import m3_markdown
 from scripts.tables import runs as table_runs
 
 
@@ -29,7 +28,7 @@ class Stub:
         summary = {
             "commit": "abc123",
             "seconds": 90.0,
-            "held_back": [
+            "held_out": [
                 {"step": step, "languages": {"en": each, "de": each}}
                 for step, each in at.items()
             ],
@@ -62,7 +61,7 @@ def test_every_setting_is_run_once_a_seed_in_one_process(gather):
 
 def test_the_table_has_first_and_last_of_every_figure(gather):
     rows = gather(Stub())
-    block = m3_markdown.fakes_block(
+    block = fake_rates.markdown(
         {
             "command": "python -m scripts.fake_rates",
             "commit": "abc123",

@@ -1,9 +1,13 @@
 import json
+import re
 
 import pytest
 
+from experiments.m3 import report as m3_report
 from nebula_jax import errors
+from nebula_jax.runtime import report
 from scripts import make_tables
+from scripts.tables import main_results
 
 SUMMARY = {
     "command": "python -m experiments.pretrain_m3 --flagfile=f.flags",
@@ -12,11 +16,15 @@ SUMMARY = {
     "seconds": 90.0,
     "vocab_size": 4000,
     "flags": {"seed": 7},
-    "bytes": {"per_position": 1.9, "formula_per_position": 1.8, "per_token": 2.2},
+    "bytes": {
+        "frames": 20, "per_position": 1.9, "formula_per_position": 1.8,
+        "per_token": 2.2,
+    },
     "losses": {"discriminator": {"first": 40.0, "last": 20.5}},
     "clusters": [
         {
             "cluster": "discriminator",
+            "first_step": 1,
             "last_step": 10,
             "tokens_per_second": 1234.5,
             "bytes_sent": 1_000_000,
@@ -25,7 +33,7 @@ SUMMARY = {
             "seconds": 4.0,
         }
     ],
-    "held_back": [
+    "held_out": [
         {"step": step, "languages": {"en": {
             "rtd_auc": auc, "fake_token_rate": fakes,
             "sampled_mlm_accuracy": 0.05, "clm_accuracy": 0.1,
@@ -45,16 +53,90 @@ def test_the_committed_readme_is_what_the_script_makes_of_the_results():
 
 
 def test_a_block_holds_command_commit_hardware_time_seed_and_every_figure():
-    block = make_tables.m3_block("run", SUMMARY)
+    block = m3_report.markdown(SUMMARY)
     for part in (
         "--flagfile=f.flags",
         "Commit abc123, seed 7, 2 cores of a CPU",
         "1.5 minutes",
-        "| discriminator | 10 | 40.000 → 20.500 | 1,234 | 1.00 MB | 2.50 MB | 25% |",
+        "| discriminator | 10 | 40.000 → 20.500 | 1,234 | 1.0 MB | 2.5 MB | 25% |",
         "| en | 0.750 (0.500) | 15.0% (14.0%) | 5.0% | 10.0% |",
-        "![Losses and RTD AUC of run](results/run.png)",
     ):
         assert part in block
+
+
+def test_the_file_has_the_markdown_that_a_terminal_has_and_the_records_pictures(
+    tmp_path, capsys
+):
+    report.write(tmp_path / "m3_run.json", SUMMARY)
+    (tmp_path / "m3_run.png").touch()
+    block = make_tables.block("m3_run", tmp_path)
+    report.show(m3_report.markdown(SUMMARY))
+    printed = capsys.readouterr().out
+    assert block == printed + "\n![Curves of m3_run](results/m3_run.png)\n"
+
+
+def test_figures_9_and_10_stand_under_their_table():
+    found = make_tables.block("table5_tiny", make_tables.EXPERIMENTS / "results")
+    pictures = [line for line in found.splitlines() if line.startswith("![")]
+    assert pictures == [
+        "![Fig. 9: training loss](results/table5_tiny_fig9.png)",
+        "![Fig. 10: first compressed step](results/table5_tiny_fig10.png)",
+    ]
+
+
+def test_a_record_of_an_unknown_kind_is_named(tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(errors.NebulaError, match=r"other\.json: .* begins with m3_"):
+        make_tables.block("other", tmp_path)
+
+
+def test_no_measured_figure_is_typed_by_hand():
+    """A measured figure has a decimal point or a percent sign; settings have neither.
+
+    Sections, equations and exponents are left out.
+    """
+    text = (make_tables.EXPERIMENTS / "README.md").read_text()
+    prose = re.sub(r"(?s)<!-- begin (\S+) -->.*?<!-- end \1 -->", "", text)
+    prose = re.sub(r"`[^`]*`|section \d\.\d", "", prose)
+    assert re.findall(r"\d+\.\d+|\d+ ?%", prose) == []
+
+
+def test_the_main_results_are_figures_of_the_records():
+    results = make_tables.EXPERIMENTS / "results"
+    lines = main_results.markdown(results).splitlines()
+    assert len(lines) == 2 + len(main_results.ROWS)
+    table5 = json.loads((results / "table5_tiny.json").read_text())
+    rows = {row["name"]: row for row in table5["rows"]}
+    int4, plain = rows["int4 both ways"], rows["baseline"]
+    faster = plain["speed"]["seconds"] / int4["speed"]["seconds"]
+    (line,) = (line for line in lines if "[table5_tiny]" in line)
+    assert f"{faster:.1f} times as many steps" in line
+    assert f"BLEU {sum(int4['bleu']) / 2:.1f} against {sum(plain['bleu']) / 2:.1f}" in (
+        line
+    )
+    sections = (make_tables.EXPERIMENTS / "README.md").read_text()
+    for name in main_results.ROWS:
+        assert f"](experiments/README.md#{name}) |" in "\n".join(lines)
+        assert f"\n## {name}\n" in sections  # where the link leads
+
+
+def test_the_front_page_has_the_main_results_if_it_has_their_markers(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    results = make_tables.EXPERIMENTS / "results"
+    (tmp_path / "experiments" / "results").symlink_to(results)
+    page = tmp_path / "README.md"
+    page.write_text("a page")
+    assert make_tables.front_page(tmp_path) == "a page"
+    page.write_text("a\n<!-- begin results -->\nold\n<!-- end results -->\nb\n")
+    text = make_tables.front_page(tmp_path)
+    assert text.startswith("a\n<!-- begin results -->\n| what | result |")
+    assert text.endswith("|\n<!-- end results -->\nb\n")
+    assert "old" not in text
+
+
+def test_the_committed_front_page_is_what_the_script_makes_of_the_results():
+    committed = (make_tables.ROOT / "README.md").read_text()
+    assert make_tables.front_page() == committed
 
 
 def test_only_what_is_between_the_markers_changes():

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import shared_flags
 from experiments.abnet import scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
+from nebula_jax.runtime import report
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, figures
@@ -61,7 +61,7 @@ class Stub:
                 for name in names
             ],
             "bytes": {} if is_whole else {"padded": PADDED},
-            "dilation": LINE if arguments.get("wan") == scaled_wan.AUTO else {},
+            "line": LINE if arguments.get("wan") == scaled_wan.AUTO else {},
             "bleu": [{"step": 10, "dev": 9.0, "test": 20.0 - (not is_plain) + seed}],
             "examples": ["a sentence of somebody's"],
         }
@@ -97,10 +97,10 @@ def base(folder):
     return (f"--flagfile={path}",)
 
 
-def run_all(folder, stub, rows=(), parts=("quality", "speed", "start")):
-    mine = runs(folder, stub)
-    arguments = (mine, SETTINGS, base(folder), ["0", "1"])
-    table5_compression.work(*arguments, parts, rows)
+def run_all(folder, stub, rows=(), stages=("quality", "speed", "start")):
+    stored = runs(folder, stub)
+    arguments = (stored, SETTINGS, base(folder), ["0", "1"])
+    table5_compression.work(*arguments, stages, rows)
     return table5_compression.gather(*arguments)
 
 
@@ -157,7 +157,7 @@ def test_the_target_model_is_prepared_once_a_seed_and_no_text_is_kept(tmp_path):
             seen[run.name] = (workdir / "target" / "model" / "weights").is_file()
             super().__call__(run, workdir)
 
-    run_all(tmp_path, Looks(), rows=["baseline", "FP16+INT8"], parts=["quality"])
+    run_all(tmp_path, Looks(), rows=["baseline", "FP16+INT8"], stages=["quality"])
     assert seen == {
         "quality-baseline-seed0": False,
         "quality-fp16_int8-seed0": True,
@@ -171,11 +171,11 @@ def test_the_target_model_is_prepared_once_a_seed_and_no_text_is_kept(tmp_path):
 def test_stored_figures_of_other_flags_are_refused_and_of_other_commits_told(
     tmp_path, capsys
 ):
-    head = shared_flags.commit()
-    run_all(tmp_path, Stub(commit=head), rows=["baseline"], parts=["quality"])
-    run_all(tmp_path, Stub(), rows=["baseline"], parts=["quality"])
+    head = report.commit()
+    run_all(tmp_path, Stub(commit=head), rows=["baseline"], stages=["quality"])
+    run_all(tmp_path, Stub(), rows=["baseline"], stages=["quality"])
     assert "now it is" not in capsys.readouterr().err
-    run_all(tmp_path, Stub(), rows=["FP16+INT8"], parts=["quality"])
+    run_all(tmp_path, Stub(), rows=["FP16+INT8"], stages=["quality"])
     assert capsys.readouterr().err.count(f"is of commit abc123; now it is {head}") == 1
     (tmp_path / "tiny.flags").write_text("--steps=999\n")
     run = table5_compression.quality_run(
@@ -187,7 +187,7 @@ def test_stored_figures_of_other_flags_are_refused_and_of_other_commits_told(
         runs(tmp_path, Stub()).result(run)
 
 
-def test_a_failed_run_says_what_it_said_last(tmp_path):
+def test_a_failed_run_reports_the_last_lines_of_its_log(tmp_path):
     run = abnet_runs.run("quality-x-seed0", ["--steps=nonsense"])
     with pytest.raises(errors.NebulaError, match=r"(?s)ended with status 2.*--steps"):
         runs(tmp_path, None).result(run)
@@ -248,7 +248,7 @@ def test_the_formulas_ratio(codec, want):
 
 def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
     result = run_all(tmp_path, Stub())
-    block = abnet_markdown.table5_block("table5_tiny", result)
+    block = abnet_markdown.table5(result)
     for part in (
         "Commit abc123, seeds 0, 1,",
         "`--wan=8kbit,5ms`",
@@ -258,20 +258,17 @@ def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
         " | 0.000 | 0.12 | 1.60 | 8.0 | 2.8 | 1.25 | 1.14 |",
         r"| int4 both ways | `pack_tokens\|hadamard\|int4(64)` | 19.50 ± 0.71 |",
         "**not met**",
-        "![Fig. 9: training loss](results/table5_tiny_fig9.png)",
-        "![Fig. 10: first compressed step](results/table5_tiny_fig10.png)",
     ):
         assert part in block
 
 
 def test_rows_that_have_not_run_are_absent(tmp_path):
-    empty = run_all(tmp_path / "a", Stub(), parts=[])
-    assert abnet_markdown.table5_block("table5_tiny", empty).count("\n|") == 0
-    some = run_all(tmp_path / "b", Stub(), rows=["FP16+INT8"], parts=["quality"])
-    block = abnet_markdown.table5_block("table5_tiny", some)
+    empty = run_all(tmp_path / "a", Stub(), stages=[])
+    assert abnet_markdown.table5(empty).count("\n|") == 0
+    some = run_all(tmp_path / "b", Stub(), rows=["FP16+INT8"], stages=["quality"])
+    block = abnet_markdown.table5(some)
     assert "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | – | – | 0.50 | – |" in block
     assert "baseline" not in block
-    assert "fig10" not in block
     figures.draw(some, tmp_path, "t")
     assert [path.name for path in tmp_path.glob("*.png")] == ["t_fig9.png"]
 

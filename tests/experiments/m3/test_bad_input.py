@@ -69,7 +69,7 @@ def test_bad_flags_are_refused_before_anything_starts(runs, values, words):
         ({"model_parallel": 3, "devices_per_cluster": 2}, "does not divide"),
         ({"connect_timeout": -1.0}, "must be above 0"),
         ({"reconnect_timeout": -1.0}, "must not be negative"),
-        ({"data_dir": "package:numpy"}, "the one package known is package:django"),
+        ({"data_dir": "package:numpy"}, "the only package is package:django"),
         (
             {"cluster": "generator:0", "peer": "h:1", "tls": "off", "vocabulary": ""},
             "needs --vocabulary",

@@ -3,7 +3,7 @@ import time
 from scripts.bench import interleave
 
 
-def test_a_ratio_compares_within_rounds_and_a_race_takes_turns():
+def test_a_ratio_compares_within_rounds_and_runs_take_turns():
     assert interleave.ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]) == 2.0
     order = []
 
@@ -14,12 +14,12 @@ def test_a_ratio_compares_within_rounds_and_a_race_takes_turns():
 
         return run
 
-    seconds = interleave.race({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
+    seconds = interleave.time_runs({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
     assert order == ["a", "b"] * 3  # the first round does not count
     assert len(seconds["a"]) == len(seconds["b"]) == 2
     assert min(seconds["b"]) >= 0.01
     order.clear()
-    seconds = interleave.race(
+    seconds = interleave.time_runs(
         {"a": runner("a", 0.0), "b": runner("b", 0.01)}, 1, warm=1
     )
     assert order == ["a", "a", "b", "b"] * 2

@@ -1,0 +1,122 @@
+"""The main results in one table, for README.md."""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from experiments.m3 import report as m3_report
+from nebula_jax.runtime import report
+
+Record = Mapping[str, Any]
+
+
+def markdown(results: pathlib.Path) -> str:
+    """Renders one row for each of ROWS.
+
+    Args:
+      results: folder of the records.
+    """
+    rows = []
+    for name, (what, figure) in ROWS.items():
+        record = json.loads((results / f"{name}.json").read_text("utf-8"))
+        link = f"[{name}](experiments/README.md#{name})"
+        rows.append([what, figure(record), link])
+    return report.join(report.table(["what", "result", "command, record"], rows, "lll"))
+
+
+def _m3(record: Record) -> str:
+    last = record["held_out"][-1]
+    values = [each["rtd_auc"] for each in last["languages"].values()]
+    return (
+        f"AUC {m3_report.mean(last, 'rtd_auc'):.2f} ({min(values):.2f} to"
+        f" {max(values):.2f}) after {last['step']:,} steps; a guess has 0.5"
+    )
+
+
+def _table1(record: Record) -> str:
+    plain, one, across = record["rows"][:3]
+    apart = max(
+        100 * abs(a - b)
+        for a, b in zip(across["averages"], one["averages"], strict=True)
+    )
+    change = [
+        100 * (after - before)
+        for after, before in zip(across["averages"], plain["averages"], strict=True)
+    ]
+    steps = across["pretraining"][0]["steps"]
+    return (
+        f"{apart:.1f} points apart; {steps} steps of M3 change the pretrained encoder's"
+        f" accuracy by {min(change):+.1f} to {max(change):+.1f} points"
+        f" ({across['seeds']} seeds)"
+    )
+
+
+def _table5(record: Record) -> str:
+    rows = {row["name"]: row for row in record["rows"]}
+    plain, int4 = rows["baseline"], rows["int4 both ways"]
+    share = int4["speed"]["forward"] / record["padded_bytes"]
+    faster = plain["speed"]["seconds"] / int4["speed"]["seconds"]
+    bleu, before = (statistics.fmean(row["bleu"]) for row in (int4, plain))
+    return (
+        f"{share:.2f} of the bytes, {faster:.1f} times as many steps a second, BLEU"
+        f" {bleu:.1f} against {before:.1f} ({len(int4['bleu'])} seeds)"
+    )
+
+
+def _table2(record: Record) -> str:
+    scores = {row["method"]: row["pairs"][0]["bleu"] for row in record["rows"]}
+    means = {name: statistics.fmean(each) for name, each in scores.items()}
+    return (
+        f"BLEU {means['ABNet-Cloud']:.1f} against {means['ABNet']:.1f} in one process;"
+        f" {means['Transformer, from scratch']:.1f} from scratch"
+        f" ({len(scores['ABNet'])} seeds)"
+    )
+
+
+def _xnli(record: Record) -> str:
+    test = record["test"]
+    low, high = (pick(test["accuracy"].values()) for pick in (min, max))
+    return (
+        f"{test['average']:.1%} on average ({low:.1%} to {high:.1%}), on"
+        f" {min(test['rows'].values()):,} pairs a language"
+    )
+
+
+def _bridge(record: Record) -> str:
+    def trip(name: str) -> float:
+        return record["transports"][name]["round trip"]["p50_microseconds"]["median"]
+
+    values = {each["what"]: each["value"] for each in record["targets"]}
+    return (
+        f"{values['bridge: 25 MB, throughput / tcp']:.2f} of TCP's throughput,"
+        f" {values['bridge_tls: 25 MB, throughput / tls']:.2f} of TLS's; a round trip"
+        f" of {trip('bridge_tls'):.0f} µs with TLS"
+    )
+
+
+def _training(record: Record) -> str:
+    rates = [
+        (step["over_pytorch"], step["over_same"])
+        for each in record["measured"]
+        for step in each["steps"]
+        if step["name"] == "here, bfloat16"
+    ]
+    plain, same = zip(*rates, strict=True)
+    return (
+        f"{min(plain):.1f} to {max(plain):.1f} times PyTorch's float32 rate,"
+        f" {min(same):.1f} to {max(same):.1f} times its bfloat16 rate"
+    )
+
+
+ROWS: dict[str, tuple[str, Callable[[Record], str]]] = {
+    "m3_xnli15_tiny": ("M3 from scratch: replaced tokens found in 15 languages", _m3),
+    "table1_small": ("M3 across clusters beside M3 in one, XNLI accuracy", _table1),
+    "table2_tiny": ("ABNet-Cloud: Spanish to English across two clusters", _table2),
+    "table5_tiny": ("4-bit numbers both ways beside padded float32", _table5),
+    "xnli_warm": ("A small encoder fine-tuned on English, 15 languages", _xnli),
+    "bench_bridge": ("The bridge beside bare sockets, 25 MB tensors", _bridge),
+    "bench_training": ("A bfloat16 training step on two CPU cores", _training),
+}
+"""A record's name -> what it shows, and its figures in words."""
