@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint
 
@@ -207,8 +207,8 @@ class Functions:
 
     def __init__(self, string: str, jit: bool = True):
         wrap = jax.jit if jit else (lambda function: function)
-        self.codec = codecs.from_string(string)
-        self.options = codec_lib.fixed(self.codec)
+        self.codec = selector.as_selector(codecs.from_string(string).codec)
+        self.options = self.codec.codecs
         self.encoders = [wrap(option.encode) for option in self.options]
         self.decoders = [wrap(option.decode) for option in self.options]
         self.plans: dict = {}  # (option, spec) -> payload's structure; takes a trace
@@ -228,9 +228,7 @@ class Line:
 
     def encode(self, arrays: Any) -> tuple[Any, int]:
         self.step += 1
-        option = 0
-        if self.codec.choose:
-            option = self.codec.choose(arrays, self.sender, self.step)
+        option = self.codec.choose(arrays, self.sender, self.step)
         payload, self.sender = self.functions.encoders[option](arrays, self.sender)
         return payload, option
 
@@ -297,7 +295,7 @@ def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
         assert nbytes == case.nbytes(option)
     largest = max(case.nbytes(option) for option in range(len(line.functions.options)))
     whole = 4 * N + BESIDE
-    assert codec_lib.ratio(line.codec, line.spec) == pytest.approx(largest / whole)
+    assert selector.ratio(line.codec, line.spec) == pytest.approx(largest / whole)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codecs
+from nebula_jax.communication.codecs import floats, integers
 
 
 def through(codec, x):
@@ -56,6 +57,35 @@ def test_fp8_has_the_bits_of_ml_dtypes(format):
     np.testing.assert_allclose(payload.scale, [1.0], rtol=1e-7)
     got = np.ravel(payload.data).view(dtype).astype(np.float32)
     np.testing.assert_array_equal(got, row.astype(dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize("format", FP8)
+def test_the_fast_conversion_to_fp8_has_the_bits_of_xlas(format):
+    dtype, limit = FP8[format]
+    random = np.random.RandomState(0)
+    grid = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    grid = np.sort(grid[np.isfinite(grid)])
+    middle = (grid[1:] + grid[:-1]) / 2
+    x = np.concatenate(
+        [
+            *(grid, middle, np.nextafter(middle, 9e9), np.nextafter(middle, -9e9)),
+            random.randn(10_000) * 10.0 ** random.uniform(-9, 2, 10_000),
+        ]
+    )
+    x = np.clip(x, -limit, limit).astype(np.float32)
+    plain = jnp.asarray(x).astype(dtype)
+    fast = jax.jit(floats._to_fp8_by_integers, static_argnums=1)(x, format)
+    np.testing.assert_array_equal(fast, np.asarray(plain).view(np.uint8))
+
+
+def test_rounding_by_an_addition_is_rounding():
+    random = np.random.RandomState(0)
+    halves = np.arange(-300, 300) + 0.5
+    wide = random.uniform(-(2**22) + 1, 2**22 - 1, 10_000)
+    x = np.concatenate([halves, [-0.0, 1e-40], wide]).astype(np.float32)
+    fast = jax.jit(integers._round_by_adding)(x)
+    np.testing.assert_array_equal(fast, jnp.round(x).astype(jnp.int32))
+    assert fast.dtype == jnp.int32
 
 
 def groups_of(x, per):
@@ -174,7 +204,7 @@ def test_very_large_and_very_small_rows(string):
         [[3e38, -3e38, 0], [1e-30, -1e-30, 0], [3e-36, 3e-36, 0], [1e-40, 0, 0]],
         np.float32,
     )
-    got, _ = through(codecs.from_string(string), x)
+    got, _ = through(codecs.from_string(string).codec, x)
     np.testing.assert_allclose(got[:2], x[:2], rtol=1e-5)
     assert (np.abs(got[2, :2] - x[2, :2]) <= x[2, :2]).all()
     np.testing.assert_array_equal(got[:, 2], 0)
