@@ -87,7 +87,7 @@ def rngs(step=0):
 
 
 def batch(seed=0):
-    """What the front reads, and what the back reads, of a whole batch."""
+    """Makes the front's and the back's inputs of a whole batch."""
     random = np.random.RandomState(seed)
     mask = np.arange(L) < random.randint(1, L + 1, (B, 1))
     x = random.randn(B, L, INPUTS).astype(np.float32)
@@ -130,7 +130,7 @@ def met(line=""):
 
 
 def both(front, back):
-    """What two functions return that run at the same time."""
+    """Runs two functions at the same time; returns the second's result first."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         other = pool.submit(front)
         return back(), other.result(30)

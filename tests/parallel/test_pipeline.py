@@ -271,7 +271,7 @@ def test_no_more_than_ahead_micro_batches_are_under_way(ahead, arrive, calls):
     assert half.most_alive == (1 if arrive else min(ahead, 4))
 
 
-def test_codecs_go_by_the_optimisation_step_not_by_micro_batches():
+def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
     late = codecs.Compression(codecs.from_step(2, codecs.fp16()))
     sizes = []
     both = halves(late, late)

@@ -183,7 +183,7 @@ ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gra
 
 @pytest.mark.parametrize("named", ERRORS, ids=" and ".join)
 def test_gradients_are_those_of_what_was_received(named):
-    """What crossed, decoded by hand, put into plain JAX by hand: the same gradients."""
+    """Payloads decoded by hand, put into plain JAX by hand, give the same gradients."""
     forward, backward = (codecs.from_string(each).codec for each in named)
     run = Run(forward, backward)
     params = two_halves.init()
@@ -241,7 +241,7 @@ PROGRAMS = ("run_forward", "run_step", "run_backward")
 
 
 def compiled(caplog, function):
-    """How often XLA compiles each of the halves' programs while `function` runs."""
+    """Counts XLA's compilations of each of the halves' programs in `function`."""
     caplog.clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         function()

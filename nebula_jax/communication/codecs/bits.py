@@ -27,7 +27,7 @@ def bits_for(size: int) -> int:
 
 
 def pack(array: jax.Array, bits: int) -> jax.Array:
-    """[...] integers -> [ceil(size * bits / 8)] uint8; higher bits are dropped."""
+    """Packs [...] integers: [ceil(size * bits / 8)] uint8; higher bits are dropped."""
     return jax.lax.platform_dependent(
         array.reshape(-1).astype(jnp.uint32),
         cpu=functools.partial(_pack_words, bits=bits),
@@ -36,7 +36,7 @@ def pack(array: jax.Array, bits: int) -> jax.Array:
 
 
 def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
-    """[ceil(size * bits / 8)] uint8 -> [size] uint32."""
+    """Unpacks [ceil(size * bits / 8)] uint8: [size] uint32."""
     return jax.lax.platform_dependent(
         data,
         cpu=functools.partial(_unpack_words, size=size, bits=bits),
@@ -77,7 +77,7 @@ def _unpack_words(data: jax.Array, size: int, bits: int) -> jax.Array:
 
 
 def _pack(ids: jax.Array, bits: int) -> jax.Array:
-    """[rows, 32] -> [rows, bits] uint32."""
+    """Packs [rows, 32] integers into [rows, bits] uint32."""
     ids = ids & jnp.uint32((1 << bits) - 1)
     start = np.arange(bits) * WORD  # of each word, in bits
     first, last = start // bits, (start + WORD - 1) // bits  # ids in each word
@@ -95,7 +95,7 @@ def _columns(table: jax.Array, which: np.ndarray) -> jax.Array:
 
 
 def _bitmap(marks: jax.Array) -> jax.Array:
-    """[rows, 32] of 0 and 1 -> [rows] uint32."""
+    """Packs [rows, 32] of 0 and 1 into [rows] uint32."""
     shifts = jnp.arange(WORD, dtype=jnp.uint32)
     return jnp.sum((marks & 1) << shifts, axis=1, dtype=jnp.uint32)
 
@@ -107,7 +107,7 @@ def to_words(data: jax.Array, count: int) -> jax.Array:
 
 
 def bitmap(marks: jax.Array) -> jax.Array:
-    """[n] bool -> [ceil(n / 32)] uint32."""
+    """Packs [n] bool into [ceil(n / 32)] uint32."""
     marks = jnp.pad(marks, (0, -marks.size % WORD)).reshape(-1, WORD)
     return _bitmap(marks.astype(jnp.uint32))
 

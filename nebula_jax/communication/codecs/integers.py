@@ -73,7 +73,7 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
 
     Payload: per leaf of n values data of ceil(n / 2) uint8 and scale [groups] float32.
     Byte i holds value i in its low half and value ceil(n / 2) + i in its high one: two
-    contiguous streams, faster than neighbours in one byte.
+    contiguous streams, faster than neighbors in one byte.
     Wire: ceil(n / 2) + 4 groups bytes.
     Error at most s / 2, stochastic s. A group that holds NaN or Inf decodes as NaN.
 

@@ -1,4 +1,4 @@
-"""What every codec keeps to, as a caller sees it: one list, one suite.
+"""The promises of every codec, as a caller sees them: one list, one suite.
 
 B batch, L length, D width. A case's batch travels as buffers: the receiver knows the
 spec, the option's number and the bytes, and nothing else.
@@ -38,12 +38,12 @@ class Case:
     nbytes: Callable[[int], int]
     """Bytes of a payload of the batch, by option."""
     bad: int | str = 1
-    """How far NaN and Inf reach: a group of so many neighbours; 1: carried as it is."""
+    """Reach of NaN and Inf: a group of so many neighbors; 1: carried as it is."""
     eager: float | None = 0.0
-    """What jit may differ from eager by, relative to the largest value. (A stream of
+    """Largest difference of jit and eager, relative to the largest value. (A stream of
     single operations takes long to compile: None where others show the same.)"""
     shards: float = 0.0
-    """What sharding over devices may differ by."""
+    """Largest difference that sharding over devices may make."""
 
 
 ROWS = B * L
@@ -254,7 +254,7 @@ class Line:
         return arrays
 
     def send(self, arrays: Any) -> tuple[Any, int, int]:
-        """What arrives, the option, and the bytes on the wire."""
+        """Returns the arrays received, the option, and the bytes on the wire."""
         payload, option = self.encode(arrays)
         buffers = [leaf.tobytes() for leaf in numbers(payload)]
         return self.decode(buffers, option), option, sum(map(len, buffers))

@@ -9,7 +9,7 @@ from nebula_jax.communication.codecs import floats, integers
 
 
 def through(codec, x):
-    """What arrives, and the payload."""
+    """Returns the array received, and the payload."""
     payload, state = jax.jit(codec.encode)(x, codec.init(x))
     return np.asarray(jax.jit(codec.decode)(payload, state)[0]), payload
 
@@ -43,7 +43,7 @@ FP8 = {
 
 @pytest.mark.parametrize("format", FP8)
 def test_fp8_has_the_bits_of_ml_dtypes(format):
-    """Of every float8 value, every midpoint between two, and those beside them."""
+    """For every float8 value, every midpoint between two, and those beside them."""
     dtype, limit = FP8[format]
     grid = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
     grid = np.sort(grid[np.isfinite(grid)])
@@ -99,7 +99,7 @@ def groups_of(x, per):
 
 @pytest.mark.parametrize("per", ["tensor", "row", 8, 5, 1000])
 @pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
-def test_integers_equal_quantisation_by_hand(name, limit, per):
+def test_integers_equal_quantization_by_hand(name, limit, per):
     x = np.random.RandomState(0).randn(6, 10).astype(np.float32)
     groups = groups_of(x, min(per, x.size) if isinstance(per, int) else per)
     scale = np.abs(groups).max(1) * np.float32(1 / limit)

@@ -84,7 +84,7 @@ def test_both_ways_to_select_give_one_bitmap(k):
     """With ties, zeros, Inf and NaN."""
     x = np.random.RandomState(0).randint(-9, 9, 1000).astype(np.float32)
     x[::97], x[5::97], x[7::97] = np.nan, -np.inf, 1e-40
-    size = jnp.asarray(x.view(np.int32) & 0x7FFFFFFF)
+    size = jnp.asarray(x.view(np.uint32) & np.uint32(0x7FFFFFFF))
     np.testing.assert_array_equal(
         sparse._largest_by_threshold(size, k), sparse._largest_by_sorting(size, k)
     )

@@ -52,7 +52,7 @@ def test_error_feedback_is_numpys_top_k_with_memory():
     "string", ["top_k(0.1)|fp16", "int4(row)", "svd(0.25)", "bf16"]
 )
 def test_error_feedback_loses_nothing_in_the_long_run(string):
-    """What arrived and the residual together are what was sent, to rounding."""
+    """The sum received and the residual are the sum sent, to rounding."""
     ends = Ends(codecs.from_string(f"error_feedback({string})").codec, gaussian(0))
     xs = [gaussian(step) for step in range(20)]
     arrived = sum(np.asarray(ends.send(x), np.float64) for x in xs)
@@ -231,8 +231,8 @@ for string in ("delta(int4(64), 9)", "delta(bf16, 9)", "error_feedback(int4(64))
 """
 
 
-def test_both_ends_stay_equal_in_fully_optimised_programs():
-    """In a process of its own: here, XLA's optimisations are turned down."""
+def test_both_ends_stay_equal_in_fully_optimized_programs():
+    """In a process of its own: here, XLA's optimizations are turned down."""
     environment = os.environ | {"XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", IN_STEP], env=environment, capture_output=True, text=True
