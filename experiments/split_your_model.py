@@ -89,28 +89,31 @@ def back(params, hidden, labels, rng):
     return losses.sum(), {"loss": losses.sum(), "accuracy": hits}
 
 
-def train_front(link, params, batches, codec, record):
+def train_front(link, params, batches, codec, zstd, record):
     half, state = cut.front(front, codec, codec), OPTIMIZER.init(params)
-    hidden = link.sender("hidden", HIDDEN, codec)
-    gradient = link.receiver("gradient", HIDDEN, codec)
+    hidden = link.sender("hidden", HIDDEN, codec, zstd)
+    gradient = link.receiver("gradient", HIDDEN, codec, zstd)
+    states = half.init_codecs(HIDDEN)
     link.wait_for_welcome(60.0)
     for step, images in enumerate(batches, 1):
-        grads, _ = pipeline.front_step(
-            half, params, images, RNG, step, hidden, gradient, ahead=MICRO_BATCHES
+        grads, states, _ = pipeline.front_step(
+            *(half, params, images, RNG, step, hidden, gradient, states),
+            ahead=MICRO_BATCHES,
         )
         params, state = update(params, state, grads)
         record(step, {})
     return params
 
 
-def train_back(link, params, batches, codec, record):
+def train_back(link, params, batches, codec, zstd, record):
     half, state = cut.back(back, codec, codec), OPTIMIZER.init(params)
-    hidden = link.receiver("hidden", HIDDEN, codec)
-    gradient = link.sender("gradient", HIDDEN, codec)
+    hidden = link.receiver("hidden", HIDDEN, codec, zstd)
+    gradient = link.sender("gradient", HIDDEN, codec, zstd)
+    states = half.init_codecs(HIDDEN)
     link.welcome(0)
     for step, labels in enumerate(batches, 1):
-        grads, metrics = pipeline.back_step(
-            half, params, labels, RNG, step, hidden, gradient
+        grads, states, metrics = pipeline.back_step(
+            half, params, labels, RNG, step, hidden, gradient, states
         )
         params, state = update(params, state, grads)
         record(step, metrics)
@@ -285,14 +288,14 @@ def train(run: Run, connection: connect.Settings) -> Any:
     process.Interrupt().install()
     settings = {f"--{each}": getattr(run, each) for each in ("codec", "seed", "steps")}
     hello = frames.Hello(run.cluster, nebula_jax.__version__, settings)
-    codec, params = codecs.from_string(run.codec), init(run.seed, run.cluster)
+    compression, params = codecs.from_string(run.codec), init(run.seed, run.cluster)
     if run.cluster == "front":
         images = micro_batches(run.seed, run.steps, 0)
         with connect.dial(connection, hello, peer="back") as link:
-            return train_front(link, params, images, codec, printer(run, link))
+            return train_front(link, params, images, *compression, printer(run, link))
     labels = micro_batches(run.seed, run.steps, 1)
     with connect.listen(connection, hello, ["front"]) as [link]:
-        return train_back(link, params, labels, codec, printer(run, link))
+        return train_back(link, params, labels, *compression, printer(run, link))
 
 
 def compare(run: Run) -> int:

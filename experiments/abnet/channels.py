@@ -12,7 +12,7 @@ Nothing else crosses; the byte ledger counts every frame.
 N examples, B rows of a micro-batch (in evaluation, of a batch), L length, D width.
 """
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,11 @@ import numpy as np
 
 from experiments.abnet import config
 from nebula_jax import errors
-from nebula_jax.communication import channels, codecs
+from nebula_jax.communication import channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.training import cut
 
 Role = Literal["source", "target"]
-
-
-class Carrier(Protocol):
-    """A link or a loopback."""
-
-    def sender(self, name: str, spec: Any, codec: Any) -> channels.Sender:
-        """Opens a channel for arrays like `spec`."""
-
-    def receiver(
-        self, name: str, spec: Any, codec: Any, sharding: Any = None
-    ) -> channels.Receiver:
-        """Opens the other end of the peer's next channel."""
 
 
 class Channel(NamedTuple):
@@ -44,13 +33,13 @@ class Channel(NamedTuple):
     name: of the channel; unique.
     sender: the role that sends on it; the other one receives.
     spec: of the arrays.
-    codec: of the arrays.
+    compression: codec, and level of zstd.
     """
 
     name: str
     sender: Role
     spec: codec_lib.Spec
-    codec: codec_lib.Codec
+    compression: codecs.Compression
 
 
 class Ends(NamedTuple):
@@ -80,9 +69,9 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     index = jax.ShapeDtypeStruct((examples,), jnp.uint8)
     lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
     spec = evaluation_spec(agreed, width)
-    rows = [Channel("buckets", "source", index, codecs.zstd())]
+    rows = [Channel("buckets", "source", index, codecs.Compression(zstd=1))]
     if agreed.objective == "cmlm":
-        pack = codecs.pack_ids(agreed.length_buckets[-1] + 1)
+        pack = codecs.Compression(codecs.pack_ids(agreed.length_buckets[-1] + 1))
         rows += [Channel("lengths", "target", lengths, pack)]
     for length in agreed.length_buckets:
         hidden = hidden_spec(agreed, length, width)
@@ -95,7 +84,11 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
 
 
 def open_ends(
-    agreed: config.Agreed, carrier: Carrier, role: Role, examples: int, width: int
+    agreed: config.Agreed,
+    carrier: channels.Carrier,
+    role: Role,
+    examples: int,
+    width: int,
 ) -> Ends:
     """Opens one role's ends of all channels.
 
@@ -111,9 +104,9 @@ def open_ends(
     """
     _check_codecs(agreed, examples, width)
     ends = {}
-    for name, sender, spec, codec in table(agreed, examples, width):
+    for name, sender, spec, compression in table(agreed, examples, width):
         make = carrier.sender if sender == role else carrier.receiver
-        ends[name] = make(name, spec, codec)
+        ends[name] = make(name, spec, *compression)
 
     def of_buckets(name: str) -> list[Any]:
         return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]
@@ -127,32 +120,36 @@ def open_ends(
     )
 
 
+def init_codecs(
+    agreed: config.Agreed, program: cut.Front | cut.Back, width: int
+) -> list[cut.CodecStates]:
+    """Makes the states of a half's codecs, for each length bucket.
+
+    Args:
+      agreed: of the run.
+      program: front or back, with --forward_codec and --backward_codec.
+      width: D of PLM-S.
+    """
+    return [
+        program.init_codecs(hidden_spec(agreed, length, width))
+        for length in agreed.length_buckets
+    ]
+
+
 def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
-    """Tries the codecs on the last examples: some choose by the examples' numbers."""
+    """Tries the codecs on the last examples: some choose by the contents."""
     spec = hidden_spec(agreed, agreed.length_buckets[0], width)
     arrays = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
     arrays["index"] += np.arange(examples - len(arrays["index"]), examples, dtype="i4")
     for name in ("forward_codec", "backward_codec"):
         text = getattr(agreed, name)
-        codec = codecs.from_string(text)
+        made = selector.as_selector(codecs.from_string(text).codec)
         try:
-            for option in codec_lib.fixed(codec):
-                codec_lib.payload_spec(option, spec)
-            if codec.choose is not None:
-                codec.choose(arrays, codec.init(spec), agreed.steps)
+            for codec in made.codecs:
+                codec_lib.payload_spec(codec, spec)
+            made.choose(arrays, made.init(spec), agreed.steps)
         except ValueError as error:
             raise errors.SettingsError(f"--{name}={text}: {error}") from None
-
-
-def codec_states(ends: Ends) -> list[Any]:
-    """Returns the codecs' states, which are saved with the model's."""
-    return [channel.state for channel in (*ends.hidden, *ends.gradient)]
-
-
-def set_codec_states(ends: Ends, states: list[Any]) -> None:
-    """Gives the codecs the states of a checkpoint."""
-    for channel, state in zip((*ends.hidden, *ends.gradient), states, strict=True):
-        channel.state = state
 
 
 def hidden_spec(
@@ -189,13 +186,17 @@ def _hidden_spec(rows: int, length: int, width: int) -> dict[str, jax.ShapeDtype
     }
 
 
-def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codec_lib.Codec:
+def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codecs.Compression:
     """Returns the codec of hidden states in evaluation: the forward codec.
 
     One with a state, such as a memory of what was sent, has none that fits sentences
     that are not trained on: then plain fp16, packed.
+
+    Args:
+      agreed: of the run.
+      spec: from `evaluation_spec`.
     """
-    codec = codecs.from_string(agreed.forward_codec)
-    if jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))):
+    compression = codecs.from_string(agreed.forward_codec)
+    if jax.tree.leaves(jax.eval_shape(lambda: compression.codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
-    return codec
+    return compression

@@ -115,8 +115,8 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     is_trained = is_trained_source(run.local)
     front = cut.front(
         functools.partial(abnet_training.front, task),
-        codecs.from_string(agreed.forward_codec),
-        codecs.from_string(agreed.backward_codec),
+        codecs.from_string(agreed.forward_codec).codec,
+        codecs.from_string(agreed.backward_codec).codec,
         is_trained=is_trained,
         has_loss=True,
     )
@@ -144,8 +144,8 @@ def target_half(
     mesh = _mesh(run)
     back = cut.back(
         functools.partial(abnet_training.back, task),
-        codecs.from_string(agreed.forward_codec),
-        codecs.from_string(agreed.backward_codec),
+        codecs.from_string(agreed.forward_codec).codec,
+        codecs.from_string(agreed.backward_codec).codec,
         is_trained=is_trained,
         sharding=mesh_lib.batch_sharding(mesh),
     )
@@ -192,7 +192,7 @@ def is_trained_source(local: config.Local) -> cut.IsTrained:
 
     It trains its adapters and the table of lengths; with --train_all everything.
     """
-    return cut.everything if local.train_all else abnet_params.is_trained
+    return cut.train_all if local.train_all else abnet_params.is_trained
 
 
 def model(

@@ -26,7 +26,7 @@ import jax
 from experiments.abnet import config, whole
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, loopback
+from nebula_jax.communication import loopback
 from nebula_jax.parallel import pipeline
 from nebula_jax.runtime import process
 from nebula_jax.training import cut
@@ -147,25 +147,28 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     spec = source.program.spec(
         source.params(states[0]), pairs[0][0], source.rng(states[0])
     )
+    codecs = source.program.init_codecs(spec), target.program.init_codecs(spec)
     source_end, target_end = loopback.ends()
+    plain = codec_lib.identity()
     channels = [
-        (sender.sender(name, spec, codec), receiver.receiver(name, spec, codec))
-        for name, sender, receiver, codec in (
-            ("hidden", source_end, target_end, codecs.from_string("")),
-            ("gradient", target_end, source_end, codecs.from_string("")),
+        (sender.sender(name, spec, plain), receiver.receiver(name, spec, plain))
+        for name, sender, receiver in (
+            ("hidden", source_end, target_end),
+            ("gradient", target_end, source_end),
         )
     ]
     seconds = []
     for _ in range(1 + MEASURED_STEPS):
         start = time.perf_counter()
-        grads, _, _ = pipeline.looped_step(
+        grads, codecs, _, _ = pipeline.in_process_step(
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
             pairs,
             (source.rng(states[0]), target.rng(states[1])),
             step,
             *channels,
-            grads=tuple(cut.no_gradients(state.params) for state in states),
+            codecs,
+            grads=tuple(cut.zero_grads(state.params) for state in states),
         )
         states = [source.apply(states[0], grads[0]), target.apply(states[1], grads[1])]
         jax.block_until_ready(states)

@@ -8,8 +8,7 @@ import functools
 import numpy as np
 
 from experiments import shared_flags
-from experiments.abnet import batches, config, data, evaluation, hello, models
-from experiments.abnet import channels as channels_lib
+from experiments.abnet import batches, channels, config, data, evaluation, hello, models
 from nebula_jax.data import example_alignment, length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
@@ -38,14 +37,12 @@ def train(run: config.Run) -> int:
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         half = models.source_half(run, plm, hello.peer_model(link.peer))
         encode = evaluation.encoder(agreed, half.task)
-        ends = channels_lib.open_ends(agreed, link, "source", len(text.train), width)
+        ends = channels.open_ends(agreed, link, "source", len(text.train), width)
         start = link.wait_for_welcome(local.connect_timeout)
-        fresh = mesh_lib.sharded_init_with_codecs(
-            half.fresh, half.mesh, channels_lib.codec_states(ends)
-        )
+        new_codecs = channels.init_codecs(agreed, half.program, width)
+        fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         restored, _ = saved.restore(start, fresh)
-        state = restored["state"]
-        channels_lib.set_codec_states(ends, restored["codecs"])
+        state, codecs = restored["state"], restored["codecs"]
         buckets = batches.own_buckets(agreed, text)
         target_lengths = exchange_lengths(ends, buckets)
         order = batches.schedule(agreed, buckets)
@@ -63,10 +60,10 @@ def train(run: config.Run) -> int:
             bucket, micro_batches = batches.source_batch(
                 agreed, half.mesh, text, order, target_lengths, step
             )
-            grads, length_loss = pipeline.front_step(
+            grads, codecs[bucket], length_loss = pipeline.front_step(
                 *(half.program, half.params(state), micro_batches, half.rng(state)),
-                *(step, ends.hidden[bucket], ends.gradient[bucket]),
-                grads=cut.no_gradients(state.params),
+                *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
+                grads=cut.zero_grads(state.params),
                 ahead=local.max_in_flight,
             )
             state = half.apply(state, grads)
@@ -76,9 +73,7 @@ def train(run: config.Run) -> int:
             if agreed.is_evaluated(step):
                 params = half.params(state)
                 evaluation.send(agreed, text, encode, params, step, ends.evaluation)
-            codecs = channels_lib.codec_states(ends)
             saved.after(step, {"state": state, "codecs": codecs})
-        codecs = channels_lib.codec_states(ends)
         saved.at_end(step, {"state": state, "codecs": codecs})
         link.wait_for_step(step)
         described = {
@@ -91,7 +86,7 @@ def train(run: config.Run) -> int:
     return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 
-def exchange_lengths(ends: channels_lib.Ends, buckets: np.ndarray) -> np.ndarray:
+def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:
     """Sends the buckets of this side's rows, receives the lengths of the target's.
 
     Args:

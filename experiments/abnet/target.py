@@ -13,6 +13,7 @@ import numpy as np
 from experiments import shared_flags
 from experiments.abnet import (
     batches,
+    channels,
     config,
     data,
     evaluation,
@@ -20,7 +21,6 @@ from experiments.abnet import (
     models,
     target_model,
 )
-from experiments.abnet import channels as channels_lib
 from nebula_jax.communication.wire import session
 from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
@@ -57,20 +57,16 @@ def train(run: config.Run) -> int:
         source = hello.peer_model(link.peer)
         half = models.target_half(run, plm, source, target_model.is_trained(local))
         decode = evaluation.decoder(agreed, half.task)
-        ends = channels_lib.open_ends(
-            agreed, link, "target", len(text.train), source.width
-        )
+        ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
         start = checkpoints.newest_of_all(
             {local.cluster: saved.steps, link.peer.cluster: link.peer.checkpoints},
             agreed.checkpoint_every,
         )
         link.welcome(start)
-        fresh = mesh_lib.sharded_init_with_codecs(
-            half.fresh, half.mesh, channels_lib.codec_states(ends)
-        )
+        new_codecs = channels.init_codecs(agreed, half.program, source.width)
+        fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         restored, _ = saved.restore(start, fresh)
-        state = restored["state"]
-        channels_lib.set_codec_states(ends, restored["codecs"])
+        state, codecs = restored["state"], restored["codecs"]
         order = batches.schedule(agreed, exchange_lengths(agreed, ends, text))
         record = progress.Progress(
             *(local.workdir, local.cluster),
@@ -90,10 +86,10 @@ def train(run: config.Run) -> int:
             bucket, micro_batches = batches.target_batch(
                 agreed, half.mesh, text, order, step
             )
-            grads, metrics = pipeline.back_step(
+            grads, codecs[bucket], metrics = pipeline.back_step(
                 *(half.program, half.params(state), micro_batches, half.rng(state)),
-                *(step, ends.hidden[bucket], ends.gradient[bucket]),
-                grads=cut.no_gradients(state.params),
+                *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
+                grads=cut.zero_grads(state.params),
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
             steps.done(step)
@@ -105,9 +101,7 @@ def train(run: config.Run) -> int:
                     run, text, decode, params, step, ends.evaluation
                 )
                 record.evaluation(step, figures)
-            codecs = channels_lib.codec_states(ends)
             saved.after(step, {"state": state, "codecs": codecs})
-        codecs = channels_lib.codec_states(ends)
         saved.at_end(step, {"state": state, "codecs": codecs})
         described = {
             "ledger": link.ledger,
@@ -119,7 +113,7 @@ def train(run: config.Run) -> int:
 
 
 def exchange_lengths(
-    agreed: config.Agreed, ends: channels_lib.Ends, text: data.Text
+    agreed: config.Agreed, ends: channels.Ends, text: data.Text
 ) -> np.ndarray:
     """Receives the buckets of the source's rows, sends the lengths of this side's.
 

@@ -114,7 +114,7 @@ def is_trained(local: config.Local) -> cut.IsTrained:
     everything.
     """
     if local.train_all:
-        return cut.everything
+        return cut.train_all
     _, _, *head = json.loads((folder(local.workdir) / MADE_OF).read_text())
     return functools.partial(abnet_params.is_trained, mlm_head=bool(head))
 

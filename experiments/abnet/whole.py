@@ -13,8 +13,15 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments import shared_flags
-from experiments.abnet import batches, config, data, evaluation, models, target_model
-from experiments.abnet import channels as channels_lib
+from experiments.abnet import (
+    batches,
+    channels,
+    config,
+    data,
+    evaluation,
+    models,
+    target_model,
+)
 from experiments.abnet import target as target_side
 from nebula_jax.communication import loopback
 from nebula_jax.data import length_buckets
@@ -82,7 +89,7 @@ def train(run: config.Run, folders: Folders) -> int:
     carriers = loopback.ends()
     size = len(both.texts[0].train), both.plms[0].model.config.width
     ends = tuple(
-        channels_lib.open_ends(agreed, carrier, role, *size)
+        channels.open_ends(agreed, carrier, role, *size)
         for carrier, role in zip(carriers, ("source", "target"), strict=True)
     )
     saved = checkpoints.Checkpoints(
@@ -96,10 +103,9 @@ def train(run: config.Run, folders: Folders) -> int:
         },
     )
     start = saved.newest
-    restored, _ = saved.restore(start, _fresh(both, ends))
-    for end, values in zip(ends, restored, strict=True):
-        channels_lib.set_codec_states(end, values["codecs"])
+    restored, _ = saved.restore(start, _fresh(agreed, both))
     states = tuple(values["state"] for values in restored)
+    codecs = tuple(values["codecs"] for values in restored)
     record = progress.Progress(
         *(local.workdir, local.cluster),
         start=start,
@@ -109,11 +115,13 @@ def train(run: config.Run, folders: Folders) -> int:
 
     def to_save() -> tuple[dict[str, Any], ...]:
         return tuple(
-            {"state": state, "codecs": channels_lib.codec_states(end)}
-            for state, end in zip(states, ends, strict=True)
+            {"state": state, "codecs": of_side}
+            for state, of_side in zip(states, codecs, strict=True)
         )
 
-    take_step = uncut(agreed, both) if is_uncut(agreed) else looped(agreed, both, ends)
+    take_step = uncut(agreed, both)
+    if not is_uncut(agreed):
+        take_step = in_process(agreed, both, ends, codecs)
     interrupt.is_graceful = True
     step = start
     for step in pace.alone(start, agreed.steps, interrupt.requested):
@@ -122,10 +130,10 @@ def train(run: config.Run, folders: Folders) -> int:
         record.step(step, target_side.step_metrics(metrics))
         if agreed.is_evaluated(step):
             params = source.params(states[0]), target.params(states[1])
-            texts, channels = both.texts, (ends[0].evaluation, ends[1].evaluation)
-            evaluation.send(agreed, texts[0], encode, params[0], step, channels[0])
+            texts, (sender, receiver) = both.texts, (end.evaluation for end in ends)
+            evaluation.send(agreed, texts[0], encode, params[0], step, sender)
             figures = evaluation.evaluate(
-                run, texts[1], decode, params[1], step, channels[1]
+                run, texts[1], decode, params[1], step, receiver
             )
             record.evaluation(step, figures)
         saved.after(step, to_save())
@@ -139,13 +147,16 @@ def train(run: config.Run, folders: Folders) -> int:
     return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 
-def _fresh(both: Both, ends: tuple[channels_lib.Ends, ...]) -> mesh_lib.ShardedInit:
+def _fresh(agreed: config.Agreed, both: Both) -> mesh_lib.ShardedInit:
     """Returns the states at step 0 with those of the codecs, source and target."""
+    width = both.plms[0].model.config.width
     sides = [
         mesh_lib.sharded_init_with_codecs(
-            half.fresh, half.mesh, channels_lib.codec_states(end)
+            half.fresh,
+            half.mesh,
+            channels.init_codecs(agreed, half.program, width),
         )
-        for half, end in zip(both.halves, ends, strict=True)
+        for half in both.halves
     ]
     return mesh_lib.ShardedInit(
         lambda: tuple(side.init() for side in sides),
@@ -191,16 +202,27 @@ def uncut(agreed: config.Agreed, both: Both) -> StepFn:
     return take_step
 
 
-def looped(
-    agreed: config.Agreed, both: Both, ends: tuple[channels_lib.Ends, ...]
+def in_process(
+    agreed: config.Agreed,
+    both: Both,
+    ends: tuple[channels.Ends, ...],
+    codecs: tuple[list[cut.CodecStates], ...],
 ) -> StepFn:
-    """Returns a step of both halves, with what crosses going through the codecs."""
+    """Returns a step of both halves, with what crosses going through the codecs.
+
+    Args:
+      agreed: of the run.
+      both: models and text.
+      ends: of source and target, of one loopback.
+      codecs: states of the source's codecs and of the target's, for each length bucket;
+        each step replaces its bucket's.
+    """
     source, target = both.halves
     source_ends, target_ends = ends
 
     def take_step(states: States, step: int) -> Any:
         bucket, source_batches, target_batches = both.batch(agreed, step)
-        grads, _, metrics = pipeline.looped_step(
+        grads, new_codecs, _, metrics = pipeline.in_process_step(
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
             zip(source_batches, target_batches, strict=True),
@@ -208,8 +230,10 @@ def looped(
             step,
             (source_ends.hidden[bucket], target_ends.hidden[bucket]),
             (target_ends.gradient[bucket], source_ends.gradient[bucket]),
-            grads=tuple(cut.no_gradients(state.params) for state in states),
+            (codecs[0][bucket], codecs[1][bucket]),
+            grads=tuple(cut.zero_grads(state.params) for state in states),
         )
+        codecs[0][bucket], codecs[1][bucket] = new_codecs
         return grads, metrics
 
     return take_step

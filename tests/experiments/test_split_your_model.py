@@ -88,19 +88,19 @@ def whole():
 
 def trained(named, steps):
     """The split model after some steps, its accuracy by step, and bytes received."""
-    codec, params, history = codecs.from_string(named), whole(), []
+    compression, params, history = codecs.from_string(named), whole(), []
     with two_halves.met() as (there, here):
 
         def front():
             with there:
                 batches = example.micro_batches(0, steps, 0)
-                args = there, params["front"], batches, codec
+                args = there, params["front"], batches, *compression
                 return example.train_front(*args, lambda step, metrics: None)
 
         def back():
             with here:
                 batches = example.micro_batches(0, steps, 1)
-                args = here, params["back"], batches, codec
+                args = here, params["back"], batches, *compression
                 own = example.train_back(
                     *args, lambda step, metrics: history.append(metrics["accuracy"])
                 )
