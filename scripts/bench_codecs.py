@@ -1,13 +1,11 @@
-"""Time, error and bytes of every codec, beside a copy of the same tensor.
+"""What codecs cost and lose: times beside a copy of the same tensor, errors, bytes.
 
     python -m scripts.bench_codecs                       # a table, in about a minute
     python -m scripts.bench_codecs --out=codecs.json     # and all of it as JSON
 
-On a machine that is not idle, times mean little by themselves. So all candidates run in
-turn, round by round, and are compared within their round: a time is the median of the
-rounds, and a ratio the median of the rounds' ratios.
-
-B batch, L length, D width.
+Times on a machine that does other things too mean little by themselves, so everything
+is run in turn, round by round, and compared within its round: a time is the median of
+the rounds, and a ratio the median of the rounds' ratios. B batch, L length, D width.
 """
 
 import functools
@@ -31,13 +29,9 @@ from scripts.bench import interleave
 from scripts.out import OUT
 
 flags.declare_key_flag("out")
-flags.declare_key_flag("batch_size")
-LENGTH = flags.DEFINE_integer(
-    "length", 64, "Length of the tensor [batch, length, width]."
-)
-WIDTH = flags.DEFINE_integer(
-    "width", 768, "Width of the tensor [batch, length, width]."
-)
+BATCH = flags.DEFINE_integer("sentences", 128, "B of the tensor [B, L, D].")
+LENGTH = flags.DEFINE_integer("tokens", 64, "L.")
+WIDTH = flags.DEFINE_integer("width", 768, "D.")
 ROUNDS = flags.DEFINE_integer("codec_rounds", 11, "Rounds of all but the full SVD.")
 SVD_ROUNDS = flags.DEFINE_integer("svd_rounds", 3, "Rounds beside the full SVD.")
 RATIO = 0.6  # the best of Table 5
@@ -85,12 +79,12 @@ TARGETS = {
 
 
 def gaussian(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """Draws independent values: the hardest to compress."""
+    """Independent values: the hardest to compress."""
     return jax.random.normal(jax.random.key(seed), shape)
 
 
 def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """Draws [B L, D] of singular values i^-0.6, as [B, L, D] of variance 1.
+    """[B L, D] of singular values i^-0.6, as [B, L, D] of variance 1.
 
     Cut at 0.6 of the rank, 0.18 is lost; of a MiniLM's hidden states, 0.17.
     """
@@ -104,7 +98,7 @@ def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
 
 
 def batch(h: jax.Array) -> dict[str, jax.Array]:
-    """Adds the leaves that some codecs need to hidden states; half the tokens real."""
+    """Hidden states and what some codecs need beside them; half the tokens real."""
     rows, length, _ = h.shape
     real = jnp.arange(rows)[:, None] * length // rows
     return {
@@ -115,14 +109,14 @@ def batch(h: jax.Array) -> dict[str, jax.Array]:
 
 
 def arrays_for(string: str, h: jax.Array) -> Any:
-    """Returns the arrays that the codec is measured on."""
+    """What the codec is measured on."""
     if "pack_ids" in string:
         return jnp.int32(jnp.abs(h[..., 0]) * 1000)  # [B, L]: ids, not hidden states
     return batch(h) if "pack_tokens" in string or "delta" in string else h
 
 
 class Subject:
-    """A codec, compiled, with the payload of one tensor [B, L, D]."""
+    """A codec, compiled, with the payload of one tensor."""
 
     def __init__(self, string: str, h: jax.Array):
         self.string = string
@@ -134,7 +128,7 @@ class Subject:
         self.payload = self.encode()[0]
 
     def _begin(self, h: jax.Array) -> tuple[Any, Any]:
-        """Returns the arrays to send, and the sender's state before."""
+        """What is sent, and the sender's state before."""
         arrays = arrays_for(self.string, h)
         state = self.codec.init(arrays)
         if "delta" in self.string:  # an example's second visit is what is compressed
@@ -142,20 +136,17 @@ class Subject:
             arrays = arrays | {"h": 0.9 * h}
         return arrays, state
 
-    def encode(self) -> tuple[Any, Any]:
-        """Returns the payload and the sender's next state."""
+    def encode(self) -> Any:
         return self._encode(self.arrays, self.state)
 
-    def decode(self) -> tuple[Any, Any]:
-        """Returns the arrays and the receiver's next state."""
+    def decode(self) -> Any:
         return self._decode(self.payload, self.state)
 
     def bytes_ratio(self) -> float:
-        """Returns the payload's bytes over the arrays'."""
         return codec_lib.nbytes(self.payload) / codec_lib.nbytes(self.arrays)
 
     def error(self, h: jax.Array) -> float:
-        """Returns the relative Frobenius error; no padding if that does not cross."""
+        """Relative, Frobenius; at real positions if padding does not cross."""
         sent, state = self._begin(h)
         payload, _ = self._encode(sent, state)
         got, _ = self._decode(payload, state)
@@ -174,7 +165,7 @@ def _relative(error: jax.Array, of: jax.Array) -> float:
 
 
 def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, Any]:
-    """Measures times, ratios and errors of every codec, beside copies of the tensor."""
+    """Times, ratios and errors of every codec, beside copies of the tensor."""
     source = np.asarray(h)
     target = np.empty_like(source)
     copies = {
@@ -212,7 +203,7 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
 
 
 def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, Any]]:
-    """Compares `svd` with XLA's full SVD: speed, and error over the optimum's."""
+    """`svd` beside XLA's full SVD: how much faster, and how near the optimum."""
     full = jax.jit(functools.partial(jnp.linalg.svd, full_matrices=False))
     values = jax.jit(functools.partial(jnp.linalg.svd, compute_uv=False))
     rows = []
@@ -249,7 +240,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
 
 
 def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lists each target with the worst value measured; `met`: True if it suffices."""
+    """Each target, the worst value measured, and whether it is met."""
     slowest = max(
         (row for row in result["codecs"] if row["elementwise"]),
         key=lambda row: row["encode_over_copy"],
@@ -272,7 +263,7 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Formats all figures as plain text."""
+    """All figures as plain text."""
     copy, hardware = result["copy_ms"], result["hardware"]
     lines = [
         f"{result['shape']} float32, {hardware['cores']} cores of {hardware['cpu']}",
@@ -309,7 +300,7 @@ def table(result: Mapping[str, Any]) -> str:
 def bench(
     shape: tuple[int, int, int], seed: int, rounds: int, svd_rounds: int
 ) -> dict[str, Any]:
-    """Measures all codecs and the SVD, for a tensor [B, L, D]."""
+    """Everything, for a tensor [B, L, D]."""
     start = time.monotonic()
     h, spread = gaussian(shape, seed), decaying(shape, seed)
     result = {
@@ -329,7 +320,7 @@ def bench(
 
 def main() -> int:
     """Prints the table, and writes --out."""
-    shape = (shared_flags.BATCH_SIZE.value, LENGTH.value, WIDTH.value)
+    shape = (BATCH.value, LENGTH.value, WIDTH.value)
     result = bench(shape, flags.FLAGS.seed, ROUNDS.value, SVD_ROUNDS.value)
     print(table(result))
     if OUT.value:
@@ -338,5 +329,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    flags.set_default(shared_flags.BATCH_SIZE, 128)
     lifecycle.run(main)

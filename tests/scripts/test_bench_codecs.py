@@ -41,7 +41,7 @@ def figures(over_copy, flattened, by_sentence, error):
     }  # fmt: skip
 
 
-def test_targets_are_met_by_the_worst_or_not():
+def test_targets_are_judged_by_the_worst():
     def met(*values):
         return [each["met"] for each in bench_codecs.targets(figures(*values))]
 
@@ -56,8 +56,8 @@ def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
     monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "delta(fp16, 128)"))
     values = {
-        "batch_size": 4,
-        "length": 8,
+        "sentences": 4,
+        "tokens": 8,
         "width": 32,
         "codec_rounds": 1,
         "out": str(out),
