@@ -119,7 +119,7 @@ def arrays_for(string: str, h: jax.Array) -> Any:
 
 
 class Subject:
-    """A codec, compiled, with the payload of one tensor [B, L, D]."""
+    """A codec, compiled, with the payload of one tensor."""
 
     def __init__(self, string: str, h: jax.Array):
         self.string = string

@@ -127,7 +127,9 @@ class Receiver:
             jax.jit(each.decode, out_shardings=(sharding, None), donate_argnums=1)
             for each in self._codecs
         ]
-        self._decompressor = None if zstd_level is None else zstd.Decompressor()
+        self._decompressor = None
+        if zstd_level is not None:
+            self._decompressor = zstd.Decompressor(zstd_level)
 
     @functools.cached_property
     def state(self) -> codec_lib.State:

@@ -7,6 +7,8 @@ whole batch, added in the micro-batches' order, however they overlapped.
 
 Every function takes the states of the codecs and returns them, as the gradients so far:
 what was given cannot be used again.
+
+B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float32.
 """
 
 import collections

@@ -290,7 +290,7 @@ def _decoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
 def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
     """Splits parameters into (trained, frozen): only the first get gradients, moments.
 
-    Integers are frozen, whatever `is_trained` says.
+    Integers are frozen in any case.
     """
     flat = traverse_util.flatten_dict(params)
     trained = {

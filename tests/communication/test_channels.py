@@ -106,6 +106,8 @@ def test_the_table_of_lengths_is_big_endian_and_comes_first():
 def test_zstd_levels_are_checked(level):
     with pytest.raises(ValueError, match=f"level must be 1 to 19, not {level!r}"):
         channels.Sender(Loop(), 0, "h", SPEC, codec.identity(), level)
+    with pytest.raises(ValueError, match=f"level must be 1 to 19, not {level!r}"):
+        channels.Receiver(Loop(), 0, "h", SPEC, codec.identity(), level)
 
 
 def test_over_a_link_a_compressed_channel_costs_its_table_beside_a_loopbacks():
@@ -173,7 +175,7 @@ def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
 )
 def test_bytes_that_do_not_decode_to_the_plan_are_refused(coded, words):
     with pytest.raises(zstd.EntropyError, match=words):
-        zstd.Decompressor().decompress([np.frombuffer(coded, np.uint8)], [1000])
+        zstd.Decompressor(1).decompress([np.frombuffer(coded, np.uint8)], [1000])
 
 
 def test_the_receiver_names_who_sent_what_cannot_be_decoded():

@@ -120,9 +120,11 @@ class _Reader:
                 return ast.parse(self._line, mode="eval").body
         except SyntaxError as error:
             at = self._indent + error.offset - 1 if error.offset else len(self._text)
-            found = TOKEN.match(self._text[at:].lstrip())[0] or "end"
-            problem = f"unexpected {found}" if error.msg == "invalid syntax" else error
-            raise self._error(getattr(problem, "msg", problem), at) from None
+            problem = error.msg
+            if problem == "invalid syntax":
+                found = TOKEN.match(self._text[at:].lstrip())[0]
+                problem = f"unexpected {found or 'end'}"
+            raise self._error(problem, at) from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise self._error(f"cannot be read: {error}", 0) from None
 

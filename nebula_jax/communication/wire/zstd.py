@@ -79,9 +79,10 @@ class Compressor:
 
 
 class Decompressor:
-    """The receiving end of a channel."""
+    """The receiving end of a channel, opened with the sender's level."""
 
-    def __init__(self):
+    def __init__(self, level: int):
+        check_level(level)
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
     def decompress(
