@@ -20,21 +20,25 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import low_rank
 from nebula_jax.runtime import report
+from scripts.bench import config as bench_config
 from scripts.bench import interleave
 from scripts.bench import report as bench_report
 
-for key_flag in ("out", "batch_size", "seed", "rounds"):
-    flags.declare_key_flag(key_flag)
-LENGTH = flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
-WIDTH = flags.DEFINE_integer("width", 768, "Width of the tensor.")
-SVD_ROUNDS = flags.DEFINE_integer(
+flags.adopt_module_key_flags(bench_config)
+for _name in ("out", "batch_size", "seed"):
+    flags.declare_key_flag(_name)
+flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
+flags.DEFINE_integer("width", 768, "Width of the tensor.")
+flags.DEFINE_integer(
     "svd_rounds", 3, "Rounds of svd beside jnp.linalg.svd, which is slow."
 )
+DEFAULTS = {"batch_size": 128, "rounds": 11}
+"""Shared flags whose default is this benchmark's own."""
 RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (
@@ -288,16 +292,16 @@ def bench(
 
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
-    shape = (shared_flags.BATCH_SIZE.value, LENGTH.value, WIDTH.value)
-    rounds, seed = interleave.ROUNDS.value, shared_flags.SEED.value
-    result = bench(shape, seed, rounds, SVD_ROUNDS.value)
+    shape = tuple(flags.FLAGS[name].value for name in ("batch_size", "length", "width"))
+    seed, rounds, svd_rounds, out = (
+        flags.FLAGS[name].value for name in ("seed", "rounds", "svd_rounds", "out")
+    )
+    result = bench(shape, seed, rounds, svd_rounds)
     report.show(bench_report.codecs(result))
-    if shared_flags.OUT.value:
-        report.write(pathlib.Path(shared_flags.OUT.value), result)
+    if out:
+        report.write(pathlib.Path(out), result)
     return 0
 
 
 if __name__ == "__main__":
-    flags.set_default(shared_flags.BATCH_SIZE, 128)
-    flags.set_default(interleave.ROUNDS, 11)
-    lifecycle.run(main)
+    shared_flags.run(main, DEFAULTS)

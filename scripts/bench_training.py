@@ -27,11 +27,11 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
-from nebula_jax.runtime import report
+from nebula_jax.runtime import process, report
 from nebula_jax.training import (
     classification,
     cut,
@@ -41,16 +41,19 @@ from nebula_jax.training import (
     sampling,
 )
 from nebula_jax.training import state as train_state
+from scripts.bench import config as bench_config
 from scripts.bench import interleave, pytorch
 from scripts.bench import report as bench_report
 from scripts.bench import shapes as bench_shapes
 
+flags.adopt_module_key_flags(bench_config)
 flags.declare_key_flag("out")
-flags.declare_key_flag("rounds")
-SMALL_SHAPES = flags.DEFINE_bool(
+flags.DEFINE_bool(
     "small_shapes", False, "Trains tiny shapes, to try the benchmark out."
 )
 
+DEFAULTS = {"rounds": 7}
+"""Shared flags whose default is this benchmark's own."""
 WARM = 1  # steps in each turn before the one that is timed
 LONGEST_BUCKET = 96  # tokens, of xnli_warm.flags
 PYTORCH_RATE = 1.0  # bfloat16 over PyTorch's float32, at least
@@ -347,25 +350,27 @@ def targets(measured: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     begin = time.monotonic()
+    is_small, rounds, out = (
+        flags.FLAGS[name].value for name in ("small_shapes", "rounds", "out")
+    )
     shapes = [FINE_TUNING, MLM]
-    if SMALL_SHAPES.value:
+    if is_small:
         shapes = [shape._replace(**SMALL) for shape in shapes]
     measured = []
     for shape in shapes:
-        lifecycle.say(f"{shape.what}: compiling, then {interleave.ROUNDS.value} rounds")
-        measured.append(measure(shape, interleave.ROUNDS.value))
+        process.message(f"{shape.what}: compiling, then {rounds} rounds")
+        measured.append(measure(shape, rounds))
     result = {
         **report.provenance(time.monotonic() - begin),
-        "rounds": interleave.ROUNDS.value,
+        "rounds": rounds,
         "measured": measured,
         "targets": targets(measured),
     }
     report.show(bench_report.training(result))
-    if shared_flags.OUT.value:
-        report.write(pathlib.Path(shared_flags.OUT.value), result)
+    if out:
+        report.write(pathlib.Path(out), result)
     return 0
 
 
 if __name__ == "__main__":
-    flags.set_default(interleave.ROUNDS, 7)
-    lifecycle.run(main)
+    shared_flags.run(main, DEFAULTS)

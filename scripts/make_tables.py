@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import lifecycle
+from experiments import shared_flags
 from experiments.abnet import report as abnet_report
 from experiments.m3 import report as m3_report
 from experiments.xnli import report as xnli_report
@@ -28,7 +28,7 @@ from scripts import fake_rates
 from scripts.bench import report as bench_report
 from scripts.tables import abnet_markdown, main_results, xnli_markdown
 
-COLLECT = flags.DEFINE_string(
+flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
 )
 
@@ -147,12 +147,13 @@ def front_page(root: pathlib.Path = ROOT) -> str:
 
 def main() -> int:
     """Takes in --collect, and writes both files."""
-    if COLLECT.value:
-        collect(pathlib.Path(COLLECT.value), EXPERIMENTS / "results")
+    run = flags.FLAGS["collect"].value
+    if run:
+        collect(pathlib.Path(run), EXPERIMENTS / "results")
     (EXPERIMENTS / "README.md").write_text(readme(), "utf-8")
     (ROOT / "README.md").write_text(front_page(), "utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)
