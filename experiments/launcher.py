@@ -22,7 +22,7 @@ from rich import console as rich_console
 from rich import live, text
 
 from experiments import lifecycle, shared_flags
-from nebula_jax.communication import bridge
+from nebula_jax.communication import listener
 from nebula_jax.security import tls
 
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
@@ -58,7 +58,7 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[..., int]]:
         for name in names:
             tls.client_contexts(shared_flags.tls_folder(name))
     try:
-        with bridge.listen(address) as listening:
+        with listener.listen(address) as listening:
             yield lambda module, overrides, own=None: _Launch(
                 module, names, overrides, own or {}, listening
             ).run()

@@ -19,7 +19,8 @@ import jax
 from absl import flags
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication import wan
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.security import tls
 
@@ -226,7 +227,7 @@ def listening_socket() -> socket.socket:
     """The waiting cluster's socket: the launcher's, or one bound to --listen."""
     if LISTEN_FD in os.environ:
         return socket.socket(fileno=int(os.environ[LISTEN_FD]))
-    return bridge.listen(host_and_port("listen", LISTEN.value))
+    return listener_lib.listen(host_and_port("listen", LISTEN.value))
 
 
 def write_run_flags(path: pathlib.Path, overrides: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from flax import serialization
 import nebula_jax
 from experiments import launcher, lifecycle, shared_flags
 from nebula_jax.communication import bridge, codecs, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
@@ -273,7 +274,7 @@ def _run(cluster: str) -> int:
     else:
         batches = micro_batches(seed, steps, 1)
         with (
-            bridge.Listener(
+            listener_lib.Listener(
                 shared_flags.listening_socket(),
                 hello,
                 tls=shared_flags.server_tls(),

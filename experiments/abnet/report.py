@@ -85,12 +85,10 @@ def step_bytes(source: dict[str, Any]) -> dict[str, float]:
     if not source:
         return {}
     steps = source["last_step"] - source["first_step"] + 1
-    count = len(abnet_config.buckets())
-    has_lengths = abnet_config.OBJECTIVE.value == "cmlm"
-    sent = sum(_ledger(source, f"sent Tensor[{1 + n}]") for n in range(count))
-    offset = 1 if has_lengths else 0
+    buckets = abnet_config.buckets()
+    sent = sum(_ledger(source, f"sent hidden[{length}]") for length in buckets)
     received = sum(
-        _ledger(source, f"received Tensor[{offset + n}]") for n in range(count)
+        _ledger(source, f"received gradient[{length}]") for length in buckets
     )
     width = source["width"]
     spec = abnet_channels.hidden_spec(abnet_config.buckets()[-1], width)

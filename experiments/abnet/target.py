@@ -16,6 +16,7 @@ from experiments.abnet import data as abnet_data
 from experiments.abnet import models as abnet_models
 from experiments.abnet import source as abnet_source
 from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import session
 from nebula_jax.data import example_alignment, length_buckets
 from nebula_jax.evaluation import bleu, decode
@@ -46,7 +47,7 @@ def run() -> int:
         name, agreed, checkpoints.steps, plm.model.config, examples, own
     )
     with (
-        bridge.Listener(
+        listener_lib.Listener(
             shared_flags.listening_socket(),
             hello,
             peer_timeout=shared_flags.PEER_TIMEOUT.value,

@@ -11,6 +11,7 @@ from experiments.m3 import config as m3_config
 from experiments.m3 import data as m3_data
 from experiments.m3 import models as m3_models
 from nebula_jax.communication import bridge, codecs, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -46,7 +47,7 @@ def run() -> int:
     hello = m3_config.hello(name, agreed, checkpoints.steps)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
-            bridge.Listener(
+            listener_lib.Listener(
                 shared_flags.listening_socket(),
                 hello,
                 peer_timeout=shared_flags.PEER_TIMEOUT.value,
@@ -114,7 +115,7 @@ def run() -> int:
 
 
 def _meet(
-    generators: int, listener: bridge.Listener, stack: contextlib.ExitStack
+    generators: int, listener: listener_lib.Listener, stack: contextlib.ExitStack
 ) -> list[bridge.Link]:
     """Waits for all generators, whichever comes first; their links in order."""
     deadline = time.monotonic() + shared_flags.CONNECT_TIMEOUT.value
