@@ -70,7 +70,7 @@ class Link:
         self._step_done = 0
         self._has_peer_ended = False
         self.waited = 0.0
-        """Seconds that the main thread spent waiting for the peer or the line."""
+        """Seconds that callers spent waiting for the peer or the line."""
         self.certificate_names: set[str] | None = None
         """DNS names of the peer's certificate; None without TLS."""
         self._session.send(hello)
@@ -113,10 +113,7 @@ class Link:
 
     @property
     def ledger(self) -> dict[str, list[int]]:
-        """All frames that crossed: `sent Hello`, `received tokens` -> [frames, bytes].
-
-        Tensors are under the name of their channel.
-        """
+        """`sent Hello`, `received tokens` (a channel) and so on -> [frames, bytes]."""
         return self._session.ledger.entries()
 
     def bytes_moved(self, direction: str) -> int:
@@ -203,7 +200,10 @@ class Link:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        self.close() if error is None else self.abort(str(error) or kind.__name__)
+        if error is None:
+            self.close()
+        else:
+            self.abort(str(error) or kind.__name__)
 
     # For channels.
 

@@ -98,7 +98,7 @@ class Connection:
 
     def sleep(self) -> float:
         """Returns the seconds until there is something to do by the clock."""
-        if self.io.has_more or self.io.error is not None or self.is_over:
+        if self.io.has_more or self.io.error is not None:
             return 0.0
         now = time.monotonic()
         sleep = min(self.session.next_tick(now), self.deadline() - now)
@@ -172,6 +172,8 @@ class Connection:
 
     def deadline(self) -> float:
         """Returns the time at which a session without a connection is given up."""
+        if not self.reconnect.is_lost:
+            return float("inf")
         # What remains may be but a courtesy to a peer that has gone.
         is_courtesy = self.session.owes_only_end
         return self.reconnect.deadline(GOODBYE_SECONDS if is_courtesy else float("inf"))

@@ -169,8 +169,6 @@ class Driver:
           True if it holds. It may not after the timeout, or when the session or what
           the peer had to send has ended, or when there is no room to read more.
         """
-        if predicate():
-            return True
         self.notify_space()
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -184,7 +182,7 @@ class Driver:
                     self._changed.wait(min(left, LONGEST_SLEEP))
             finally:
                 self._waiters -= 1
-        return bool(predicate())
+        return bool(predicate())  # it may hold since just before the end
 
     def _notify(self) -> None:
         if self._waiters:
@@ -208,6 +206,7 @@ class Driver:
     # The thread.
 
     def _run(self) -> None:
+        is_readable = False
         try:
             while not self.is_dead:
                 if self._abort_reason is not None:
@@ -219,28 +218,36 @@ class Driver:
                 elif self._connection.io is None:
                     self._redial()
                 else:
-                    self._turn()
+                    is_readable = self._turn(is_readable)
         except Exception as error:  # whatever it is, callers who wait must get it
             self._fail(error)
         finally:
             self._finish()
 
-    def _turn(self) -> None:
-        """Waits for something to do, and does it."""
+    def _turn(self, is_readable: bool) -> bool:
+        """Does what there is to do, and waits for more.
+
+        Args:
+          is_readable: the last result.
+
+        Returns:
+          True if there are bytes to read.
+        """
         with self._mutex:
-            io, reads = self._connection.io, self._connection.can_read()
-            sleep = 0.0 if io is None else self._connection.sleep()
-        if io is None or self.is_dead:
-            return
-        is_readable = io.wait(min(sleep, LONGEST_SLEEP), reads)
-        with self._mutex:
-            if io is self._connection.io:  # and not a newer one
-                try:
-                    self._connection.turn(is_readable)
-                except (OSError, session.PeerGone) as error:
-                    self._connection.lose(error)
-                self.is_dead |= self._connection.is_over
+            io = self._connection.io
+            if io is None:
+                return False
+            try:
+                self._connection.turn(is_readable)
+            except (OSError, session.PeerGone) as error:
+                self._connection.lose(error)
+            has_ended = self._connection.is_over or self._connection.io is None
+            reads = self._connection.can_read()
+            sleep = 0.0 if has_ended else self._connection.sleep()
+        self.is_dead |= self._connection.is_over
+        # As late as possible: who is woken earlier has to wait for the GIL as well.
         self._notify()
+        return not has_ended and io.wait(min(sleep, LONGEST_SLEEP), reads)
 
     def _redial(self) -> None:
         """Makes one attempt at a new connection, after a pause that grows."""
