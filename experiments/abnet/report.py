@@ -73,12 +73,11 @@ def step_bytes(
     if not source:
         return {}
     steps = source["last_step"] - source["first_step"] + 1
-    has_lengths = settings["objective"] == "cmlm"
-    offset = 1 if has_lengths else 0
-    forward = backward = 0.0
-    for number in range(len(buckets)):
-        forward += _ledger(source, f"sent Tensor[{1 + number}]") / steps
-        backward += _ledger(source, f"received Tensor[{offset + number}]") / steps
+    sent = sum(_ledger(source, f"sent hidden[{length}]") for length in buckets)
+    received = sum(
+        _ledger(source, f"received gradient[{length}]") for length in buckets
+    )
+    forward, backward = sent / steps, received / steps
     padded = float(FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"])
     return {
         "forward": forward,

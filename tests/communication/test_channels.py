@@ -127,7 +127,7 @@ def test_over_a_link_a_compressed_channel_costs_its_table_beside_a_loopbacks():
                 front.wait_for_welcome(10.0)
                 for sender in senders:
                     sender.send(1, arrays(1))
-            return [front.ledger[f"sent Tensor[{n}]"][1] for n in range(2)]
+            return [front.ledger[f"sent {name}"][1] for name in levels]
 
         def receive():
             with back:

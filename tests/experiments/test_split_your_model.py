@@ -104,7 +104,7 @@ def trained(named, steps):
                 own = example.train_back(
                     *args, lambda step, metrics: history.append(metrics["accuracy"])
                 )
-            return own, here.ledger["received Tensor[0]"][1]
+            return own, here.ledger["received hidden"][1]
 
         (own, received), other = two_halves.both(front, back)
     return {"front": other, "back": own}, np.array(history), received

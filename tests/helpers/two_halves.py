@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 
 B, L, D = 8, 6, 16
@@ -117,10 +118,12 @@ def met(line=""):
     """Links of the front and of the back half, over a socket of this machine."""
     settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.0, "tls": None}
     lines = wan.from_string(line)
-    listening = bridge.listen(("127.0.0.1", 0))
+    listening = listener_lib.listen(("127.0.0.1", 0))
     hellos = [frames.Hello(name, "0.1", {}) for name in ("front", "back")]
     with (
-        bridge.Listener(listening, hellos[1], line=lines.down, **settings) as listener,
+        listener_lib.Listener(
+            listening, hellos[1], line=lines.down, **settings
+        ) as listener,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
         settings |= {"line": lines.up, "connect_timeout": 10.0, "peer": "back"}
