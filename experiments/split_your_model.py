@@ -250,7 +250,7 @@ def printer(run: Run, link: Link) -> Callable[[int, dict[str, jax.Array]], None]
 
 
 def main() -> int:
-    """Does what --cluster says."""
+    """Runs the part that --cluster names."""
     run, connection = shared_flags.read(Run), shared_flags.read(connect.Settings)
     connect.check_role(connection, run.cluster, "back", "front")
     codecs.from_string(run.codec)

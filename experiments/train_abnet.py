@@ -45,7 +45,7 @@ for _name in config.FLAGS:
 
 
 def main() -> int:
-    """Does what --cluster says."""
+    """Runs the part that --cluster names."""
     run = config.from_flags()
     cluster = run.local.cluster
     if cluster not in ("all", "whole", *CLUSTERS):

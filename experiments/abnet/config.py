@@ -196,9 +196,9 @@ class Agreed(shared_flags.Agreed):
     micro_batches: int
     """M, of a batch (section 3.3)."""
     forward_codec: str
-    """Of hidden states."""
+    """Codec of hidden states."""
     backward_codec: str
-    """Of their gradients."""
+    """Codec of their gradients."""
     learning_rate: float
     """At its peak."""
     warmup_steps: int
@@ -208,11 +208,11 @@ class Agreed(shared_flags.Agreed):
     eval_every: int
     """Steps."""
     bleu_sentences: int
-    """Of a split, at most."""
+    """At most, of a split."""
     beams: int
     """Or candidate lengths; 4 in section 4.2."""
     iterations: int
-    """Of mask-predict."""
+    """Passes of mask-predict; 10 in ABNet's code."""
 
     def is_evaluated(self, step: int) -> bool:
         """Returns True if dev is translated after `step`."""
@@ -241,7 +241,7 @@ class Local(shared_flags.Local):
     max_pairs: int | None
     """None for all."""
     max_words: int | None
-    """Of a sentence; None for any number."""
+    """At most, in a sentence; None for any number."""
     side_dir: str
     """A folder; empty where both sides are made of data_dir."""
     id_key: str

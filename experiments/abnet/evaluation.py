@@ -24,7 +24,7 @@ from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import abnet as abnet_training
 
 Hidden = dict[str, jax.Array]
-"""What crosses of a batch: `hidden` [B, L, D] float32, `mask` [B, L] bool, `index` [B]
+"""A batch as it crosses: `hidden` [B, L, D] float32, `mask` [B, L] bool, `index` [B]
 int32, -1 in rows that only fill the batch up; with `cmlm` also `length_logits`
 [B, L + 1] int32, the bits of float32."""
 

@@ -1,4 +1,4 @@
-"""What the clusters of an ABNet run send when they meet, and what they read of it."""
+"""The Hellos of an ABNet run: contents, and checks of the peer's."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -49,7 +49,7 @@ class Half(NamedTuple):
     frozen: Any
     """The other parameters."""
     program: cut.Front | cut.Back
-    """What computes hidden states and gradients, codecs included."""
+    """Computes hidden states and gradients, codecs included."""
     apply: Callable[[train_state.TrainState, Any], train_state.TrainState]
     """(state, gradients) -> the next state; the state is used up."""
     rng: Callable[[train_state.TrainState], jax.Array]

@@ -51,9 +51,9 @@ class ScaledWan:
     factor: float
     """This machine's compute time over the paper's."""
     compute_seconds: float
-    """Of a step, both halves, no codec and no line."""
+    """A step's, both halves, no codec and no line."""
     padded_bits: int
-    """Of a step's hidden states as padded float32, one way."""
+    """A step's hidden states as padded float32, one way."""
     rate: float
     """Bits per second."""
     delay: float

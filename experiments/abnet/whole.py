@@ -35,7 +35,7 @@ from nebula_jax.training import state as train_state
 Folders = tuple[pathlib.Path, pathlib.Path]
 """Text of source and target."""
 States = tuple[train_state.TrainState, train_state.TrainState]
-"""Of source and target."""
+"""The source's and the target's."""
 StepFn = Callable[[States, int], tuple[tuple[Any, Any], dict[str, jax.Array]]]
 """(states, step) -> gradients of source and target, metrics of the target."""
 
