@@ -10,108 +10,104 @@ clusters each runs its own part of the same flagfile:
 
 with the languages of each generator written out (--generators="en de|hi ur").
 `--cluster=whole` is the same computation uncut, in one process: the reference. The
-loops are in `m3_generator`, `m3_discriminator` and `m3_whole`.
+loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import time
 from typing import Any
 
 from absl import flags
 
-from experiments import launcher, lifecycle, saved, shared_flags
-from experiments.m3 import config as m3_config
-from experiments.m3 import data as m3_data
-from experiments.m3 import discriminator, generator, whole
-from experiments.m3 import models as m3_models
-from experiments.m3 import report as m3_report
-from nebula_jax.data import language_mixture
+from experiments import shared_flags
+from experiments.m3 import config, data, discriminator, generator, report, whole
+from nebula_jax import errors
+from nebula_jax.runtime import checkpoints, connect, launcher, process, run_folder
 
-flags.adopt_module_key_flags(shared_flags)
-flags.adopt_module_key_flags(m3_config)
+for _name in config.FLAGS:
+    flags.declare_key_flag(_name)
 
 
 def main() -> int:
     """Does what --cluster says."""
-    shared_flags.check_shared_flags("discriminator", "generator")
-    shared_flags.simulate_devices()
-    m3_models.check()
-    match shared_flags.CLUSTER.value.split(":"):
+    run = config.from_flags()
+    cluster = run.local.cluster
+    connect.check_role(run.local.connection(), cluster, "discriminator", "generator")
+    shared_flags.simulate_devices(run.local)
+    config.check(run)
+    match cluster.split(":"):
         case ["all" | "whole"]:
-            with lifecycle.alone_in(shared_flags.workdir()):
-                return _run_here()
+            with run_folder.lock(run.local.workdir):
+                return _run_here(run)
         case ["discriminator"]:
-            owners = m3_data.groups(data_dir=None)
-            language_mixture.parse_tasks(m3_config.TASKS.value, owners)
-            run = discriminator.run
+            run = data.without_text(run)
+            train = discriminator.train
         case ["generator", index] if index.isdigit():
-            owners = m3_data.check(only=int(index))
-            run = functools.partial(generator.run, int(index))
+            run = data.checked(run, only=int(index))
+            train = functools.partial(generator.train, index=int(index))
         case _:
-            raise shared_flags.FlagError(
-                f"--cluster={shared_flags.CLUSTER.value}: expected all, whole,"
-                " discriminator or generator:K"
+            raise errors.SettingsError(
+                f"--cluster={cluster}: expected all, whole, discriminator or"
+                " generator:K"
             )
-    cluster = shared_flags.CLUSTER.value
-    agreed = m3_config.settings(m3_data.given_vocabulary(), owners)
-    with lifecycle.alone_in(shared_flags.cluster_folder(cluster)):
-        saved.check_same_run(cluster, agreed)
-        shared_flags.write_run_flags(
-            shared_flags.cluster_folder(cluster) / "run.flags", {}
-        )
-        return run()
+    settings = config.settings(run, data.vocabulary(run.local))
+    folder = run_folder.of_cluster(run.local.workdir, cluster)
+    with run_folder.lock(folder):
+        checkpoints.check_same_run(run.local.workdir, cluster, settings)
+        shared_flags.write_run_flags(folder, run)
+        return train(run)
 
 
-def _run_here() -> int:
+def _run_here(run: config.Run) -> int:
     """Prepares text and vocabulary, runs every cluster here, and reports."""
     begin = time.monotonic()
-    owners = m3_data.check()
-    is_whole = shared_flags.CLUSTER.value == "whole"
-    names = ["discriminator", *(f"generator:{k}" for k in range(len(owners)))]
+    run = data.checked(run)
+    workdir, generators = run.local.workdir, len(run.agreed.groups())
+    is_whole = run.local.cluster == "whole"
+    names = ["discriminator", *(f"generator:{k}" for k in range(generators))]
     if is_whole:
         names = ["whole"]
     with contextlib.ExitStack() as stack:
         if not is_whole:
-            launch = stack.enter_context(launcher.prepared(names))
-        overrides = {
-            "generators": language_mixture.write_groups(owners),
-            "vocabulary": str(m3_data.shared_vocabulary(owners)),
-            "workdir": str(shared_flags.workdir()),
-        }
-        for name, value in overrides.items():
-            flags.FLAGS[name].value = value
-        vocabulary = m3_data.given_vocabulary()
-        agreed = m3_config.settings(vocabulary, owners)
+            prepared = launcher.prepared(workdir, names, run.local.connection())
+            launch = stack.enter_context(prepared)
+        run = config.with_local(run, vocabulary=str(data.shared_vocabulary(run)))
+        vocabulary = data.vocabulary(run.local)
+        settings = config.settings(run, vocabulary)
         for name in names:
-            saved.check_same_run(name, agreed)
-        shared_flags.write_run_flags(shared_flags.workdir() / "run.flags", overrides)
-        with lifecycle.timed("preparing the text"):
-            for index in range(len(owners)):
-                m3_data.open_generator(index, vocabulary)
+            checkpoints.check_same_run(workdir, name, settings)
+        shared_flags.write_run_flags(workdir, run)
+        with process.timed("preparing the text"):
+            for index in range(generators):
+                data.GeneratorText(run, index, vocabulary)
         if is_whole:
-            status = whole.run()
+            status = whole.train(run)
         else:
-            status = launch("experiments.pretrain_m3", overrides)
+            status = launch(
+                "experiments.pretrain_m3", functools.partial(_arguments, run)
+            )
     if status == 0:
-        m3_report.report(
-            shared_flags.workdir(),
-            {name: shared_flags.cluster_folder(name) for name in names},
-            _settings(),
-            vocabulary.size,
-            time.monotonic() - begin,
-        )
+        clusters = {name: run_folder.of_cluster(workdir, name) for name in names}
+        values = {**dataclasses.asdict(run.agreed), **_reported(run.local)}
+        seconds = time.monotonic() - begin
+        report.report(workdir, clusters, values, vocabulary.size, seconds)
     return status
 
 
-def _settings() -> dict[str, Any]:
-    """Returns the flags that a report records."""
-    names = (
-        *(*m3_config.AGREED, *m3_config.AGREED_IF_SET, "hot_start"),
-        *("data_dir", "wan", "devices_per_cluster"),
+def _arguments(run: config.Run, cluster: str, reach: connect.Settings) -> list[str]:
+    """Returns the flags of one cluster's process."""
+    return shared_flags.arguments(
+        config.Run(run.agreed, run.local.reaching(cluster, reach))
     )
-    return {name: flags.FLAGS[name].value for name in names}
+
+
+def _reported(local: config.Local) -> dict[str, Any]:
+    """Returns what the summary has of this process's own settings."""
+    names = ("hot_start", "data_dir", "wan", "devices_per_cluster")
+    return {name: getattr(local, name) for name in names}
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main, config.DEFAULTS)

@@ -1,113 +1,252 @@
-"""The flags that every experiment shares, and what is made of them.
+"""Flags that several experiments share, each defined once, and how flags become values.
 
-`--cluster=all` starts each cluster as a process of this machine (see `launcher`);
-anything else makes this process that one cluster.
+An experiment's `config.py` has two frozen dataclasses whose fields are the flags of
+their names: `Agreed`, the settings that all clusters of a run must share, and `Local`,
+those that each cluster chooses for itself. `read` fills them in `main`; from there on
+they are passed. `arguments` turns them back into flags, for a process of the run or for
+its `run.flags`.
 """
 
+import dataclasses
 import itertools
-import os
 import pathlib
-import socket
-import ssl
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
-from absl import flags
+from absl import app, flags, logging
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, wan
+from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.runtime import report
-from nebula_jax.security import tls
+from nebula_jax.runtime import connect, process, report
 
-CLUSTER = flags.DEFINE_string(
+# What a process is, and where its files are.
+flags.DEFINE_string(
     "cluster",
     "all",
-    "What this process is: all (starts every cluster here), whole (the same computation"
-    " uncut), or one cluster: see the experiment.",
+    "Part of the run that this process is: all (starts every cluster here), whole (the"
+    " same computation uncut), or the name of one cluster: see the experiment.",
 )
-LISTEN = flags.DEFINE_string(
-    "listen",
-    "127.0.0.1:0",
-    "HOST:PORT where the cluster that waits for the others does so.",
+flags.DEFINE_string(
+    "workdir", "", "Folder of the run; runs/<name of the flagfile> if empty."
 )
-PEER = flags.DEFINE_string("peer", "", "HOST:PORT of the cluster that waits.")
-WORKDIR = flags.DEFINE_string(
-    "workdir", "", "The run's folder; runs/<flagfile's name> if empty."
+flags.DEFINE_string(
+    "data_dir",
+    "package:django",
+    "Text folder (see experiments/m3/README.md), or package:django.",
 )
-DATA_DIR = flags.DEFINE_string(
-    "data_dir", "package:django", "A text folder (see README.md), or package:django."
+flags.DEFINE_string(
+    "prepared_dir", "prepared", "Folder where tokenized corpora are kept between runs."
 )
-PREPARED_DIR = flags.DEFINE_string(
-    "prepared_dir", "prepared", "Where tokenised corpora are kept between runs."
+flags.DEFINE_string(
+    "pretrained_dir", "pretrained", "Folder of prepared models, a folder for each."
 )
-PRETRAINED_DIR = flags.DEFINE_string(
-    "pretrained_dir", "pretrained", "Where prepared models lie, a folder each."
+flags.DEFINE_string("run", "", "Folder of an earlier run, whose flags hold.")
+flags.DEFINE_string("out", "", "File or folder to write.")
+
+# How clusters meet.
+flags.DEFINE_string(
+    "listen", "127.0.0.1:0", "HOST:PORT where the listening cluster waits."
 )
-STEPS = flags.DEFINE_integer("steps", 1000, "Optimisation steps.", lower_bound=1)
-BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 16, "Sequences per step (of each generator).", lower_bound=1
+flags.DEFINE_string("peer", "", "HOST:PORT of the listening cluster.")
+flags.DEFINE_string(
+    "wan",
+    "",
+    "Emulated line, such as 60mbit,15ms: rate each way, one-way delay. Also jitter=2ms,"
+    " cut=5s@20s, and up:...;down:... for lines that differ by direction. train_abnet"
+    " also takes auto-scaled: slowed by as much as this machine computes slower than"
+    " the paper's.",
 )
-SEED = flags.DEFINE_integer("seed", 0, "Of everything random.", lower_bound=0)
-DEVICES = flags.DEFINE_integer(
+flags.DEFINE_string(
+    "tls",
+    "auto",
+    "Folder with ca.pem, cert.pem and key.pem for mutual TLS; auto makes them for the"
+    " run with --cluster=all; off is plain TCP.",
+)
+flags.DEFINE_float(
+    "connect_timeout", 60.0, "Seconds to wait for the other clusters to connect."
+)
+flags.DEFINE_float(
+    "peer_timeout", 30.0, "Seconds of silence after which a connection counts as lost."
+)
+flags.DEFINE_float(
+    "reconnect_timeout",
+    60.0,
+    "Seconds that a lost connection may take to come back; 0 ends the run at once.",
+)
+
+# Devices.
+flags.DEFINE_integer(
     "devices_per_cluster",
     0,
     "Devices of each cluster; 0 for all there are. On CPU that many are simulated.",
     lower_bound=0,
 )
-MODEL_PARALLEL = flags.DEFINE_integer(
+flags.DEFINE_integer(
     "model_parallel", 1, "Devices that share one copy of a model.", lower_bound=1
 )
-WAN = flags.DEFINE_string(
-    "wan",
-    "",
-    "Emulated line, such as 60mbit,15ms: rate each way, one-way delay. Also jitter=2ms,"
-    " cut=5s@20s, and up:...;down:... for lines that differ by direction. train_abnet"
-    " also takes auto-dilated: as slow beside this machine as the paper's beside its.",
+
+# Training.
+flags.DEFINE_integer("steps", 1000, "Optimization steps.", lower_bound=1)
+flags.DEFINE_integer(
+    "batch_size", 16, "Examples of a step, in each cluster with text.", lower_bound=1
 )
-TLS = flags.DEFINE_string(
-    "tls",
-    "auto",
-    "Mutual TLS with a folder's ca.pem, cert.pem and key.pem; auto makes them for the"
-    " run with --cluster=all; off is plain TCP.",
+flags.DEFINE_integer("seed", 0, "Seed of everything random.", lower_bound=0)
+flags.DEFINE_float("learning_rate", 1e-4, "Peak learning rate.", lower_bound=0.0)
+flags.DEFINE_integer(
+    "warmup_steps", 10_000, "Steps until the peak learning rate.", lower_bound=0
 )
-CONNECT_TIMEOUT = flags.DEFINE_float(
-    "connect_timeout", 60.0, "Seconds to wait for the other clusters to come."
+flags.DEFINE_float(
+    "weight_decay", 0.0, "Decoupled weight decay of AdamW.", lower_bound=0.0
 )
-PEER_TIMEOUT = flags.DEFINE_float(
-    "peer_timeout", 30.0, "Seconds of silence after which a connection counts as lost."
+flags.DEFINE_float(
+    "clip_norm",
+    1.0,
+    "Largest global norm of a model's gradient; 0 for no clipping.",
+    lower_bound=0.0,
 )
-RECONNECT_TIMEOUT = flags.DEFINE_float(
-    "reconnect_timeout",
-    60.0,
-    "Seconds that a lost connection may take to come back; 0 ends the run at once.",
+flags.DEFINE_float(
+    "dropout", 0.1, "Dropout rate in the encoders.", lower_bound=0.0, upper_bound=0.9
 )
-CHECKPOINT_EVERY = flags.DEFINE_integer(
+flags.DEFINE_enum(
+    "dtype",
+    "float32",
+    list(transformer.DTYPES),
+    "Type of the operands of matrix products; sums are float32.",
+)
+flags.DEFINE_list(
+    "length_buckets",
+    ["16", "32", "64"],
+    "Ascending numbers of tokens in a row; a batch has examples of one bucket. The last"
+    " one bounds the length of an example.",
+)
+flags.DEFINE_integer(
+    "eval_every", 500, "Steps between evaluations on held-out text.", lower_bound=1
+)
+flags.DEFINE_integer(
     "checkpoint_every", 100, "Steps between checkpoints.", lower_bound=1
 )
-LOG_EVERY = flags.DEFINE_integer(
-    "log_every", 10, "Steps between progress lines.", lower_bound=1
-)
-OUT = flags.DEFINE_string(
-    "out",
-    "",
-    "The file or folder that a script writes.",
-    module_name="scripts",  # so that an experiment, which adopts these flags, has none
-)
-
-LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
+flags.DEFINE_integer("log_every", 10, "Steps between progress lines.", lower_bound=1)
 
 
-class FlagError(errors.NebulaError):
-    """Flags that do not go together."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """Settings that all clusters of any run share, and a checkpoint is checked for."""
+
+    steps: int
+    """Optimization steps."""
+    batch_size: int
+    """Examples of a step."""
+    seed: int
+    """Seed of everything random."""
+    checkpoint_every: int
+    """Steps."""
 
 
-def workdir() -> pathlib.Path:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a process of any run has its files and devices."""
+
+    workdir: pathlib.Path
     """The run's folder."""
-    if WORKDIR.value:
-        return pathlib.Path(WORKDIR.value)
+    data_dir: str
+    """A text folder, or package:NAME."""
+    prepared_dir: pathlib.Path
+    pretrained_dir: pathlib.Path
+    devices_per_cluster: int
+    """0 for all there are."""
+    model_parallel: int
+    """Devices that share one copy of a model."""
+    log_every: int
+    """Steps."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local(Place):
+    """Settings that one cluster of a run chooses for itself."""
+
+    cluster: str
+    """`all`, `whole` or the cluster's name."""
+    listen: str
+    """HOST:PORT."""
+    peer: str
+    """HOST:PORT."""
+    tls: str
+    """A folder, `auto` or `off`."""
+    wan: str
+    """Such as 60mbit,15ms; empty for none."""
+    connect_timeout: float
+    """Seconds."""
+    peer_timeout: float
+    """Seconds."""
+    reconnect_timeout: float
+    """Seconds."""
+
+    def connection(self) -> connect.Settings:
+        """Returns how this cluster reaches the others.
+
+        Raises:
+          errors.SettingsError: at a time or an address that cannot work.
+        """
+        fields = dataclasses.fields(connect.Settings)
+        return connect.Settings(
+            **{each.name: getattr(self, each.name) for each in fields}
+        )
+
+    def reaching(self, cluster: str, settings: connect.Settings) -> "Local":
+        """Returns what the process of `cluster` is given in a run on this machine."""
+        return dataclasses.replace(
+            self, cluster=cluster, **dataclasses.asdict(settings)
+        )
+
+
+class Run(Protocol):
+    """What an experiment passes on: both halves of its configuration."""
+
+    agreed: Any
+    local: Any
+
+
+Values = TypeVar("Values")
+
+
+def names(*classes: type) -> list[str]:
+    """Returns the flags that configurations are made of."""
+    return [each.name for cls in classes for each in dataclasses.fields(cls)]
+
+
+def read(cls: type[Values]) -> Values:
+    """Returns a configuration filled from the flags of its fields' names.
+
+    Args:
+      cls: a dataclass; its `tuple[int, ...]` fields are lists of numbers in a flag.
+
+    Raises:
+      errors.SettingsError: if a list has something else than numbers.
+    """
+    return cls(**{each.name: _value(each) for each in dataclasses.fields(cls)})
+
+
+def _value(field: dataclasses.Field) -> Any:
+    value = flags.FLAGS[field.name].value
+    if field.name == "workdir":
+        return _workdir(value)
+    if field.type is pathlib.Path:
+        return pathlib.Path(value)
+    if field.type == tuple[int, ...]:
+        if not all(part.strip().isdecimal() for part in value):
+            raise errors.SettingsError(
+                f"--{field.name}={','.join(value)}: expected numbers such as 16,32"
+            )
+        return tuple(int(part) for part in value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _workdir(given: str) -> pathlib.Path:
+    if given:
+        return pathlib.Path(given)
     name = sys.argv[0]
     for argument, value in itertools.pairwise([*sys.argv, ""]):
         flag, equals, inline = argument.lstrip("-").partition("=")
@@ -117,171 +256,160 @@ def workdir() -> pathlib.Path:
     return pathlib.Path("runs") / pathlib.Path(name).stem
 
 
-def cluster_folder(cluster: str) -> pathlib.Path:
-    """Where a cluster keeps its files: `generator:0` -> <workdir>/generator-0."""
-    return workdir() / cluster.replace(":", "-")
+def arguments(run: Run) -> list[str]:
+    """Returns the flags that make the same configuration again."""
+    found = []
+    for part in (run.agreed, run.local):
+        for each in dataclasses.fields(part):
+            value = getattr(part, each.name)
+            if value is None:  # not given
+                continue
+            if isinstance(value, bool):
+                found.append(f"--{'' if value else 'no'}{each.name}")
+            elif isinstance(value, tuple):
+                found.append(f"--{each.name}={','.join(map(str, value))}")
+            else:
+                found.append(f"--{each.name}={value}")
+    return found
 
 
-def host_and_port(flag: str, value: str) -> tuple[str, int]:
-    """`HOST:PORT` -> (host, port)."""
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise FlagError(f"--{flag}={value}: expected HOST:PORT")
-    return host.strip("[]"), int(port)
+def settings(agreed: Any) -> dict[str, Any]:
+    """Returns `--name` -> value, as a Hello compares and a checkpoint keeps them."""
+    return {
+        f"--{name}": ",".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(agreed).items()
+    }
 
 
-def check_shared_flags(listener: str, connector: str, no_line: str = "") -> None:
-    """Raises FlagError (or NebulaError) at what cannot work, before anything starts.
-
-    Args:
-      listener: name of the cluster that waits.
-      connector: name of those that come, as in `generator` of `generator:0`.
-      no_line: a value of --wan in whose place the experiment puts a line.
-    """
-    listens = CLUSTER.value == listener
-    connects = CLUSTER.value.partition(":")[0] == connector
-    if not no_line or WAN.value != no_line:
-        wan.from_string(WAN.value)
-    for flag in (CONNECT_TIMEOUT, PEER_TIMEOUT):
-        if not 0 < flag.value < float("inf"):
-            raise FlagError(f"--{flag.name}={flag.value:g}: must be above 0 seconds")
-    if not 0 <= RECONNECT_TIMEOUT.value < float("inf"):
-        raise FlagError(
-            f"--reconnect_timeout={RECONNECT_TIMEOUT.value:g}: must not be negative"
-        )
-    if connects:
-        if not PEER.value:
-            raise FlagError(
-                f"--cluster={CLUSTER.value} needs --peer=HOST:PORT of the {listener}"
-            )
-        host_and_port("peer", PEER.value)
-    elif PEER.value:
-        raise FlagError(
-            f"--peer is for a {connector}, not for --cluster={CLUSTER.value}"
-        )
-    port = host_and_port("listen", LISTEN.value)[1]
-    if listens and not port and LISTEN_FD not in os.environ:
-        raise FlagError(f"--cluster={listener} needs --listen=HOST:PORT")
-    if DEVICES.value and DEVICES.value % MODEL_PARALLEL.value:
-        raise FlagError(
-            f"--model_parallel={MODEL_PARALLEL.value} does not divide"
-            f" --devices_per_cluster={DEVICES.value}"
-        )
-    if DEVICES.value:
-        _check_batch_divides(DEVICES.value // MODEL_PARALLEL.value)
-    if (listens or connects) and TLS.value == "auto":
-        raise FlagError(
-            f"--cluster={CLUSTER.value} needs --tls=FOLDER with its certificate"
-            " (python -m scripts.issue_certificates makes them), or --tls=off for"
-            " plain TCP, which anybody on the way can read and change"
-        )
-    if listens:
-        server_tls()
-    elif connects:
-        client_tls()
+def write_run_flags(folder: pathlib.Path, run: Run) -> None:
+    """Writes `run.flags`: a flagfile that alone repeats the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"# {report.command()}", f"# commit {report.commit()}", *arguments(run)]
+    (folder / "run.flags").write_text("\n".join(lines) + "\n")
 
 
-def _check_batch_divides(replicas: int) -> None:
-    if BATCH_SIZE.value % replicas:
-        raise FlagError(
-            f"--batch_size={BATCH_SIZE.value} does not divide over {replicas} devices"
-        )
-
-
-def simulate_devices() -> None:
-    """On CPU, as many devices as asked for; to be called before JAX is used."""
-    if DEVICES.value:
-        jax.config.update("jax_num_cpu_devices", DEVICES.value)
-
-
-def mesh() -> jax.sharding.Mesh:
-    """This cluster's devices as a mesh."""
-    devices = jax.devices()
-    if DEVICES.value > len(devices):
-        raise FlagError(
-            f"--devices_per_cluster={DEVICES.value}: this machine has {len(devices)}"
-        )
-    devices = devices[: DEVICES.value or None]
-    mesh = mesh_lib.make_mesh(devices, MODEL_PARALLEL.value)
-    _check_batch_divides(mesh.shape["data"])
-    return mesh
-
-
-def tls_folder(cluster: str) -> pathlib.Path:
-    """Credentials of a cluster when --cluster=all: a sub-folder for each."""
-    base = workdir() / "tls" if TLS.value == "auto" else pathlib.Path(TLS.value)
-    return base / tls.certificate_name(cluster)
-
-
-def client_tls() -> Callable[[], ssl.SSLContext] | None:
-    """What a cluster connects with; None for plain TCP."""
-    if TLS.value == "off":
-        return None
-    return tls.client_contexts(pathlib.Path(TLS.value))
-
-
-def server_tls() -> Callable[[], ssl.SSLContext] | None:
-    """What the waiting cluster accepts with; None for plain TCP."""
-    if TLS.value == "off":
-        return None
-    return tls.server_contexts(pathlib.Path(TLS.value))
-
-
-def listening_socket() -> socket.socket:
-    """The waiting cluster's socket: the launcher's, or one bound to --listen."""
-    if LISTEN_FD in os.environ:
-        return socket.socket(fileno=int(os.environ[LISTEN_FD]))
-    return bridge.listen(host_and_port("listen", LISTEN.value))
-
-
-def write_run_flags(path: pathlib.Path, overrides: dict[str, Any]) -> None:
-    """Writes every flag of the experiment, so that the file alone repeats the run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"# {report.command()}", f"# commit {report.commit()}"]
-    lines += flag_arguments(overrides)
-    path.write_text("\n".join(lines) + "\n")
-
-
-def take_run_flags(run: str, module: str) -> pathlib.Path:
-    """Parses the flags of a run that has been, and this command's own over them.
+def parse_run(folder: str, module: str) -> pathlib.Path:
+    """Parses the flags of an earlier run, and this command's own over them.
 
     Args:
-      run: its folder, as given.
+      folder: of the run, as given.
       module: of `experiments`, whose run it is to be.
 
     Returns:
       The folder.
 
     Raises:
-      FlagError: if it is not.
+      errors.SettingsError: if it is no such run.
     """
-    if not run:
-        raise FlagError(f"--run is missing: the folder of a run of {module}")
-    folder = pathlib.Path(run)
-    path = folder / "run.flags"
+    if not folder:
+        raise errors.SettingsError(f"--run is missing: the folder of a run of {module}")
+    path = pathlib.Path(folder) / "run.flags"
     if not path.is_file():
-        raise FlagError(f"--run={run}: no run of {module} is there")
+        raise errors.SettingsError(f"--run={folder}: no run of {module} is there")
+    command = [sys.argv[0], f"--flagfile={path}", *sys.argv[1:], f"--workdir={folder}"]
     try:
-        flags.FLAGS([sys.argv[0], f"--flagfile={path}", *sys.argv[1:]])
+        flags.FLAGS(command)
     except flags.Error as error:
         reason = " ".join(str(error).split())
-        raise FlagError(f"{path} is of no run of {module}: {reason}") from None
-    flags.FLAGS["workdir"].value = str(folder)
-    return folder
+        raise errors.SettingsError(
+            f"{path} is of no run of {module}: {reason}"
+        ) from None
+    return pathlib.Path(folder)
 
 
-def flag_arguments(overrides: dict[str, Any]) -> list[str]:
-    """The experiment's flags as arguments, some of them replaced."""
-    main_module = sys.modules["__main__"]
-    arguments = []
-    for flag in flags.FLAGS.get_key_flags_for_module(main_module):
-        value = overrides.get(flag.name, flag.value)
-        if value is None:  # not given
+def check_devices(agreed: Agreed, place: Place, parts: int = 1) -> None:
+    """Raises errors.SettingsError if a batch cannot be spread evenly over the devices.
+
+    Args:
+      agreed: of the run.
+      place: of this process.
+      parts: micro-batches of a batch.
+    """
+    devices, shared_by = place.devices_per_cluster, place.model_parallel
+    if agreed.batch_size % parts:
+        raise errors.SettingsError(
+            f"--micro_batches={parts} does not divide --batch_size={agreed.batch_size}"
+        )
+    if devices % shared_by:
+        raise errors.SettingsError(
+            f"--model_parallel={shared_by} does not divide"
+            f" --devices_per_cluster={devices}"
+        )
+    if devices:
+        _check_rows(agreed, devices // shared_by, parts)
+
+
+def _check_rows(agreed: Agreed, replicas: int, parts: int) -> None:
+    if agreed.batch_size // parts % replicas:
+        what = f"--batch_size={agreed.batch_size}"
+        if parts > 1:
+            what = f"a micro-batch of {agreed.batch_size // parts} ({what}"
+            what += f", --micro_batches={parts})"
+        raise errors.SettingsError(f"{what} does not divide over {replicas} devices")
+
+
+def simulate_devices(place: Place) -> None:
+    """Makes as many CPU devices as wanted; to be called before JAX is used."""
+    if place.devices_per_cluster:
+        jax.config.update("jax_num_cpu_devices", place.devices_per_cluster)
+
+
+def mesh(agreed: Agreed, place: Place, parts: int = 1) -> jax.sharding.Mesh:
+    """Returns this cluster's devices as a mesh.
+
+    Args:
+      agreed: of the run.
+      place: of this process.
+      parts: micro-batches of a batch.
+
+    Raises:
+      errors.SettingsError: if there are fewer, or a batch cannot be spread over them.
+    """
+    devices, wanted = jax.devices(), place.devices_per_cluster
+    if wanted > len(devices):
+        raise errors.SettingsError(
+            f"--devices_per_cluster={wanted}: this machine has {len(devices)}"
+        )
+    found = mesh_lib.make_mesh(devices[: wanted or None], place.model_parallel)
+    _check_rows(agreed, found.shape["data"], parts)
+    return found
+
+
+def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> None:
+    """Runs an entry point: parses its flags, prints errors as one line, exits.
+
+    Args:
+      main: does the work, returns the exit status.
+      defaults: of shared flags, in this experiment.
+    """
+    for name, value in (defaults or {}).items():
+        flags.FLAGS.set_default(name, value)
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        try:
+            rest = flags.FLAGS(argv)
+            _check_known()
+            return rest
+        except (flags.Error, UnicodeDecodeError) as error:
+            process.message("error: " + " ".join(str(error).split()))
+            sys.exit(2)
+
+    def guarded(argv: Sequence[str]) -> int:
+        logging.set_verbosity(logging.WARNING)  # the libraries' chatter
+        if len(argv) > 1:
+            process.message(f"error: what is {argv[1]!r}? Every argument is a --flag")
+            return 2
+        return process.guarded(main)
+
+    app.run(guarded, flags_parser=parse)
+
+
+def _check_known() -> None:
+    """Raises flags.Error at a flag that only other experiments have."""
+    key = {each.name for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith(("experiments.", "scripts.")):
             continue
-        if isinstance(value, bool):
-            arguments.append(f"--{flag.name}" if value else f"--no{flag.name}")
-        elif isinstance(value, list):
-            arguments.append(f"--{flag.name}={','.join(value)}")
-        else:
-            arguments.append(f"--{flag.name}={value}")
-    return arguments
+        for each in defined:
+            if each.present and each.name not in key:
+                raise flags.Error(f"Unknown command line flag '{each.name}'")

@@ -1,5 +1,9 @@
-"""The one error class that entry points print without a traceback."""
+"""The errors that entry points print in one line, without a traceback."""
 
 
 class NebulaError(Exception):
-    """Something a person can mend; its text says in one line what and where."""
+    """Something a person can mend; its text states in one line what and where."""
+
+
+class SettingsError(NebulaError):
+    """Settings that cannot work, alone or together."""

@@ -178,7 +178,7 @@ def generator(run: Run, index: int) -> Params:
     return _params(folder, steps[-1], init)
 
 
-def held_back_text(run: Run) -> Text:
+def held_out_text(run: Run) -> Text:
     """The run's own text folder if it is here, else Django's messages."""
     data_dir = run.flags.get("data_dir", DJANGO)
     folder = None if data_dir == DJANGO else _find(run.folder, data_dir, "mono")

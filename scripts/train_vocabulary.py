@@ -1,4 +1,4 @@
-"""Trains the sentencepiece vocabulary that the clusters of a run share.
+"""Makes the vocabulary that all clusters of an M3 run share.
 
     python -m scripts.train_vocabulary --data_dir=FOLDER --vocab_size=8000 --out=v.model
 
@@ -15,31 +15,26 @@ import pathlib
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
-from experiments.m3 import config as m3_config
-from experiments.m3 import data as m3_data
+from experiments import shared_flags
+from experiments.m3 import config, data
+from nebula_jax import errors
 
-flags.declare_key_flag("out")
-flags.declare_key_flag("data_dir")
-flags.declare_key_flag("vocab_size")
-flags.declare_key_flag("generators")
-flags.declare_key_flag("hot_start")
-flags.declare_key_flag("pretrained_dir")
+for _name in ("out", *config.FLAGS):
+    flags.declare_key_flag(_name)
 
 
 def main() -> int:
     """Writes --out."""
-    if not shared_flags.OUT.value:
-        raise shared_flags.FlagError("--out=FILE is needed: where the vocabulary goes")
-    owners = m3_data.check()
-    languages = [language for group in owners for language in group]
-    out = pathlib.Path(shared_flags.OUT.value)
-    if m3_config.HOT_START.value and out.exists():
-        raise shared_flags.FlagError(f"--out={out} is there already; move it away")
-    size = m3_data.make_vocabulary(owners, out)
-    print(f"{shared_flags.OUT.value}: {size} pieces, {', '.join(languages)}")
+    if not flags.FLAGS.out:
+        raise errors.SettingsError("--out=FILE is needed: where the vocabulary goes")
+    run, out = data.checked(config.from_flags()), pathlib.Path(flags.FLAGS.out)
+    if run.local.hot_start and out.exists():
+        raise errors.SettingsError(f"--out={out} is there already; move it away")
+    size = data.make_vocabulary(run, out)
+    languages = [language for group in run.agreed.groups() for language in group]
+    print(f"{out}: {size} pieces, {', '.join(languages)}")
     return 0
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main, config.DEFAULTS)

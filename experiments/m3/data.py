@@ -1,4 +1,7 @@
-"""The text of an M3 run: whose it is, the vocabulary, what is held back."""
+"""The text of an M3 run: whose it is, the vocabulary, what is held out.
+
+B batch, L length.
+"""
 
 import pathlib
 import tempfile
@@ -8,136 +11,138 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import lifecycle, shared_flags
-from experiments.m3 import config as m3_config
+from experiments.m3 import config
 from nebula_jax import errors
 from nebula_jax.data import (
     django_messages,
     language_mixture,
     resumable_batches,
+    text_folder,
     tokenizers,
 )
-from nebula_jax.data import text_folder as corpora
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.runtime import process
 
-HELD_BACK_SEED = 1_000_003
+HELD_OUT_SEED = 1_000_003
 
 
-def groups(data_dir: pathlib.Path | None) -> list[list[str]]:
-    """Languages of each generator, from --generators.
+def folder(local: config.Local) -> pathlib.Path:
+    """Returns --data_dir, after writing out Django's messages if those are wanted.
 
-    Args:
-      data_dir: where a bare number is looked up; None on the discriminator, which has
-        no text and must be told the languages.
+    Raises:
+      errors.SettingsError: if it names an unknown package.
     """
-    text = m3_config.GENERATORS.value.strip()
-    if not text.isdigit():
-        return language_mixture.parse_groups(text)
-    if data_dir is None:
-        raise shared_flags.FlagError(
-            f"--generators={text}: the discriminator has no text folder to look this"
-            ' up in; write the groups out, as in --generators="en de|hi ur"'
+    if not local.data_dir.startswith("package:"):
+        return pathlib.Path(local.data_dir)
+    if local.data_dir != "package:django":
+        raise errors.SettingsError(
+            f"--data_dir={local.data_dir}: the only package is package:django"
         )
-    return corpora.families(data_dir, int(text))
+    written = local.prepared_dir / "django_messages"
+    if not (written / "mono" / "families.json").is_file():  # written last
+        with process.timed("writing Django's messages as a text folder"):
+            django_messages.write_text_folder(written)
+    return written
 
 
-def text_folder() -> pathlib.Path:
-    """--data_dir, after writing Django's messages out if those are asked for."""
-    if not shared_flags.DATA_DIR.value.startswith("package:"):
-        return pathlib.Path(shared_flags.DATA_DIR.value)
-    if shared_flags.DATA_DIR.value != "package:django":
-        raise shared_flags.FlagError(
-            f"--data_dir={shared_flags.DATA_DIR.value}: the one package known is"
-            " package:django"
+def without_text(run: config.Run) -> config.Run:
+    """Returns the run of a discriminator, which has no text to look groups up in.
+
+    Raises:
+      errors.NebulaError: if the languages of each generator are not written out.
+    """
+    generators = run.agreed.generators.strip()
+    if generators.isdigit():
+        raise errors.SettingsError(
+            f"--generators={generators}: the discriminator has no text folder to look"
+            ' this up in; write the groups out, as in --generators="en de|hi ur"'
         )
-    folder = pathlib.Path(shared_flags.PREPARED_DIR.value) / "django_messages"
-    if not (folder / "mono" / "families.json").is_file():  # written last
-        with lifecycle.timed("writing Django's messages as a text folder"):
-            django_messages.write_text_folder(folder)
-    return folder
+    groups = run.agreed.groups()
+    language_mixture.parse_tasks(run.agreed.task_mix, groups)
+    return config.with_groups(run, groups)
 
 
-def check(only: int | None = None) -> list[list[str]]:
-    """--generators and --tasks, checked against each other and the text folder.
+def checked(run: config.Run, only: int | None = None) -> config.Run:
+    """Returns the run with --generators written out, checked against its text.
 
     Args:
+      run: of this process.
       only: the one generator whose text has to be here; None for all of them.
-
-    Returns:
-      The languages of each generator.
 
     Raises:
       errors.NebulaError: at what cannot be.
     """
-    data_dir = text_folder()
-    corpora.check_folder(data_dir)
-    owners = groups(data_dir)
-    mixes = language_mixture.parse_tasks(m3_config.TASKS.value, owners)
-    mine = slice(None) if only is None else slice(only, only + 1)
-    if not owners[mine]:
-        raise shared_flags.FlagError(
-            f"--cluster=generator:{only}: --generators has {len(owners)}, from 0"
+    text, generators = folder(run.local), run.agreed.generators.strip()
+    text_folder.check_folder(text)
+    groups = (
+        text_folder.families(text, int(generators))
+        if generators.isdigit()
+        else language_mixture.parse_groups(generators)
+    )
+    mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups)
+    here = slice(None) if only is None else slice(only, only + 1)
+    if not groups[here]:
+        raise errors.SettingsError(
+            f"--cluster=generator:{only}: --generators has {len(groups)}, from 0"
         )
-    language_mixture.check_text(data_dir, owners[mine], mixes[mine])
-    return owners
+    language_mixture.check_text(text, groups[here], mixes[here])
+    return config.with_groups(run, groups)
 
 
-def shared_vocabulary(owners: list[list[str]]) -> pathlib.Path:
-    """--vocabulary, or one made of all of the run's text (once per text).
+def shared_vocabulary(run: config.Run) -> pathlib.Path:
+    """Returns --vocabulary, or one made of all of the run's text (once per text).
 
     Before it is made, every line of the text is checked.
     """
-    if m3_config.VOCABULARY.value:
-        return pathlib.Path(m3_config.VOCABULARY.value)
-    data_dir = text_folder()
-    texts = [
-        corpora.digest(corpora.mono_path(data_dir, language, "train"))
-        for group in owners
+    agreed, local, groups = run.agreed, run.local, run.agreed.groups()
+    if local.vocabulary:
+        return pathlib.Path(local.vocabulary)
+    text = folder(local)
+    digests = [
+        text_folder.digest(text_folder.mono_path(text, language, "train"))
+        for group in groups
         for language in group
     ]
-    size, limit = m3_config.VOCAB_SIZE.value, m3_config.VOCAB_LINES.value
-    made_from = [*texts, size, limit, m3_config.MONO_ALPHA.value]
+    made_from = [*digests, local.vocab_size, local.vocab_lines, local.mono_alpha]
     suffix = ".model"
-    if m3_config.HOT_START.value:
-        made_from.append(tokenizers.load(m3_config.hot_start_folder()).digest)
+    if local.hot_start:
+        made_from.append(tokenizers.load(config.hot_start_folder(local)).digest)
         suffix = ""
-    name = f"vocabulary-{corpora.digest_of(made_from)}{suffix}"
-    path = pathlib.Path(shared_flags.PREPARED_DIR.value) / name
+    name = f"vocabulary-{text_folder.digest_of(made_from)}{suffix}"
+    path = local.prepared_dir / name
     if not path.exists():
-        mixes = language_mixture.parse_tasks(m3_config.TASKS.value, owners)
-        language_mixture.check_lines(data_dir, owners, mixes)
-        with lifecycle.timed(f"making a vocabulary of {size} pieces"):
-            make_vocabulary(owners, path)
+        mixes = language_mixture.parse_tasks(agreed.task_mix, groups)
+        language_mixture.check_lines(text, groups, mixes)
+        with process.timed(f"making a vocabulary of {local.vocab_size} pieces"):
+            make_vocabulary(run, path)
     return path
 
 
-def make_vocabulary(owners: list[list[str]], path: pathlib.Path) -> int:
-    """Makes the vocabulary that the run's clusters share; its size.
+def make_vocabulary(run: config.Run, path: pathlib.Path) -> int:
+    """Makes the vocabulary that the run's clusters share; returns its size.
 
     Args:
-      owners: the languages of each generator.
+      run: with --generators written out.
       path: of a sentencepiece model; with --hot_start, of a folder, which must not be
         there.
     """
-    languages = [language for group in owners for language in group]
+    local = run.local
+    languages = [language for group in run.agreed.groups() for language in group]
     lines = language_mixture.vocabulary_lines(
-        text_folder(),
-        languages,
-        m3_config.MONO_ALPHA.value,
-        m3_config.VOCAB_LINES.value,
+        folder(local), languages, local.mono_alpha, local.vocab_lines
     )
-    size = m3_config.VOCAB_SIZE.value
-    if not m3_config.HOT_START.value:
-        return vocabularies.train(lines, size, path)
-    whole = tokenizers.load(m3_config.hot_start_folder())
+    if not local.hot_start:
+        return vocabularies.train(lines, local.vocab_size, path)
+    whole = tokenizers.load(config.hot_start_folder(local))
     counts = tokenizers.count_pieces(whole, lines)
-    most = np.argsort(-counts, kind="stable")[: size - vocabularies.NUM_CONTROL]
+    most = np.argsort(-counts, kind="stable")
+    most = most[: local.vocab_size - vocabularies.NUM_CONTROL]
     keep = tokenizers.kept_ids(whole, most[counts[most] > 0])
     share = counts[keep].sum() / max(1, counts.sum())
-    lifecycle.say(f"{len(keep):,} of {whole.size:,} pieces, {share:.2%} of the text")
+    process.message(f"{len(keep):,} of {whole.size:,} pieces, {share:.2%} of the text")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = pathlib.Path(folder) / path.name
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        made = pathlib.Path(temporary) / path.name
         tokenizers.save(made, tokenizers.trim(whole, keep))
         try:
             made.rename(path)
@@ -147,35 +152,47 @@ def make_vocabulary(owners: list[list[str]], path: pathlib.Path) -> int:
     return len(keep)
 
 
-def given_vocabulary() -> vocabularies.Vocabulary:
-    """--vocabulary, which a cluster that runs alone must be given."""
-    if not m3_config.VOCABULARY.value:
-        raise shared_flags.FlagError(
-            f"--cluster={shared_flags.CLUSTER.value} needs --vocabulary, the file that"
-            " all clusters share (python -m scripts.train_vocabulary makes one)"
+def vocabulary(local: config.Local) -> vocabularies.Vocabulary:
+    """Returns --vocabulary, which a cluster that runs alone must be given."""
+    if not local.vocabulary:
+        raise errors.SettingsError(
+            f"--cluster={local.cluster} needs --vocabulary, the file that all clusters"
+            " share (python -m scripts.train_vocabulary makes one)"
         )
-    return vocabularies.load(pathlib.Path(m3_config.VOCABULARY.value))
+    return vocabularies.load(pathlib.Path(local.vocabulary))
 
 
 class GeneratorText:
-    """What one generator reads: an endless stream to train on, and held-back lines."""
+    """What one generator reads: an endless stream to train on, and held-out lines."""
 
-    def __init__(self, owners: list[list[str]], index: int, data, seed: int):
-        self.owners = owners
-        self._group = owners[index]
-        self._held_back = data.held_back
-        self._key = corpora.digest_of(
+    def __init__(
+        self, run: config.Run, index: int, vocabulary: vocabularies.Vocabulary
+    ):
+        """Prepares the text of generator `index` and begins its stream."""
+        agreed, local, groups = run.agreed, run.local, run.agreed.groups()
+        self._agreed, self._group = agreed, groups[index]
+        data = language_mixture.open_generator(
+            folder(local),
+            self._group,
+            language_mixture.parse_tasks(agreed.task_mix, groups)[index],
+            language_mixture.Alphas(local.mono_alpha, local.parallel_alpha),
+            vocabulary=vocabulary,
+            max_length=agreed.max_length,
+            prepared_dir=local.prepared_dir,
+        )
+        self._held_out = data.held_back
+        self._key = text_folder.digest_of(
             [(source.name, source.key, source.weight) for source in data.sources]
         )
+        # Far enough apart that no two generators shuffle any two sources alike.
+        seed = agreed.seed + 1000 * (index + 1)
         self.batches = resumable_batches.training_batches(
-            data.sources,
-            shared_flags.BATCH_SIZE.value,
-            m3_config.MAX_LENGTH.value,
-            seed,
+            data.sources, agreed.batch_size, agreed.max_length, seed
         )
+        """Endless [B, L] int32."""
 
     def position(self) -> Any:
-        """Where the stream is, and in which text, as JSON values."""
+        """Returns where the stream is, and in which text, as JSON values."""
         return {"text": self._key, "stream": self.batches.get_state()}
 
     def go_to(self, position: Any) -> None:
@@ -194,47 +211,27 @@ class GeneratorText:
             )
         self.batches.set_state(position["stream"])
 
-    def held_back(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(language, [B, L] int32) in the order of `held_back_order`."""
+    def held_out(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields (language, [B, L] int32) in the order of `held_out_order`."""
         parts = {
             language: resumable_batches.held_back_batches(
-                self._held_back[language],
-                m3_config.EVAL_BATCHES.value,
-                shared_flags.BATCH_SIZE.value,
-                m3_config.MAX_LENGTH.value,
+                self._held_out[language],
+                self._agreed.eval_batches,
+                self._agreed.batch_size,
+                self._agreed.max_length,
             )
             for language in self._group
         }
-        for language, part in held_back_order(self._group):
+        for language, part in held_out_order(self._agreed, self._group):
             yield language, parts[language][part]
 
 
-def open_generator(index: int, vocabulary: vocabularies.Vocabulary) -> GeneratorText:
-    """The text of generator `index`, prepared."""
-    data_dir = text_folder()
-    owners = groups(data_dir)
-    data = language_mixture.open_generator(
-        data_dir,
-        owners[index],
-        language_mixture.parse_tasks(m3_config.TASKS.value, owners)[index],
-        language_mixture.Alphas(
-            m3_config.MONO_ALPHA.value, m3_config.PARALLEL_ALPHA.value
-        ),
-        vocabulary=vocabulary,
-        max_length=m3_config.MAX_LENGTH.value,
-        prepared_dir=pathlib.Path(shared_flags.PREPARED_DIR.value),
-    )
-    # Far enough apart that no two generators shuffle any two sources alike.
-    seed = shared_flags.SEED.value + 1000 * (index + 1)
-    return GeneratorText(owners, index, data, seed)
+def held_out_order(agreed: config.Agreed, group: list[str]) -> list[tuple[str, int]]:
+    """Returns (language, batch) of a generator's held-out batches, as they are sent."""
+    batches = range(agreed.eval_batches)
+    return [(language, batch) for language in group for batch in batches]
 
 
-def held_back_order(group: list[str]) -> list[tuple[str, int]]:
-    """(language, batch) of each held-back batch of a generator, in sending order."""
-    count = m3_config.EVAL_BATCHES.value
-    return [(language, batch) for language in group for batch in range(count)]
-
-
-def held_back_rng(micro_batch: int) -> jax.Array:
-    """Held-back text is masked alike at every evaluation of every run."""
-    return jax.random.key(HELD_BACK_SEED + micro_batch)
+def held_out_rng(micro_batch: int) -> jax.Array:
+    """Returns a key: held-out text is masked alike at every evaluation of any run."""
+    return jax.random.key(HELD_OUT_SEED + micro_batch)

@@ -1,138 +1,99 @@
 """The discriminator of M3: receive from every generator, step, send the step token."""
 
-import contextlib
 import functools
-import time
 
 import jax
 
-from experiments import lifecycle, progress, saved, shared_flags
-from experiments.m3 import config as m3_config
-from experiments.m3 import data as m3_data
-from experiments.m3 import models as m3_models
-from nebula_jax.communication import bridge, codecs, wan
+from experiments import shared_flags
+from experiments.m3 import config, data, export, models
+from nebula_jax.communication import codecs
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
+from nebula_jax.runtime import checkpoints, connect, process, progress, run_folder
 from nebula_jax.training import m3
 
 
-def run() -> int:
-    """Trains the discriminator to the end; its exit status."""
-    name = "discriminator"
-    interrupt = lifecycle.Interrupt().install()
-    vocabulary = m3_data.given_vocabulary()
-    groups = m3_data.groups(data_dir=None)
-    models = m3_models.load(vocabulary)
-    config = models.config
+def train(run: config.Run) -> int:
+    """Trains the discriminator to the end; returns the exit status."""
+    agreed, local, groups = run.agreed, run.local, run.agreed.groups()
+    interrupt = process.Interrupt().install()
+    vocabulary = data.vocabulary(local)
+    made = models.load(run, vocabulary)
 
-    mesh = shared_flags.mesh()
+    mesh = shared_flags.mesh(agreed, local)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    placed = m3_models.place_discriminator(mesh, models)
-    train = jax.jit(
-        functools.partial(m3.discriminator_step, config),
-        in_shardings=(placed.sharding, batch_at),
-        out_shardings=(placed.sharding, everywhere),
-        donate_argnums=0,
+    fresh = models.discriminator_init(mesh, made, agreed.seed)
+    train_step = mesh_lib.jit_step(
+        functools.partial(m3.discriminator_step, made.config), fresh.sharding
     )
-    judge = jax.jit(
-        functools.partial(m3.judge, config),
-        in_shardings=(placed.sharding.params, batch_at),
+    predict = jax.jit(
+        functools.partial(m3.judge, made.config),
+        in_shardings=(fresh.sharding.params, batch_at),
         out_shardings=everywhere,
     )
 
-    agreed = m3_config.settings(vocabulary, groups)
-    checkpoints = saved.Saved(name, agreed, m3_config.WINDOW.value)
-    hello = m3_config.hello(name, agreed, checkpoints.steps)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(
-            bridge.Listener(
-                shared_flags.listening_socket(),
-                hello,
-                peer_timeout=shared_flags.PEER_TIMEOUT.value,
-                reconnect_timeout=shared_flags.RECONNECT_TIMEOUT.value,
-                tls=shared_flags.server_tls(),
-                line=wan.from_string(shared_flags.WAN.value).down,
-                log=lifecycle.say,
-            )
-        )
-        links = _meet(len(groups), listener, stack)
-        spec = m3.tokens_spec(config, shared_flags.BATCH_SIZE.value)
+    settings = config.settings(run, vocabulary)
+    saved = checkpoints.Checkpoints(
+        *(local.workdir, local.cluster, settings),
+        every=agreed.checkpoint_every,
+        window=agreed.window,
+    )
+    hello = config.hello(run, settings, saved.steps)
+    names = [f"generator:{index}" for index in range(len(groups))]
+    with connect.listen(local.connection(), hello, names) as links:
+        spec = m3.tokens_spec(made.config, agreed.batch_size)
         pack = codecs.pack_ids(vocabulary.size)
         tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
-        held_back = [link.receiver("held_back", spec, pack, batch_at) for link in links]
-        have = {link.peer.cluster: link.peer.checkpoints for link in links}
-        start = saved.newest_of_all(
-            {name: checkpoints.steps} | have, m3_config.WINDOW.value
+        held_out = [link.receiver("held_out", spec, pack, batch_at) for link in links]
+        start = checkpoints.newest_of_all(
+            {link.peer.cluster: link.peer.checkpoints for link in links}
+            | {local.cluster: saved.steps},
+            agreed.checkpoint_every,
+            agreed.window,
         )
         for link in links:
             link.welcome(start)
-        state, _ = checkpoints.restore(start, placed)
-        record = progress.Progress(name, start, lambda: progress.traffic(links))
+        state, _ = saved.restore(start, fresh)
+        record = progress.Progress(
+            *(local.workdir, local.cluster),
+            start=start,
+            steps=agreed.steps,
+            log_every=local.log_every,
+            links=links,
+        )
 
         def evaluate(step: int) -> None:
-            judged = rtd.Judged()
-            for channel, group in zip(held_back, groups, strict=True):
-                order = m3_data.held_back_order(group)
+            found = rtd.Judged()
+            for channel, group in zip(held_out, groups, strict=True):
+                order = data.held_out_order(agreed, group)
                 for micro_batch, (language, _) in enumerate(order):
                     received = channel.recv(step, micro_batch)
-                    judged.add(language, judge(state.params, received))
-            record.evaluation(step, judged.report())
+                    found.add(language, predict(state.params, received))
+            record.evaluation(step, found.report())
 
         if start == 0:
             evaluate(0)
         interrupt.is_graceful = True
-        last, step = shared_flags.STEPS.value, start
-        is_stopping = False
-        while step < last:
-            step += 1
+        step = start
+        steps = pace.Lead(
+            *(links, start, agreed.steps, agreed.window),
+            *(interrupt.requested, process.message),
+        )
+        for step in steps:
             received = [channel.recv(step) for channel in tokens]
-            state, metrics = train(state, received)
-            jax.block_until_ready(metrics)
-            asked = any(link.stop_step is not None for link in links)
-            if not is_stopping and (asked or interrupt.requested):
-                is_stopping = True
-                last = pace.last_step_after_stop(step - 1, m3_config.WINDOW.value, last)
-                lifecycle.say(f"{name}: stopping, all clusters save step {last}")
-                for link in links:
-                    link.stop(last)
-            for link in links:
-                link.step_done(step)
+            state, metrics = train_step(state, received)
+            jax.block_until_ready(metrics)  # the token means: this step is done
+            steps.done(step)
             record.step(step, metrics)
-            if m3_config.is_evaluated(step):
+            if agreed.is_evaluated(step):
                 evaluate(step)
-            if checkpoints.is_due(step):
-                checkpoints.save(step, state)
-        if start < step and step not in checkpoints.steps:
-            checkpoints.save(step, state)
+            saved.after(step, state)
+        saved.at_end(step, state)
+        described = models.describe(run, made)
         ledgers = {link.peer.cluster: link.ledger for link in links}
-        record.finish(step, {"ledgers": ledgers, "models": m3_models.describe(models)})
-    if step >= shared_flags.STEPS.value:
-        encoder = shared_flags.cluster_folder(name) / m3_models.ENCODER
-        m3_models.export(encoder, models, vocabulary, state.params)
-    return lifecycle.exit_status(step, interrupt)
-
-
-def _meet(
-    generators: int, listener: bridge.Listener, stack: contextlib.ExitStack
-) -> list[bridge.Link]:
-    """Waits for all generators, whichever comes first; their links in order."""
-    deadline = time.monotonic() + shared_flags.CONNECT_TIMEOUT.value
-    awaited = {f"generator:{index}" for index in range(generators)}
-    links: dict[str, bridge.Link] = {}
-    while awaited - links.keys():
-        try:
-            link = listener.accept(deadline - time.monotonic())
-        except bridge.ConnectError:
-            missing = ", ".join(sorted(awaited - links.keys()))
-            raise bridge.ConnectError(
-                f"{missing} did not come within"
-                f" {shared_flags.CONNECT_TIMEOUT.value:g} s (--connect_timeout)"
-            ) from None
-        stack.enter_context(link)
-        name = link.peer.cluster
-        if name not in awaited or name in links:
-            why = "here already" if name in links else f"not of {generators} generators"
-            raise bridge.Mismatch(f"{name} came, but is {why}")
-        links[name] = link
-    return [links[f"generator:{index}"] for index in range(generators)]
+        record.finish(step, {"ledgers": ledgers, "models": described})
+    if step >= agreed.steps:
+        folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
+        export.write(folder, run, made, vocabulary, state.params)
+    return interrupt.exit_status(local.cluster, step, agreed.steps)

@@ -1,93 +1,86 @@
-"""One generator of M3: batch, step, send; never further ahead than the window."""
+"""One generator of M3: batch, step, send; never further ahead than the window.
+
+B batch of one generator, L length.
+"""
 
 import functools
 
 import jax
 
-from experiments import lifecycle, progress, saved, shared_flags
-from experiments.m3 import config as m3_config
-from experiments.m3 import data as m3_data
-from experiments.m3 import models as m3_models
-from nebula_jax.communication import bridge, codecs, wan
+from experiments import shared_flags
+from experiments.m3 import config, data, models
+from nebula_jax.communication import codecs
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
+from nebula_jax.runtime import checkpoints, connect, process, progress
 from nebula_jax.training import m3
 
 
-def run(index: int) -> int:
-    """Trains generator `index` to the end; its exit status."""
-    name = f"generator:{index}"
-    interrupt = lifecycle.Interrupt().install()
-    vocabulary = m3_data.given_vocabulary()
-    text = m3_data.open_generator(index, vocabulary)
-    models = m3_models.load(vocabulary)
-    config = models.config
+def train(run: config.Run, index: int) -> int:
+    """Trains generator `index` to the end; returns the exit status."""
+    agreed, local = run.agreed, run.local
+    interrupt = process.Interrupt().install()
+    vocabulary = data.vocabulary(local)
+    text = data.GeneratorText(run, index, vocabulary)
+    made = models.load(run, vocabulary)
 
-    mesh = shared_flags.mesh()
+    mesh = shared_flags.mesh(agreed, local)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    placed = m3_models.place_generator(mesh, models, index)
-    train = jax.jit(
-        functools.partial(m3.generator_step, config),
-        in_shardings=(placed.sharding, batch_at),
-        out_shardings=(placed.sharding, batch_at, everywhere),
-        donate_argnums=0,
+    fresh = models.generator_init(mesh, made, agreed.seed, index)
+    train_step = mesh_lib.jit_step(
+        functools.partial(m3.generator_step, made.config),
+        fresh.sharding,
+        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED),
     )
     corrupt = jax.jit(
-        functools.partial(m3.corrupt, config),
-        in_shardings=(placed.sharding.params, everywhere, batch_at),
+        functools.partial(m3.corrupt, made.config),
+        in_shardings=(fresh.sharding.params, everywhere, batch_at),
         out_shardings=batch_at,
     )
 
-    agreed = m3_config.settings(vocabulary, text.owners)
-    checkpoints = saved.Saved(name, agreed, m3_config.WINDOW.value)
-    with bridge.connect(
-        shared_flags.host_and_port("peer", shared_flags.PEER.value),
-        m3_config.hello(name, agreed, checkpoints.steps),
-        connect_timeout=shared_flags.CONNECT_TIMEOUT.value,
-        peer_timeout=shared_flags.PEER_TIMEOUT.value,
-        reconnect_timeout=shared_flags.RECONNECT_TIMEOUT.value,
-        peer="discriminator",
-        tls=shared_flags.client_tls(),
-        line=wan.from_string(shared_flags.WAN.value).up,
-        log=lifecycle.say,
-    ) as link:
-        spec = m3.tokens_spec(config, shared_flags.BATCH_SIZE.value)
+    settings = config.settings(run, vocabulary)
+    saved = checkpoints.Checkpoints(
+        *(local.workdir, local.cluster, settings),
+        every=agreed.checkpoint_every,
+        window=agreed.window,
+    )
+    hello = config.hello(run, settings, saved.steps)
+    with connect.dial(local.connection(), hello, peer="discriminator") as link:
+        spec = m3.tokens_spec(made.config, agreed.batch_size)
         pack = codecs.pack_ids(vocabulary.size)
         tokens = link.sender("tokens", spec, pack)
-        held_back = link.sender("held_back", spec, pack)
-        start = link.wait_for_welcome(shared_flags.CONNECT_TIMEOUT.value)
-        state, position = checkpoints.restore(start, placed)
+        held_out = link.sender("held_out", spec, pack)
+        start = link.wait_for_welcome(local.connect_timeout)
+        state, position = saved.restore(start, fresh)
         text.go_to(position)
-        record = progress.Progress(name, start, lambda: progress.traffic([link]))
+        record = progress.Progress(
+            *(local.workdir, local.cluster),
+            start=start,
+            steps=agreed.steps,
+            log_every=local.log_every,
+            links=[link],
+        )
 
-        def send_held_back(step: int) -> None:
-            for micro_batch, (_, batch) in enumerate(text.held_back()):
-                rng = m3_data.held_back_rng(micro_batch)
-                corrupted = corrupt(state.params, rng, batch)
-                held_back.send(step, corrupted, micro_batch)
+        def send_held_out(step: int) -> None:
+            for micro_batch, (_, batch) in enumerate(text.held_out()):
+                rng = data.held_out_rng(micro_batch)
+                held_out.send(step, corrupt(state.params, rng, batch), micro_batch)
 
         if start == 0:
-            send_held_back(0)
+            send_held_out(0)
         interrupt.is_graceful = True
-        last, step = shared_flags.STEPS.value, start
-        while step < last:
-            if interrupt.requested:
-                link.stop()
-            link.wait_for_step(pace.token_needed(step + 1, m3_config.WINDOW.value))
-            last = link.stop_step or last
-            if step >= last:
-                break
-            step += 1
+        step = start
+        for step in pace.follow(
+            link, start, agreed.steps, agreed.window, interrupt.requested
+        ):
             batch = jax.device_put(next(text.batches), batch_at)
-            state, corrupted, metrics = train(state, batch)
+            state, corrupted, metrics = train_step(state, batch)
             tokens.send(step, corrupted)
             record.step(step, metrics)
-            if m3_config.is_evaluated(step):
-                send_held_back(step)
-            if checkpoints.is_due(step):
-                checkpoints.save(step, state, text.position())
-        if start < step and step not in checkpoints.steps:
-            checkpoints.save(step, state, text.position())
+            if agreed.is_evaluated(step):
+                send_held_out(step)
+            saved.after(step, state, text.position)
+        saved.at_end(step, state, text.position)
         link.wait_for_step(step)
         record.finish(step, {"ledger": link.ledger})
-    return lifecycle.exit_status(step, interrupt)
+    return interrupt.exit_status(local.cluster, step, agreed.steps)

@@ -89,16 +89,15 @@ def _held_out(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lists every evaluation: its step, and language -> figures."""
     evaluations = []
     for record in records:
-        if "held_back_rtd_auc" not in record:
+        if "held_out_rtd_auc" not in record:
             continue
-        languages = record["held_back_rtd_auc"]
+        languages = record["held_out_rtd_auc"]
         evaluations.append(
             {
                 "step": record["step"],
                 "languages": {
                     name: {
-                        figure: record[f"held_back_{figure}"][name]
-                        for figure in FIGURES
+                        figure: record[f"held_out_{figure}"][name] for figure in FIGURES
                     }
                     for name in languages
                 },

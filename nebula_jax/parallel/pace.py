@@ -1,18 +1,56 @@
-"""Keeping clusters in step (section 3.3).
+"""Pace of several clusters (section 3.3): which step comes next, and where a run ends.
 
-Steps count from 1. After optimisation step t the discriminator returns a step token,
-the paper's "small tensor". A generator may begin step t once the token of step
-t - 1 - window has come: with window 0 the two take turns, with more they overlap, and
-the generator's samples never run further ahead than that.
+Steps count from 1. After optimization step t the leading cluster (the listener) sends a
+step token, the paper's "small tensor". A follower may begin step t once the token of
+step t - 1 - window has arrived: with window 0 the clusters take turns, with more they
+overlap, and a generator's samples never run further ahead than that.
+
+    for step in pace.follow(link, start, last, window, stop_requested): ...
+
+    pace_ = pace.Lead(links, start, last, window, stop_requested, log)
+    for step in pace_:
+        ...
+        pace_.done(step)
 """
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+
+class FollowerLink(Protocol):
+    """A follower's link to the leader; see `communication.link.Link`."""
+
+    @property
+    def stop_step(self) -> int | None:
+        """The last step, once the leader has named one."""
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits for the step token of `step` or a later one."""
+
+    def stop(self) -> None:
+        """Requests the end of the run."""
+
+
+class LeaderLink(Protocol):
+    """A leader's link to a follower; see `communication.link.Link`."""
+
+    @property
+    def stop_step(self) -> int | None:
+        """Not None once the follower has requested the end of the run."""
+
+    def step_done(self, step: int) -> None:
+        """Sends the step token of `step`."""
+
+    def stop(self, step: int) -> None:
+        """Names the last step of the run."""
 
 
 def token_needed(step: int, window: int) -> int:
-    """The latest step whose token must be there before `step` begins.
+    """Returns the latest step whose token must be there before `step` begins.
 
     Args:
-      step: the step that wants to begin, 1 and up.
-      window: how many steps a generator may be ahead.
+      step: the step that is to begin, 1 and up.
+      window: how many steps a follower may be ahead.
 
     Returns:
       A step; 0 or less means that none is needed.
@@ -21,14 +59,106 @@ def token_needed(step: int, window: int) -> int:
 
 
 def last_step_after_stop(done: int, window: int, total: int) -> int:
-    """Where a run ends that is asked to stop while `done` steps have their token.
+    """Returns where a run ends that is to stop while `done` steps have their token.
 
-    A generator can have begun step done + window + 1, and nothing later: every cluster
+    A follower can have begun step done + window + 1, and nothing later: every cluster
     can still end exactly there, and save the same step.
 
     Args:
       done: latest step with a token.
-      window: how many steps a generator may be ahead.
+      window: how many steps a follower may be ahead.
       total: where the run ends anyway.
     """
     return min(done + window + 1, total)
+
+
+def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator[int]:
+    """Yields the steps of a process that keeps pace with nobody.
+
+    Args:
+      start: the step that the run goes on after.
+      last: of the run.
+      stop_requested: True once the run should end; looked at before each step.
+    """
+    for step in range(start + 1, last + 1):
+        if stop_requested():
+            return
+        yield step
+
+
+def follow(
+    link: FollowerLink,
+    start: int,
+    last: int,
+    window: int,
+    stop_requested: Callable[[], bool],
+) -> Iterator[int]:
+    """Yields a follower's steps, each as soon as the leader is near enough.
+
+    Args:
+      link: to the leader.
+      start: the step that the run goes on after.
+      last: of the run, unless the leader names an earlier one.
+      window: how many steps this cluster may be ahead.
+      stop_requested: True once the run should end; the leader is then asked for a last
+        step that all clusters can reach.
+    """
+    step = start
+    while step < last:
+        if stop_requested():
+            link.stop()
+        link.wait_for_step(token_needed(step + 1, window))
+        last = link.stop_step or last
+        if step >= last:
+            return
+        step += 1
+        yield step
+
+
+class Lead:
+    """The leader's steps; `done` sends each one's token."""
+
+    def __init__(
+        self,
+        links: Sequence[LeaderLink],
+        start: int,
+        last: int,
+        window: int,
+        stop_requested: Callable[[], bool],
+        log: Callable[[str], None],
+    ):
+        """Begins after step `start`.
+
+        Args:
+          links: to all followers.
+          start: the step that the run goes on after.
+          last: of the run.
+          window: how many steps a follower may be ahead.
+          stop_requested: True once the run should end.
+          log: takes a message about where the run stops.
+        """
+        self._links, self._window, self._log = links, window, log
+        self._step, self._last = start, last
+        self._stop_requested, self._is_stopping = stop_requested, False
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the steps."""
+        while self._step < self._last:
+            self._step += 1
+            yield self._step
+
+    def done(self, step: int) -> None:
+        """Sends the token of `step`, and before it the last step if the run is to end.
+
+        Args:
+          step: whose result the followers may count on.
+        """
+        is_asked = any(link.stop_step is not None for link in self._links)
+        if not self._is_stopping and (is_asked or self._stop_requested()):
+            self._is_stopping = True
+            self._last = last_step_after_stop(step - 1, self._window, self._last)
+            self._log(f"stopping, all clusters save step {self._last}")
+            for link in self._links:
+                link.stop(self._last)
+        for link in self._links:
+            link.step_done(step)

@@ -1,1 +1,1 @@
-"""The life of a run, without flags: what it reports when it ends."""
+"""The life of a run, without flags: for our experiments and for loops of your own."""

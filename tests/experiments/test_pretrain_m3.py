@@ -58,11 +58,11 @@ def test_the_split_run_equals_the_whole(runs, split):
             whole[cluster]["params"],
         )
     evaluations = [
-        [r for r in metrics.read(runs.folder / name) if "held_back_rtd_auc" in r][-1]
+        [r for r in metrics.read(runs.folder / name) if "held_out_rtd_auc" in r][-1]
         for name in ("split/discriminator", "whole/whole")
     ]
     for figure in ("rtd_auc", "sampled_mlm_accuracy", "clm_accuracy"):
-        key = f"held_back_{figure}"
+        key = f"held_out_{figure}"
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
 
 
@@ -160,7 +160,7 @@ def test_tasks_window_line_devices_and_generators_are_flags(runs):
     """K = 1 on two devices, taking turns over a slow plain line, one task only."""
     status, output = runs.run(
         generators="sw",
-        tasks="trtd",
+        task_mix="trtd",
         steps=3,
         window=0,
         wan="1mbit,5ms",

@@ -7,7 +7,7 @@ import tiny_runs
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments.m3 import models as m3_models
+from experiments.m3 import config, export, models
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from scripts import train_vocabulary
 
@@ -47,7 +47,8 @@ def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ..
     ):
         assert train_vocabulary.main() == 0
         vocabulary = vocabularies.load(folder / "vocabulary")
-        models = m3_models.load(vocabulary)
-        trained = change(models.discriminator)
-        m3_models.export(folder / "after", models, vocabulary, trained)
+        run = config.from_flags()
+        made = models.load(run, vocabulary)
+        trained = change(made.discriminator)
+        export.write(folder / "after", run, made, vocabulary, trained)
     return before, folder / "after", folder / "vocabulary"

@@ -18,7 +18,7 @@ THINGS = ["house", "school", "office", "church", "station", "castle", "barn"]
 
 TINY = {
     "generators": "en de|sw",
-    "tasks": "mrtd=1 trtd=1|mrtd",
+    "task_mix": "mrtd=1 trtd=1|mrtd",
     "vocab_size": 120,
     "generator_size": "nano",
     "discriminator_size": "nano",

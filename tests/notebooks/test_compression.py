@@ -197,7 +197,7 @@ def test_the_halves_have_every_parameter_and_share_the_table_alone(small):
 def test_batches_are_the_runs_own_text_and_the_same_every_time(finished_run):
     run = activations.open_run(finished_run)
     assert run.steps == [2, 4]
-    text = activations.held_back_text(run)
+    text = activations.held_out_text(run)
     assert text.name == "the run's own"
     first, again = (
         activations.corrupted_batches(run, text, count=2, batch_size=7)
@@ -211,7 +211,7 @@ def test_batches_are_the_runs_own_text_and_the_same_every_time(finished_run):
 def test_djangos_messages_stand_in_for_text_that_is_away(finished_run):
     run = activations.open_run(finished_run)
     run = run._replace(flags=run.flags | {"data_dir": "no/such/folder"})
-    text = activations.held_back_text(run)
+    text = activations.held_out_text(run)
     assert "not the run's own" in text.name
     assert (text.folder / "mono" / "sw.valid.txt").is_file()
 

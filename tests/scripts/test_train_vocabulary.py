@@ -18,7 +18,7 @@ def test_a_vocabulary_is_written_for_all_languages(tmp_path, capsys):
         out=str(out),
         data_dir=str(tmp_path),
         generators="en|sw",
-        tasks="mrtd",
+        task_mix="mrtd",
         vocab_size=60,
     ):
         assert train_vocabulary.main() == 0

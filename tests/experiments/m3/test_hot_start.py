@@ -10,8 +10,7 @@ import tiny_nli
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags
-from experiments.m3 import models as m3_models
+from experiments.m3 import config, models
 from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -185,10 +184,10 @@ def test_an_ernie_m_goes_in_and_comes_out(tmp_path):
 def test_temperature_and_mask_rate_are_the_models(split):
     flags.FLAGS(["test"])
     with flagsaver.flagsaver(temperature=2.0, mask_rate=0.3, hot_start=""):
-        config = m3_models._config(
-            *[pretrained.transformer.Config(9, 1, 4, 1, 8, 8)] * 2
-        )
-    assert (config.temperature, config.mask_rate) == (2.0, 0.3)
+        agreed = config.from_flags().agreed
+    both = [pretrained.transformer.Config(9, 1, 4, 1, 8, 8)] * 2
+    model = config.model(agreed, *both)
+    assert (model.temperature, model.mask_rate) == (2.0, 0.3)
 
 
 def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
@@ -201,10 +200,8 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
     about |= {"model_type": "electra", "embedding_size": about["hidden_size"] // 2}
     (narrow / "config.json").write_text(json.dumps(about))
     flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        refused = pytest.raises(shared_flags.FlagError, match="name the model with")
-        with refused:
-            m3_models.load(own)
+    with pytest.raises(errors.SettingsError, match="name the model with"):
+        models.load(config.from_flags(), own)
     for given_flags, message in (
         ({"hot_start": str(other)}, "is not the tokenizer of --hot_start=.*other"),
         ({"hot_start": "models/nothing"}, "models/nothing"),
@@ -215,8 +212,9 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
     ):
         refused = pytest.raises(errors.NebulaError, match=message)
         with flagsaver.flagsaver(**{"max_length": 16} | given_flags), refused:
-            m3_models.check()
-            m3_models.load(own)
+            run = config.from_flags()
+            config.check(run)
+            models.load(run, own)
 
 
 def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):
@@ -230,5 +228,5 @@ def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):
     ):
         assert train_vocabulary.main() == 0
         assert vocabularies.load(out).rows is not None
-        with pytest.raises(shared_flags.FlagError, match="is there already"):
+        with pytest.raises(errors.SettingsError, match="is there already"):
             train_vocabulary.main()

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from experiments import lifecycle
+from nebula_jax.runtime import run_folder
 
 STEPS, EVERY = 38, 4  # the last step is no multiple: it has a checkpoint of its own
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
@@ -145,7 +145,7 @@ def test_a_folder_with_another_run_is_not_overwritten(runs, undisturbed):
 
 
 def test_two_runs_do_not_share_a_folder(runs, undisturbed):
-    with lifecycle.alone_in(runs.folder / "undisturbed"):
+    with run_folder.lock(runs.folder / "undisturbed"):
         status, output = runs.run(**flags("undisturbed"))
     assert status == 1
     assert "another process works in undisturbed" in output

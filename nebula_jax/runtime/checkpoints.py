@@ -1,0 +1,201 @@
+"""The checkpoints of one cluster in its run's folder."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import process, run_folder
+from nebula_jax.training import checkpoint
+
+
+def _nothing() -> None:
+    """Returns no data position."""
+
+
+class Checkpoints:
+    """What a cluster has saved so far, and where it saves more.
+
+    saved = Checkpoints(workdir, "generator:0", settings, every=100)
+    state, position = saved.restore(start, fresh)
+    for step in ...:
+        saved.after(step, state)
+    saved.at_end(step, state)
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        cluster: str,
+        settings: Mapping[str, Any],
+        *,
+        every: int,
+        window: int = 0,
+        fingerprints: Mapping[str, str] | None = None,
+    ):
+        """Reads the folder's checkpoints; damaged ones are reported and left aside.
+
+        Args:
+          workdir: the run's folder.
+          cluster: its name.
+          settings: of the run, equal in all clusters.
+          every: steps between checkpoints.
+          window: steps that one cluster may be ahead of another.
+          fingerprints: see `check_same_run`.
+
+        Raises:
+          checkpoint.CheckpointError: if the folder holds a run with other settings.
+        """
+        check_same_run(workdir, cluster, settings, fingerprints)
+        self._workdir, self._cluster = workdir, cluster
+        self._settings = dict(settings)
+        self._fingerprints = dict(fingerprints or {})
+        self._folder = _folder(workdir, cluster)
+        self._every, self._keep = every, to_keep(window, every)
+        self._start = 0
+        self.steps = checkpoint.verified_steps(self._folder, process.message)
+        """Steps that are saved, ascending."""
+
+    @property
+    def newest(self) -> int:
+        """The newest step that is saved; 0 if none is."""
+        return max([0, *self.steps])
+
+    def add_fingerprints(self, fingerprints: Mapping[str, str]) -> None:
+        """Adds what was learned of the peer; see `check_same_run`."""
+        self._fingerprints |= fingerprints
+        check_same_run(self._workdir, self._cluster, self._settings, self._fingerprints)
+
+    def restore(self, step: int, fresh: mesh_lib.ShardedInit) -> tuple[Any, Any]:
+        """Returns the state after `step`, on its devices, and its data position.
+
+        Args:
+          step: one of `steps`, or 0 for a fresh state without a position. Later
+            checkpoints are dropped: they come again.
+          fresh: the state at step 0 and where its arrays go.
+        """
+        checkpoint.discard_after(self._folder, step)
+        self.steps = [saved for saved in self.steps if saved <= step]
+        self._start = step
+        if step == 0:
+            return fresh.init(), None
+        like = checkpoint.abstract(fresh.shapes, fresh.sharding)
+        restored, about = checkpoint.restore(self._folder, step, like)
+        process.message(f"going on after step {step}")
+        return restored, about["position"]
+
+    def after(
+        self, step: int, state: Any, position: Callable[[], Any] = _nothing
+    ) -> None:
+        """Saves the state after `step` if a checkpoint is due.
+
+        Args:
+          step: just taken.
+          state: after it.
+          position: returns the data position, as JSON values.
+
+        Raises:
+          checkpoint.CheckpointError: if it cannot be written.
+        """
+        if step % self._every == 0:
+            self.save(step, state, position())
+
+    def at_end(
+        self, step: int, state: Any, position: Callable[[], Any] = _nothing
+    ) -> None:
+        """Saves the state after the last step, unless it is saved; see `after`."""
+        if self._start < step and step not in self.steps:
+            self.save(step, state, position())
+
+    def save(self, step: int, state: Any, position: Any = None) -> None:
+        """Saves the state after `step` with the data position."""
+        about = {
+            "cluster": self._cluster,
+            "position": position,
+            "settings": self._settings,
+            "fingerprints": self._fingerprints,
+        }
+        checkpoint.save(self._folder, step, state, about, self._keep)
+        self.steps = [*self.steps, step]
+
+
+def _folder(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
+    return run_folder.of_cluster(workdir, cluster) / "checkpoints"
+
+
+def check_same_run(
+    workdir: pathlib.Path,
+    cluster: str,
+    settings: Mapping[str, Any],
+    fingerprints: Mapping[str, str] | None = None,
+) -> None:
+    """Checks that a cluster's folder holds no other run.
+
+    Args:
+      workdir: the run's folder.
+      cluster: its name.
+      settings: of the run, equal in all clusters.
+      fingerprints: what else must be as it was, such as digests of the cluster's text
+        and model, as far as they are there yet.
+
+    Raises:
+      checkpoint.CheckpointError: if it does; names the first difference.
+    """
+    about = checkpoint.newest_about(_folder(workdir, cluster))
+    if not about:
+        return
+    ours = {"cluster": cluster, **settings, **(fingerprints or {})}
+    theirs = {"cluster": about["cluster"], **about["settings"]}
+    theirs |= {
+        name: value
+        for name, value in about["fingerprints"].items()
+        if name in (fingerprints or {})
+    }
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise checkpoint.CheckpointError(
+                f"{workdir} holds a run with {name}={theirs.get(name)},"
+                f" this one has {ours.get(name)}; name another --workdir"
+            )
+
+
+def newest_of_all(
+    steps: Mapping[str, Sequence[int]], every: int, window: int = 0
+) -> int:
+    """Returns the newest step that every cluster can go on from; 0 for the beginning.
+
+    Args:
+      steps: cluster -> steps it has saved.
+      every: steps between checkpoints.
+      window: steps that one cluster may be ahead of another.
+
+    Raises:
+      checkpoint.CheckpointError: if there is none, though some cluster is so far that
+        its checkpoints must not be thrown away.
+    """
+    common = max(set.intersection(*({0, *saved} for saved in steps.values())))
+    newest = max([0, *(step for saved in steps.values() for step in saved)])
+    # A run that ended before its first common checkpoint loses no more than this.
+    if common == 0 and newest > every + window + 1:
+        have = "; ".join(
+            f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
+            for cluster, saved in sorted(steps.items())
+        )
+        raise checkpoint.CheckpointError(
+            f"no step is saved in all clusters ({have}); put the missing files back, or"
+            " name another --workdir to begin anew"
+        )
+    return common
+
+
+def to_keep(window: int, every: int) -> int:
+    """Returns how many checkpoints leave a common one, even if one is damaged.
+
+    When a generator saves step d + window + 1, the discriminator may not have saved d
+    yet: its newest is then d - every.
+
+    Args:
+      window: steps that one cluster may be ahead of another.
+      every: steps between checkpoints.
+    """
+    return 3 + (window + 1) // every

@@ -1,0 +1,219 @@
+"""How the clusters of a run meet: one listens, the others dial.
+
+with connect.dial(settings, hello, peer="discriminator") as link: ...
+with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: ...
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge, wan
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import frames
+from nebula_jax.runtime import process
+from nebula_jax.security import tls
+
+LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
+TLS_OFF, TLS_AUTO = "off", "auto"
+
+Check = Callable[[frames.Hello], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How one cluster reaches the others. Each field is the flag of its name."""
+
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT where the listener waits."""
+    peer: str = ""
+    """HOST:PORT of the listener, for those who dial."""
+    tls: str = TLS_OFF
+    """Folder with ca.pem, cert.pem and key.pem, or `off` for plain TCP."""
+    wan: str = ""
+    """Emulated line, such as 60mbit,15ms; empty for none."""
+    connect_timeout: float = 60.0
+    """Seconds to wait for the other clusters."""
+    peer_timeout: float = 30.0
+    """Seconds of silence after which a connection counts as lost."""
+    reconnect_timeout: float = 60.0
+    """Seconds that a lost connection may take to come back."""
+
+    def __post_init__(self) -> None:
+        """Raises errors.NebulaError at what cannot work."""
+        for name in ("connect_timeout", "peer_timeout"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise errors.SettingsError(
+                    f"--{name}={value:g}: must be above 0 seconds"
+                )
+        if not 0 <= self.reconnect_timeout < float("inf"):
+            raise errors.SettingsError(
+                f"--reconnect_timeout={self.reconnect_timeout:g}: must not be negative"
+            )
+        wan.from_string(self.wan)
+        host_and_port("listen", self.listen)
+        if self.peer:
+            host_and_port("peer", self.peer)
+
+
+def check_role(settings: Settings, cluster: str, listener: str, connector: str) -> None:
+    """Checks that a cluster has what it needs to meet the others.
+
+    Args:
+      settings: of this process.
+      cluster: what it is: `all`, `whole`, or a cluster's name.
+      listener: name of the cluster that listens.
+      connector: name of those that dial, as in `generator` of `generator:0`.
+
+    Raises:
+      errors.NebulaError: before anything has started.
+    """
+    listens = cluster == listener
+    dials = cluster.partition(":")[0] == connector
+    if dials and not settings.peer:
+        raise errors.SettingsError(
+            f"--cluster={cluster} needs --peer=HOST:PORT of the {listener}"
+        )
+    if settings.peer and not dials:
+        raise errors.SettingsError(
+            f"--peer is for a {connector}, not for --cluster={cluster}"
+        )
+    port = host_and_port("listen", settings.listen)[1]
+    if listens and not port and LISTEN_FD not in os.environ:
+        raise errors.SettingsError(f"--cluster={listener} needs --listen=HOST:PORT")
+    if not listens and not dials:
+        return
+    if settings.tls == TLS_AUTO:
+        raise errors.SettingsError(
+            f"--cluster={cluster} needs --tls=FOLDER with its certificate"
+            " (python -m scripts.issue_certificates makes them), or --tls=off for"
+            " plain TCP, which anybody on the way can read and change"
+        )
+    if settings.tls != TLS_OFF:
+        contexts = tls.server_contexts if listens else tls.client_contexts
+        contexts(pathlib.Path(settings.tls))
+
+
+def host_and_port(flag: str, value: str) -> tuple[str, int]:
+    """Parses `HOST:PORT`.
+
+    Args:
+      flag: where it is from, for the error.
+      value: the text.
+
+    Raises:
+      errors.SettingsError: if it is none.
+    """
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise errors.SettingsError(f"--{flag}={value}: expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _agree(peer: frames.Hello) -> None:
+    """Compares nothing beyond versions and settings."""
+
+
+def dial(
+    settings: Settings, hello: frames.Hello, *, peer: str, check: Check = _agree
+) -> Link:
+    """Connects to the listener.
+
+    Args:
+      settings: of this cluster.
+      hello: of this cluster.
+      peer: the listener's name, which its certificate must carry.
+      check: compares the peer's Hello with what only the caller has; raises
+        bridge.Mismatch.
+
+    Returns:
+      A link whose peer sent a Hello that agrees with this one.
+
+    Raises:
+      bridge.ConnectError: if nobody answers, or TLS fails.
+      bridge.Mismatch: if the peer runs something else.
+    """
+    plain = settings.tls == TLS_OFF
+    return bridge.connect(
+        host_and_port("peer", settings.peer),
+        hello,
+        connect_timeout=settings.connect_timeout,
+        peer_timeout=settings.peer_timeout,
+        reconnect_timeout=settings.reconnect_timeout,
+        peer=peer,
+        tls=None if plain else tls.client_contexts(pathlib.Path(settings.tls)),
+        line=wan.from_string(settings.wan).up,
+        log=process.message,
+        check=check,
+    )
+
+
+@contextlib.contextmanager
+def listen(
+    settings: Settings,
+    hello: frames.Hello,
+    clusters: Sequence[str],
+    *,
+    check: Check = _agree,
+) -> Iterator[list[Link]]:
+    """Waits for all `clusters`, in whatever order they connect.
+
+    Args:
+      settings: of this cluster.
+      hello: of this cluster.
+      clusters: names of those that dial.
+      check: as in `dial`.
+
+    Yields:
+      A link to each, in the order of `clusters`. They close with the block.
+
+    Raises:
+      bridge.ConnectError: if one did not connect in time.
+      bridge.Mismatch: if one runs something else, or was not expected.
+    """
+    plain = settings.tls == TLS_OFF
+    deadline = time.monotonic() + settings.connect_timeout
+    links: dict[str, Link] = {}
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(
+            bridge.Listener(
+                listening_socket(settings),
+                hello,
+                peer_timeout=settings.peer_timeout,
+                reconnect_timeout=settings.reconnect_timeout,
+                tls=None if plain else tls.server_contexts(pathlib.Path(settings.tls)),
+                line=wan.from_string(settings.wan).down,
+                log=process.message,
+                check=check,
+            )
+        )
+        while missing := [name for name in clusters if name not in links]:
+            try:
+                link = listener.accept(deadline - time.monotonic())
+            except bridge.ConnectError:
+                raise bridge.ConnectError(
+                    f"{', '.join(missing)} did not come within"
+                    f" {settings.connect_timeout:g} s (--connect_timeout)"
+                ) from None
+            stack.enter_context(link)
+            name = link.peer.cluster
+            if name not in missing:
+                why = "is here already" if name in links else "was not expected"
+                raise bridge.Mismatch(
+                    f"{name} came, but {why} (waiting for {', '.join(missing)})"
+                )
+            links[name] = link
+        yield [links[name] for name in clusters]
+
+
+def listening_socket(settings: Settings) -> socket.socket:
+    """Returns the listener's socket: the launcher's, or one bound to `listen`."""
+    if LISTEN_FD in os.environ:
+        return socket.socket(fileno=int(os.environ[LISTEN_FD]))
+    return bridge.listen(host_and_port("listen", settings.listen))

@@ -1,0 +1,111 @@
+"""The life of a process: its messages, its signals, its errors, its exit status.
+
+0        done
+1        an error, reported in one line
+2        settings that cannot work
+3        stopped for a peer; saved
+4        ended because a peer did; the peer is to blame
+128 + n  stopped by signal n; saved
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from nebula_jax import errors
+from nebula_jax.communication.wire import session
+
+STOPPED_BY_PEER = 3
+ENDED_BY_PEER = 4
+
+LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
+
+
+def message(text: str) -> None:
+    """Prints a message for a person on standard error, apart from progress lines."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Reports how long something took that a person waits for."""
+    start = time.monotonic()
+    yield
+    message(f"{what}: {time.monotonic() - start:.1f} s")
+
+
+class Interrupt:
+    """A request to stop: Ctrl-C, SIGTERM, or the launcher gone. The second is final."""
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+        self.is_graceful = False
+        """True while there is something to save; else the first request is final."""
+
+    def install(self) -> "Interrupt":
+        """Catches the signals of this process, and watches the launcher's lifeline."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        if LIFELINE_FD in os.environ:
+            fd = int(os.environ[LIFELINE_FD])
+            threading.Thread(target=self._watch, args=(fd,), daemon=True).start()
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._signal is not None or not self.is_graceful:
+            # As if nobody had caught it: there is nothing (more) to save.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._signal = number
+
+    def _watch(self, fd: int) -> None:
+        os.read(fd, 1)  # returns when the launcher's end is closed, however it died
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def requested(self) -> bool:
+        """Returns True if the run should end soon."""
+        return self._signal is not None
+
+    def exit_status(self, cluster: str, step: int, steps: int) -> int:
+        """Returns the exit status of a cluster; reports where it stopped, if early.
+
+        Args:
+          cluster: its name.
+          step: the last one that it took, and saved.
+          steps: of the whole run.
+        """
+        if step >= steps:
+            return 0
+        message(f"{cluster}: stopped after step {step}; the same command goes on")
+        return 128 + self._signal if self._signal else STOPPED_BY_PEER
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Runs the work of a process; prints its errors as one line.
+
+    Args:
+      main: does the work, returns the exit status.
+
+    Returns:
+      The exit status.
+    """
+    try:
+        return main()
+    except errors.SettingsError as error:
+        message(f"error: {error}")
+        return 2
+    except (session.PeerGone, session.PeerAborted) as error:
+        message(f"error: {error}")
+        return ENDED_BY_PEER
+    except (errors.NebulaError, OSError) as error:
+        message(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        message("interrupted before training began")
+        return 128 + signal.SIGINT

@@ -1,0 +1,145 @@
+"""How a cluster's training goes: means between log lines, totals for its summary."""
+
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nebula_jax.communication.link import Link
+from nebula_jax.runtime import run_folder
+from nebula_jax.training import metrics
+
+
+class Traffic(NamedTuple):
+    """What a cluster's links have done since the process started."""
+
+    sent: int = 0
+    """Bytes."""
+    received: int = 0
+    """Bytes."""
+    waited: float = 0.0
+    """Seconds."""
+
+
+def traffic(links: Sequence[Link]) -> Traffic:
+    """Returns the traffic of several links together."""
+    return Traffic(
+        sum(link.bytes_moved("sent") for link in links),
+        sum(link.bytes_moved("received") for link in links),
+        sum(link.waited for link in links),
+    )
+
+
+class Progress:
+    """Records the steps of one cluster in its folder and on standard output."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        cluster: str,
+        *,
+        start: int,
+        steps: int,
+        log_every: int,
+        links: Sequence[Link] = (),
+    ):
+        """Begins after step `start`, from now on.
+
+        Args:
+          workdir: the run's folder.
+          cluster: its name.
+          start: the step that the run goes on after; 0 at its beginning.
+          steps: of the whole run.
+          log_every: steps between progress lines.
+          links: to the other clusters, whose traffic is reported.
+        """
+        self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
+        self._start, self._steps, self._log_every = start, steps, log_every
+        self._log = metrics.MetricsLog(self._folder, start)
+        self._links = links
+        self._pending: list[Mapping[str, jax.Array]] = []
+        self._begin = self._since = time.monotonic()
+        self._before = self._at_begin = traffic(links)
+        self._tokens = 0
+
+    def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics of a step; every `log_every` steps, reports their means.
+
+        Args:
+          step: counted from 1.
+          values: name -> [] float32; `tokens` is added up, not averaged.
+        """
+        self._pending.append(values)
+        if step % self._log_every == 0 or step == self._steps:
+            self._report(step)
+
+    def _report(self, step: int) -> None:
+        pending = jax.device_get(self._pending)
+        self._pending = []
+        tokens = int(sum(each["tokens"] for each in pending))
+        self._tokens += tokens
+        now, moved = time.monotonic(), traffic(self._links)
+        seconds = now - self._since
+        record = {
+            name: float(np.mean([each[name] for each in pending]))
+            for name in pending[0]
+            if name != "tokens"
+        } | {
+            "tokens_per_second": tokens / seconds,
+            "bytes_sent": moved.sent,
+            "bytes_received": moved.received,
+            "waiting_share": (moved.waited - self._before.waited) / seconds,
+        }
+        self._since, self._before = now, moved
+        self._log.write(step, record)
+        line = {"step": step} | record
+        print(metrics.progress_line(self._cluster, self._steps, line), flush=True)
+
+    def evaluation(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """Records figures on held-out text.
+
+        Args:
+          step: after which they were measured.
+          figures: language or split -> name -> number; the same names everywhere.
+        """
+        names = next(iter(figures.values()))
+        self._log.write(
+            step,
+            {
+                f"held_out_{name}": {key: each[name] for key, each in figures.items()}
+                for name in names
+            },
+        )
+
+    def finish(self, last: int, more: Mapping[str, Any]) -> None:
+        """Closes the files; writes summary.json unless nothing was left to do.
+
+        Args:
+          last: the last step.
+          more: JSON values that belong into the summary.
+        """
+        if self._pending:
+            self._report(last)
+        self._log.close()
+        if last == self._start:
+            return
+        seconds = time.monotonic() - self._begin
+        moved = traffic(self._links)
+        summary = {
+            "cluster": self._cluster,
+            "first_step": self._start + 1,
+            "last_step": last,
+            "seconds": seconds,
+            "tokens": self._tokens,
+            "tokens_per_second": self._tokens / seconds,
+            "bytes_sent": moved.sent,
+            "bytes_received": moved.received,
+            "waited_seconds": moved.waited - self._at_begin.waited,
+            **more,
+        }
+        path = self._folder / "summary.json"
+        path.write_text(json.dumps(summary, indent=1) + "\n")

@@ -1,0 +1,37 @@
+"""The folder of a run, and in it a folder for each cluster."""
+
+import contextlib
+import fcntl
+import pathlib
+from collections.abc import Iterator
+
+from nebula_jax import errors
+
+
+def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
+    """Returns where a cluster keeps its files: `generator:0` -> <workdir>/generator-0.
+
+    Args:
+      workdir: the run's folder.
+      cluster: its name.
+    """
+    return workdir / cluster.replace(":", "-")
+
+
+@contextlib.contextmanager
+def lock(folder: pathlib.Path) -> Iterator[None]:
+    """Holds a folder, made if it is missing, for this process alone.
+
+    Raises:
+      errors.NebulaError: if another process works in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.NebulaError(
+                f"another process works in {folder}; wait for it, or name another"
+                " --workdir"
+            ) from None
+        yield

@@ -1,0 +1,49 @@
+"""What a person sees of several clusters: their progress lines and messages."""
+
+from collections.abc import Sequence
+
+from rich import console as rich_console
+from rich import live, text
+
+from nebula_jax.runtime import process
+
+
+class Screen:
+    """On a terminal one line per cluster, rewritten in place; elsewhere plain lines."""
+
+    def __init__(self, names: Sequence[str]):
+        """Shows that the clusters `names` are starting."""
+        self._console = rich_console.Console(stderr=False, highlight=False)
+        self._lines = {name: f"{name:<13} starting" for name in names}
+        self._live = None
+        if self._console.is_terminal:
+            self._live = live.Live(console=self._console, refresh_per_second=4)
+
+    def __enter__(self) -> "Screen":
+        if self._live:
+            self._live.start()
+            self._live.update(self._all())
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _all(self) -> text.Text:
+        return text.Text("\n".join(self._lines.values()), no_wrap=True)
+
+    def progress(self, name: str, line: str) -> None:
+        """Shows a cluster's newest progress line."""
+        self._lines[name] = line
+        if self._live:
+            self._live.update(self._all())
+        else:
+            print(line, flush=True)
+
+    def message(self, name: str, line: str) -> None:
+        """Shows a cluster's message; of the launcher itself if `name` is empty."""
+        line = f"[{name}] {line}" if name else line
+        if self._live:
+            self._console.print(line, markup=False)
+        else:
+            process.message(line)

@@ -1,0 +1,193 @@
+"""The house keeps its own rules: which way imports go, where flags are read, words."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+LIBRARY = ROOT / "nebula_jax"
+
+# Rows of the house, from the ground up; a row may import itself and what is below.
+ROWS = (
+    {"errors", "files"},
+    {"security"},
+    {"data"},
+    {"models", "communication"},
+    {"training"},
+    {"parallel", "evaluation"},
+    {"runtime"},
+)
+HEADS = ("What", "Whether", "Of", "The same", "How", "Where", "Likewise")
+RETIRED = (
+    *("says", "said", "saying", "tells", "told", "telling", "hears", "heard"),
+    *("asks", "asked", "unasked", "asking", "knows", "judge", "judges", "judged"),
+    *("judgement", "held back", "held-back", "strangers", "dawdle", "acked"),
+    *("peak rate", "dilation", "dilated", "tokenise", "tokenised", "quantise"),
+    *("quantised", "quantiser", "optimisation", "optimiser"),
+)
+RETIRED_RE = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
+
+
+def sources(*folders: str) -> list[pathlib.Path]:
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return sorted(found)
+
+
+def name_of(path: pathlib.Path) -> str:
+    """The dotted name of a module."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: pathlib.Path, modules: set[str]) -> set[str]:
+    """Modules of the project that a file imports, as it is read."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules - {name_of(path)}
+
+
+def graph(*folders: str) -> dict[str, set[str]]:
+    paths = sources(*folders)
+    modules = {name_of(path) for path in paths}
+    return {name_of(path): imported(path, modules) for path in paths}
+
+
+def row(module: str) -> int:
+    room = module.split(".")[1]
+    return next(number for number, rooms in enumerate(ROWS) if room in rooms)
+
+
+def test_imports_of_the_library_go_down_or_stay():
+    up = [
+        f"{module} imports {other}"
+        for module, others in graph("nebula_jax").items()
+        for other in others
+        if module.count(".") and other.count(".") and row(other) > row(module)
+    ]
+    assert not up
+
+
+def test_the_library_imports_no_experiment_and_experiments_no_script():
+    everything = graph("nebula_jax", "experiments", "scripts")
+    floors = ("nebula_jax", "experiments", "scripts")
+    up = [
+        f"{module} imports {other}"
+        for module, others in everything.items()
+        for other in others
+        if floors.index(other.split(".")[0]) > floors.index(module.split(".")[0])
+    ]
+    assert not up
+
+
+def test_no_import_goes_round():
+    everything = graph("nebula_jax", "experiments", "scripts")
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way, module))
+        if module not in done:
+            for other in everything[module]:
+                visit(other, (*way, module))
+            done.add(module)
+
+    for module in everything:
+        visit(module, ())
+
+
+def test_experiments_do_not_import_each_others_rooms():
+    rooms = {"m3", "abnet", "xnli"}
+    across = [
+        f"{module} imports {other}"
+        for module, others in graph("experiments").items()
+        for other in others
+        if {module.split(".")[1], other.split(".")[1]} <= rooms
+        and module.split(".")[1] != other.split(".")[1]
+    ]
+    assert not across
+
+
+def test_the_library_has_no_flags():
+    assert not [
+        path for path in sources("nebula_jax") if "absl import" in path.read_text()
+        and re.search(r"from absl import .*\b(flags|app)\b", path.read_text())
+    ]  # fmt: skip
+
+
+def flag_reads(path: pathlib.Path) -> list[str]:
+    """Where a file reads or writes flags: `flags.FLAGS` and `SOME_FLAG.value`."""
+    found = []
+
+    def visit(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        is_flags = isinstance(node, ast.Attribute) and node.attr == "FLAGS"
+        is_value = (
+            isinstance(node, ast.Attribute)
+            and node.attr == "value"
+            and isinstance(node.value, ast.Name)
+            and node.value.id.isupper()
+        )
+        if function and (is_value or (is_flags and ast.unparse(node) == "flags.FLAGS")):
+            found.append(f"{name_of(path)}.{function}")
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(ast.parse(path.read_text()), "")
+    return found
+
+
+def test_in_experiments_flags_are_read_in_main_alone():
+    readers = {
+        reader
+        for path in sources("experiments")
+        if path.name != "shared_flags.py"  # what main calls to read them
+        for reader in flag_reads(path)
+    }
+    assert {reader.rpartition(".")[2] for reader in readers} <= {"main", "from_flags"}
+
+
+def docstrings(path: pathlib.Path) -> list[str]:
+    """Every docstring of a file, attributes' included, and every flag's help."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found.append(node.value.value)
+        if isinstance(node, ast.Call) and "DEFINE_" in ast.unparse(node.func):
+            found += [
+                each.value
+                for each in node.args[1:]
+                if isinstance(each, ast.Constant) and " " in str(each.value)
+            ]
+    return [text for text in found if isinstance(text, str)]
+
+
+@pytest.mark.parametrize("folder", ["nebula_jax", "experiments", "scripts"])
+def test_docstrings_and_help_are_plain_english(folder):
+    bad = []
+    for path in sources(folder):
+        for text in docstrings(path):
+            where = f"{path.relative_to(ROOT)}: {text.strip().splitlines()[0][:60]}"
+            if re.match(rf"({'|'.join(HEADS)})\b", text.strip()):
+                bad.append(f"begins badly: {where}")
+            if word := RETIRED_RE.search(text):
+                bad.append(f"{word[0]!r}: {where}")
+    assert not bad, "\n".join(bad)
+
+
+def test_the_library_has_no_long_files():
+    """A file that passes 400 lines is probably two ideas."""
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in sources("nebula_jax", "experiments")
+        if (count := len(path.read_text().splitlines())) > 400
+    }
+    assert not long
