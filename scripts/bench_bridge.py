@@ -41,9 +41,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime import report
+from nebula_jax.runtime import process, report
 from nebula_jax.security import tls
 from scripts.bench import interleave, transports
 from scripts.bench import report as bench_report
@@ -93,7 +93,7 @@ class Bench:
             try:
                 do(pair)
             except errors.NebulaError as error:
-                lifecycle.say(f"left out from here on ({what}): {error}")
+                process.message(f"left out from here on ({what}): {error}")
                 self.left_out[pair.name] = str(error)
                 self.pairs.remove(pair)
                 pair.close(at_once=True)
@@ -131,7 +131,7 @@ def run_rounds(bench: Bench, measures: dict[str, Measure]) -> Records:
         pair.name: {what: [] for what in measures} for pair in bench.pairs
     }
     for number in range(interleave.ROUNDS.value):
-        lifecycle.say(f"round {number + 1} of {interleave.ROUNDS.value}")
+        process.message(f"round {number + 1} of {interleave.ROUNDS.value}")
         for what, measure in measures.items():
 
             def record(pair, what=what, measure=measure):
@@ -272,7 +272,7 @@ def overlap(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def measure(pair: Pair) -> None:
-        lifecycle.say(f"overlap: {pair.name}")
+        process.message(f"overlap: {pair.name}")
         request = {"size": SIZES["25 MB"], "rounds": interleave.ROUNDS.value}
         answers = pair.measure("overlap", **request)
         alone, sending = answers["connect"]["alone"], answers["connect"]["sending"]
@@ -333,7 +333,7 @@ def chosen() -> list[str]:
     """Returns the names of the transports to measure.
 
     Raises:
-      FlagError: for one that is unknown or not installed.
+      errors.SettingsError: for one that is unknown or not installed.
     """
     known = transports.TRANSPORTS
     if not NAMES.value:
@@ -344,11 +344,11 @@ def chosen() -> list[str]:
         return names
     for name in NAMES.value:
         if name not in known:
-            raise shared_flags.FlagError(
+            raise errors.SettingsError(
                 f"--transports: no {name!r}; there are {', '.join(known)}"
             )
         if not known[name].is_installed:
-            raise shared_flags.FlagError(
+            raise errors.SettingsError(
                 f"--transports: {name} needs {known[name].needs}, which is not"
                 " installed; see requirements-bench.txt"
             )
@@ -369,10 +369,10 @@ def main() -> int:
         **result,
     }
     report.show(bench_report.bridge(result))
-    if shared_flags.OUT.value:
-        report.write(pathlib.Path(shared_flags.OUT.value), result)
+    if flags.FLAGS.out:
+        report.write(pathlib.Path(flags.FLAGS.out), result)
     return 1 if result["left_out"] else 0
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
@@ -290,16 +290,14 @@ def bench(
 
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
-    shape = (shared_flags.BATCH_SIZE.value, LENGTH.value, WIDTH.value)
-    rounds, seed = interleave.ROUNDS.value, shared_flags.SEED.value
+    shape = (flags.FLAGS.batch_size, LENGTH.value, WIDTH.value)
+    rounds, seed = interleave.ROUNDS.value, flags.FLAGS.seed
     result = bench(shape, seed, rounds, SVD_ROUNDS.value)
     report.show(bench_report.codecs(result))
-    if shared_flags.OUT.value:
-        report.write(pathlib.Path(shared_flags.OUT.value), result)
+    if flags.FLAGS.out:
+        report.write(pathlib.Path(flags.FLAGS.out), result)
     return 0
 
 
 if __name__ == "__main__":
-    flags.set_default(shared_flags.BATCH_SIZE, 128)
-    flags.set_default(interleave.ROUNDS, 11)
-    lifecycle.run(main)
+    shared_flags.run(main, {"batch_size": 128, "rounds": 11})

@@ -27,11 +27,11 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
-from nebula_jax.runtime import report
+from nebula_jax.runtime import process, report
 from nebula_jax.training import (
     classification,
     cut,
@@ -352,7 +352,9 @@ def main() -> int:
         shapes = [shape._replace(**SMALL) for shape in shapes]
     measured = []
     for shape in shapes:
-        lifecycle.say(f"{shape.what}: compiling, then {interleave.ROUNDS.value} rounds")
+        process.message(
+            f"{shape.what}: compiling, then {interleave.ROUNDS.value} rounds"
+        )
         measured.append(measure(shape, interleave.ROUNDS.value))
     result = {
         **report.provenance(time.monotonic() - begin),
@@ -361,11 +363,10 @@ def main() -> int:
         "targets": targets(measured),
     }
     report.show(bench_report.training(result))
-    if shared_flags.OUT.value:
-        report.write(pathlib.Path(shared_flags.OUT.value), result)
+    if flags.FLAGS.out:
+        report.write(pathlib.Path(flags.FLAGS.out), result)
     return 0
 
 
 if __name__ == "__main__":
-    flags.set_default(interleave.ROUNDS, 7)
-    lifecycle.run(main)
+    shared_flags.run(main, {"rounds": 7})

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from experiments.m3 import report as m3_report
-from nebula_jax.runtime import report
+from nebula_jax.runtime import report, run_folder
 from scripts.tables import runs as table_runs
 
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
@@ -117,8 +117,8 @@ def markdown(result: Mapping[str, Any]) -> str:
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
     seeds = table_runs.seeds(1)
-    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{NAME}")
-    with lifecycle.alone_in(folder):
+    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{NAME}")
+    with run_folder.lock(folder):
         rows = gather(table_runs.Runs(folder, table_runs.summary_of), seeds)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(row["seconds"] for row in rows)
@@ -129,4 +129,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

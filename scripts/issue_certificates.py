@@ -1,4 +1,4 @@
-"""Makes the certificates with which the clusters of a run know each other.
+"""Makes the certificates by which the clusters of a run recognize each other.
 
     python -m scripts.issue_certificates --out=credentials --clusters=discriminator,generator:0,generator:1
 
@@ -11,28 +11,29 @@ import pathlib
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
+from nebula_jax import errors
 from nebula_jax.security import tls
 
-CLUSTERS = flags.DEFINE_list(
-    "clusters", [], "Their names, such as discriminator,generator:0."
+flags.DEFINE_list(
+    "clusters", [], "Names of the clusters, such as discriminator,generator:0."
 )
-
 flags.declare_key_flag("out")
 
 
 def main() -> int:
     """Writes --out."""
-    if not shared_flags.OUT.value or not CLUSTERS.value:
-        raise shared_flags.FlagError("--out=FOLDER and --clusters=NAME,NAME are needed")
-    out = pathlib.Path(shared_flags.OUT.value)
+    given, clusters = (flags.FLAGS[name].value for name in ("out", "clusters"))
+    if not given or not clusters:
+        raise errors.SettingsError("--out=FOLDER and --clusters=NAME,NAME are needed")
+    out = pathlib.Path(given)
     if out.exists():
-        raise shared_flags.FlagError(f"--out={out} is there already")
-    tls.issue_for_run(out, CLUSTERS.value)
-    for cluster in CLUSTERS.value:
+        raise errors.SettingsError(f"--out={out} is there already")
+    tls.issue_for_run(out, clusters)
+    for cluster in clusters:
         print(f"{cluster}: --tls={out / tls.certificate_name(cluster)}")
     return 0
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import lifecycle
+from experiments import shared_flags
 from experiments.abnet import report as abnet_report
 from experiments.m3 import report as m3_report
 from experiments.xnli import report as xnli_report
@@ -155,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

@@ -17,40 +17,47 @@ import pathlib
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
+from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
 from nebula_jax.models.pretrained import packages
 
-MODEL = flags.DEFINE_list(
-    "model", [], f"Names or folders: {', '.join(packages.MODELS)}, or a path."
+flags.DEFINE_list(
+    "model",
+    [],
+    f"Models to prepare: names ({', '.join(packages.MODELS)}) or checkpoint folders.",
 )
 flags.declare_key_flag("pretrained_dir")
 
 
 def describe(folder: pathlib.Path) -> str:
-    """Loads model and tokenizer, checks that they fit, and says what they are."""
+    """Loads model and tokenizer, checks that they fit, and describes them."""
     model = pretrained.load(folder)
     about = f"{folder}: {pretrained.describe(model)}"
     try:
-        words = tokenizers.load(folder)
+        tokenizer = tokenizers.load(folder)
     except tokenizers.NoTokenizerError:
         return f"{about}; no tokenizer beside it, which training needs"
-    pretrained.check_tokenizer(model, words)
-    return f"{about}; tokenizer of {words.size:,} pieces, digest {words.digest[:12]}"
+    pretrained.check_tokenizer(model, tokenizer)
+    return (
+        f"{about}; tokenizer of {tokenizer.size:,} pieces,"
+        f" digest {tokenizer.digest[:12]}"
+    )
 
 
 def main() -> int:
     """Prepares and describes every --model."""
-    if not MODEL.value:
-        raise shared_flags.FlagError(
+    names = flags.FLAGS["model"].value
+    if not names:
+        raise errors.SettingsError(
             f"--model is needed: {', '.join(packages.MODELS)}, or a folder"
         )
-    folder = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
-    for name in MODEL.value:
+    folder = pathlib.Path(flags.FLAGS["pretrained_dir"].value)
+    for name in names:
         print(describe(packages.checkpoint_of(name, folder, print)))
     return 0
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

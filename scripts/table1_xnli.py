@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
-from nebula_jax.runtime import report
+from nebula_jax.runtime import report, run_folder
 from scripts.tables import abnet_markdown, xnli_markdown
 from scripts.tables import runs as table_runs
 
@@ -58,7 +58,7 @@ ROWS = (
         # It knows 64 positions, and nothing that a high rate could spoil.
         (
             *("--length_buckets=20,28,36,48,64", "--nofreeze_embeddings"),
-            *("--layer_decay=1.0", "--rate=5e-4"),
+            *("--layer_decay=1.0", "--learning_rate=5e-4"),
         ),
     ),
 )
@@ -70,7 +70,7 @@ SCALES = {
         SCRATCH: ("--steps=500",),
         FINE_TUNING: (
             *("--max_train_pairs=12000", "--max_test_pairs=1200", "--epochs=1"),
-            *("--dev_every=125", "--checkpoint_every=375"),
+            *("--eval_every=125", "--checkpoint_every=375"),
         ),
     }
 }
@@ -221,8 +221,8 @@ def main() -> int:
     """Does the missing runs; writes and prints the table."""
     scale, seeds = table_runs.scale(list(SCALES)), table_runs.seeds(SEEDS)
     name = f"table1_{scale}"
-    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
-    with lifecycle.alone_in(folder):
+    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{name}")
+    with run_folder.lock(folder):
         runs = table_runs.Runs(folder, table_runs.summary_of)
         work(runs, seeds, scale)
         rows = gather(runs, seeds, scale)
@@ -242,4 +242,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

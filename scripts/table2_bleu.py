@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from nebula_jax.data import parallel_side, text_folder, tokenizers
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
-from nebula_jax.runtime import report
+from nebula_jax.runtime import process, report, run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown
 from scripts.tables import runs as table_runs
@@ -32,7 +32,7 @@ from scripts.tables import runs as table_runs
 for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
     flags.declare_key_flag(key_flag)
 flags.adopt_module_key_flags(table_runs)
-LANGUAGES = flags.DEFINE_list(
+PAIRS = flags.DEFINE_list(
     "pairs", ["es-en"], "Language pairs of the table: es-en, zh-en or both."
 )
 
@@ -115,7 +115,7 @@ def random_models(
         out = folder / f"{pair}-{side}"
         name = settings[f"{side}_model"]
         whole = packages.prepare(
-            name, pathlib.Path(shared_flags.PRETRAINED_DIR.value), lifecycle.say
+            name, pathlib.Path(flags.FLAGS.pretrained_dir), process.message
         )
         tokenizer = tokenizers.load(whole)
         train = parallel_side.read(parallel_side.path(side_text, "train")).texts
@@ -183,11 +183,11 @@ def main() -> int:
     settings = table_runs.settings(flagfile)
     settings = {flag: each for flag, each in settings.items() if flag != "pair"}
     base = table_runs.base_arguments(flagfile)
-    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
-    with lifecycle.alone_in(folder):
+    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{name}")
+    with run_folder.lock(folder):
         runs = table_runs.Runs(folder, abnet_runs.figures)
         chosen = []
-        for pair in LANGUAGES.value:
+        for pair in PAIRS.value:
             models = random_models(folder / "random", pair, settings)
             chosen += [
                 (method, pair, seed, runs_of(method, pair, seed, base, models))
@@ -206,4 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import lifecycle, shared_flags
+from experiments import shared_flags
 from experiments.abnet import scaled_wan
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, wan
-from nebula_jax.runtime import report
+from nebula_jax.runtime import report, run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, figures
 from scripts.tables import runs as table_runs
@@ -379,13 +380,13 @@ def main() -> int:
     known = [row.name for row in rows(settings)]
     for given in ROWS.value:
         if given not in known:
-            raise shared_flags.FlagError(
+            raise errors.SettingsError(
                 f"--rows: no {given}; there are {', '.join(known)}"
             )
     base = table_runs.base_arguments(flagfile)
     seeds = table_runs.seeds(abnet_runs.SEEDS)
-    folder = pathlib.Path(shared_flags.WORKDIR.value or f"runs/{name}")
-    with lifecycle.alone_in(folder):
+    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{name}")
+    with run_folder.lock(folder):
         runs = table_runs.Runs(folder, abnet_runs.figures)
         work(runs, settings, base, seeds, STAGES.value, ROWS.value)
         result = gather(runs, settings, base, seeds)
@@ -395,4 +396,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

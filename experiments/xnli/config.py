@@ -1,254 +1,277 @@
-"""Flags of fine-tuning on XNLI, and what is made of them before the loop begins."""
+"""The configuration of an XNLI run: its flags, and the values that are passed on."""
 
+import dataclasses
 import pathlib
 from typing import Any
 
 import optax
 from absl import flags
 
-from experiments import lifecycle, shared_flags
-from nebula_jax.data import text_folder, tokenizers
-from nebula_jax.models import classifier, pretrained, transformer
-from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import packages
+from experiments import shared_flags
+from nebula_jax import errors
+from nebula_jax.data import text_folder
+from nebula_jax.models import classifier
 from nebula_jax.training import layer_decay, optimizers
 
-ENCODER = flags.DEFINE_string(
+flags.DEFINE_string(
     "encoder",
     "e5-small",
-    "A name of scripts/prepare_pretrained.py, or a checkpoint folder.",
+    "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a checkpoint"
+    " folder.",
 )
-LANGUAGES = flags.DEFINE_list(
+flags.DEFINE_list(
     "languages",
     list(text_folder.LANGUAGES),
-    "Tested without training on them (but en).",
+    "Languages to test in; only English is trained on.",
 )
-SKIP_MISSING = flags.DEFINE_bool(
-    "skip_missing_languages", False, "Whether a language may have no test file."
+flags.DEFINE_bool(
+    "skip_missing_languages",
+    False,
+    "Leave out languages without test pairs, instead of refusing to start.",
 )
-DATASET = flags.DEFINE_enum(
+flags.DEFINE_enum(
     "dataset",
     "folder",
     ["folder", "tfds:xnli"],
-    "Where dev and test are from: --data_dir, or TFDS's xnli if it is prepared (else"
+    "Source of dev and test pairs: --data_dir, or TFDS's xnli if it is prepared (else"
     " --data_dir by way of a TFDS builder). Training pairs are always --data_dir's.",
 )
-TFDS_DIR = flags.DEFINE_string(
+flags.DEFINE_string(
     "tfds_dir",
     None,
-    "Where TFDS's datasets are prepared; its own default if not given.",
+    "Folder where TFDS's datasets are prepared; its own default if not given.",
 )
-MAX_TRAIN_PAIRS = flags.DEFINE_integer(
+flags.DEFINE_integer(
     "max_train_pairs",
     None,
-    "Training pairs at most, drawn by --seed; all if not given.",
+    "Largest number of training pairs, drawn by --seed; all if not given.",
     lower_bound=1,
 )
-MAX_TEST_PAIRS = flags.DEFINE_integer(
+flags.DEFINE_integer(
     "max_test_pairs",
     0,
-    "Test pairs of each language at most, the same for all seeds; 0 for all.",
+    "Largest number of test pairs of each language, the same for all seeds; 0 for all.",
     lower_bound=0,
 )
-LENGTHS = flags.DEFINE_list(
-    "length_buckets",
-    ["24", "32", "48", "64", "96"],
-    "Tokens of a row; a batch has pairs of one bucket. Of pairs longer than the last,"
-    " the longer sentence is cut.",
-)
-TRIM = flags.DEFINE_bool(
+flags.DEFINE_bool(
     "trim_vocabulary", True, "Keep only rows of the table that some pair here needs."
 )
-FREEZE = flags.DEFINE_bool(
+flags.DEFINE_bool(
     "freeze_embeddings", False, "Train the encoder and the classifier only."
 )
-POOLING = flags.DEFINE_enum(
+flags.DEFINE_enum(
     "pooling",
     "cls",
     list(classifier.POOLINGS),
-    "What is classified: the first position, or the mean of all.",
+    "Input of the classifier: cls (the first position), or the mean of all.",
 )
-EPOCHS = flags.DEFINE_float(
-    "epochs", 0.0, "Times that each pair is seen; if 0, --steps counts.", lower_bound=0
+flags.DEFINE_float(
+    "epochs",
+    0.0,
+    "Times that each training pair is seen; if 0, --steps counts.",
+    lower_bound=0,
 )
-RATE = flags.DEFINE_float("rate", 5e-5, "Peak of the learning rate.", lower_bound=0.0)
-LAYER_DECAY = flags.DEFINE_float(
+flags.DEFINE_float(
     "layer_decay",
     0.8,
-    "What a layer's rate is of that above it; 1 for one rate everywhere.",
+    "Learning rate of a layer, as a share of that of the layer above; 1 for one rate"
+    " everywhere.",
     lower_bound=0.01,
     upper_bound=1.0,
 )
-WARMUP_SHARE = flags.DEFINE_float(
-    "warmup_share", 0.1, "Of all steps.", lower_bound=0.0, upper_bound=1.0
+flags.DEFINE_float(
+    "warmup_ratio",
+    0.1,
+    "Share of all steps until the peak learning rate.",
+    lower_bound=0.0,
+    upper_bound=1.0,
 )
-CLIP = flags.DEFINE_float(
-    "clip_gradient", 1.0, "Largest global norm; 0 for no clipping.", lower_bound=0.0
+flags.DEFINE_float(
+    "encoder_dropout",
+    0.1,
+    "Dropout rate in the encoder.",
+    lower_bound=0.0,
+    upper_bound=0.9,
 )
-ENCODER_DROPOUT = flags.DEFINE_float(
-    "encoder_dropout", 0.1, "In the encoder.", lower_bound=0.0, upper_bound=0.9
+flags.DEFINE_float(
+    "classifier_dropout",
+    0.1,
+    "Dropout rate before the classifier's last layer.",
+    lower_bound=0,
+    upper_bound=0.9,
 )
-HEAD_DROPOUT = flags.DEFINE_float(
-    "classifier_dropout", 0.1, "Before the last layer.", lower_bound=0, upper_bound=0.9
-)
-OPERANDS = flags.DEFINE_enum(
-    "operands", "float32", list(transformer.DTYPES), "Of matrix products."
-)
-DEV_EVERY = flags.DEFINE_integer(
-    "dev_every", 500, "Steps between looks at English dev.", lower_bound=1
-)
-SELECT = flags.DEFINE_enum(
-    "select",
+flags.DEFINE_enum(
+    "checkpoint_selection",
     "best",
     ["best", "last", "average"],
-    "What is tested: the step of the best accuracy on English dev, the earliest of"
-    " equals; the last one; or the mean of the parameters at all looks at English dev"
-    " since the warm-up.",
+    "Parameters to test: those of the step with the best accuracy on English dev, the"
+    " earliest of equals; of the last step; or the average of those at all evaluations"
+    " on English dev since the warm-up.",
 )
-EVAL_BATCH_SIZE = flags.DEFINE_integer(
-    "eval_batch_size", 64, "Pairs at once where nothing is trained.", lower_bound=1
+flags.DEFINE_integer(
+    "eval_batch_size", 64, "Pairs of a batch where nothing is trained.", lower_bound=1
 )
-EVAL_ONLY = flags.DEFINE_bool(
-    "eval_only", False, "Test what --run trained, on --data_dir; train nothing."
-)
-RUN = flags.DEFINE_string(
-    "run",
-    "",
-    "The folder of a run to test with --eval_only, whose flags hold.",
-    allow_override=True,  # experiments/translate.py has a flag of this name
-)
-EXPORT = flags.DEFINE_bool(
+flags.DEFINE_bool(
     "export",
     False,
     "Leave the fine-tuned encoder, all of its pieces, as a checkpoint folder in"
     " <run>/finetune/encoder; with --eval_only too.",
 )
-SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What --eval_only tests.")
-PREDICTIONS_DIR = flags.DEFINE_string(
+flags.DEFINE_bool(
+    "eval_only", False, "Test what --run trained, on --data_dir; train nothing."
+)
+flags.DEFINE_enum("split", "test", ["dev", "test"], "Split that --eval_only tests on.")
+flags.DEFINE_string(
     "predictions_dir",
     "",
-    "Where --eval_only writes; if empty, <run>/evaluated/<split>-<digest of the text>.",
+    "Folder that --eval_only writes to; if empty,"
+    " <run>/evaluated/<split>-<digest of the text>.",
 )
+
+DEFAULTS = {
+    "learning_rate": 5e-5,
+    "length_buckets": ["24", "32", "48", "64", "96"],
+    "eval_every": 500,
+}
+"""Shared flags whose default is this experiment's own."""
+COMMAND = ("eval_only", "run", "split", "predictions_dir")
+"""Flags that no run keeps: they choose what this command does."""
 
 NAME = "finetune"
-"""The cluster's folder in the run's; there is one."""
+"""Name of the run's one cluster, and of its folder."""
 ENGLISH = "en"
 
-# A run goes on only with the same of these.
-AGREED = (
-    *("steps", "batch_size", "seed", "encoder", "dataset", "max_train_pairs"),
-    "max_test_pairs",
-    *("trim_vocabulary", "freeze_embeddings", "pooling", "rate", "layer_decay"),
-    *("warmup_share", "clip_gradient", "encoder_dropout", "classifier_dropout"),
-    *("operands", "dev_every", "select"),
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreed(shared_flags.Agreed):
+    """Settings that a resumed run must share with its beginning."""
+
+    encoder: str
+    """A name or a folder."""
+    dataset: str
+    """Source of dev and test: `folder` or `tfds:xnli`."""
+    max_train_pairs: int | None
+    """None for all."""
+    max_test_pairs: int
+    """Of each language; 0 for all."""
+    length_buckets: tuple[int, ...]
+    """Tokens of a row, ascending."""
+    trim_vocabulary: bool
+    freeze_embeddings: bool
+    pooling: str
+    dtype: str
+    encoder_dropout: float
+    classifier_dropout: float
+    learning_rate: float
+    """At its peak."""
+    warmup_ratio: float
+    """Share of all steps."""
+    layer_decay: float
+    clip_norm: float
+    """Of the gradient; 0 for none."""
+    eval_every: int
+    """Steps."""
+    checkpoint_selection: str
+    """`best`, `last` or `average`."""
+
+    def is_evaluated(self, step: int) -> bool:
+        """Returns True if English dev is evaluated after `step`."""
+        return step % self.eval_every == 0 or step == self.steps
 
 
-def check() -> None:
-    """Raises FlagError at what cannot work."""
-    capacities()
-    languages()
-    if EVAL_ONLY.value != bool(RUN.value):
-        raise shared_flags.FlagError("--eval_only and --run=FOLDER go together")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local(shared_flags.Place):
+    """Settings that each command of a run chooses for itself."""
+
+    languages: tuple[str, ...]
+    skip_missing_languages: bool
+    tfds_dir: str | None
+    """None for TFDS's default."""
+    epochs: float
+    """Passes over the training pairs; 0 for the given steps."""
+    eval_batch_size: int
+    export: bool
+    """True to leave the encoder as a checkpoint folder."""
 
 
-def capacities() -> tuple[int, ...]:
-    """--length_buckets, ascending."""
-    text = ",".join(LENGTHS.value)
-    if not all(part.strip().isdecimal() for part in LENGTHS.value):
-        raise shared_flags.FlagError(
-            f"--length_buckets={text}: expected numbers such as 32,64"
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The configuration of a run."""
+
+    agreed: Agreed
+    local: Local
+
+
+FLAGS = [*shared_flags.names(Agreed, Local), *COMMAND]
+
+
+def from_flags() -> Run:
+    """Returns the flags as values; for `main`."""
+    return Run(shared_flags.read(Agreed), shared_flags.read(Local))
+
+
+def with_agreed(run: Run, **changes: Any) -> Run:
+    """Returns the run with some of its agreed settings changed."""
+    return dataclasses.replace(run, agreed=dataclasses.replace(run.agreed, **changes))
+
+
+def with_epochs(run: Run, steps_per_epoch: int) -> Run:
+    """Returns the run with the steps that --epochs takes, if it is given."""
+    if not run.local.epochs:
+        return run
+    return with_agreed(run, steps=max(1, round(run.local.epochs * steps_per_epoch)))
+
+
+def check(run: Run) -> None:
+    """Raises errors.SettingsError at what cannot work, before anything starts."""
+    shared_flags.check_devices(run.agreed, run.local)
+    lengths = run.agreed.length_buckets
+    is_ascending = list(lengths) == sorted(set(lengths))
+    if not lengths or not is_ascending or lengths[0] < 6 or len(lengths) > 250:
+        raise errors.SettingsError(
+            f"--length_buckets={','.join(map(str, lengths))}: must ascend, from 6 or"
+            " more, at most 250 of them"
         )
-    found = [int(part) for part in LENGTHS.value]
-    if not found or found != sorted(set(found)) or found[0] < 6 or len(found) > 250:
-        raise shared_flags.FlagError(
-            f"--length_buckets={text}: must ascend, from 6 or more, at most 250 of them"
+    languages = run.local.languages
+    if not languages or len(set(languages)) != len(languages) or not all(languages):
+        raise errors.SettingsError(
+            f"--languages={','.join(languages)}: expected codes such as en,sw, each"
+            " once"
         )
-    return tuple(found)
-
-
-def languages() -> list[str]:
-    """--languages."""
-    found = LANGUAGES.value
-    if not found or len(set(found)) != len(found) or not all(found):
-        raise shared_flags.FlagError(
-            f"--languages={','.join(found)}: expected codes such as en,sw, each once"
-        )
-    return found
-
-
-def data_dir() -> pathlib.Path:
-    """--data_dir."""
-    if shared_flags.DATA_DIR.value.startswith("package:"):
-        raise shared_flags.FlagError(
+    if run.local.data_dir.startswith("package:"):
+        raise errors.SettingsError(
             "--data_dir=FOLDER with an nli/ is needed; no package has such pairs"
         )
-    return pathlib.Path(shared_flags.DATA_DIR.value)
 
 
-def tfds_dir() -> pathlib.Path | None:
-    """--tfds_dir."""
-    return pathlib.Path(TFDS_DIR.value) if TFDS_DIR.value else None
+def data_dir(local: Local) -> pathlib.Path:
+    """Returns the text folder with the pairs."""
+    return pathlib.Path(local.data_dir)
 
 
-def own() -> dict[str, str]:
-    """What a run goes on and is tested with only if it is as it was."""
-    folder = _encoder_folder()
-    return {
-        "encoder": checkpoint_folder.digest(folder),
-        "tokenizer": tokenizers.load(folder).digest,
-    }
-
-
-def _encoder_folder() -> pathlib.Path:
-    prepared = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
-    return packages.checkpoint_of(ENCODER.value, prepared, lifecycle.say)
-
-
-def load_encoder() -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
-    """--encoder and its tokenizer, brought if need be.
-
-    Raises:
-      NebulaError: if it is no checkpoint, or its tokenizer is another model's.
-    """
-    folder = _encoder_folder()
-    model = pretrained.load(folder, dropout=ENCODER_DROPOUT.value, dtype=OPERANDS.value)
-    words = tokenizers.load(folder)
-    pretrained.check_tokenizer(model, words)
-    longest = capacities()[-1]
-    if model.config.max_length < longest:
-        raise shared_flags.FlagError(
-            f"--length_buckets ends with {longest}; {folder} has"
-            f" {model.config.max_length} positions"
-        )
-    return model, words
-
-
-def optimizer(layers: int) -> optax.GradientTransformation:
-    """Adam, its rate rising and falling in straight lines, lower layers slower.
+def optimizer(agreed: Agreed, layers: int) -> optax.GradientTransformation:
+    """Returns Adam with a linear warm-up and decay, slower in lower layers.
 
     Args:
+      agreed: of the run.
       layers: of the encoder.
     """
-    steps = shared_flags.STEPS.value
     schedule = optimizers.linear_decay(
-        RATE.value, round(WARMUP_SHARE.value * steps), steps
+        agreed.learning_rate, round(agreed.warmup_ratio * agreed.steps), agreed.steps
     )
     return optax.chain(
-        optimizers.adam(schedule, clip_norm=CLIP.value),
-        layer_decay.scale_by_layer(LAYER_DECAY.value, layers),
+        optimizers.adam(schedule, clip_norm=agreed.clip_norm),
+        layer_decay.scale_by_layer(agreed.layer_decay, layers),
     )
 
 
-def settings(text: str) -> dict[str, Any]:
-    """What a checkpoint is checked against; `text` is a digest of the text."""
-    values = {f"--{name}": flags.FLAGS[name].value for name in AGREED}
-    return values | {
-        "--length_buckets": ",".join(LENGTHS.value),
-        "text": text,
-    }
+def settings(agreed: Agreed, text_digest: str) -> dict[str, Any]:
+    """Returns what a checkpoint is checked against.
 
-
-def is_judged(step: int) -> bool:
-    """Whether English dev is looked at after `step`."""
-    return step % DEV_EVERY.value == 0 or step == shared_flags.STEPS.value
+    Args:
+      agreed: of the run.
+      text_digest: of all pairs.
+    """
+    values = shared_flags.settings(agreed)
+    del values["--checkpoint_every"]  # alone in its run, it may change its mind
+    return values | {"text": text_digest}

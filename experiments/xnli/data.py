@@ -1,6 +1,6 @@
-"""The pairs of an XNLI run: read, tokenised, the vocabulary cut down to them.
+"""The pairs of an XNLI run: read, tokenized, the vocabulary trimmed to them.
 
-N pairs, V rows of the table.
+N pairs, B batch, L length, V rows of the table.
 """
 
 import pathlib
@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments import lifecycle, shared_flags
-from experiments.xnli import config as xnli_config
+from experiments.xnli import config
 from nebula_jax.data import (
     length_buckets,
     nli,
@@ -21,6 +20,7 @@ from nebula_jax.data import (
     tokenizers,
 )
 from nebula_jax.models import pretrained
+from nebula_jax.runtime import process
 
 
 class Part(NamedTuple):
@@ -30,17 +30,12 @@ class Part(NamedTuple):
     labels: np.ndarray
     """[N] int32, places in nli.LABELS."""
 
-    @property
-    def buckets(self) -> np.ndarray:
-        """[N] uint8, the length bucket of each pair."""
-        return length_buckets.bucket_of(self.rows.lengths, xnli_config.capacities())
-
 
 class Text(NamedTuple):
     """All pairs of a run, and a model that knows their pieces."""
 
     model: pretrained.Pretrained
-    words: tokenizers.Tokenizer
+    tokenizer: tokenizers.Tokenizer
     keep: np.ndarray
     """[V] int32, which rows of the whole model's table are left, ascending."""
     parts: dict[str, dict[str, Part]]
@@ -49,67 +44,85 @@ class Text(NamedTuple):
     """Of the texts as they were read."""
     sources: dict[str, str]
     """Split -> where its pairs are from."""
+    length_buckets: tuple[int, ...]
+    """Tokens of a row."""
+
+    def buckets(self, part: Part) -> np.ndarray:
+        """Returns [N] uint8, the length bucket of each pair."""
+        return length_buckets.bucket_of(part.rows.lengths, self.length_buckets)
+
+    def input_ids(
+        self, part: Part, batch: length_buckets.Batch | length_buckets.EvaluationBatch
+    ) -> np.ndarray:
+        """Returns [B, L] int32, padded to the length of the batch's bucket."""
+        length = self.length_buckets[batch.bucket]
+        return part.rows.rows(batch.indices, length, self.tokenizer.pad)
 
 
-def languages(split: str) -> list[str]:
-    """Those of --languages that have pairs of a split.
+def languages(run: config.Run, split: str) -> list[str]:
+    """Returns those of --languages that have pairs of a split.
 
     Raises:
-      corpora.CorpusError: if one has none, unless --skip_missing_languages.
+      text_folder.CorpusError: if one has none, unless --skip_missing_languages.
     """
-    wanted, folder = xnli_config.languages(), xnli_config.data_dir()
-    if xnli_config.DATASET.value == "folder":
-        there, missing = nli.present(folder, split, wanted)
+    local, folder = run.local, config.data_dir(run.local)
+    if run.agreed.dataset == "folder":
+        there, missing = nli.present(folder, split, local.languages)
         where = f"{folder}/nli/{split}.LANGUAGE.tsv[.gz]"
     else:
         there, missing = nli_tfds.present(
-            split, wanted, data_dir=folder, tfds_dir=xnli_config.tfds_dir()
+            split, local.languages, data_dir=folder, tfds_dir=_tfds_dir(local)
         )
-        where = xnli_config.DATASET.value
-    if missing and not xnli_config.SKIP_MISSING.value:
+        where = run.agreed.dataset
+    if missing and not local.skip_missing_languages:
         raise text_folder.CorpusError(
             f"no {split} pairs in {', '.join(missing)} ({where});"
             " --skip_missing_languages leaves such languages out"
         )
     if missing:
-        lifecycle.say(f"no {split} pairs, left out: {', '.join(missing)}")
+        process.message(f"no {split} pairs, left out: {', '.join(missing)}")
     return there
 
 
 def read(
+    run: config.Run,
     wanted: Mapping[str, Sequence[str]],
     model: pretrained.Pretrained,
-    words: tokenizers.Tokenizer,
+    tokenizer: tokenizers.Tokenizer,
 ) -> Text:
-    """Reads and tokenises splits; says what a person should know of them.
+    """Reads and tokenizes splits; reports what a person should know of them.
 
     Args:
+      run: its configuration.
       wanted: split -> languages.
       model: whole.
-      words: its whole tokenizer.
+      tokenizer: of the whole model.
 
     Raises:
-      NebulaError: where a file is missing or malformed.
+      errors.NebulaError: where a file is missing or malformed.
     """
+    agreed = run.agreed
     found, sources = {}, {}
     for split, names in wanted.items():
-        found[split], sources[split] = _examples(split, names)
-    separators = 2 if pair_rows.is_joined_by_two(words, model.config.token_types) else 1
+        found[split], sources[split] = _examples(run, split, names)
+    is_doubled = pair_rows.is_joined_by_two(tokenizer, model.config.token_types)
+    separators = 2 if is_doubled else 1
     parts: dict[str, dict[str, Part]] = {}
     for split, by_language in found.items():
         parts[split] = {}
         for language, examples in by_language.items():
-            rows = _tokenised(split, examples, words, separators)
+            rows = _tokenized(run, split, examples, tokenizer, separators)
             for remark in rows.remarks("pairs"):
-                lifecycle.say(f"{split}.{language}: {remark}")
+                process.message(f"{split}.{language}: {remark}")
             parts[split][language] = Part(rows, examples.labels)
     keep = np.arange(model.config.vocab_size, dtype=np.int32)
-    if xnli_config.TRIM.value:
+    if agreed.trim_vocabulary:
         every = [part.rows for each in parts.values() for part in each.values()]
-        used = np.flatnonzero(pair_rows.count(every, words.size))
-        keep = tokenizers.kept_ids(words, used).astype(np.int32)
-        lifecycle.say(f"{len(keep):,} of {words.size:,} pieces are kept")
-        model, words = pretrained.trim(model, keep), tokenizers.trim(words, keep)
+        used = np.flatnonzero(pair_rows.count(every, tokenizer.size))
+        keep = tokenizers.kept_ids(tokenizer, used).astype(np.int32)
+        process.message(f"{len(keep):,} of {tokenizer.size:,} pieces are kept")
+        model = pretrained.trim(model, keep)
+        tokenizer = tokenizers.trim(tokenizer, keep)
         parts = {
             split: {
                 language: part._replace(rows=pair_rows.renumbered(part.rows, keep))
@@ -117,53 +130,65 @@ def read(
             }
             for split, each in parts.items()
         }
-    return Text(model, words, keep, parts, digest(found), sources)
+    return Text(
+        *(model, tokenizer, keep, parts, digest(found), sources, agreed.length_buckets)
+    )
 
 
-def _tokenised(
-    split: str, examples: nli.Examples, words: tokenizers.Tokenizer, separators: int
+def _tokenized(
+    run: config.Run,
+    split: str,
+    examples: nli.Examples,
+    tokenizer: tokenizers.Tokenizer,
+    separators: int,
 ) -> ragged_rows.TokenRows:
-    """Tokenises pairs, unless that was done before."""
-    longest = xnli_config.capacities()[-1]
-    made_from = [ragged_rows.FORMAT, words.digest, longest, separators, *examples[:3]]
+    """Tokenizes pairs, unless that was done before."""
+    longest = run.agreed.length_buckets[-1]
+    made_from = [
+        *(ragged_rows.FORMAT, tokenizer.digest, longest, separators),
+        *examples[:3],
+    ]
     name = f"pairs-{split}-L{longest}-{text_folder.digest_of(made_from)}.npz"
     return ragged_rows.kept(
-        pathlib.Path(shared_flags.PREPARED_DIR.value) / name,
+        run.local.prepared_dir / name,
         lambda: pair_rows.tokenise(
-            *examples[:3], words, longest, separators=separators
+            *examples[:3], tokenizer, longest, separators=separators
         ),
     )
 
 
-def _examples(split: str, names: Sequence[str]) -> tuple[dict[str, nli.Examples], str]:
-    """Language -> examples, and where they are from."""
-    folder = xnli_config.data_dir()
-    if split != "train" and xnli_config.DATASET.value == "tfds:xnli":
+def _examples(
+    run: config.Run, split: str, names: Sequence[str]
+) -> tuple[dict[str, nli.Examples], str]:
+    """Returns language -> examples, and where they are from."""
+    agreed, folder = run.agreed, config.data_dir(run.local)
+    if split != "train" and agreed.dataset == "tfds:xnli":
         found, where = nli_tfds.read(
             split,
             names,
             data_dir=folder,
-            prepared_dir=pathlib.Path(shared_flags.PREPARED_DIR.value),
-            tfds_dir=xnli_config.tfds_dir(),
+            prepared_dir=run.local.prepared_dir,
+            tfds_dir=_tfds_dir(run.local),
         )
-        lifecycle.say(f"{split}: {where}")
+        process.message(f"{split}: {where}")
     else:
         found = {name: nli.read(nli.path(folder, split, name)) for name in names}
         where = str(folder)
-    if split == "train" and xnli_config.MAX_TRAIN_PAIRS.value:
-        drawn = _some(found, xnli_config.MAX_TRAIN_PAIRS.value, shared_flags.SEED.value)
-        return drawn, where
-    most = xnli_config.MAX_TEST_PAIRS.value
+    if split == "train" and agreed.max_train_pairs:
+        return _drawn(found, agreed.max_train_pairs, agreed.seed), where
+    most = agreed.max_test_pairs
     if split == "test" and most:
-        lifecycle.say(f"test: at most {most:,} pairs of a language (--max_test_pairs)")
-        return _some(found, most, seed=0), where
+        process.message(
+            f"test: at most {most:,} pairs of a language (--max_test_pairs)"
+        )
+        return _drawn(found, most, seed=0), where
     return found, where
 
 
-def _some(
+def _drawn(
     found: dict[str, nli.Examples], most: int, seed: int
 ) -> dict[str, nli.Examples]:
-    """At most so many examples of each language, drawn by `seed`, in their order."""
+    """Returns at most so many examples of each language, in their order."""
     kept = {}
     for language, examples in found.items():
         drawn = length_buckets.shuffled(len(examples.ids), seed)[:most]
@@ -175,8 +200,12 @@ def _some(
     return kept
 
 
+def _tfds_dir(local: config.Local) -> pathlib.Path | None:
+    return pathlib.Path(local.tfds_dir) if local.tfds_dir else None
+
+
 def digest(found: Mapping[str, Mapping[str, nli.Examples]]) -> str:
-    """A short digest of examples, however they were read."""
+    """Returns a short digest of examples, however they were read."""
     return text_folder.digest_of(
         [
             (split, language, *examples[:3], examples.labels.tolist())
@@ -187,7 +216,7 @@ def digest(found: Mapping[str, Mapping[str, nli.Examples]]) -> str:
 
 
 def describe(text: Text) -> dict[str, dict[str, dict[str, int]]]:
-    """Split -> language -> label -> count."""
+    """Counts the pairs: split -> language -> label -> count."""
     return {
         split: {language: nli.histogram(part.labels) for language, part in each.items()}
         for split, each in text.parts.items()

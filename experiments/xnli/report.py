@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import lifecycle
 from experiments.xnli import data as xnli_data
 from nebula_jax.data import nli
 from nebula_jax.evaluation import xnli
+from nebula_jax.runtime import process
 from nebula_jax.runtime import report as run_report
 from nebula_jax.training import metrics
 
@@ -162,4 +162,4 @@ def show(markdown: str, warnings: Sequence[str]) -> None:
     """Prints Markdown, and its warnings to standard error as well."""
     run_report.show(markdown)
     for warning in warnings:
-        lifecycle.say(f"warning: {warning}")
+        process.message(f"warning: {warning}")

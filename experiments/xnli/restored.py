@@ -3,16 +3,17 @@
 V pieces of the whole model, K of them kept for the run.
 """
 
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments import lifecycle, shared_flags
-from experiments.xnli import config as xnli_config
+from experiments.xnli import config, models
 from nebula_jax import errors
+from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import folder as checkpoint_folder
+from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import checkpoint
 
 
@@ -26,13 +27,16 @@ class Trained(NamedTuple):
     step: int
     """The selected one."""
 
-    def with_rows(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
-        """The whole model, its table with the rows that the run trained, if it did.
+    def with_trained_rows(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
+        """Returns the model with the rows of its table that the run trained, if any.
 
         Pieces that the run never saw have the rows that they had.
 
+        Args:
+          model: whole, as the run began with it.
+
         Raises:
-          CheckpointError: if the table is another model's.
+          checkpoint.CheckpointError: if the table is another model's.
         """
         if "embeddings" not in self.params:
             return model
@@ -45,84 +49,97 @@ class Trained(NamedTuple):
         embeddings["word_embeddings"] = {"embedding": table}
         return model._replace(params=model.params | {"embeddings": embeddings})
 
-    def encoder(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
-        """The whole model with what the run trained of it, and no classifier.
+    def as_encoder(
+        self, model: pretrained.Pretrained, pooling: str
+    ) -> pretrained.Pretrained:
+        """Returns the model with what the run trained of it, and no classifier.
 
         The classifier's dense layer is the pooler's, if it is what the model had and
         the first position is what was classified.
 
         Args:
-          model: as the run began with it.
+          model: whole, as the run began with it.
+          pooling: of the run.
         """
         trained = jax.device_get(self.params)
-        whole = self.with_rows(model).params
+        whole = self.with_trained_rows(model).params
         params = {"encoder": trained["encoder"], "embeddings": whole["embeddings"]}
         if "embeddings" in trained:
             table = {"word_embeddings": whole["embeddings"]["word_embeddings"]}
             params["embeddings"] = trained["embeddings"] | table
         if "pooler" in whole:
-            is_pooler = xnli_config.POOLING.value == "cls"
-            dense = trained["classifier"]["dense"]
-            params["pooler"] = {"dense": dense} if is_pooler else whole["pooler"]
+            dense = {"dense": trained["classifier"]["dense"]}
+            params["pooler"] = dense if pooling == "cls" else whole["pooler"]
         return model._replace(params=params)
 
-    def filled(self, params: dict[str, Any]) -> dict[str, Any]:
-        """A classifier's parameters with what was trained in its place.
+    def as_classifier_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Returns a classifier's parameters with what was trained in its place.
 
         Args:
-          params: a new classifier's, on a model from `with_rows` (trimmed or not).
+          params: a new classifier's, on a model from `with_trained_rows` (trimmed or
+            not).
 
         Raises:
-          CheckpointError: if shapes differ.
+          checkpoint.CheckpointError: if shapes differ.
         """
         trained = dict(self.params)
         if "embeddings" in trained:
             table = params["embeddings"]["word_embeddings"]
             trained["embeddings"] = trained["embeddings"] | {"word_embeddings": table}
         found = params | trained
-
-        def shapes(tree):
-            return jax.tree.map(lambda leaf: leaf.shape, tree)
-
-        if shapes(found) != shapes(params):
+        if _shapes(found) != _shapes(params):
             raise checkpoint.CheckpointError(
                 "the checkpoint is of a model of another shape than the run's flags say"
             )
         return found
 
 
-def read(folder: pathlib.Path) -> Trained:
-    """What the run of a folder, whose flags hold, trained.
+def _shapes(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.shape, params)
+
+
+def read(run: config.Run) -> Trained:
+    """Reads what a run trained.
+
+    Args:
+      run: whose folder is `workdir`.
 
     Raises:
-      CheckpointError: if its encoder is not --encoder as it is now.
-      NebulaError: if there is no checkpoint, or no step of it is selected.
+      checkpoint.CheckpointError: if its encoder is not --encoder as it is now.
+      errors.NebulaError: if there is no checkpoint, or no step of it is selected.
     """
-    _check_encoder(folder)
-    checkpoints = folder / xnli_config.NAME / "checkpoints"
-    steps = checkpoint.verified_steps(checkpoints, lifecycle.say)
-    if not steps:
-        raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
-    whole = checkpoint.read(checkpoints, steps[-1])
-    step = int(whole["selected_step"])
-    if step == 0:
-        raise errors.NebulaError(
-            f"{folder} has not looked at English dev yet, so no step of it is selected;"
-            " its own command goes on"
-        )
-    if steps[-1] < shared_flags.STEPS.value:
-        lifecycle.say(
-            f"{folder} stands at step {steps[-1]:,} of {shared_flags.STEPS.value:,}"
-        )
-    return Trained(whole["best"], np.asarray(whole["keep"]), step)
-
-
-def _check_encoder(folder: pathlib.Path) -> None:
-    about = checkpoint.newest_about(folder / xnli_config.NAME / "checkpoints")
-    before = about.get("own", {})
-    for name, digest in xnli_config.own().items():
+    folder, wanted = run.local.workdir, run.agreed.steps
+    checkpoints = run_folder.of_cluster(folder, config.NAME) / "checkpoints"
+    about = checkpoint.newest_about(checkpoints)
+    before = about.get("fingerprints", {})
+    for name, digest in models.fingerprints(run).items():
         if before.get(name, digest) != digest:
             raise checkpoint.CheckpointError(
                 f"{folder} was trained with another {name} than that of"
-                f" --encoder={xnli_config.ENCODER.value} now"
+                f" --encoder={run.agreed.encoder} now"
             )
+    steps = checkpoint.verified_steps(checkpoints, process.message)
+    if not steps:
+        raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
+    tree = checkpoint.read(checkpoints, steps[-1])
+    step = int(tree["selected_step"])
+    if step == 0:
+        raise errors.NebulaError(
+            f"{folder} has not evaluated English dev yet, so no step of it is"
+            " selected; its own command goes on"
+        )
+    if steps[-1] < wanted:
+        process.message(f"{folder} stands at step {steps[-1]:,} of {wanted:,}")
+    return Trained(tree["best"], np.asarray(tree["keep"]), step)
+
+
+def export(run: config.Run, trained: Trained) -> None:
+    """Leaves the encoder in the run's folder, if --export is given."""
+    if not run.local.export:
+        return
+    folder = run_folder.of_cluster(run.local.workdir, config.NAME) / "encoder"
+    model, tokenizer = models.load(run)
+    with checkpoint_folder.replacing(folder) as new:
+        pretrained.save(new, trained.as_encoder(model, run.agreed.pooling))
+        tokenizers.save(new, tokenizer)
+    print(f"the encoder: {folder}")

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
 from nebula_jax import errors
 from nebula_jax.data import text_folder
-from nebula_jax.runtime import report
+from nebula_jax.runtime import process, report
 
 SCALE = flags.DEFINE_string(
     "scale", "", "Size of the runs; a table names its sizes in an error at any other."
@@ -118,7 +117,7 @@ class Runs:
         commit = result["summary"]["commit"]
         if commit != self._commit and commit not in self._other_commits:
             self._other_commits.add(commit)
-            lifecycle.say(f"{path} is of commit {commit}; now it is {self._commit}")
+            process.message(f"{path} is of commit {commit}; now it is {self._commit}")
         return result
 
     def result(self, run: Run, like: Run | None = None) -> dict[str, Any]:
@@ -134,7 +133,7 @@ class Runs:
         if found is not None:
             return found
         if like is not None and self._uses_same_bytes(run, like):
-            lifecycle.say(f"{run.name}: byte for byte what {like.name} began with")
+            process.message(f"{run.name}: byte for byte what {like.name} began with")
             result = self.found(like)
             summary = result["summary"] | {"seconds": 0.0}
             return self._write(run, result | {"summary": summary, "same_as": like.name})
@@ -142,7 +141,7 @@ class Runs:
         before = self._begin(run, workdir)
         begin = time.monotonic()
         try:
-            with lifecycle.timed(run.name):
+            with process.timed(run.name):
                 self._execute(run, workdir)
         finally:
             seconds = before + time.monotonic() - begin
@@ -179,9 +178,9 @@ class Runs:
         there = json.loads(path.read_text()) if path.is_file() else {}
         line = f"{run.name}: {' '.join(run.arguments)}"
         if there.get("run") == [identity(run), self._commit]:
-            lifecycle.say(f"{line} (goes on after {there['seconds']:.0f} s)")
+            process.message(f"{line} (goes on after {there['seconds']:.0f} s)")
             return there["seconds"]
-        lifecycle.say(line)
+        process.message(line)
         shutil.rmtree(workdir, ignore_errors=True)
         workdir.mkdir(parents=True)
         if run.shares is not None and self.made(run.shares.name).is_dir():
@@ -257,7 +256,7 @@ def write(result: Mapping[str, Any], markdown: str, name: str) -> pathlib.Path:
     Returns:
       The record's file.
     """
-    out = pathlib.Path(shared_flags.OUT.value or FOLDER / "results" / f"{name}.json")
+    out = pathlib.Path(flags.FLAGS.out or FOLDER / "results" / f"{name}.json")
     report.write(out, result)
     report.show(markdown)
     print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
@@ -268,10 +267,10 @@ def scale(known: Sequence[str]) -> str:
     """Returns --scale, by default the first that is known.
 
     Raises:
-      FlagError: at another.
+      errors.SettingsError: at another.
     """
     if SCALE.value and SCALE.value not in known:
-        raise shared_flags.FlagError(
+        raise errors.SettingsError(
             f"--scale={SCALE.value}: there is {', '.join(known)} here"
         )
     return SCALE.value or known[0]
@@ -281,20 +280,20 @@ def seeds(count: int) -> list[str]:
     """Returns --seeds, by default 0 to `count` - 1.
 
     Raises:
-      FlagError: if it is neither a number nor a list of them.
+      errors.SettingsError: if it is neither a number nor a list of them.
     """
     given = SEEDS.value or str(count)
     parts = [part.strip() for part in given.split(",")]
     if parts[1:] and not parts[-1]:  # `5,` is the seed 5
         del parts[-1]
     if not all(part.isdecimal() for part in parts):
-        raise shared_flags.FlagError(
+        raise errors.SettingsError(
             f"--seeds={given}: expected a number of seeds, or seeds such as 0,1,2"
         )
     if "," not in given:
         parts = [str(seed) for seed in range(int(given))]
     if not parts or len(set(parts)) != len(parts):
-        raise shared_flags.FlagError(f"--seeds={given}: at least one, each once")
+        raise errors.SettingsError(f"--seeds={given}: at least one, each once")
     return parts
 
 
@@ -334,14 +333,14 @@ def data_dir() -> str:
     """Returns --data_dir; if it is not given, `shared/data` beside the repository.
 
     Raises:
-      FlagError: if neither is there.
+      errors.SettingsError: if neither is there.
     """
-    given = shared_flags.DATA_DIR.value
+    given = flags.FLAGS.data_dir
     if not given.startswith("package:"):
         return given
     if BESIDE.is_dir():
         return os.path.relpath(BESIDE)
-    raise shared_flags.FlagError(
+    raise errors.SettingsError(
         "--data_dir is missing: a text folder (see README.md) with translations and"
         f" sentence pairs, of which {given} has none"
     )
@@ -352,6 +351,6 @@ def base_arguments(flagfile: pathlib.Path) -> tuple[str, ...]:
     return (
         f"--flagfile={flagfile}",
         f"--data_dir={data_dir()}",
-        f"--pretrained_dir={shared_flags.PRETRAINED_DIR.value}",
-        f"--prepared_dir={shared_flags.PREPARED_DIR.value}",
+        f"--pretrained_dir={flags.FLAGS.pretrained_dir}",
+        f"--prepared_dir={flags.FLAGS.prepared_dir}",
     )

@@ -5,20 +5,17 @@ import pathlib
 import shutil
 import time
 
+import configured
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_nli
-from absl import flags
 from absl.testing import flagsaver
 from array_record.python import array_record_data_source  # noqa: F401
 
-from experiments import finetune_xnli, shared_flags
-from experiments.xnli import config as xnli_config
-from experiments.xnli import data as xnli_data
-from experiments.xnli import report as xnli_report
-from experiments.xnli import restored
+from experiments import finetune_xnli
+from experiments.xnli import config, data
 from nebula_jax import errors
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained
@@ -124,7 +121,7 @@ def test_a_run_says_what_it_did(runs, undisturbed):
         header, *rows = (line.split("\t") for line in files[f"test.{language}.tsv"])
         assert header == ["id", "label", "prediction", *nli.LABELS]
         assert len(rows) == tiny_nli.SIZES["test"]
-        hits = [label == said for _, label, said, *_ in rows]
+        hits = [label == prediction for _, label, prediction, *_ in rows]
         assert np.mean(hits) == pytest.approx(test["accuracy"][language])
     for warning in test["warnings"]:
         assert f"warning: {warning}" in undisturbed
@@ -132,7 +129,7 @@ def test_a_run_says_what_it_did(runs, undisturbed):
 
 
 def table(output):
-    """Returns the lines of the printed table."""
+    """The lines of the printed table."""
     return [line for line in output.splitlines() if line.startswith("|")]
 
 
@@ -183,8 +180,8 @@ def assert_same(got, want):
 
 def use(runs, **values):
     """Flags as the command line sets them; relative to the runs' folder."""
-    arguments = runs.flags() | {"devices_per_cluster": 0} | values
-    flags.FLAGS(["test", *(f"--{name}={value}" for name, value in arguments.items())])
+    given = runs.flags() | {"devices_per_cluster": 0} | values
+    configured.parse(config, **given)
 
 
 @pytest.fixture
@@ -195,73 +192,15 @@ def here(runs, monkeypatch):
         yield pathlib.Path()
 
 
-def test_tfds_and_folder_are_the_same_text(runs, here):
-    texts = []
-    for dataset in ("folder", "tfds:xnli"):
-        use(runs, dataset=dataset, tfds_dir="nothing")
-        wanted = {"train": ["en"], "dev": ["en"], "test": ["en", "sw"]}
-        texts.append(xnli_data.read(wanted, *xnli_config.load_encoder()))
-    assert texts[0].digest == texts[1].digest
-    np.testing.assert_array_equal(texts[0].keep, texts[1].keep)
-
-
-def test_an_unseen_piece_has_the_row_that_it_had(runs, here):
-    """Rows that were trained come back to their places; the others stay."""
-    use(runs)
-    model, _ = xnli_config.load_encoder()
-    table = model.params["embeddings"]["word_embeddings"]["embedding"]
-    keep = np.asarray([0, 1, 2, 3, 4, 9])
-    trained = {"embeddings": {"word_embeddings": {"embedding": -table[keep]}}}
-    whole = {"encoder": {"layer_0": 1}, "embeddings": trained["embeddings"]}
-    whole["embeddings"] |= {"layer_norm": 2}
-    left = restored.Trained(whole, keep, 1).encoder(model).params
-    assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
-    got = left["embeddings"]["word_embeddings"]["embedding"]
-    np.testing.assert_array_equal(got[keep], -table[keep])
-    filled = restored.Trained(trained, keep, 1).with_rows(model)
-    got = filled.params["embeddings"]["word_embeddings"]["embedding"]
-    np.testing.assert_array_equal(got[keep], -table[keep])
-    rest = np.setdiff1d(np.arange(len(table)), keep)
-    np.testing.assert_array_equal(got[rest], table[rest])
-
-
-def test_a_subset_of_the_training_pairs_is_drawn_by_seed(runs, here):
-    drawn = []
-    for seed in (0, 0, 1):
-        use(runs, max_train_pairs=20, seed=seed)
-        text = xnli_data.read({"train": ["en"]}, *xnli_config.load_encoder())
-        drawn.append(text.parts["train"]["en"].rows.ids)
-    assert len(drawn[0]) == 20
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_a_subset_of_the_test_pairs_is_that_of_every_seed_and_language(runs, here):
-    drawn = []
-    for seed in (0, 1):
-        use(runs, max_test_pairs=5, seed=seed)
-        text = xnli_data.read({"test": ["en", "de"]}, *xnli_config.load_encoder())
-        drawn += [part.rows.ids for part in text.parts["test"].values()]
-    assert [len(ids) for ids in drawn] == [5] * 4
-    assert drawn == drawn[:1] * 4
-    use(runs, max_test_pairs=10**6)
-    text = xnli_data.read({"test": ["en"], "dev": ["en"]}, *xnli_config.load_encoder())
-    use(runs, max_test_pairs=5)
-    few = xnli_data.read({"test": ["en"], "dev": ["en"]}, *xnli_config.load_encoder())
-    count = {name: len(part["en"].labels) for name, part in text.parts.items()}
-    assert {name: len(part["en"].labels) for name, part in few.parts.items()} == (
-        count | {"test": 5}
-    )
-    assert count["test"] > 5
-
-
 def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, capsys):
     use(runs, languages="en,ur")
     with pytest.raises(errors.NebulaError, match=r"test pairs in ur.*--skip_missing"):
         finetune_xnli.main()
     for dataset in ("folder", "tfds:xnli"):
         given = {"languages": "en,ur", "skip_missing_languages": "true"}
-        use(runs, **given, dataset=dataset, tfds_dir="nothing")
-        assert xnli_data.languages("test") == ["en"]
+        given |= {"dataset": dataset, "tfds_dir": "nothing"}
+        run = configured.run(config, **runs.flags() | given)
+        assert data.languages(run, "test") == ["en"]
         assert "left out: ur" in capsys.readouterr().err
 
 
@@ -374,8 +313,8 @@ def test_flags_of_another_experiments_run_are_one_clear_error(
 
 
 def test_a_folder_goes_on_only_with_its_own_settings(runs, undisturbed, here):
-    use(runs, workdir="undisturbed", steps=STEPS, rate=1e-4)
-    with pytest.raises(errors.NebulaError, match=r"--rate=0\.002"):
+    use(runs, workdir="undisturbed", steps=STEPS, learning_rate=1e-4)
+    with pytest.raises(errors.NebulaError, match=r"--learning_rate=0\.002"):
         finetune_xnli.main()
 
 
@@ -415,13 +354,13 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
 
 
 # As xnli_warm.flags and Table 1 have it.
-WARM = {"freeze_embeddings": "true", "pooling": "mean", "operands": "bfloat16"}
+WARM = {"freeze_embeddings": "true", "pooling": "mean", "dtype": "bfloat16"}
 
 
 def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, capsys):
     """Frozen embeddings, mean pooling, bfloat16; the last step, half an epoch."""
     status, output = runs.run(
-        workdir="warm", epochs=0.5, select="last", export="true", **WARM
+        workdir="warm", epochs=0.5, checkpoint_selection="last", export="true", **WARM
     )
     assert status == 0, output
     trained = runs.state("warm", "finetune", 6)["best"]
@@ -447,8 +386,9 @@ def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, c
 
 @pytest.mark.slow
 def test_the_average_is_of_all_looks_since_the_warm_up_however_often_it_stopped(runs):
-    given = {"workdir": "mean", "select": "average", "warmup_share": 0.4, "steps": 12}
-    given |= {"checkpoint_every": 4, "dev_every": 4}  # 4 is before 4.8, 8 and 12 after
+    given = {"workdir": "mean", "checkpoint_selection": "average", "steps": 12}
+    # Of the evaluations, 4 is before step 4.8, 8 and 12 are after it.
+    given |= {"warmup_ratio": 0.4, "checkpoint_every": 4, "eval_every": 4}
     looks = {}
     process = runs.start(**given)
     folder = runs.folder / "mean" / "finetune" / "checkpoints"
@@ -490,9 +430,9 @@ def test_eval_only_reads_tfds_only_when_its_own_command_says_so(
     path.write_text(path.read_text().replace("=folder", "=tfds:xnli"))
     assert "--dataset=tfds:xnli" in path.read_text()
     calls = []
-    read = xnli_data.xnli_tfds.read
+    read = data.nli_tfds.read
     monkeypatch.setattr(
-        xnli_data.xnli_tfds,
+        data.nli_tfds,
         "read",
         lambda *at, **of: calls.append(at) or read(*at, **of),
     )
@@ -506,48 +446,3 @@ def test_eval_only_reads_tfds_only_when_its_own_command_says_so(
     assert len(calls) == (asked == "tfds:xnli")
     summary = json.loads((here / f"said_{asked}" / "summary.json").read_text())
     assert summary["pairs_from"] == "text"
-
-
-FLAGFILES = pathlib.Path(finetune_xnli.__file__).parent / "flags"
-
-
-def test_the_papers_flagfile_has_ernie_ms_recipe():
-    """algorithms.md, section 5; Baidu's script."""
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={FLAGFILES / 'xnli_paper.flags'}"])
-        xnli_config.check()
-        assert xnli_config.RATE.value == 5e-5
-        assert xnli_config.LAYER_DECAY.value == 0.8
-        assert xnli_config.WARMUP_SHARE.value == 0.1
-        assert xnli_config.EPOCHS.value == 5
-        assert shared_flags.BATCH_SIZE.value == 32
-        assert xnli_config.capacities()[-1] == 256
-        assert xnli_config.SELECT.value == "best"
-        assert len(xnli_config.languages()) == 15
-
-
-def test_the_small_flagfile_is_a_possible_run():
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={FLAGFILES / 'xnli_warm.flags'}"])
-        xnli_config.check()
-        assert xnli_config.OPERANDS.value == "bfloat16"
-        assert xnli_config.TRIM.value
-
-
-def test_a_language_at_chance_is_warned_of(capsys):
-    """From what a classifier said of the pairs to what a person reads."""
-    labels = np.repeat([0, 1, 2], [30, 20, 50]).astype(np.int32)
-    parts = dict.fromkeys(("en", "sw"), xnli_data.Part(None, labels))
-    right, always_first = np.eye(3)[labels], np.eye(3)[np.zeros(100, int)]
-    scores = xnli_report.evaluate(parts, {"en": right, "sw": always_first})
-    results = xnli_report.as_json(scores)
-    assert results["accuracy"] == {"en": 1.0, "sw": 0.3}
-    assert results["labels"] == {"en": [30, 20, 50], "sw": [30, 20, 50]}
-    assert results["predicted"] == {"en": [30, 20, 50], "sw": [100, 0, 0]}
-    markdown = xnli_report.results_markdown(results, "a table")
-    xnli_report.show(markdown, results["warnings"])
-    printed = capsys.readouterr()
-    warnings = [line for line in printed.err.splitlines() if "warning" in line]
-    assert len(warnings) == 2  # no better than chance, and one label for all
-    assert all(" sw" in line for line in warnings)
-    assert "100 / 0 / 0" in printed.out

@@ -3,10 +3,12 @@
 import pathlib
 from collections.abc import Sequence
 
+import configured
 import numpy as np
 import tiny_runs
 from flax import traverse_util
 
+from experiments.xnli import config
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import names
@@ -31,9 +33,9 @@ TINY = {
     "batch_size": 8,
     "eval_batch_size": 8,
     "steps": 12,
-    "dev_every": 4,
+    "eval_every": 4,
     "checkpoint_every": 3,
-    "rate": 2e-3,
+    "learning_rate": 2e-3,
     "log_every": 2,
     "devices_per_cluster": 1,
 }
@@ -118,6 +120,22 @@ def write_model(
     about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
     pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
     return folder
+
+
+def run_in(folder: pathlib.Path, **values) -> config.Run:
+    """A run's configuration.
+
+    Args:
+      folder: with `text` and `models/bert`; gets what is prepared.
+      values: flags that differ from TINY.
+    """
+    given = {
+        "data_dir": folder / "text",
+        "encoder": folder / "models" / "bert",
+        "prepared_dir": folder / "prepared",
+        "workdir": folder / "run",
+    }
+    return configured.run(config, **TINY | given | values)
 
 
 class Finetunings(tiny_runs.Runs):

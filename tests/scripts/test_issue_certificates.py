@@ -2,7 +2,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags
+from nebula_jax import errors
 from nebula_jax.security import tls
 from scripts import issue_certificates
 
@@ -13,7 +13,7 @@ def test_each_cluster_gets_credentials_that_load(tmp_path, capsys):
     names = ["discriminator", "generator:0"]
     with flagsaver.flagsaver(out=str(out), clusters=names):
         assert issue_certificates.main() == 0
-        with pytest.raises(shared_flags.FlagError, match="is there already"):
+        with pytest.raises(errors.SettingsError, match="is there already"):
             issue_certificates.main()
     tls.server_contexts(out / "discriminator")()
     tls.client_contexts(out / "generator-0")()
@@ -22,5 +22,5 @@ def test_each_cluster_gets_credentials_that_load(tmp_path, capsys):
 
 def test_names_are_needed():
     flags.FLAGS(["test"])
-    with pytest.raises(shared_flags.FlagError, match="are needed"):
+    with pytest.raises(errors.SettingsError, match="are needed"):
         issue_certificates.main()

@@ -6,7 +6,7 @@ import safetensors.numpy
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags
+from nebula_jax import errors
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from scripts import prepare_pretrained
@@ -97,7 +97,7 @@ def test_known_names_go_to_the_packages(monkeypatch, tmp_path, checkpoint, capsy
 
 def test_nothing_asked_for_is_an_error_that_says_what_there_is():
     with pytest.raises(
-        shared_flags.FlagError, match="e5-small, e5-small-enpt, minilm-l6"
+        errors.SettingsError, match="e5-small, e5-small-enpt, minilm-l6"
     ):
         run(model=[])
     with pytest.raises(pretrained.PretrainedError, match="no model 'e6'"):

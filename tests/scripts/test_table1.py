@@ -5,7 +5,6 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags
 from nebula_jax import errors
 from scripts import table1_xnli
 from scripts.tables import abnet_markdown, xnli_markdown
@@ -199,9 +198,9 @@ def test_scale_and_seeds_are_what_they_say():
         with flagsaver.flagsaver(seeds=given):
             assert table_runs.seeds(3) == want
     for given in ("x", "0", "1,1", "-1"):
-        refused = pytest.raises(shared_flags.FlagError, match="--seeds")
+        refused = pytest.raises(errors.SettingsError, match="--seeds")
         with flagsaver.flagsaver(seeds=given), refused:
             table_runs.seeds(3)
-    refused = pytest.raises(shared_flags.FlagError, match="there is small here")
+    refused = pytest.raises(errors.SettingsError, match="there is small here")
     with flagsaver.flagsaver(scale="huge"), refused:
         table_runs.scale(["small"])

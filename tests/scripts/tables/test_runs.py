@@ -5,7 +5,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags
+from nebula_jax import errors
 from scripts.tables import runs as table_runs
 
 
@@ -17,7 +17,7 @@ def test_the_text_is_the_given_folder_else_the_one_beside_the_repository(
     monkeypatch.setattr(table_runs, "BESIDE", tmp_path / "shared" / "data")
     with flagsaver.flagsaver(data_dir="given"):
         assert table_runs.data_dir() == "given"
-    with pytest.raises(shared_flags.FlagError, match="--data_dir is missing"):
+    with pytest.raises(errors.SettingsError, match="--data_dir is missing"):
         table_runs.data_dir()
     table_runs.BESIDE.mkdir(parents=True)
     assert table_runs.data_dir() == str(pathlib.Path("shared", "data"))

@@ -1,0 +1,117 @@
+"""The predictions of a classifier, and the test of a run that has ended.
+
+N pairs, C classes.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import shared_flags
+from experiments.xnli import config, data, models, report, restored
+from nebula_jax.data import length_buckets, nli
+from nebula_jax.models import classifier
+from nebula_jax.runtime import process
+from nebula_jax.runtime import report as run_report
+
+
+def probabilities(
+    predict: models.Predict,
+    params: Any,
+    parts: Mapping[str, data.Part],
+    text: data.Text,
+    batch_size: int,
+) -> dict[str, np.ndarray]:
+    """Predicts the labels of all pairs.
+
+    Args:
+      predict: from `models.predictor`.
+      params: all of them.
+      parts: language -> its N pairs.
+      text: that they are of.
+      batch_size: pairs at once.
+
+    Returns:
+      language -> [N, C] float32, probabilities.
+    """
+    found = {}
+    for language, part in parts.items():
+        batches = length_buckets.evaluation_batches(
+            text.buckets(part), batch_size, part.rows.lengths
+        )
+        pending = [
+            (batch, predict(params, text.input_ids(part, batch))) for batch in batches
+        ]
+        rows = np.zeros((len(part.labels), len(nli.LABELS)), np.float32)
+        for batch, values in pending:
+            rows[batch.indices[: batch.count]] = np.asarray(values)[: batch.count]
+        found[language] = rows
+    return found
+
+
+def dev_accuracy(
+    run: config.Run, predict: models.Predict, params: Any, text: data.Text
+) -> float:
+    """Returns the accuracy on English dev."""
+    dev = {config.ENGLISH: text.parts["dev"][config.ENGLISH]}
+    found = probabilities(predict, params, dev, text, run.local.eval_batch_size)
+    return report.evaluate(dev, found)[config.ENGLISH].accuracy
+
+
+def tested(
+    run: config.Run,
+    predict: models.Predict,
+    params: Any,
+    parts: Mapping[str, data.Part],
+    text: data.Text,
+) -> dict[str, np.ndarray]:
+    """Predicts as `probabilities` does; reports how long it took."""
+    with process.timed(f"testing {len(parts)} languages"):
+        return probabilities(predict, params, parts, text, run.local.eval_batch_size)
+
+
+def evaluate(run: config.Run, split: str, predictions_dir: str) -> int:
+    """Tests what a run trained, on the pairs of --data_dir.
+
+    Args:
+      run: that has ended, or stopped; its folder is `workdir`.
+      split: dev or test.
+      predictions_dir: folder to write to; if empty, one in the run's folder.
+
+    Returns:
+      The exit status.
+    """
+    languages = data.languages(run, split)
+    trained = restored.read(run)
+    model, tokenizer = models.load(run)
+    whole = trained.with_trained_rows(model)
+    text = data.read(run, {split: languages}, whole, tokenizer)
+    shape = models.describe(run, text)
+    mesh = shared_flags.mesh(run.agreed, run.local)
+    fresh = classifier.init(shape, jax.random.key(0), text.model)
+    params, _ = models.place(mesh, trained.as_classifier_params(fresh))
+    predict, parts = models.predictor(run, shape, mesh), text.parts[split]
+    found = tested(run, predict, params, parts, text)
+
+    folder = run.local.workdir / "evaluated" / f"{split}-{text.digest}"
+    out = pathlib.Path(predictions_dir or folder)
+    report.write_predictions(out, split, parts, found)
+    results = report.as_json(report.evaluate(parts, found))
+    run_report.write(
+        out / "summary.json",
+        {
+            "command": run_report.command(),
+            "commit": run_report.commit(),
+            "pairs_from": text.sources[split],
+            "selected_step": trained.step,
+            split: results,
+        },
+    )
+    title = report.title(split, run.agreed.encoder, trained.step)
+    report.show(report.results_markdown(results, title), results["warnings"])
+    print(f"all of it: {out}")
+    restored.export(run, trained)
+    return 0

@@ -1,0 +1,143 @@
+"""The encoder that an XNLI run begins with, and the classifier on it.
+
+B batch, L length, C classes, V rows of the table.
+"""
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from experiments.xnli import config, data
+from nebula_jax import errors
+from nebula_jax.data import tokenizers
+from nebula_jax.models import classifier, pretrained
+from nebula_jax.models.pretrained import folder as checkpoint_folder
+from nebula_jax.models.pretrained import packages
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import process
+from nebula_jax.training import classification, cut
+from nebula_jax.training import state as train_state
+
+Predict = Callable[[Any, Any], jax.Array]
+"""(parameters, input_ids [B, L]) -> [B, C] probabilities."""
+
+
+def encoder_folder(run: config.Run) -> pathlib.Path:
+    """Returns the checkpoint folder of --encoder, fetched if need be.
+
+    Raises:
+      errors.NebulaError: if it cannot be had.
+    """
+    name, prepared = run.agreed.encoder, run.local.pretrained_dir
+    return packages.checkpoint_of(name, prepared, process.message)
+
+
+def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
+    """Returns --encoder and its tokenizer.
+
+    Raises:
+      errors.NebulaError: if it is no checkpoint, its tokenizer is another model's, or
+        it has fewer positions than the longest row.
+    """
+    agreed, folder = run.agreed, encoder_folder(run)
+    model = pretrained.load(folder, dropout=agreed.encoder_dropout, dtype=agreed.dtype)
+    tokenizer = tokenizers.load(folder)
+    pretrained.check_tokenizer(model, tokenizer)
+    longest = agreed.length_buckets[-1]
+    if model.config.max_length < longest:
+        raise errors.SettingsError(
+            f"--length_buckets ends with {longest}; {folder} has"
+            f" {model.config.max_length} positions"
+        )
+    return model, tokenizer
+
+
+def fingerprints(run: config.Run) -> dict[str, str]:
+    """Returns digests of what a run is resumed and tested with only if unchanged."""
+    folder = encoder_folder(run)
+    return {
+        "encoder": checkpoint_folder.digest(folder),
+        "tokenizer": tokenizers.load(folder).digest,
+    }
+
+
+def describe(run: config.Run, text: data.Text) -> classifier.Config:
+    """Returns the classifier's configuration."""
+    return classifier.config(
+        text.model,
+        text.tokenizer,
+        pooling=run.agreed.pooling,
+        dropout=run.agreed.classifier_dropout,
+    )
+
+
+def split_params(
+    run: config.Run, shape: classifier.Config, text: data.Text
+) -> tuple[Any, Any]:
+    """Returns all parameters at step 0: the trained ones, the frozen ones."""
+    rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 0)
+    params = classifier.init(shape, rng, text.model)
+    is_frozen = run.agreed.freeze_embeddings
+    return cut.split(params, classification.is_trained if is_frozen else cut.everything)
+
+
+def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:
+    """Returns parameters on the mesh's devices, and their NamedShardings."""
+    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, params)
+    return jax.device_put(params, sharding), sharding
+
+
+def init(
+    run: config.Run,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    trained: Any,
+    text: data.Text,
+) -> mesh_lib.ShardedInit:
+    """Plans what a checkpoint has, at step 0.
+
+    The parameters of the selected step are in it, because a resumed run must know
+    them; and which pieces were kept, because trained rows of the table belong to them.
+
+    Args:
+      run: its configuration.
+      mesh: of this process.
+      optimizer: of the trained parameters.
+      trained: parameters to train.
+      text: with the kept pieces.
+    """
+
+    def make() -> dict[str, Any]:
+        rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 1)
+        return {
+            "state": train_state.create(trained, optimizer, rng),
+            "best": trained,
+            "selected_step": jnp.zeros((), jnp.int32),
+            "keep": jnp.asarray(text.keep),
+        }
+
+    return mesh_lib.sharded_init_from_arrays(mesh, make)
+
+
+def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:
+    """Returns the compiled classifier.
+
+    Raises:
+      errors.SettingsError: if the devices cannot share --eval_batch_size evenly.
+    """
+    size, shards = run.local.eval_batch_size, mesh.shape["data"]
+    if size % shards:
+        raise errors.SettingsError(
+            f"--eval_batch_size={size} cannot be split evenly over {shards} devices"
+        )
+    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    predict = jax.jit(
+        functools.partial(classification.predict, shape), out_shardings=everywhere
+    )
+    return lambda params, ids: predict(params, jax.device_put(ids, batch_at))

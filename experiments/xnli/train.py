@@ -1,0 +1,161 @@
+"""Fine-tuning on English pairs, and the test in all languages at its end."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments import shared_flags
+from experiments.xnli import config, data, evaluate, models, report, restored
+from experiments.xnli import selection as selection_lib
+from nebula_jax.data import length_buckets
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import pace
+from nebula_jax.runtime import checkpoints, process, progress, run_folder
+from nebula_jax.runtime import report as run_report
+from nebula_jax.training import classification, cut
+
+
+def train(run: config.Run) -> int:
+    """Trains to the end, tests the selected step, reports; returns the exit status."""
+    begin = time.monotonic()
+    text = _read_text(run)
+    pairs = text.parts["train"][config.ENGLISH]
+    batches = length_buckets.Schedule(
+        text.buckets(pairs), run.agreed.batch_size, run.agreed.seed
+    )
+    run = config.with_epochs(run, batches.steps_per_epoch)
+    agreed, local = run.agreed, run.local
+    saved = checkpoints.Checkpoints(
+        *(local.workdir, config.NAME, config.settings(agreed, text.digest)),
+        every=agreed.checkpoint_every,
+        fingerprints=models.fingerprints(run),
+    )
+    shared_flags.write_run_flags(local.workdir, run)
+
+    mesh = shared_flags.mesh(agreed, local)
+    batch_at = mesh_lib.batch_sharding(mesh)
+    shape = models.describe(run, text)
+    optimizer = config.optimizer(agreed, shape.encoder.layers)
+    trained, frozen = models.split_params(run, shape, text)
+    frozen, frozen_at = models.place(mesh, frozen)
+    fresh = models.init(run, mesh, optimizer, trained, text)
+    train_step = mesh_lib.jit_step(
+        functools.partial(classification.step, shape, optimizer),
+        fresh.sharding["state"],
+        inputs=(frozen_at, mesh_lib.BATCH, mesh_lib.BATCH),
+    )
+    predict = models.predictor(run, shape, mesh)
+
+    start = saved.newest
+    tree, position = saved.restore(start, fresh)
+    state, selection = tree["state"], selection_lib.restored(tree["best"], position)
+    commits = _commits(position)
+    del tree, trained  # the first step uses up what the state was made of
+    keep = jnp.asarray(text.keep)
+    record = progress.Progress(
+        *(local.workdir, config.NAME),
+        start=start,
+        steps=agreed.steps,
+        log_every=local.log_every,
+    )
+
+    def to_save() -> dict[str, Any]:
+        selected = jnp.asarray(selection.step, jnp.int32)
+        best = selection.params
+        return {"state": state, "best": best, "selected_step": selected, "keep": keep}
+
+    def position_now() -> dict[str, Any]:
+        return selection_lib.as_position(selection) | {"commits": commits}
+
+    interrupt = process.Interrupt().install()
+    interrupt.is_graceful = True
+    step = start
+    for step in pace.alone(start, agreed.steps, interrupt.requested):
+        batch = batches.batch(step - 1)
+        rows = (text.input_ids(pairs, batch), pairs.labels[batch.indices])
+        state, metrics = train_step(state, frozen, *jax.device_put(rows, batch_at))
+        record.step(step, metrics)
+        if agreed.is_evaluated(step):
+            params = cut.merge(state.params, frozen)
+            accuracy = evaluate.dev_accuracy(run, predict, params, text)
+            selection = selection_lib.select(
+                agreed, selection, step, accuracy, state.params
+            )
+            record.evaluation(step, {config.ENGLISH: {"accuracy": accuracy}})
+            print(f"{config.NAME}: English dev {accuracy:.2%}", flush=True)
+        if step < agreed.steps:
+            saved.after(step, to_save(), position_now)
+    # Before the last checkpoint: with that one no step is left to sum up.
+    record.finish(step, {"pairs": len(pairs.rows)})
+    saved.at_end(step, to_save(), position_now)
+    status = interrupt.exit_status(config.NAME, step, agreed.steps)
+    if status == 0:
+        if start < step or not (local.workdir / "summary.json").is_file():
+            params = cut.merge(selection.params, frozen)
+            found = evaluate.tested(run, predict, params, text.parts["test"], text)
+            _write(run, text, found, position_now(), begin, is_new=start < step)
+        _show(run)
+        left = restored.Trained(selection.params, text.keep, selection.step)
+        restored.export(run, left)
+    return status
+
+
+def _read_text(run: config.Run) -> data.Text:
+    languages = data.languages(run, "test")
+    model, tokenizer = models.load(run)
+    english = [config.ENGLISH]
+    wanted = {"train": english, "dev": english, "test": languages}
+    with process.timed("reading and tokenizing the pairs"):
+        return data.read(run, wanted, model, tokenizer)
+
+
+def _commits(position: Mapping[str, Any] | None) -> list[str]:
+    """Returns the commits that train the run, each once."""
+    before = position["commits"] if position else []
+    return list(dict.fromkeys([*before, run_report.commit()]))
+
+
+def _write(
+    run: config.Run,
+    text: data.Text,
+    probabilities: Mapping[str, Any],
+    position: Mapping[str, Any],
+    begin: float,
+    is_new: bool,
+) -> None:
+    """Writes predictions and summary.
+
+    Args:
+      run: that has ended.
+      text: its pairs.
+      probabilities: language -> [N, C] of the test pairs.
+      position: of the last checkpoint.
+      begin: when this command began, of time.monotonic.
+      is_new: True if this command trained some step.
+    """
+    folder, parts = run.local.workdir, text.parts["test"]
+    report.write_predictions(folder / "predictions", "test", parts, probabilities)
+    cluster = run_folder.of_cluster(folder, config.NAME)
+    seconds = time.monotonic() - begin
+    if not is_new:  # it was stopped after training
+        seconds += run_report.read_summary(cluster)["seconds"]
+    settings = {
+        **dataclasses.asdict(run.agreed),
+        "epochs": run.local.epochs,
+        "data_dir": run.local.data_dir,
+    }
+    scores = report.evaluate(parts, probabilities)
+    summary = report.summary(text, scores, position, settings, cluster, seconds)
+    run_report.write(folder / "summary.json", summary)
+
+
+def _show(run: config.Run) -> None:
+    folder = run.local.workdir
+    summary = run_report.read_summary(folder)
+    report.show(report.markdown(summary), summary["test"]["warnings"])
+    print(f"all of it: {folder / 'summary.json'}, {folder / 'predictions'}")
