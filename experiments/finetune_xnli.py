@@ -26,29 +26,23 @@ for _name in config.FLAGS:
 
 def main() -> int:
     """Trains and tests, or only tests."""
-    is_evaluation = flags.FLAGS["eval_only"].value
     earlier = flags.FLAGS["run"].value
-    if is_evaluation:
-        return _evaluate(earlier)
-    if earlier:
-        raise errors.SettingsError("--eval_only and --run=FOLDER go together")
-    run = config.from_flags()
-    config.check(run)
-    shared_flags.simulate_devices(run.local)
-    with run_folder.lock(run.local.workdir):
-        return train.train(run)
-
-
-def _evaluate(folder: str) -> int:
-    """Tests what the run of a folder trained, by its flags and this command's own."""
+    if not flags.FLAGS["eval_only"].value:
+        if earlier:
+            raise errors.SettingsError("--eval_only and --run=FOLDER go together")
+        run = config.from_flags()
+        config.check(run)
+        shared_flags.simulate_devices(run.local)
+        with run_folder.lock(run.local.workdir):
+            return train.train(run)
     # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
     dataset = flags.FLAGS["dataset"].value
-    shared_flags.parse_run(folder, "finetune_xnli")
+    shared_flags.parse_run(earlier, "finetune_xnli")
     run = config.with_agreed(config.from_flags(), dataset=dataset)
     config.check(run)
     shared_flags.simulate_devices(run.local)
-    values = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))
-    return evaluate.evaluate(run, *values)
+    split, out = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))
+    return evaluate.evaluate(run, split, out)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -45,26 +45,27 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.runtime import process, report
 from nebula_jax.security import tls
-from scripts.bench import interleave, transports
+from scripts.bench import config as bench_config
 from scripts.bench import report as bench_report
+from scripts.bench import transports
 from scripts.bench.transports import pair as pair_lib
 from scripts.bench.transports import worker
 from scripts.bench.transports.pair import Pair
 
-for key_flag in ("out", "rounds"):
-    flags.declare_key_flag(key_flag)
-NAMES = flags.DEFINE_list(
+flags.adopt_module_key_flags(bench_config)
+flags.declare_key_flag("out")
+flags.DEFINE_list(
     "transports", [], "Transports to measure; empty for all that are installed."
 )
-MEGABYTES = flags.DEFINE_float(
+flags.DEFINE_float(
     "megabytes",
     None,
     "Megabytes sent per measurement; 300 if not given, 25 with --netns.",
 )
-NETNS = flags.DEFINE_string(
+flags.DEFINE_string(
     "netns", "", "Rate of a line that the kernel shapes, such as 60mbit."
 )
-OVERLAP = flags.DEFINE_bool(
+flags.DEFINE_bool(
     "overlap", True, "Measures how much sending slows a computation down as well."
 )
 
@@ -78,6 +79,26 @@ SLOWDOWN_TARGET = 0.02  # at most
 
 Measure = Callable[[Pair], dict[str, float]]  # figure -> value
 Records = dict[str, dict[str, list[dict[str, float]]]]  # name -> measure -> rounds
+
+
+class Settings(NamedTuple):
+    """The settings of a benchmark, as its flags have them."""
+
+    transports: list[str]
+    """Names; empty for all that are installed."""
+    rounds: int
+    megabytes: float | None
+    """Sent per measurement; None for the default of the line."""
+    netns: str
+    """Rate of a line that the kernel shapes; empty for loopback."""
+    overlap: bool
+    """True to measure computing while sending as well."""
+
+    def sent(self) -> float:
+        """Returns the megabytes sent per measurement."""
+        if self.megabytes is not None:
+            return self.megabytes
+        return 25.0 if self.netns else 300.0
 
 
 class Bench:
@@ -100,12 +121,13 @@ class Bench:
 
 
 @contextlib.contextmanager
-def started(names: Sequence[str], line: str = "") -> Iterator[Bench]:
+def started(names: Sequence[str], line: str = "", netns: str = "") -> Iterator[Bench]:
     """Starts the transports' processes, lets them meet, and ends them.
 
     Args:
       names: in `transports.TRANSPORTS`.
       line: to be emulated, as in `wan.from_string`.
+      netns: rate of a line that the kernel shapes; empty for loopback.
     """
     bench = Bench()
     sizes = [*SIZES.values(), worker.SMALL]
@@ -115,7 +137,7 @@ def started(names: Sequence[str], line: str = "") -> Iterator[Bench]:
         done = False
         try:
             for name in names:
-                pair = Pair(name, sizes, path, line=line, netns=NETNS.value)
+                pair = Pair(name, sizes, path, line=line, netns=netns)
                 bench.pairs.append(pair)
             bench.each("meeting", Pair.met)
             yield bench
@@ -125,13 +147,13 @@ def started(names: Sequence[str], line: str = "") -> Iterator[Bench]:
                 pair.close(at_once=not done)
 
 
-def run_rounds(bench: Bench, measures: dict[str, Measure]) -> Records:
+def run_rounds(bench: Bench, measures: dict[str, Measure], rounds: int) -> Records:
     """Takes every measure of every transport, round by round, turn by turn."""
     records: Records = {
         pair.name: {what: [] for what in measures} for pair in bench.pairs
     }
-    for number in range(interleave.ROUNDS.value):
-        process.message(f"round {number + 1} of {interleave.ROUNDS.value}")
+    for number in range(rounds):
+        process.message(f"round {number + 1} of {rounds}")
         for what, measure in measures.items():
 
             def record(pair, what=what, measure=measure):
@@ -148,9 +170,9 @@ def verify(bench: Bench, sizes: Sequence[int]) -> None:
         bench.each("verify", lambda pair: pair.measure("verify", size=size, count=3))  # noqa: B023
 
 
-def throughput(pair: Pair, size: int) -> dict[str, float]:
+def throughput(pair: Pair, size: int, megabytes: float) -> dict[str, float]:
     """Measures GB/s, and CPU seconds per GB of both ends."""
-    count = max(1, round(_megabytes() * 1e6 / size))
+    count = max(1, round(megabytes * 1e6 / size))
     answers = pair.measure("stream", size=size, count=count)
     gigabytes = size * count / 1e9
     sender, receiver = answers["connect"]["cpu"], answers["listen"]["cpu"]
@@ -167,12 +189,6 @@ def round_trip(pair: Pair, one_core: bool = False) -> dict[str, float]:
     request = {"size": worker.SMALL, "count": ROUND_TRIPS, "one_core": one_core}
     answers = pair.measure("round_trips", **request)
     return {f"{name}_microseconds": answers["connect"][name] for name in ("p50", "p99")}
-
-
-def _megabytes() -> float:
-    if MEGABYTES.value is not None:
-        return MEGABYTES.value
-    return 25.0 if NETNS.value else 300.0
 
 
 def summarised(records: Records) -> dict[str, Any]:
@@ -231,25 +247,26 @@ def targets(records: Records) -> list[dict[str, Any]]:
     return found
 
 
-def on_loopback(names: Sequence[str]) -> dict[str, Any]:
+def on_loopback(names: Sequence[str], settings: Settings) -> dict[str, Any]:
     """Measures throughput, CPU, round trips, and overlap where a line is emulated."""
     measures: dict[str, Measure] = {
-        text: functools.partial(throughput, size=size) for text, size in SIZES.items()
+        text: functools.partial(throughput, size=size, megabytes=settings.sent())
+        for text, size in SIZES.items()
     }
     measures["round trip"] = round_trip
     measures["round trip, one core"] = functools.partial(round_trip, one_core=True)
     with started(names) as bench:
         verify(bench, [*SIZES.values(), worker.SMALL])
-        records = run_rounds(bench, measures)
+        records = run_rounds(bench, measures, settings.rounds)
     result = {
         "transports": summarised(records),
         "targets": targets(records),
         "left_out": bench.left_out,
     }
     emulating = [name for name in records if transports.TRANSPORTS[name].emulates]
-    if OVERLAP.value and emulating:
+    if settings.overlap and emulating:
         with started(emulating, line=EMULATED) as bench:
-            result["overlap"] = overlap(bench)
+            result["overlap"] = overlap(bench, settings.rounds)
         result["left_out"] |= bench.left_out
         for name, each in result["overlap"].items():
             text = f"{name}: CPU that sending takes from computing, 25 MB at {EMULATED}"
@@ -263,7 +280,7 @@ def on_loopback(names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def overlap(bench: Bench) -> dict[str, Any]:
+def overlap(bench: Bench, rounds: int) -> dict[str, Any]:
     """Measures how much slower the sender computes while it sends.
 
     Beside it `noise`: how much the same computation differs from itself when nothing is
@@ -273,7 +290,7 @@ def overlap(bench: Bench) -> dict[str, Any]:
 
     def measure(pair: Pair) -> None:
         process.message(f"overlap: {pair.name}")
-        request = {"size": SIZES["25 MB"], "rounds": interleave.ROUNDS.value}
+        request = {"size": SIZES["25 MB"], "rounds": rounds}
         answers = pair.measure("overlap", **request)
         alone, sending = answers["connect"]["alone"], answers["connect"]["sending"]
         around = [(before + after) / 2 for before, after in itertools.pairwise(alone)]
@@ -294,24 +311,24 @@ def overlap(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def on_a_shaped_line(names: Sequence[str]) -> dict[str, Any]:
+def on_a_shaped_line(names: Sequence[str], settings: Settings) -> dict[str, Any]:
     """Measures goodput in Mbit/s, from the first byte to the answer.
 
     Raises:
       errors.NebulaError: if this machine cannot shape such a line.
     """
-    script = [pair_lib.WAN_NETNS, NETNS.value, "--", "true", "--", "true"]
+    script = [pair_lib.WAN_NETNS, settings.netns, "--", "true", "--", "true"]
     probe = subprocess.run(script, capture_output=True, text=True)
     if probe.returncode:
-        raise errors.NebulaError(f"--netns={NETNS.value}: {probe.stderr.strip()}")
+        raise errors.NebulaError(f"--netns={settings.netns}: {probe.stderr.strip()}")
 
     def goodput(pair: Pair) -> dict[str, float]:
-        figures = throughput(pair, SIZES["25 MB"])
+        figures = throughput(pair, SIZES["25 MB"], settings.sent())
         return figures | {"megabits_per_second": figures["gigabytes_per_second"] * 8e3}
 
-    with started(names) as bench:
+    with started(names, netns=settings.netns) as bench:
         verify(bench, [SIZES["3 MB"], worker.SMALL])  # 25 MB take seconds here
-        records = run_rounds(bench, {"25 MB": goodput})
+        records = run_rounds(bench, {"25 MB": goodput}, settings.rounds)
     found = [
         target(
             f"{name}: 25 MB, goodput / tcp",
@@ -322,27 +339,27 @@ def on_a_shaped_line(names: Sequence[str]) -> dict[str, Any]:
         if transports.TRANSPORTS[name].reference and "tcp" in records
     ]
     return {
-        "rate": NETNS.value,
+        "rate": settings.netns,
         "transports": summarised(records),
         "targets": found,
         "left_out": bench.left_out,
     }
 
 
-def chosen() -> list[str]:
+def chosen(settings: Settings) -> list[str]:
     """Returns the names of the transports to measure.
 
     Raises:
       errors.SettingsError: for one that is unknown or not installed.
     """
     known = transports.TRANSPORTS
-    if not NAMES.value:
+    if not settings.transports:
         names = [name for name in known if known[name].is_installed]
-        if NETNS.value:  # those that have a target, and their references
+        if settings.netns:  # those that have a target, and their references
             targeted = [name for name in names if known[name].reference]
             names = [*(known[name].reference for name in targeted), *targeted]
         return names
-    for name in NAMES.value:
+    for name in settings.transports:
         if name not in known:
             raise errors.SettingsError(
                 f"--transports: no {name!r}; there are {', '.join(known)}"
@@ -352,25 +369,28 @@ def chosen() -> list[str]:
                 f"--transports: {name} needs {known[name].needs}, which is not"
                 " installed; see requirements-bench.txt"
             )
-    return list(dict.fromkeys(NAMES.value))
+    return list(dict.fromkeys(settings.transports))
 
 
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
-    names = chosen()
+    values = {name: flags.FLAGS[name].value for name in Settings._fields}
+    settings, out = Settings(**values), flags.FLAGS["out"].value
+    names = chosen(settings)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     start, load = time.monotonic(), os.getloadavg()[0]
-    result = on_a_shaped_line(names) if NETNS.value else on_loopback(names)
+    measure = on_a_shaped_line if settings.netns else on_loopback
+    result = measure(names, settings)
     result = {
         **report.provenance(time.monotonic() - start),
         "load_before_and_after": [load, os.getloadavg()[0]],
-        "rounds": interleave.ROUNDS.value,
+        "rounds": settings.rounds,
         "message_bytes": {**SIZES, "round trip": worker.SMALL},
         **result,
     }
     report.show(bench_report.bridge(result))
-    if flags.FLAGS.out:
-        report.write(pathlib.Path(flags.FLAGS.out), result)
+    if out:
+        report.write(pathlib.Path(out), result)
     return 1 if result["left_out"] else 0
 
 

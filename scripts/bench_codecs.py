@@ -25,16 +25,20 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
 from nebula_jax.runtime import report
+from scripts.bench import config as bench_config
 from scripts.bench import interleave
 from scripts.bench import report as bench_report
 
-for key_flag in ("out", "batch_size", "seed", "rounds"):
-    flags.declare_key_flag(key_flag)
-LENGTH = flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
-WIDTH = flags.DEFINE_integer("width", 768, "Width of the tensor.")
-SVD_ROUNDS = flags.DEFINE_integer(
+flags.adopt_module_key_flags(bench_config)
+for _name in ("out", "batch_size", "seed"):
+    flags.declare_key_flag(_name)
+flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
+flags.DEFINE_integer("width", 768, "Width of the tensor.")
+flags.DEFINE_integer(
     "svd_rounds", 3, "Rounds of svd beside jnp.linalg.svd, which is slow."
 )
+DEFAULTS = {"batch_size": 128, "rounds": 11}
+"""Shared flags whose default is this benchmark's own."""
 RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (
@@ -290,14 +294,16 @@ def bench(
 
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
-    shape = (flags.FLAGS.batch_size, LENGTH.value, WIDTH.value)
-    rounds, seed = interleave.ROUNDS.value, flags.FLAGS.seed
-    result = bench(shape, seed, rounds, SVD_ROUNDS.value)
+    shape = tuple(flags.FLAGS[name].value for name in ("batch_size", "length", "width"))
+    seed, rounds, svd_rounds, out = (
+        flags.FLAGS[name].value for name in ("seed", "rounds", "svd_rounds", "out")
+    )
+    result = bench(shape, seed, rounds, svd_rounds)
     report.show(bench_report.codecs(result))
-    if flags.FLAGS.out:
-        report.write(pathlib.Path(flags.FLAGS.out), result)
+    if out:
+        report.write(pathlib.Path(out), result)
     return 0
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, {"batch_size": 128, "rounds": 11})
+    shared_flags.run(main, DEFAULTS)

@@ -41,16 +41,19 @@ from nebula_jax.training import (
     sampling,
 )
 from nebula_jax.training import state as train_state
+from scripts.bench import config as bench_config
 from scripts.bench import interleave, pytorch
 from scripts.bench import report as bench_report
 from scripts.bench import shapes as bench_shapes
 
+flags.adopt_module_key_flags(bench_config)
 flags.declare_key_flag("out")
-flags.declare_key_flag("rounds")
-SMALL_SHAPES = flags.DEFINE_bool(
+flags.DEFINE_bool(
     "small_shapes", False, "Trains tiny shapes, to try the benchmark out."
 )
 
+DEFAULTS = {"rounds": 7}
+"""Shared flags whose default is this benchmark's own."""
 WARM = 1  # steps in each turn before the one that is timed
 LONGEST_BUCKET = 96  # tokens, of xnli_warm.flags
 PYTORCH_RATE = 1.0  # bfloat16 over PyTorch's float32, at least
@@ -347,26 +350,27 @@ def targets(measured: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     begin = time.monotonic()
+    is_small, rounds, out = (
+        flags.FLAGS[name].value for name in ("small_shapes", "rounds", "out")
+    )
     shapes = [FINE_TUNING, MLM]
-    if SMALL_SHAPES.value:
+    if is_small:
         shapes = [shape._replace(**SMALL) for shape in shapes]
     measured = []
     for shape in shapes:
-        process.message(
-            f"{shape.what}: compiling, then {interleave.ROUNDS.value} rounds"
-        )
-        measured.append(measure(shape, interleave.ROUNDS.value))
+        process.message(f"{shape.what}: compiling, then {rounds} rounds")
+        measured.append(measure(shape, rounds))
     result = {
         **report.provenance(time.monotonic() - begin),
-        "rounds": interleave.ROUNDS.value,
+        "rounds": rounds,
         "measured": measured,
         "targets": targets(measured),
     }
     report.show(bench_report.training(result))
-    if flags.FLAGS.out:
-        report.write(pathlib.Path(flags.FLAGS.out), result)
+    if out:
+        report.write(pathlib.Path(out), result)
     return 0
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, {"rounds": 7})
+    shared_flags.run(main, DEFAULTS)

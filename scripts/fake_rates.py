@@ -8,7 +8,6 @@ run is the M3 of `m3_xnli15_warm.flags`, in one process and shorter. Runs are do
 one after the other; after a stop, the same command goes on.
 """
 
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,13 +17,13 @@ from absl import flags
 from experiments import shared_flags
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime import report, run_folder
+from scripts.tables import config
 from scripts.tables import runs as table_runs
 
-for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
-    flags.declare_key_flag(key_flag)
-flags.declare_key_flag("seeds")
+for _name in config.FLAGS:
+    if _name != "scale":
+        flags.declare_key_flag(_name)
 
-NAME = "fake_rates"
 PRETRAINING = "m3_xnli15_warm"
 STEPS = 60
 
@@ -44,13 +43,13 @@ SETTINGS = (
 )
 
 
-def run_of(setting: Setting, seed: str) -> table_runs.Run:
+def run_of(setting: Setting, seed: str, table: config.Table) -> table_runs.Run:
     """Describes the M3 run of a setting."""
     return table_runs.Run(
         f"temperature{setting.temperature}-mask{setting.mask_rate}-seed{seed}",
         "experiments.pretrain_m3",
         (
-            *table_runs.base_arguments(table_runs.flagfile(PRETRAINING)),
+            *table.arguments(table_runs.flagfile(PRETRAINING)),
             *(
                 f"--temperature={setting.temperature}",
                 f"--mask_rate={setting.mask_rate}",
@@ -61,10 +60,16 @@ def run_of(setting: Setting, seed: str) -> table_runs.Run:
     )
 
 
-def gather(runs: table_runs.Runs, seeds: Sequence[str]) -> list[dict[str, Any]]:
+def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     """Gathers the table's rows; does the runs that have not been done."""
     return [
-        _row(setting, [runs.result(run_of(setting, seed))["summary"] for seed in seeds])
+        _row(
+            setting,
+            [
+                runs.result(run_of(setting, seed, table))["summary"]
+                for seed in table.seeds
+            ],
+        )
         for setting in SETTINGS
     ]
 
@@ -116,15 +121,15 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
-    seeds = table_runs.seeds(1)
-    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{NAME}")
-    with run_folder.lock(folder):
-        rows = gather(table_runs.Runs(folder, table_runs.summary_of), seeds)
+    table = config.from_flags("fake_rates")
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, table_runs.summary_of)
+        rows = gather(runs, table)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(row["seconds"] for row in rows)
-    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=seeds)
+    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=table.seeds)
     result = about | {"rows": rows}
-    table_runs.write(result, markdown(result), NAME)
+    table_runs.write(result, markdown(result), table.out)
     return 0
 
 

@@ -28,7 +28,7 @@ from scripts import fake_rates
 from scripts.bench import report as bench_report
 from scripts.tables import abnet_markdown, main_results, xnli_markdown
 
-COLLECT = flags.DEFINE_string(
+flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
 )
 
@@ -147,8 +147,9 @@ def front_page(root: pathlib.Path = ROOT) -> str:
 
 def main() -> int:
     """Takes in --collect, and writes both files."""
-    if COLLECT.value:
-        collect(pathlib.Path(COLLECT.value), EXPERIMENTS / "results")
+    run = flags.FLAGS["collect"].value
+    if run:
+        collect(pathlib.Path(run), EXPERIMENTS / "results")
     (EXPERIMENTS / "README.md").write_text(readme(), "utf-8")
     (ROOT / "README.md").write_text(front_page(), "utf-8")
     return 0

@@ -10,7 +10,6 @@ M3 in one cluster leaves, one fine-tuning counts for both. Runs are done once, o
 the other; after a stop, the same command goes on.
 """
 
-import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +19,11 @@ from experiments import shared_flags
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime import report, run_folder
-from scripts.tables import abnet_markdown, xnli_markdown
+from scripts.tables import abnet_markdown, config, xnli_markdown
 from scripts.tables import runs as table_runs
 
-for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
-    flags.declare_key_flag(key_flag)
-flags.adopt_module_key_flags(table_runs)
+for _name in config.FLAGS:
+    flags.declare_key_flag(_name)
 
 SEEDS = 3  # unless --seeds says otherwise
 WARM, SCRATCH = "m3_xnli15_warm", "m3_xnli15_tiny"
@@ -77,15 +75,15 @@ SCALES = {
 """Scale -> flagfile -> the flags that replace some of it."""
 
 
-def pretraining_run(row: Row, seed: str, scale: str) -> table_runs.Run:
+def pretraining_run(row: Row, seed: str, table: config.Table) -> table_runs.Run:
     """Describes the M3 run that makes a row's encoder."""
     flagfile = table_runs.flagfile(row.pretraining)
     return table_runs.Run(
         f"{row.pretraining}-{row.cluster}-seed{seed}",
         "experiments.pretrain_m3",
         (
-            *table_runs.base_arguments(flagfile),
-            *SCALES[scale][row.pretraining],
+            *table.arguments(flagfile),
+            *SCALES[table.scale][row.pretraining],
             *(f"--cluster={row.cluster}", f"--seed={seed}"),
         ),
         makes=table_runs.Folder(
@@ -105,40 +103,42 @@ def _discriminators_folder(row: Row) -> str:
 
 
 def fine_tuning_run(
-    row: Row, seed: str, scale: str, runs: table_runs.Runs
+    row: Row, seed: str, table: config.Table, runs: table_runs.Runs
 ) -> table_runs.Run:
     """Describes the run that measures a row's accuracies."""
     flagfile = table_runs.flagfile(FINE_TUNING)
     encoder, made_by = (), None
     if row.pretraining:
         encoder = (f"--encoder={runs.made(encoder_name(row, seed))}",)
-        made_by = pretraining_run(row, seed, scale)
+        made_by = pretraining_run(row, seed, table)
     kind = f"{row.pretraining}-{row.cluster}" if row.pretraining else "as_it_comes"
     return table_runs.Run(
         f"xnli-{kind}-seed{seed}",
         "experiments.finetune_xnli",
         (
-            *table_runs.base_arguments(flagfile),
-            *SCALES[scale][FINE_TUNING],
+            *table.arguments(flagfile),
+            *SCALES[table.scale][FINE_TUNING],
             *(*row.more, f"--seed={seed}", *encoder),
         ),
         after=made_by,
     )
 
 
-def gather(
-    runs: table_runs.Runs, seeds: Sequence[str], scale: str
-) -> list[dict[str, Any]]:
+def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     """Gathers the table's rows, of the runs that have ended."""
     rows = []
     for row in ROWS:
-        found = [runs.found(fine_tuning_run(row, seed, scale, runs)) for seed in seeds]
+        found = [
+            runs.found(fine_tuning_run(row, seed, table, runs)) for seed in table.seeds
+        ]
         summaries = [each["summary"] for each in found if each is not None]
         if not summaries:
             continue
         made = []
         if row.pretraining:
-            made = [runs.found(pretraining_run(row, seed, scale)) for seed in seeds]
+            made = [
+                runs.found(pretraining_run(row, seed, table)) for seed in table.seeds
+            ]
         spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
         rows.append(
             {
@@ -205,39 +205,37 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def work(runs: table_runs.Runs, seeds: Sequence[str], scale: str) -> None:
+def work(runs: table_runs.Runs, table: config.Table) -> None:
     """Does the runs that have not been done, seed by seed."""
-    for seed in seeds:
+    for seed in table.seeds:
         for row in ROWS:
             if row.pretraining:
-                runs.result(pretraining_run(row, seed, scale))
+                runs.result(pretraining_run(row, seed, table))
             like = None
             if row is ACROSS:
-                like = fine_tuning_run(IN_ONE, seed, scale, runs)
-            runs.result(fine_tuning_run(row, seed, scale, runs), like)
+                like = fine_tuning_run(IN_ONE, seed, table, runs)
+            runs.result(fine_tuning_run(row, seed, table, runs), like)
 
 
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
-    scale, seeds = table_runs.scale(list(SCALES)), table_runs.seeds(SEEDS)
-    name = f"table1_{scale}"
-    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{name}")
-    with run_folder.lock(folder):
-        runs = table_runs.Runs(folder, table_runs.summary_of)
-        work(runs, seeds, scale)
-        rows = gather(runs, seeds, scale)
+    table = config.from_flags("table1", list(SCALES), SEEDS)
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, table_runs.summary_of)
+        work(runs, table)
+        rows = gather(runs, table)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(
         row["seconds"] + sum(each["seconds"] for each in row["pretraining"])
         for row in rows
     )
     result = {
-        **report.provenance(seconds, commits=sorted(set(commits)), seeds=seeds),
+        **report.provenance(seconds, commits=sorted(set(commits)), seeds=table.seeds),
         "rows": rows,
         "targets": targets(rows),
     }
     markdown = xnli_markdown.table1(result, abnet_markdown.PAPER["table1"])
-    table_runs.write(result, markdown, name)
+    table_runs.write(result, markdown, table.out)
     return 0
 
 

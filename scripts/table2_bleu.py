@@ -26,13 +26,12 @@ from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.runtime import process, report, run_folder
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown
+from scripts.tables import abnet_markdown, config
 from scripts.tables import runs as table_runs
 
-for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
-    flags.declare_key_flag(key_flag)
-flags.adopt_module_key_flags(table_runs)
-PAIRS = flags.DEFINE_list(
+for _name in config.FLAGS:
+    flags.declare_key_flag(_name)
+flags.DEFINE_list(
     "pairs", ["es-en"], "Language pairs of the table: es-en, zh-en or both."
 )
 
@@ -81,7 +80,7 @@ def runs_of(
 
 
 def random_models(
-    folder: pathlib.Path, pair: str, settings: Mapping[str, str]
+    table: config.Table, pair: str, settings: Mapping[str, str]
 ) -> tuple[str, str]:
     """Writes models of random weights in the shapes of the pretrained ones.
 
@@ -89,14 +88,15 @@ def random_models(
     trained.
 
     Args:
-      folder: gets `PAIR-source` and `PAIR-target`.
+      table: its folder gets `random/PAIR-source` and `random/PAIR-target`.
       pair: languages, as in `es-en`.
       settings: of the flagfile.
 
     Returns:
       The two checkpoint folders.
     """
-    made_of = [table_runs.data_dir(), sorted(settings.items())]
+    folder = table.workdir / "random"
+    made_of = [table.data_dir, sorted(settings.items())]
     text = folder / f"{pair}-text-{text_folder.digest_of(made_of)[:12]}"
     names = settings.get("pair_sources", "")
     limits = [
@@ -104,7 +104,7 @@ def random_models(
         for each in ("max_pairs", "max_words")
     ]
     texts = parallel_side.split_parallel(
-        table_runs.data_dir(),
+        table.data_dir,
         tuple(pair.split("-")),
         text,
         names.split(",") if names else None,
@@ -115,7 +115,7 @@ def random_models(
         out = folder / f"{pair}-{side}"
         name = settings[f"{side}_model"]
         whole = packages.prepare(
-            name, pathlib.Path(flags.FLAGS.pretrained_dir), process.message
+            name, pathlib.Path(table.pretrained_dir), process.message
         )
         tokenizer = tokenizers.load(whole)
         train = parallel_side.read(parallel_side.path(side_text, "train")).texts
@@ -177,21 +177,20 @@ def gather(
 
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
-    scale, seeds = table_runs.scale(["tiny"]), table_runs.seeds(abnet_runs.SEEDS)
-    name = f"table2_{scale}"
-    flagfile = table_runs.flagfile(f"abnet_table5_{scale}")
+    pairs = flags.FLAGS["pairs"].value
+    table = config.from_flags("table2", ["tiny"], abnet_runs.SEEDS)
+    flagfile = table_runs.flagfile(f"abnet_table5_{table.scale}")
     settings = table_runs.settings(flagfile)
     settings = {flag: each for flag, each in settings.items() if flag != "pair"}
-    base = table_runs.base_arguments(flagfile)
-    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{name}")
-    with run_folder.lock(folder):
-        runs = table_runs.Runs(folder, abnet_runs.figures)
+    base = table.arguments(flagfile)
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, abnet_runs.figures)
         chosen = []
-        for pair in PAIRS.value:
-            models = random_models(folder / "random", pair, settings)
+        for pair in pairs:
+            models = random_models(table, pair, settings)
             chosen += [
                 (method, pair, seed, runs_of(method, pair, seed, base, models))
-                for seed in seeds
+                for seed in table.seeds
                 for method in METHODS
             ]
         for *_, run in chosen:
@@ -199,9 +198,9 @@ def main() -> int:
         rows = gather(runs, chosen)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(row["seconds"] for row in rows)
-    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=seeds)
+    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=table.seeds)
     result = about | {"rows": rows}
-    table_runs.write(result, abnet_markdown.table2(result), name)
+    table_runs.write(result, abnet_markdown.table2(result), table.out)
     return 0
 
 

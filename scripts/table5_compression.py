@@ -11,7 +11,6 @@ the rate and delay of that line follow; all others use the same line.
 """
 
 import itertools
-import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,14 +26,13 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, wan
 from nebula_jax.runtime import report, run_folder
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, figures
+from scripts.tables import abnet_markdown, config, figures
 from scripts.tables import runs as table_runs
 
-for key_flag in ("out", "data_dir", "workdir", "pretrained_dir", "prepared_dir"):
-    flags.declare_key_flag(key_flag)
-flags.adopt_module_key_flags(table_runs)
-ROWS = flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
-STAGES = flags.DEFINE_list(
+for _name in config.FLAGS:
+    flags.declare_key_flag(_name)
+flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
+flags.DEFINE_list(
     "stages",
     ["quality", "speed", "start"],
     "Stages of the work: quality measures BLEU, speed seconds and bytes, start is"
@@ -374,24 +372,23 @@ def work(
 
 def main() -> int:
     """Does the missing runs; writes the table and its figures, and prints it."""
-    name = f"table5_{table_runs.scale(['tiny'])}"
-    flagfile = table_runs.flagfile(f"abnet_{name}")
+    names, stages = (flags.FLAGS[name].value for name in ("rows", "stages"))
+    table = config.from_flags("table5", ["tiny"], abnet_runs.SEEDS)
+    flagfile = table_runs.flagfile(f"abnet_{table.name}")
     settings = table_runs.settings(flagfile)
     known = [row.name for row in rows(settings)]
-    for given in ROWS.value:
+    for given in names:
         if given not in known:
             raise errors.SettingsError(
                 f"--rows: no {given}; there are {', '.join(known)}"
             )
-    base = table_runs.base_arguments(flagfile)
-    seeds = table_runs.seeds(abnet_runs.SEEDS)
-    folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{name}")
-    with run_folder.lock(folder):
-        runs = table_runs.Runs(folder, abnet_runs.figures)
-        work(runs, settings, base, seeds, STAGES.value, ROWS.value)
-        result = gather(runs, settings, base, seeds)
-    out = table_runs.write(result, abnet_markdown.table5(result), name)
-    figures.draw(result, out.parent, out.stem)
+    base = table.arguments(flagfile)
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, abnet_runs.figures)
+        work(runs, settings, base, table.seeds, stages, names)
+        result = gather(runs, settings, base, table.seeds)
+    table_runs.write(result, abnet_markdown.table5(result), table.out)
+    figures.draw(result, table.out.parent, table.out.stem)
     return 0
 
 

@@ -41,7 +41,7 @@ class Text(NamedTuple):
     parts: dict[str, dict[str, Part]]
     """Split -> language -> pairs."""
     digest: str
-    """Of the texts as they were read."""
+    """Identifies the texts as they were read."""
     sources: dict[str, str]
     """Split -> where its pairs are from."""
     length_buckets: tuple[int, ...]

@@ -9,11 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from absl import flags
-
-ROUNDS = flags.DEFINE_integer(
-    "rounds", 5, "Rounds that a figure is the median of.", lower_bound=1
-)
 
 
 def time_runs(

@@ -16,23 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.runtime import process, report
+from scripts.tables import config
 
-SCALE = flags.DEFINE_string(
-    "scale", "", "Size of the runs; a table names its sizes in an error at any other."
-)
-SEEDS = flags.DEFINE_string(
-    "seeds",
-    "",
-    "Seeds that each row is the mean of: their number, or a list such as 0,1,2.",
-)
-
-FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
-BESIDE = FOLDER.parents[1] / "shared" / "data"
 LOG_LINES = 12  # of a failed run, in the error
 UNDER_WAY = "under_way.json"
 """The file in the folder of a run that has not ended: its identity, and its seconds so
@@ -245,56 +233,17 @@ def summary_of(run: Run, workdir: pathlib.Path) -> dict[str, Any]:
     return {"summary": report.read_summary(workdir)}
 
 
-def write(result: Mapping[str, Any], markdown: str, name: str) -> pathlib.Path:
-    """Writes a table's record to --out or into the results, and prints its Markdown.
+def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
+    """Writes a table's record, and prints its Markdown.
 
     Args:
       result: the record.
       markdown: of the record.
-      name: of the table.
-
-    Returns:
-      The record's file.
+      out: the record's file.
     """
-    out = pathlib.Path(flags.FLAGS.out or FOLDER / "results" / f"{name}.json")
     report.write(out, result)
     report.show(markdown)
     print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
-    return out
-
-
-def scale(known: Sequence[str]) -> str:
-    """Returns --scale, by default the first that is known.
-
-    Raises:
-      errors.SettingsError: at another.
-    """
-    if SCALE.value and SCALE.value not in known:
-        raise errors.SettingsError(
-            f"--scale={SCALE.value}: there is {', '.join(known)} here"
-        )
-    return SCALE.value or known[0]
-
-
-def seeds(count: int) -> list[str]:
-    """Returns --seeds, by default 0 to `count` - 1.
-
-    Raises:
-      errors.SettingsError: if it is neither a number nor a list of them.
-    """
-    given = SEEDS.value or str(count)
-    parts = [part.strip() for part in given.split(",")]
-    if parts[1:] and not parts[-1]:  # `5,` is the seed 5
-        del parts[-1]
-    if not all(part.isdecimal() for part in parts):
-        raise errors.SettingsError(
-            f"--seeds={given}: expected a number of seeds, or seeds such as 0,1,2"
-        )
-    if "," not in given:
-        parts = [str(seed) for seed in range(int(given))]
-    if not parts or len(set(parts)) != len(parts):
-        raise errors.SettingsError(f"--seeds={given}: at least one, each once")
-    return parts
 
 
 def identity(run: Run) -> str:
@@ -326,31 +275,4 @@ def settings(flagfile: pathlib.Path) -> dict[str, str]:
 
 def flagfile(name: str) -> pathlib.Path:
     """Returns a flagfile of this repository, relative to the working directory."""
-    return pathlib.Path(os.path.relpath(FOLDER / "flags" / f"{name}.flags"))
-
-
-def data_dir() -> str:
-    """Returns --data_dir; if it is not given, `shared/data` beside the repository.
-
-    Raises:
-      errors.SettingsError: if neither is there.
-    """
-    given = flags.FLAGS.data_dir
-    if not given.startswith("package:"):
-        return given
-    if BESIDE.is_dir():
-        return os.path.relpath(BESIDE)
-    raise errors.SettingsError(
-        "--data_dir is missing: a text folder (see README.md) with translations and"
-        f" sentence pairs, of which {given} has none"
-    )
-
-
-def base_arguments(flagfile: pathlib.Path) -> tuple[str, ...]:
-    """Returns the flags of all runs of a table."""
-    return (
-        f"--flagfile={flagfile}",
-        f"--data_dir={data_dir()}",
-        f"--pretrained_dir={flags.FLAGS.pretrained_dir}",
-        f"--prepared_dir={flags.FLAGS.prepared_dir}",
-    )
+    return pathlib.Path(os.path.relpath(config.FOLDER / "flags" / f"{name}.flags"))

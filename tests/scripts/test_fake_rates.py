@@ -1,9 +1,7 @@
 import json
-import pathlib
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+import tiny_tables
 
 from experiments.m3 import report as m3_report
 from scripts import fake_rates
@@ -38,15 +36,14 @@ class Stub:
 
 @pytest.fixture
 def gather(tmp_path, monkeypatch):
-    flags.FLAGS(["test"])
     monkeypatch.chdir(tmp_path)
 
     def run(stub):
-        runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, stub)
-        return fake_rates.gather(runs, ["0", "1"])
+        table = tiny_tables.table()
+        runs = table_runs.Runs(table.workdir, table_runs.summary_of, stub)
+        return fake_rates.gather(runs, table)
 
-    with flagsaver.flagsaver(data_dir="text"):
-        yield run
+    return run
 
 
 def test_every_setting_is_run_once_a_seed_in_one_process(gather):

@@ -2,8 +2,7 @@ import json
 import pathlib
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+import tiny_tables
 
 from nebula_jax import errors
 from scripts import table1_xnli
@@ -70,16 +69,15 @@ def _flag(run, name):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder in which the table is made."""
-    flags.FLAGS(["test"])
     monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver(data_dir="text"):
-        yield tmp_path
+    return tmp_path
 
 
 def run_all(stub, seeds=("0", "1")):
-    runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, stub)
-    table1_xnli.work(runs, seeds, "small")
-    return table1_xnli.gather(runs, seeds, "small")
+    table = tiny_tables.table(scale="small", seeds=seeds)
+    runs = table_runs.Runs(table.workdir, table_runs.summary_of, stub)
+    table1_xnli.work(runs, table)
+    return table1_xnli.gather(runs, table)
 
 
 def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
@@ -137,7 +135,9 @@ def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
 
 
 def test_an_encoder_made_again_replaces_the_old_one(here):
-    run = table1_xnli.pretraining_run(table1_xnli.ROWS[1], "0", "small")
+    run = table1_xnli.pretraining_run(
+        table1_xnli.ROWS[1], "0", tiny_tables.table(scale="small")
+    )
     runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, Stub())
     for _ in range(2):
         made = runs.made(run.makes.name)
@@ -185,22 +185,3 @@ def test_m3_across_clusters_too_far_from_one_cluster_is_told():
     assert found["value"] == pytest.approx(1.0)
     assert not found["met"]
     assert table1_xnli.targets(rows[:2]) == []
-
-
-def test_scale_and_seeds_are_what_they_say():
-    flags.FLAGS(["test"])
-    for given, want in (
-        ("", ["0", "1", "2"]),
-        ("2", ["0", "1"]),
-        ("0,7", ["0", "7"]),
-        ("5,", ["5"]),
-    ):
-        with flagsaver.flagsaver(seeds=given):
-            assert table_runs.seeds(3) == want
-    for given in ("x", "0", "1,1", "-1"):
-        refused = pytest.raises(errors.SettingsError, match="--seeds")
-        with flagsaver.flagsaver(seeds=given), refused:
-            table_runs.seeds(3)
-    refused = pytest.raises(errors.SettingsError, match="there is small here")
-    with flagsaver.flagsaver(scale="huge"), refused:
-        table_runs.scale(["small"])

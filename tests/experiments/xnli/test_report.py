@@ -2,25 +2,6 @@ import numpy as np
 
 from experiments.xnli import data, report
 
-
-def test_a_language_at_chance_is_warned_of(capsys):
-    """From a classifier's predictions to what a person reads."""
-    labels = np.repeat([0, 1, 2], [30, 20, 50]).astype(np.int32)
-    parts = dict.fromkeys(("en", "sw"), data.Part(None, labels))
-    right, always_first = np.eye(3)[labels], np.eye(3)[np.zeros(100, int)]
-    scores = report.evaluate(parts, {"en": right, "sw": always_first})
-    results = report.as_json(scores)
-    assert results["accuracy"] == {"en": 1.0, "sw": 0.3}
-    assert results["labels"] == {"en": [30, 20, 50], "sw": [30, 20, 50]}
-    assert results["predicted"] == {"en": [30, 20, 50], "sw": [100, 0, 0]}
-    report.show(report.results_markdown(results, "a table"), results["warnings"])
-    printed = capsys.readouterr()
-    warnings = [line for line in printed.err.splitlines() if "warning" in line]
-    assert len(warnings) == 2  # no better than chance, and one label for all
-    assert all(" sw" in line for line in warnings)
-    assert "100 / 0 / 0" in printed.out
-
-
 LABELS = {"entailment": 2, "neutral": 3, "contradiction": 5}
 
 
@@ -70,3 +51,21 @@ def test_the_markdown_holds_command_commit_hardware_time_seed_and_every_figure()
 def test_a_resumed_run_states_the_part_that_its_time_is_of():
     block = report.markdown(summary(first_step=61))
     assert "The run was resumed after step 60: minutes and tokens/s are of" in block
+
+
+def test_a_language_at_chance_is_warned_of(capsys):
+    """From a classifier's predictions to what a person reads."""
+    labels = np.repeat([0, 1, 2], [30, 20, 50]).astype(np.int32)
+    parts = dict.fromkeys(("en", "sw"), data.Part(None, labels))
+    right, always_first = np.eye(3)[labels], np.eye(3)[np.zeros(100, int)]
+    scores = report.evaluate(parts, {"en": right, "sw": always_first})
+    results = report.as_json(scores)
+    assert results["accuracy"] == {"en": 1.0, "sw": 0.3}
+    assert results["labels"] == {"en": [30, 20, 50], "sw": [30, 20, 50]}
+    assert results["predicted"] == {"en": [30, 20, 50], "sw": [100, 0, 0]}
+    report.show(report.results_markdown(results, "a table"), results["warnings"])
+    printed = capsys.readouterr()
+    warnings = [line for line in printed.err.splitlines() if "warning" in line]
+    assert len(warnings) == 2  # no better than chance, and one label for all
+    assert all(" sw" in line for line in warnings)
+    assert "100 / 0 / 0" in printed.out

@@ -1,0 +1,128 @@
+"""The configuration of a table: its flags, and the values that are passed on."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags
+
+from nebula_jax import errors
+
+flags.DEFINE_string(
+    "scale", "", "Size of the runs; a table names its sizes in an error at any other."
+)
+flags.DEFINE_string(
+    "seeds",
+    "",
+    "Seeds that each row is the mean of: their number, or a list such as 0,1,2.",
+)
+
+FLAGS = (
+    *("scale", "seeds", "out", "data_dir", "workdir", "pretrained_dir"),
+    "prepared_dir",
+)
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
+BESIDE = FOLDER.parents[1] / "shared" / "data"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """The configuration of one table."""
+
+    name: str
+    """Such as table5_tiny."""
+    scale: str
+    """Size of the runs; empty if there is one only."""
+    seeds: tuple[str, ...]
+    workdir: pathlib.Path
+    """The table's own folder."""
+    out: pathlib.Path
+    """File of the record."""
+    data_dir: str
+    """A text folder."""
+    prepared_dir: str
+    pretrained_dir: str
+
+    def arguments(self, flagfile: pathlib.Path) -> tuple[str, ...]:
+        """Returns the flags that all runs of a flagfile begin with."""
+        return (
+            f"--flagfile={flagfile}",
+            f"--data_dir={self.data_dir}",
+            f"--pretrained_dir={self.pretrained_dir}",
+            f"--prepared_dir={self.prepared_dir}",
+        )
+
+
+def from_flags(name: str, scales: Sequence[str] = (), seeds: int = 1) -> Table:
+    """Returns the flags as values; for `main`.
+
+    Args:
+      name: of the table, without its scale.
+      scales: that it has; the first is its default.
+      seeds: their default number.
+
+    Raises:
+      errors.SettingsError: at what cannot work.
+    """
+    given = flags.FLAGS
+    size = scale(given["scale"].value, scales) if scales else ""
+    name = f"{name}_{size}" if size else name
+    return Table(
+        name=name,
+        scale=size,
+        seeds=seed_list(given["seeds"].value, seeds),
+        workdir=pathlib.Path(given["workdir"].value or f"runs/{name}"),
+        out=pathlib.Path(given["out"].value or FOLDER / "results" / f"{name}.json"),
+        data_dir=data_dir(given["data_dir"].value),
+        prepared_dir=given["prepared_dir"].value,
+        pretrained_dir=given["pretrained_dir"].value,
+    )
+
+
+def scale(given: str, known: Sequence[str]) -> str:
+    """Returns --scale, by default the first that is known.
+
+    Raises:
+      errors.SettingsError: at another.
+    """
+    if given and given not in known:
+        raise errors.SettingsError(f"--scale={given}: there is {', '.join(known)} here")
+    return given or known[0]
+
+
+def seed_list(given: str, count: int) -> tuple[str, ...]:
+    """Returns --seeds, by default 0 to `count` - 1.
+
+    Raises:
+      errors.SettingsError: if it is neither a number nor a list of them.
+    """
+    given = given or str(count)
+    parts = [part.strip() for part in given.split(",")]
+    if parts[1:] and not parts[-1]:  # `5,` is the seed 5
+        del parts[-1]
+    if not all(part.isdecimal() for part in parts):
+        raise errors.SettingsError(
+            f"--seeds={given}: expected a number of seeds, or seeds such as 0,1,2"
+        )
+    if "," not in given:
+        parts = [str(seed) for seed in range(int(given))]
+    if not parts or len(set(parts)) != len(parts):
+        raise errors.SettingsError(f"--seeds={given}: at least one, each once")
+    return tuple(parts)
+
+
+def data_dir(given: str) -> str:
+    """Returns --data_dir; if it is not given, `shared/data` beside the repository.
+
+    Raises:
+      errors.SettingsError: if neither is there.
+    """
+    if not given.startswith("package:"):
+        return given
+    if BESIDE.is_dir():
+        return os.path.relpath(BESIDE)
+    raise errors.SettingsError(
+        "--data_dir is missing: a text folder (see README.md) with translations and"
+        f" sentence pairs, of which {given} has none"
+    )

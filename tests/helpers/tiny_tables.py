@@ -1,0 +1,25 @@
+"""Configurations of tables, without a command line."""
+
+import pathlib
+from typing import Any
+
+from scripts.tables import config
+
+
+def table(**values: Any) -> config.Table:
+    """Returns a table's configuration in the working directory.
+
+    Args:
+      values: fields that differ from what stands here.
+    """
+    given = {
+        "name": "table",
+        "scale": "",
+        "seeds": ("0", "1"),
+        "workdir": pathlib.Path("table"),
+        "out": pathlib.Path("table.json"),
+        "data_dir": "text",
+        "prepared_dir": "prepared",
+        "pretrained_dir": "pretrained",
+    }
+    return config.Table(**given | values)
