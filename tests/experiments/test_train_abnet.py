@@ -19,7 +19,7 @@ RUN = {"steps": STEPS, "checkpoint_every": STEPS}
 # All sentences in one shape, which is soon compiled.
 ALIKE = {
     "data_dir": "alike",
-    "buckets": "8",
+    "length_buckets": "8",
     "objective": "ar",
     "tls": "off",
     "source_model": "models/shallow_spanish",
@@ -59,12 +59,12 @@ def assert_equal_params(got, want):
 
 
 def test_the_split_run_equals_the_whole(runs, split):
-    """Done when 3: parameters equal within 1e-5 after 5 steps."""
+    """Parameters are equal within 1e-5 after 5 steps."""
     status, output = runs.run(workdir="whole", cluster="whole", **RUN)
     assert status == 0, output
     assert_equal_params(runs.sides("split", STEPS), runs.sides("whole", STEPS))
     scores = [
-        metrics.read(runs.folder / name)[-1]["held_back_bleu"]
+        metrics.read(runs.folder / name)[-1]["held_out_bleu"]
         for name in ("split/target", "whole/whole")
     ]
     assert scores[0].keys() == {"dev", "test"}
@@ -100,7 +100,7 @@ def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs)
     ],
 )
 def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, forward, backward):
-    flags = {"steps": 17, "checkpoint_every": 17, "buckets": "8,16"}
+    flags = {"steps": 17, "checkpoint_every": 17, "length_buckets": "8,16"}
     flags |= {"forward_codec": forward, "backward_codec": backward}
     name = forward.partition("(")[0].replace("|", "-")
     for cluster in ("all", "whole"):
