@@ -168,7 +168,7 @@ def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float 
     if isinstance(made, selector.Selector):
         return None
     rows = int(settings["batch_size"]) // int(settings["micro_batches"])
-    length = int(settings["buckets"].split(",")[-1])
+    length = int(settings["length_buckets"].split(",")[-1])
     spec = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
     return codec_lib.ratio(made, spec)
 

@@ -20,7 +20,7 @@ SETTINGS = {
     "batch_size": "16",
     "micro_batches": "2",
     "max_pairs": "64",
-    "buckets": "12",
+    "length_buckets": "12",
 }
 PADDED = 1000.0
 LINE = {
