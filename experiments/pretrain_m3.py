@@ -74,7 +74,7 @@ def _run_here() -> int:
         if not is_whole:
             launch = stack.enter_context(launcher.prepared(names))
         overrides = {
-            "generators": language_mixture.write_groups(owners),
+            "generators": language_mixture.format_groups(owners),
             "vocabulary": str(m3_data.shared_vocabulary(owners)),
             "workdir": str(shared_flags.workdir()),
         }

@@ -100,7 +100,7 @@ class Translator:
         longest = abnet_config.buckets()[-1]
         words = self._source.words
         names = [f"line-{number}" for number in range(1, len(lines) + 1)]
-        rows = ragged_rows.tokenise(
+        rows = ragged_rows.tokenize(
             parallel_side.Side(names, [line or NOTHING for line in lines]),
             words,
             longest,
@@ -109,7 +109,7 @@ class Translator:
             after=(words.special.sep,),
             truncate=True,
         )
-        for remark in rows.remarks():
+        for remark in rows.warnings():
             lifecycle.say(remark)
         buckets = length_buckets.bucket_of(rows.lengths, abnet_config.buckets())
         found = [""] * len(lines)

@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments import lifecycle, shared_flags
 from experiments.abnet import data as abnet_data
-from nebula_jax.data import parallel_side
+from nebula_jax.data import parallel_side, split_parallel
 from scripts.out import OUT
 
 for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"):
@@ -24,7 +24,7 @@ def main() -> int:
     if not OUT.value:
         raise shared_flags.FlagError("--out=FOLDER is needed: where the two sides go")
     languages = abnet_data.languages()
-    folders = parallel_side.split_parallel(
+    folders = split_parallel.split(
         shared_flags.DATA_DIR.value,
         languages,
         pathlib.Path(OUT.value),

@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from experiments import lifecycle, saved, shared_flags
 from experiments.abnet import config as abnet_config
 from experiments.abnet import data as abnet_data
+from nebula_jax import files
 from nebula_jax.data import length_buckets, parallel_side, tokenizers
-from nebula_jax.data import text_folder as corpora
 from nebula_jax.models import abnet, abnet_params, pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
@@ -65,10 +65,10 @@ def load(folder: pathlib.Path, layers: int = 0) -> Plm:
         )
     words = tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)
-    files = [corpora.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    digests = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    return Plm(model, words, corpora.digest_of([words.digest, *files, layers]))
+    return Plm(model, words, files.digest_of([words.digest, *digests, layers]))
 
 
 def load_source() -> Plm:
@@ -100,7 +100,7 @@ def prepare_target(text_folder: pathlib.Path) -> None:
     train_file = parallel_side.path(text_folder, "train")
     layers = abnet_config.TARGET_LAYERS.value
     whole = load(source, layers)
-    made_of = [whole.digest, corpora.digest(train_file)]
+    made_of = [whole.digest, files.digest(train_file)]
     if "mlm_head" not in whole.model.params:
         made_of += [abnet_config.HEAD_STEPS.value, abnet_config.OBJECTIVE.value]
         made_of += [shared_flags.SEED.value, abnet_config.DTYPE.value]

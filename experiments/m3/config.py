@@ -156,7 +156,7 @@ def settings(
 ) -> dict[str, Any]:
     """What a Hello compares, and a checkpoint is checked against."""
     values = {f"--{name}": flags.FLAGS[name].value for name in AGREED}
-    values["--generators"] = language_mixture.write_groups(owners)
+    values["--generators"] = language_mixture.format_groups(owners)
     values["vocabulary"] = vocabulary.digest[:16]
     for name in AGREED_IF_SET:
         if flags.FLAGS[name].value != flags.FLAGS[name].default:

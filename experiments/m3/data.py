@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments import lifecycle, shared_flags
 from experiments.m3 import config as m3_config
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.data import (
     django_messages,
     language_mixture,
@@ -91,7 +91,7 @@ def shared_vocabulary(owners: list[list[str]]) -> pathlib.Path:
         return pathlib.Path(m3_config.VOCABULARY.value)
     data_dir = text_folder()
     texts = [
-        corpora.digest(corpora.mono_path(data_dir, language, "train"))
+        files.digest(corpora.mono_path(data_dir, language, "train"))
         for group in owners
         for language in group
     ]
@@ -101,7 +101,7 @@ def shared_vocabulary(owners: list[list[str]]) -> pathlib.Path:
     if m3_config.HOT_START.value:
         made_from.append(tokenizers.load(m3_config.hot_start_folder()).digest)
         suffix = ""
-    name = f"vocabulary-{corpora.digest_of(made_from)}{suffix}"
+    name = f"vocabulary-{files.digest_of(made_from)}{suffix}"
     path = pathlib.Path(shared_flags.PREPARED_DIR.value) / name
     if not path.exists():
         mixes = language_mixture.parse_tasks(m3_config.TASKS.value, owners)
@@ -163,8 +163,8 @@ class GeneratorText:
     def __init__(self, owners: list[list[str]], index: int, data, seed: int):
         self.owners = owners
         self._group = owners[index]
-        self._held_back = data.held_back
-        self._key = corpora.digest_of(
+        self._held_back = data.held_out
+        self._key = files.digest_of(
             [(source.name, source.key, source.weight) for source in data.sources]
         )
         self.batches = resumable_batches.training_batches(
@@ -197,7 +197,7 @@ class GeneratorText:
     def held_back(self) -> Iterator[tuple[str, np.ndarray]]:
         """(language, [B, L] int32) in the order of `held_back_order`."""
         parts = {
-            language: resumable_batches.held_back_batches(
+            language: resumable_batches.held_out_batches(
                 self._held_back[language],
                 m3_config.EVAL_BATCHES.value,
                 shared_flags.BATCH_SIZE.value,
@@ -217,7 +217,7 @@ def open_generator(index: int, vocabulary: vocabularies.Vocabulary) -> Generator
         data_dir,
         owners[index],
         language_mixture.parse_tasks(m3_config.TASKS.value, owners)[index],
-        language_mixture.Alphas(
+        language_mixture.SamplingExponents(
             m3_config.MONO_ALPHA.value, m3_config.PARALLEL_ALPHA.value
         ),
         vocabulary=vocabulary,

@@ -11,11 +11,12 @@ import numpy as np
 
 from experiments import lifecycle, shared_flags
 from experiments.xnli import config as xnli_config
+from nebula_jax import files
 from nebula_jax.data import (
     length_buckets,
     nli,
     nli_tfds,
-    pair_rows,
+    ragged_pairs,
     ragged_rows,
     text_folder,
     tokenizers,
@@ -94,25 +95,27 @@ def read(
     found, sources = {}, {}
     for split, names in wanted.items():
         found[split], sources[split] = _examples(split, names)
-    separators = 2 if pair_rows.is_joined_by_two(words, model.config.token_types) else 1
+    separators = (
+        2 if ragged_pairs.has_double_separator(words, model.config.token_types) else 1
+    )
     parts: dict[str, dict[str, Part]] = {}
     for split, by_language in found.items():
         parts[split] = {}
         for language, examples in by_language.items():
             rows = _tokenised(split, examples, words, separators)
-            for remark in rows.remarks("pairs"):
+            for remark in rows.warnings("pairs"):
                 lifecycle.say(f"{split}.{language}: {remark}")
             parts[split][language] = Part(rows, examples.labels)
     keep = np.arange(model.config.vocab_size, dtype=np.int32)
     if xnli_config.TRIM.value:
         every = [part.rows for each in parts.values() for part in each.values()]
-        used = np.flatnonzero(pair_rows.count(every, words.size))
+        used = np.flatnonzero(ragged_rows.count_pieces(every, words.size))
         keep = tokenizers.kept_ids(words, used).astype(np.int32)
         lifecycle.say(f"{len(keep):,} of {words.size:,} pieces are kept")
         model, words = pretrained.trim(model, keep), tokenizers.trim(words, keep)
         parts = {
             split: {
-                language: part._replace(rows=pair_rows.renumbered(part.rows, keep))
+                language: part._replace(rows=ragged_rows.renumber(part.rows, keep))
                 for language, part in each.items()
             }
             for split, each in parts.items()
@@ -126,10 +129,10 @@ def _tokenised(
     """Tokenises pairs, unless that was done before."""
     longest = xnli_config.capacities()[-1]
     made_from = [ragged_rows.FORMAT, words.digest, longest, separators, *examples[:3]]
-    name = f"pairs-{split}-L{longest}-{text_folder.digest_of(made_from)}.npz"
-    return ragged_rows.kept(
+    name = f"pairs-{split}-L{longest}-{files.digest_of(made_from)}.npz"
+    return ragged_rows.cached(
         pathlib.Path(shared_flags.PREPARED_DIR.value) / name,
-        lambda: pair_rows.tokenise(
+        lambda: ragged_pairs.tokenize(
             *examples[:3], words, longest, separators=separators
         ),
     )
@@ -177,7 +180,7 @@ def _some(
 
 def digest(found: Mapping[str, Mapping[str, nli.Examples]]) -> str:
     """A short digest of examples, however they were read."""
-    return text_folder.digest_of(
+    return files.digest_of(
         [
             (split, language, *examples[:3], examples.labels.tolist())
             for split, by_language in found.items()

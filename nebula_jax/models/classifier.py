@@ -99,7 +99,7 @@ def logits(
     Args:
       config: of the classifier.
       params: as `init` makes them.
-      input_ids: [B, L] int32, padded (see `data.pair_rows`).
+      input_ids: [B, L] int32, padded (see `data.ragged_pairs`).
       rng: key of the dropout; none without.
 
     Returns:

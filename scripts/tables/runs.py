@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import lifecycle, run_report, shared_flags
-from nebula_jax import errors
-from nebula_jax.data import text_folder
+from nebula_jax import errors, files
 from scripts.out import OUT
 
 SCALE = flags.DEFINE_string("scale", "", "How large the runs are.")
@@ -206,7 +205,7 @@ class Runs:
 def _digests(folder: pathlib.Path) -> dict[pathlib.Path, str]:
     """File -> digest of its bytes; empty if there is no such folder."""
     return {
-        path.relative_to(folder): text_folder.digest(path)
+        path.relative_to(folder): files.digest(path)
         for path in folder.rglob("*")
         if path.is_file()
     }

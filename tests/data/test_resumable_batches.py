@@ -87,8 +87,8 @@ def test_language_weights_are_the_formula():
     )
 
 
-def test_held_back_batches_keep_order_and_end_in_blank_rows():
-    first, second = resumable_batches.held_back_batches(corpus(50, 3), 2, 2, 4)
+def test_held_out_batches_keep_order_and_end_in_blank_rows():
+    first, second = resumable_batches.held_out_batches(corpus(50, 3), 2, 2, 4)
     assert first[:, 1].tolist() == [50, 51]
     assert second.tolist() == [
         [

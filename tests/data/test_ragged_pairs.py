@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tiny_nli
 
-from nebula_jax.data import pair_rows, ragged_rows, tokenizers
+from nebula_jax.data import ragged_pairs, ragged_rows, tokenizers
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
 
@@ -14,7 +14,7 @@ def words(tmp_path):
 
 
 def rows(words, first, second, max_length=16, separators=1):
-    found = pair_rows.tokenise(
+    found = ragged_pairs.tokenize(
         [f"e{n}" for n in range(len(first))],
         first,
         second,
@@ -73,19 +73,19 @@ def test_a_length_without_room_is_refused(words):
 
 def test_rows_follow_their_trimmed_tokenizer(words):
     found, _ = rows(words, ["a d"], ["d"])
-    counts = pair_rows.count([found], words.size)
+    counts = ragged_rows.count_pieces([found], words.size)
     keep = tokenizers.kept_ids(words, np.flatnonzero(counts))
     trimmed = tokenizers.trim(words, keep)
     want, texts = rows(trimmed, ["a d"], ["d"])
-    np.testing.assert_array_equal(pair_rows.renumbered(found, keep).tokens, want.tokens)
+    np.testing.assert_array_equal(ragged_rows.renumber(found, keep).tokens, want.tokens)
     assert texts == ["[CLS] a d [SEP] d [SEP]"]
 
 
 def test_the_pieces_tell_a_models_form(tmp_path, words):
-    assert not pair_rows.is_joined_by_two(words, token_types=2)  # BERT
-    assert pair_rows.is_joined_by_two(words, token_types=0)  # ERNIE-M
+    assert not ragged_pairs.has_double_separator(words, token_types=2)  # BERT
+    assert ragged_pairs.has_double_separator(words, token_types=0)  # ERNIE-M
     pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a"]
     tiny_nli.write_model(tmp_path / "e5")
     (tmp_path / "e5" / "vocab.txt").write_text("\n".join(pieces) + "\n")
     e5 = tokenizers.load(tmp_path / "e5")
-    assert pair_rows.is_joined_by_two(e5, token_types=2)
+    assert ragged_pairs.has_double_separator(e5, token_types=2)
