@@ -172,7 +172,7 @@ def _filled(
         raise checkpoint.CheckpointError(
             "the checkpoint is of a model of another shape than the run's flags say"
         )
-    return cut.merge(trained, transformer.as_operands(frozen, config))
+    return cut.merge(trained, transformer.cast_kernels(frozen, config))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> int:
         )
     folder = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
     for name in MODEL.value:
-        print(describe(packages.checkpoint_of(name, folder, print)))
+        print(describe(packages.resolve_checkpoint(name, folder, print)))
     return 0
 
 

@@ -41,7 +41,7 @@ class Plm(NamedTuple):
 def folder_of(name: str) -> pathlib.Path:
     """The checkpoint folder that a flag names, brought if need be."""
     folder = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
-    return packages.checkpoint_of(name, folder, lifecycle.say)
+    return packages.resolve_checkpoint(name, folder, lifecycle.say)
 
 
 def load(folder: pathlib.Path, layers: int = 0) -> Plm:
@@ -166,7 +166,7 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_data.Text) -> Any:
         buckets, min(shared_flags.BATCH_SIZE.value, len(rows)), shared_flags.SEED.value
     )
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
-    encoder = transformer.as_operands(encoder, config)
+    encoder = transformer.cast_kernels(encoder, config)
     encoder = jax.device_put(encoder)
     first = last = 0.0
     for number in range(abnet_config.HEAD_STEPS.value):
@@ -220,7 +220,7 @@ def place_frozen(mesh: Mesh, frozen: Any, config: transformer.Config) -> Any:
       frozen: from `cut.split`.
       config: of the pretrained model.
     """
-    frozen = transformer.as_operands(frozen, config)
+    frozen = transformer.cast_kernels(frozen, config)
     sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
     return jax.device_put(frozen, sharding)
 

@@ -145,7 +145,9 @@ def hot_start_folder() -> pathlib.Path:
 
 @functools.cache  # a package's files are hashed each time: half a gigabyte
 def _folder(name: str, pretrained_dir: str) -> pathlib.Path:
-    return packages.checkpoint_of(name, pathlib.Path(pretrained_dir), lifecycle.say)
+    return packages.resolve_checkpoint(
+        name, pathlib.Path(pretrained_dir), lifecycle.say
+    )
 
 
 _digest = functools.cache(checkpoint_folder.digest)

@@ -202,7 +202,7 @@ def own() -> dict[str, str]:
 
 def _encoder_folder() -> pathlib.Path:
     prepared = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
-    return packages.checkpoint_of(ENCODER.value, prepared, lifecycle.say)
+    return packages.resolve_checkpoint(ENCODER.value, prepared, lifecycle.say)
 
 
 def load_encoder() -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:

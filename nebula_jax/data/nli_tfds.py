@@ -83,8 +83,9 @@ class NliFolder(tfds.core.GeneratorBasedBuilder):
             if differing:
                 path = nli.path(folder, config.split, language)
                 raise tsv.CorpusError(
-                    f"{path}: {len(differing)} examples are not those of {first}, such as {min(differing)!r}; read the"
-                    " folder without --dataset=tfds:xnli"
+                    f"{path}: {len(differing)} examples are not those of {first}, such"
+                    f" as {min(differing)!r}; read the folder without"
+                    " --dataset=tfds:xnli"
                 )
         for index, (name, (_, _, label)) in enumerate(pairs[first].items()):
             yield (

@@ -1,8 +1,8 @@
 """Generator and discriminator of replaced token detection (section 3.1, Fig. 4).
 
-Their embeddings are not shared: that is what keeps all but word indices off the line.
+Their embeddings are not shared, so nothing but token ids has to cross the line.
 
-B batch, L length, V vocabulary, M masked positions.
+B batch, L length, D width, V vocabulary, M masked positions.
 """
 
 import jax
@@ -12,11 +12,11 @@ from nebula_jax.models import heads, mask_slots, transformer
 
 
 class Generator(nn.Module):
-    """A masked language model that is asked only at masked positions."""
+    """A masked language model with logits at masked positions only."""
 
     config: transformer.Config
 
-    def setup(self):
+    def setup(self) -> None:
         self.embeddings = transformer.Embeddings(self.config)
         self.encoder = transformer.Encoder(self.config)
         self.mlm_head = heads.MLMHead(self.config)
@@ -28,7 +28,7 @@ class Generator(nn.Module):
         positions: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Logits of the masked tokens.
+        """Computes logits of the masked tokens.
 
         Args:
           input_ids: [B, L] int32, with [MASK]s.
@@ -50,7 +50,7 @@ class Discriminator(nn.Module):
 
     config: transformer.Config
 
-    def setup(self):
+    def setup(self) -> None:
         self.embeddings = transformer.Embeddings(self.config)
         self.encoder = transformer.Encoder(self.config)
         self.rtd_head = heads.RTDHead(self.config)
@@ -63,7 +63,7 @@ class Discriminator(nn.Module):
         positions: jax.Array,
         deterministic: bool = True,
     ) -> tuple[jax.Array, jax.Array]:
-        """Which tokens are original, and what the corrupted ones were.
+        """Computes logits of which tokens are original, and of the original tokens.
 
         Args:
           input_ids: [B, L] int32, corrupted.

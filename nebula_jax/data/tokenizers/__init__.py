@@ -185,6 +185,25 @@ def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     return keep
 
 
+def used_ids(
+    tokenizer: Tokenizer, counts: np.ndarray, max_size: int | None = None
+) -> np.ndarray:
+    """Selects the pieces that occur in a text.
+
+    Args:
+      tokenizer: of the pieces.
+      counts: [N] integers, from `count_pieces`.
+      max_size: pieces at most, special tokens included; the most frequent are kept, of
+        equally frequent ones the first. None for all.
+
+    Returns:
+      [N'] int64, ids as from `kept_ids`.
+    """
+    room = None if max_size is None else max_size - len(tokenizer.special.ids)
+    most = np.argsort(-counts, kind="stable")[:room]
+    return kept_ids(tokenizer, most[counts[most] > 0])
+
+
 def trim(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> Tokenizer:
     """Keeps only some pieces: the i-th smallest id kept becomes i, others become unk.
 

