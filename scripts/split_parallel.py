@@ -2,8 +2,8 @@
 
     python -m scripts.split_parallel --data_dir=FOLDER --pair=es-en --out=sides
 
-The source cluster is given sides/source and the target cluster sides/target. That both
-have the same examples they find out by ids when they meet; no text crosses.
+Give sides/source to the source cluster and sides/target to the target cluster. When
+they meet they compare keyed digests of the examples' ids; no text crosses.
 """
 
 import pathlib

@@ -96,11 +96,11 @@ def differences(ids: Ids, key: bytes, peer: Any) -> list[str]:
     Raises:
       AlignmentError: if `peer` is no fingerprint.
     """
-    own = fingerprint(ids, key)
-    if peer == own:
+    local = fingerprint(ids, key)
+    if peer == local:
         return []
     peer_groups = _parse(peer)
-    if peer["key"] != own["key"]:
+    if peer["key"] != local["key"]:
         return ["the two sides have different keys, so their ids cannot be compared"]
     digests = _digests(ids, key)
     groups = _grouped(digests)
@@ -114,7 +114,7 @@ def differences(ids: Ids, key: bytes, peer: Any) -> list[str]:
         extra += members[found].tolist()
         unclear += surplus[group] >= 0 and not found
     examples = [(split, name) for split, names in ids.items() for name in names]
-    sizes = own["splits"], peer["splits"]
+    sizes = local["splits"], peer["splits"]
     named = [examples[index] for index in sorted(extra)]
     return _sentences(*sizes, named, -int(surplus[surplus < 0].sum()), unclear)
 
@@ -168,17 +168,17 @@ def _extra(digests: np.ndarray, surplus: int, xor: int) -> list[int]:
 
 
 def _sentences(
-    own: Mapping[str, int],
+    local: Mapping[str, int],
     peer: Mapping[str, int],
     extra: Sequence[tuple[str, str]],
     lacking: int,
     unclear: int,
 ) -> list[str]:
     sentences = [
-        f"{split} has {own.get(split, 0)} examples here and {peer.get(split, 0)} at"
+        f"{split} has {local.get(split, 0)} examples here and {peer.get(split, 0)} at"
         " the peer"
-        for split in sorted({*own, *peer})
-        if own.get(split, 0) != peer.get(split, 0)
+        for split in sorted({*local, *peer})
+        if local.get(split, 0) != peer.get(split, 0)
     ][:SHOWN]
     for split, name in extra[:SHOWN]:
         sentences.append(f"example {name!r} of {split} is on this side only")

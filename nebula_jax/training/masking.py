@@ -27,7 +27,7 @@ class Policy(NamedTuple):
 
 
 POLICIES = {
-    "mask": Policy(1.0, 0.0),  # as the paper's text says
+    "mask": Policy(1.0, 0.0),  # the paper's text
     "electra": Policy(0.85, 0.0),  # ELECTRA's code: 15 % of the chosen keep their token
     "bert": Policy(0.8, 0.1),
 }
@@ -113,7 +113,7 @@ def mask_random_count(
     """Masks m of a row's n pieces, m ~ U{1..n}: the conditional masked language model.
 
     The m pieces are drawn uniformly and without replacement. Unlike in ABNet's code
-    [SEP] is never chosen: the length, which is given when decoding, says where it is.
+    [SEP] is never chosen: its place follows from the length, which decoding is given.
 
     Args:
       keys: [B] keys, one for each example.

@@ -23,7 +23,7 @@ PIECES = tokenizers.SPECIAL_PIECES[0]
 NUM_SPECIAL = len(PIECES)
 """Ids from here on are text; those below are never masked."""
 SPECIAL = tokenizers.SpecialTokens(*range(NUM_SPECIAL), size=NUM_SPECIAL)
-"""The same ids in every vocabulary; `size` counts the special tokens alone."""
+"""Their ids, in every vocabulary of this kind; `size` counts them alone."""
 
 MAX_SENTENCE_BYTES = 4192  # sentencepiece's own default; longer lines are left out
 

@@ -162,29 +162,29 @@ def _to_ours(
     given = {state_names.normal(key): array for key, array in tensors.items()}
     wanted = {}  # path -> (foreign name, our shape)
     for path, shape in shapes(config).items():
-        theirs = state_names.foreign(path, family.rules)
-        if theirs is not None:
-            wanted[path] = (theirs, shape)
+        foreign_name = state_names.foreign(path, family.rules)
+        if foreign_name is not None:
+            wanted[path] = (foreign_name, shape)
     parts = {"embeddings", "encoder"} | {
-        part_of(path) for path, (theirs, _) in wanted.items() if theirs in given
+        part_of(path) for path, (foreign_name, _) in wanted.items() if foreign_name in given
     }
     wanted = {path: each for path, each in wanted.items() if part_of(path) in parts}
 
     missing, misshapen, quantized = [], [], []
-    for path, (theirs, shape) in wanted.items():
-        if theirs not in given:
-            missing.append(theirs)
+    for path, (foreign_name, shape) in wanted.items():
+        if foreign_name not in given:
+            missing.append(foreign_name)
             continue
         expected = state_names.foreign_shape(path, shape, family.transposed)
-        if given[theirs].shape != expected:
+        if given[foreign_name].shape != expected:
             misshapen.append(
-                f"{theirs} is {list(given[theirs].shape)}, expected {list(expected)}"
+                f"{foreign_name} is {list(given[foreign_name].shape)}, expected {list(expected)}"
             )
-        elif not jnp.issubdtype(given[theirs].dtype, jnp.floating):
-            quantized.append(f"{theirs} is {given[theirs].dtype}")
+        elif not jnp.issubdtype(given[foreign_name].dtype, jnp.floating):
+            quantized.append(f"{foreign_name} is {given[foreign_name].dtype}")
     unexpected = [
         key
-        for key in sorted(given.keys() - {theirs for theirs, _ in wanted.values()})
+        for key in sorted(given.keys() - {foreign_name for foreign_name, _ in wanted.values()})
         if not state_names.IGNORED.fullmatch(key)
     ]
     problems = [
@@ -204,8 +204,8 @@ def _to_ours(
     _check_tied(given, wanted["embeddings/word_embeddings/embedding"][0], folder)
     return traverse_util.unflatten_dict(
         {
-            path: state_names.to_ours(path, given[theirs], shape, family.transposed)
-            for path, (theirs, shape) in wanted.items()
+            path: state_names.to_ours(path, given[foreign_name], shape, family.transposed)
+            for path, (foreign_name, shape) in wanted.items()
         },
         sep="/",
     )

@@ -107,7 +107,7 @@ class Family(NamedTuple):
     token_types: bool = True
     """True if it has embeddings of token types."""
     epsilon: float = 1e-12
-    """Of layer norms, if config.json has none."""
+    """Default of the layer norms' epsilon, if config.json has none."""
     transposed: bool = True
     """Matrices are [out, in], as PyTorch's; else [in, out], as Paddle's and ours."""
 
@@ -184,7 +184,7 @@ def normal(name: str) -> str:
 
 
 def foreign(path: str, rules: Rules) -> str | None:
-    """Converts a path of ours to a family's name; None if it has no such parameter.
+    """Converts a path of our tree to a family's name; None without such a parameter.
 
     >>> foreign("encoder/layer_3/attention/query/kernel", BERT)
     'encoder.layer.3.attention.self.query.weight'

@@ -51,44 +51,44 @@ def write_json(folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_transformers(kind, tmp_path):
     golden = GOLDEN[kind]
-    words = tokenizers.load(write(tmp_path / kind, kind))
-    assert words.encode_batch(GOLDEN["texts"]) == golden["ids"]
-    assert [words.encode(text) for text in GOLDEN["texts"]] == golden["ids"]
-    assert list(words.special.ids) == golden["special"]
-    assert words.size == golden["size"]
+    tokenizer = tokenizers.load(write(tmp_path / kind, kind))
+    assert tokenizer.encode_batch(GOLDEN["texts"]) == golden["ids"]
+    assert [tokenizer.encode(text) for text in GOLDEN["texts"]] == golden["ids"]
+    assert list(tokenizer.special.ids) == golden["special"]
+    assert tokenizer.size == golden["size"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_come_back(kind, tmp_path):
-    words = tokenizers.load(write(tmp_path / kind, kind))
+    tokenizer = tokenizers.load(write(tmp_path / kind, kind))
     for text in GOLDEN["texts"][0], GOLDEN["texts"][3]:
         expected = text.lower() if kind == "bert_uncased" else text
         ids = [
-            words.special.cls,
-            *words.encode(text),
-            words.special.sep,
-            words.special.pad,
+            tokenizer.special.cls,
+            *tokenizer.encode(text),
+            tokenizer.special.sep,
+            tokenizer.special.pad,
         ]
-        assert words.decode(ids) == expected
-        assert words.decode(np.asarray(ids)) == expected
+        assert tokenizer.decode(ids) == expected
+        assert tokenizer.decode(np.asarray(ids)) == expected
 
 
 def test_a_json_file_neither_cuts_nor_pads(tmp_path):
-    words = tokenizers.load(write_json(tmp_path / "json"))
-    ids = words.encode("a bcb a")
-    assert [words.piece(i) for i in ids] == ["▁a", "▁", "b", "c", "b", "▁a"]
-    assert words.decode(ids) == "a bcb a"
-    assert words.special.ids == (1, 3, 0, 2, 8)
+    tokenizer = tokenizers.load(write_json(tmp_path / "json"))
+    ids = tokenizer.encode("a bcb a")
+    assert [tokenizer.piece(i) for i in ids] == ["▁a", "▁", "b", "c", "b", "▁a"]
+    assert tokenizer.decode(ids) == "a bcb a"
+    assert tokenizer.special.ids == (1, 3, 0, 2, 8)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "json"])
 def test_special_pieces_are_never_text(kind, tmp_path):
     folder = tmp_path / kind
-    words = tokenizers.load(
+    tokenizer = tokenizers.load(
         write_json(folder) if kind == "json" else write(folder, kind)
     )
-    ids = words.encode("a <s> [SEP] <mask> [MASK] </s> <pad> [PAD] a")
-    assert set(ids) & set(words.special.ids) <= {words.special.unk}
+    ids = tokenizer.encode("a <s> [SEP] <mask> [MASK] </s> <pad> [PAD] a")
+    assert set(ids) & set(tokenizer.special.ids) <= {tokenizer.special.unk}
 
 
 def test_the_digest_is_the_contents(tmp_path):
