@@ -59,7 +59,7 @@ class Schedule:
     (8,)
     """
 
-    def __init__(self, buckets: np.ndarray, batch_size: int, seed: int):
+    def __init__(self, buckets: np.ndarray, batch_size: int, seed: int) -> None:
         """Prepares the order; no epoch is shuffled yet.
 
         Args:

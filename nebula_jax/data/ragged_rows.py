@@ -99,7 +99,7 @@ class TokenRows:
             f"{len(indices)} of {len(self)} {kind} {problem}: {self._named(indices)}"
             for indices, problem in (
                 (self.cut, "were cut"),
-                (self.unknown, "have no character that the tokenizer knows"),
+                (self.unknown, "have no character in the vocabulary"),
             )
             if len(indices)
         ]

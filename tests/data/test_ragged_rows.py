@@ -88,7 +88,7 @@ def test_sentences_of_unknown_characters_alone_are_counted_and_named():
     rows = tokenise(["日本", "a本", " ", "本", "本", "本"])
     assert rows.unknown.tolist() == [0, 2, 3, 4, 5]
     assert rows.warnings() == [
-        "5 of 6 sentences have no character that the tokenizer knows:"
+        "5 of 6 sentences have no character in the vocabulary:"
         " train-0, train-2, train-3, ..."
     ]
 

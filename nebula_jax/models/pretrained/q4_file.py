@@ -61,11 +61,13 @@ class _Cursor:
         self.data, self.offset = data, len(MAGIC) + 4
 
     def values(self, layout: str) -> tuple:
+        """Reads numbers of a `struct` layout, little endian."""
         found = struct.unpack_from("<" + layout, self.data, self.offset)
         self.offset += struct.calcsize("<" + layout)
         return found
 
     def read(self, size: int) -> bytes:
+        """Reads `size` bytes."""
         self.offset += size
         return self.data[self.offset - size : self.offset]
 

@@ -195,7 +195,7 @@ def test_text_of_unknown_characters_is_remarked_on(runs, here, tmp_path, capfd):
     read = abnet_data.read(folder, words, is_translated=True)
     assert read.rows["train"].lengths[-1] == 4
     said = capfd.readouterr().err
-    assert "have no character that the tokenizer knows: train-000061" in said
+    assert "have no character in the vocabulary: train-000061" in said
 
 
 @pytest.mark.parametrize("name", sorted({*abnet_config.AGREED}))
