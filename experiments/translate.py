@@ -100,23 +100,23 @@ class Translator:
         longest = abnet_config.buckets()[-1]
         words = self._source.words
         names = [f"line-{number}" for number in range(1, len(lines) + 1)]
-        rows = ragged_rows.tokenise(
+        rows = ragged_rows.tokenize(
             parallel_side.Side(names, [line or NOTHING for line in lines]),
             words,
             longest,
-            unknown=words.unk,
-            before=(words.cls,),
-            after=(words.sep,),
+            unknown=words.special.unk,
+            before=(words.special.cls,),
+            after=(words.special.sep,),
             truncate=True,
         )
-        for remark in rows.remarks():
+        for remark in rows.warnings():
             lifecycle.say(remark)
         buckets = length_buckets.bucket_of(rows.lengths, abnet_config.buckets())
         found = [""] * len(lines)
         size = min(BATCH, len(lines))
         for batch in length_buckets.evaluation_batches(buckets, size, rows.lengths):
             capacity = abnet_config.buckets()[batch.bucket]
-            ids = rows.rows(batch.indices, capacity, words.pad)
+            ids = rows.rows(batch.indices, capacity, words.special.pad)
             translated = np.asarray(self._run(self._params, ids).ids)
             for index, row in zip(
                 batch.indices[: batch.count], translated, strict=False
@@ -126,7 +126,7 @@ class Translator:
         return found
 
     def _translate(self, params: Any, input_ids: jax.Array):
-        mask = input_ids != self._source.words.pad
+        mask = input_ids != self._source.words.special.pad
         encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
         return target.translate(self._task, params[1], encoded, mask)
 
@@ -172,7 +172,7 @@ def _filled(
         raise checkpoint.CheckpointError(
             "the checkpoint is of a model of another shape than the run's flags say"
         )
-    return cut.merge(trained, transformer.as_operands(frozen, config))
+    return cut.merge(trained, transformer.cast_kernels(frozen, config))
 
 
 if __name__ == "__main__":

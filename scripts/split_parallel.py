@@ -2,8 +2,8 @@
 
     python -m scripts.split_parallel --data_dir=FOLDER --pair=es-en --out=sides
 
-The source cluster is given sides/source and the target cluster sides/target. That both
-have the same examples they find out by ids when they meet; no text crosses.
+Give sides/source to the source cluster and sides/target to the target cluster. When
+they meet they compare keyed digests of the examples' ids; no text crosses.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments import lifecycle, shared_flags
 from experiments.abnet import data as abnet_data
-from nebula_jax.data import parallel_side
+from nebula_jax.data import parallel_side, split_parallel
 
 for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"):
     flags.declare_key_flag(name)
@@ -23,7 +23,7 @@ def main() -> int:
     if not shared_flags.OUT.value:
         raise shared_flags.FlagError("--out=FOLDER is needed: where the two sides go")
     languages = abnet_data.languages()
-    folders = parallel_side.split_parallel(
+    folders = split_parallel.split(
         shared_flags.DATA_DIR.value,
         languages,
         pathlib.Path(shared_flags.OUT.value),

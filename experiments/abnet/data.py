@@ -10,6 +10,7 @@ from absl import flags
 
 from experiments import lifecycle, shared_flags
 from experiments.abnet import config as abnet_config
+from nebula_jax import files
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import (
@@ -17,7 +18,7 @@ from nebula_jax.data import (
     length_buckets,
     parallel_side,
     ragged_rows,
-    text_folder,
+    split_parallel,
     tokenizers,
 )
 
@@ -79,10 +80,10 @@ def split() -> tuple[pathlib.Path, pathlib.Path]:
     made_of = [PAIR.value, shared_flags.DATA_DIR.value, SOURCES.value, MAX_PAIRS.value]
     if MAX_WORDS.value is not None:
         made_of.append(MAX_WORDS.value)
-    name = f"{PAIR.value}-{text_folder.digest_of(made_of)[:16]}"
+    name = f"{PAIR.value}-{files.digest_of(made_of)[:16]}"
     folder = pathlib.Path(shared_flags.PREPARED_DIR.value) / "sides" / name
     with lifecycle.timed("giving each side its own text"):
-        return parallel_side.split_parallel(
+        return split_parallel.split(
             shared_flags.DATA_DIR.value,
             languages(),
             folder,
@@ -140,14 +141,14 @@ def read(
             words,
             words.digest,
             abnet_config.buckets()[-1],
-            unknown=words.unk,
-            before=(words.cls,),
-            after=(words.sep,),
+            unknown=words.special.unk,
+            before=(words.special.cls,),
+            after=(words.special.sep,),
             # What is only translated may be cut: the training set is a person's choice.
             truncate=abnet_config.TRUNCATE.value or name != "train",
             prepared_dir=pathlib.Path(shared_flags.PREPARED_DIR.value),
         )
-        for remark in rows[name].remarks():
+        for remark in rows[name].warnings():
             lifecycle.say(f"{file}: {remark}")
         ids[name] = rows[name].ids
     return Text(words, ids, rows, texts)

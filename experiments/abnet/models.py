@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from experiments import lifecycle, saved, shared_flags
 from experiments.abnet import config as abnet_config
 from experiments.abnet import data as abnet_data
+from nebula_jax import files
 from nebula_jax.data import length_buckets, parallel_side, tokenizers
-from nebula_jax.data import text_folder as corpora
 from nebula_jax.models import abnet, abnet_params, pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
@@ -41,7 +41,7 @@ class Plm(NamedTuple):
 def folder_of(name: str) -> pathlib.Path:
     """The checkpoint folder that a flag names, brought if need be."""
     folder = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
-    return packages.checkpoint_of(name, folder, lifecycle.say)
+    return packages.resolve_checkpoint(name, folder, lifecycle.say)
 
 
 def load(folder: pathlib.Path, layers: int = 0) -> Plm:
@@ -65,10 +65,10 @@ def load(folder: pathlib.Path, layers: int = 0) -> Plm:
         )
     words = tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)
-    files = [corpora.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    digests = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    return Plm(model, words, corpora.digest_of([words.digest, *files, layers]))
+    return Plm(model, words, files.digest_of([words.digest, *digests, layers]))
 
 
 def load_source() -> Plm:
@@ -100,7 +100,7 @@ def prepare_target(text_folder: pathlib.Path) -> None:
     train_file = parallel_side.path(text_folder, "train")
     layers = abnet_config.TARGET_LAYERS.value
     whole = load(source, layers)
-    made_of = [whole.digest, corpora.digest(train_file)]
+    made_of = [whole.digest, files.digest(train_file)]
     if "mlm_head" not in whole.model.params:
         made_of += [abnet_config.HEAD_STEPS.value, abnet_config.OBJECTIVE.value]
         made_of += [shared_flags.SEED.value, abnet_config.DTYPE.value]
@@ -166,7 +166,7 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_data.Text) -> Any:
         buckets, min(shared_flags.BATCH_SIZE.value, len(rows)), shared_flags.SEED.value
     )
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
-    encoder = transformer.as_operands(encoder, config)
+    encoder = transformer.cast_kernels(encoder, config)
     encoder = jax.device_put(encoder)
     first = last = 0.0
     for number in range(abnet_config.HEAD_STEPS.value):
@@ -175,7 +175,7 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_data.Text) -> Any:
         slots = abnet_data.slots(
             rows.lengths[indices], len(indices), capacity, objective
         )
-        ids = rows.rows(indices, capacity, text.words.pad)
+        ids = rows.rows(indices, capacity, text.words.special.pad)
         state, loss = mlm_head.step(
             config, controls, objective, len(slots), optimizer, state, encoder, ids
         )
@@ -220,7 +220,7 @@ def place_frozen(mesh: Mesh, frozen: Any, config: transformer.Config) -> Any:
       frozen: from `cut.split`.
       config: of the pretrained model.
     """
-    frozen = transformer.as_operands(frozen, config)
+    frozen = transformer.cast_kernels(frozen, config)
     sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
     return jax.device_put(frozen, sharding)
 

@@ -21,10 +21,10 @@ from experiments.abnet import config as abnet_config
 from experiments.abnet import data as abnet_data
 from experiments.abnet import models as abnet_models
 from experiments.abnet import target as abnet_target
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.communication import bridge, loopback
 from nebula_jax.communication.wire import frames
-from nebula_jax.data import parallel_side, text_folder
+from nebula_jax.data import split_parallel
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def own_text(runs):
     """The folders of source and target, as scripts/split_parallel.py makes them."""
-    return parallel_side.split_parallel(runs.text, ("es", "en"), runs.folder / "own")
+    return split_parallel.split(runs.text, ("es", "en"), runs.folder / "own")
 
 
 @pytest.fixture
@@ -190,12 +190,12 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
 
 def test_text_of_unknown_characters_is_remarked_on(runs, here, tmp_path, capfd):
     text = with_line(runs, tmp_path / "text", "the house", "家 🏠")
-    folder, _ = parallel_side.split_parallel(text, ("es", "en"), tmp_path / "own")
+    folder, _ = split_parallel.split(text, ("es", "en"), tmp_path / "own")
     words = abnet_data.tokenizers.load(runs.folder / "models" / "spanish")
     read = abnet_data.read(folder, words, is_translated=True)
     assert read.rows["train"].lengths[-1] == 4
     said = capfd.readouterr().err
-    assert "have no character that the tokenizer knows: train-000061" in said
+    assert "have no character in the vocabulary: train-000061" in said
 
 
 @pytest.mark.parametrize("name", sorted({*abnet_config.AGREED}))
@@ -320,7 +320,7 @@ def test_what_a_side_says_of_its_model_is_keyed(here, tmp_path):
         ):
             said.add(abnet_models.target_digest())
     assert len(said) == 2
-    assert text_folder.digest_of([manifest.read_text()]) not in said
+    assert files.digest_of([manifest.read_text()]) not in said
 
 
 @pytest.mark.parametrize(

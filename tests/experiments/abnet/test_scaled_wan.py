@@ -10,7 +10,7 @@ from experiments import shared_flags
 from experiments.abnet import models as abnet_models
 from experiments.abnet import scaled_wan
 from nebula_jax.communication import wan
-from nebula_jax.data import parallel_side
+from nebula_jax.data import split_parallel
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_only_all_clusters_together_can_measure(given, cluster, message):
 
 def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
     text = tiny_translations.write_text(tmp_path / "text")
-    folders = parallel_side.split_parallel(text, ("es", "en"), tmp_path / "sides")
+    folders = split_parallel.split(text, ("es", "en"), tmp_path / "sides")
     models = {
         f"{side}_model": str(
             tiny_translations.write_model(tmp_path / side, 16, 0, side == "target")
