@@ -96,16 +96,16 @@ class Translator:
         """Returns a translation for each line; "" for an empty one."""
         buckets, tokenizer = self._agreed.length_buckets, self._source.tokenizer
         names = [f"line-{number}" for number in range(1, len(lines) + 1)]
-        rows = ragged_rows.tokenise(
+        rows = ragged_rows.tokenize(
             parallel_side.Side(names, [line or NOTHING for line in lines]),
             tokenizer,
             buckets[-1],
-            unknown=tokenizer.unk,
-            before=(tokenizer.cls,),
-            after=(tokenizer.sep,),
+            unknown=tokenizer.special.unk,
+            before=(tokenizer.special.cls,),
+            after=(tokenizer.special.sep,),
             truncate=True,
         )
-        for remark in rows.remarks():
+        for remark in rows.warnings():
             process.message(remark)
         found = [""] * len(lines)
         for batch in length_buckets.evaluation_batches(
@@ -113,7 +113,7 @@ class Translator:
             min(BATCH, len(lines)),
             rows.lengths,
         ):
-            ids = rows.rows(batch.indices, buckets[batch.bucket], tokenizer.pad)
+            ids = rows.rows(batch.indices, buckets[batch.bucket], tokenizer.special.pad)
             translated = np.asarray(self._run(self._params, ids))
             indices = batch.indices[: batch.count]
             for index, row in zip(indices, translated, strict=False):
@@ -172,7 +172,7 @@ def _filled(
         raise checkpoint.CheckpointError(
             "the checkpoint is of a model of another shape than the run's flags say"
         )
-    return cut.merge(trained, transformer.as_operands(frozen, plm))
+    return cut.merge(trained, transformer.cast_kernels(frozen, plm))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Brings pretrained models as checkpoint folders, or checks one that you have.
+"""Downloads pretrained models as checkpoint folders, or checks one that you have.
 
     python -m scripts.prepare_pretrained --model=e5-small,minilm-l6
     python -m scripts.prepare_pretrained --model=/path/to/a/checkpoint
@@ -55,7 +55,7 @@ def main() -> int:
         )
     folder = pathlib.Path(flags.FLAGS["pretrained_dir"].value)
     for name in names:
-        print(describe(packages.checkpoint_of(name, folder, print)))
+        print(describe(packages.resolve_checkpoint(name, folder, print)))
     return 0
 
 

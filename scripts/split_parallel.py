@@ -13,7 +13,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.abnet import config
 from nebula_jax import errors
-from nebula_jax.data import parallel_side
+from nebula_jax.data import parallel_side, split_parallel
 
 for name in ("out", "data_dir", "pair", "corpora", "max_pairs", "max_words"):
     flags.declare_key_flag(name)
@@ -25,7 +25,7 @@ def main() -> int:
     if not values.out:
         raise errors.SettingsError("--out=FOLDER is needed: where the two sides go")
     languages = config.languages(values.pair)
-    folders = parallel_side.split_parallel(
+    folders = split_parallel.split(
         values.data_dir,
         languages,
         pathlib.Path(values.out),

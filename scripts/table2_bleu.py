@@ -21,7 +21,8 @@ import numpy as np
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax.data import parallel_side, text_folder, tokenizers
+from nebula_jax import files
+from nebula_jax.data import parallel_side, split_parallel, tokenizers
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.runtime import process, report, run_folder
@@ -102,13 +103,13 @@ def random_models(
     """
     folder = table.workdir / "random"
     made_of = [table.data_dir, sorted(settings.items())]
-    text = folder / f"{pair}-text-{text_folder.digest_of(made_of)[:12]}"
+    text = folder / f"{pair}-text-{files.digest_of(made_of)[:12]}"
     names = settings.get("corpora", "")
     limits = [
         int(settings[each]) if each in settings else None
         for each in ("max_pairs", "max_words")
     ]
-    texts = parallel_side.split_parallel(
+    texts = split_parallel.split(
         table.data_dir,
         tuple(pair.split("-")),
         text,

@@ -3,7 +3,7 @@
     python -m scripts.train_vocabulary --data_dir=FOLDER --vocab_size=8000 --out=v.model
 
 Run it once, where text of all languages is, and copy the file to every cluster: they
-compare its digest when they meet. (It holds pieces of words, not sentences.)
+compare its digest when they meet. (It contains pieces of words, not sentences.)
 
     python -m scripts.train_vocabulary --hot_start=e5-small --data_dir=FOLDER --out=v
 

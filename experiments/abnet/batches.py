@@ -66,7 +66,7 @@ def source_batch(
         jax.device_put(
             abnet_training.SourceBatch(
                 text.train.rows(
-                    part, agreed.length_buckets[bucket], text.tokenizer.pad
+                    part, agreed.length_buckets[bucket], text.tokenizer.special.pad
                 ),
                 part,
                 target_lengths[part],
@@ -100,10 +100,11 @@ def target_batch(
     slots = data.slots(lengths[longest], len(longest), columns, agreed.objective)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     where = abnet_training.TargetBatch(batch_at, batch_at, everywhere, everywhere)
+    pad = text.tokenizer.special.pad
     return bucket, (
         jax.device_put(
             abnet_training.TargetBatch(
-                text.train.rows(part, columns, text.tokenizer.pad), part, tokens, slots
+                text.train.rows(part, columns, pad), part, tokens, slots
             ),
             where,
         )

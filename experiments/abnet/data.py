@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.abnet import config
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import (
@@ -19,7 +19,7 @@ from nebula_jax.data import (
     length_buckets,
     parallel_side,
     ragged_rows,
-    text_folder,
+    split_parallel,
     tokenizers,
 )
 from nebula_jax.runtime import process
@@ -50,9 +50,9 @@ def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
     """
     pair, local = run.agreed.pair, run.local
     made_of = [pair, local.data_dir, local.corpora, local.max_pairs, local.max_words]
-    name = f"{pair}-{text_folder.digest_of(made_of)[:16]}"
+    name = f"{pair}-{files.digest_of(made_of)[:16]}"
     with process.timed("giving each side its own text"):
-        return parallel_side.split_parallel(
+        return split_parallel.split(
             local.data_dir,
             config.languages(pair),
             local.prepared_dir / "sides" / name,
@@ -93,14 +93,14 @@ def read(
             tokenizer,
             tokenizer.digest,
             run.agreed.length_buckets[-1],
-            unknown=tokenizer.unk,
-            before=(tokenizer.cls,),
-            after=(tokenizer.sep,),
+            unknown=tokenizer.special.unk,
+            before=(tokenizer.special.cls,),
+            after=(tokenizer.special.sep,),
             # What is only translated may be cut: the training set is a person's choice.
             truncate=run.local.truncate or name != "train",
             prepared_dir=run.local.prepared_dir,
         )
-        for remark in rows[name].remarks():
+        for remark in rows[name].warnings():
             process.message(f"{file}: {remark}")
         ids[name] = rows[name].ids
     return Text(tokenizer, ids, rows, sentences)

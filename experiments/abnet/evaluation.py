@@ -93,7 +93,7 @@ def send(
         for batch in data.evaluation_batches(agreed, rows, indices):
             length = agreed.length_buckets[batch.bucket]
             index = indices[batch.indices].astype(np.int32)
-            ids = rows.rows(index, length, text.tokenizer.pad)
+            ids = rows.rows(index, length, text.tokenizer.special.pad)
             index[batch.count :] = -1  # they only fill the batch up
             channel.send(step, encode(params, ids, index), next(numbers))
 

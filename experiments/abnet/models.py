@@ -14,15 +14,15 @@ from jax.sharding import Mesh
 
 from experiments import shared_flags
 from experiments.abnet import config
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.communication import codecs
-from nebula_jax.data import text_folder, tokenizers
+from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import process
 from nebula_jax.training import abnet as abnet_training
-from nebula_jax.training import abnet_losses, cut, optimizers
+from nebula_jax.training import cut, optimizers
 from nebula_jax.training import state as train_state
 
 SOURCE, TARGET = 0, 1  # streams of randomness that follow from the seed
@@ -81,16 +81,16 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
         )
     tokenizer = tokenizers.load(folder)
     pretrained.check_tokenizer(model, tokenizer)
-    files = [text_folder.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    files = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    digest = text_folder.digest_of([tokenizer.digest, *files, layers])
+    digest = files.digest_of([tokenizer.digest, *files, layers])
     return Plm(model, tokenizer, digest)
 
 
 def folder_of(local: config.Local, name: str) -> pathlib.Path:
     """Returns the checkpoint folder that a flag names, fetched if need be."""
-    return packages.checkpoint_of(name, local.pretrained_dir, process.message)
+    return packages.resolve_checkpoint(name, local.pretrained_dir, process.message)
 
 
 def load_source(run: config.Run) -> Plm:
@@ -225,16 +225,16 @@ def model(
     )
 
 
-def special_tokens(tokenizer: tokenizers.Tokenizer) -> abnet_losses.Controls:
+def special_tokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.SpecialTokens:
     """Returns the ids of a tokenizer that are no text."""
-    return abnet_losses.Controls(*tokenizer.special_ids, tokenizer.size)
+    return tokenizers.SpecialTokens(*tokenizer.special.ids, tokenizer.size)
 
 
 def make_task(
     agreed: config.Agreed,
     translator: abnet.Config,
-    source: abnet_losses.Controls | None = None,
-    target: abnet_losses.Controls | None = None,
+    source: tokenizers.SpecialTokens | None = None,
+    target: tokenizers.SpecialTokens | None = None,
 ) -> abnet_training.Task:
     """Returns what a side needs besides its parameters and its batch.
 
@@ -243,7 +243,7 @@ def make_task(
       translator: its shape.
       source, target: special tokens of the two tokenizers; a cluster has one of them.
     """
-    none = abnet_losses.Controls(0, 0, 0, 0, 0, 0)
+    none = tokenizers.SpecialTokens(0, 0, 0, 0, 0, 0)
     return abnet_training.Task(
         translator,
         source or none,
@@ -294,7 +294,7 @@ def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
       frozen: from `cut.split`.
       plm: shape of the pretrained model.
     """
-    frozen = transformer.as_operands(frozen, plm)
+    frozen = transformer.cast_kernels(frozen, plm)
     sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
     return jax.device_put(frozen, sharding)
 

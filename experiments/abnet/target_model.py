@@ -16,7 +16,8 @@ import numpy as np
 
 from experiments import shared_flags
 from experiments.abnet import batches, config, data, models
-from nebula_jax.data import parallel_side, text_folder, tokenizers
+from nebula_jax import files
+from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.models import abnet_params, pretrained, transformer
 from nebula_jax.runtime import checkpoints, process, run_folder
 from nebula_jax.training import cut, mlm_head, optimizers
@@ -53,7 +54,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     train_file = parallel_side.path(side_dir, "train")
     whole = models.load(run, source, local.target_layers)
     has_head = "mlm_head" in whole.model.params
-    made_of = [whole.digest, text_folder.digest(train_file)]
+    made_of = [whole.digest, files.digest(train_file)]
     if not has_head:
         made_of += [local.mlm_head_steps, agreed.objective, agreed.seed, agreed.dtype]
         made_of += [agreed.batch_size, *agreed.length_buckets]
@@ -144,14 +145,14 @@ def train_head(
     most = dataclasses.replace(agreed, batch_size=min(agreed.batch_size, len(rows)))
     order = batches.schedule(most, batches.own_buckets(agreed, text))
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
-    encoder = jax.device_put(transformer.as_operands(encoder, encoder_config))
+    encoder = jax.device_put(transformer.cast_kernels(encoder, encoder_config))
     first = last = 0.0
     for number in range(steps):
         bucket, indices = order.batch(number)
         columns = agreed.length_buckets[bucket]
         lengths = rows.lengths[indices]
         slots = data.slots(lengths, len(indices), columns, agreed.objective)
-        ids = rows.rows(indices, columns, text.tokenizer.pad)
+        ids = rows.rows(indices, columns, text.tokenizer.special.pad)
         state, loss = mlm_head.step(
             *(encoder_config, special, agreed.objective, len(slots)),
             *(optimizer, state, encoder, ids),

@@ -11,13 +11,13 @@ import nebula_jax
 from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames
-from nebula_jax.data import language_mixture, masking
+from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import config_json, packages
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime import process
-from nebula_jax.training import m3
+from nebula_jax.training import m3, masking
 
 flags.DEFINE_string(
     "generators",
@@ -201,7 +201,7 @@ def from_flags() -> Run:
 
 def with_groups(run: Run, groups: list[list[str]]) -> Run:
     """Returns the run with the languages of each generator written out."""
-    text = language_mixture.write_groups(groups)
+    text = language_mixture.format_groups(groups)
     return dataclasses.replace(
         run, agreed=dataclasses.replace(run.agreed, generators=text)
     )
@@ -254,7 +254,7 @@ def hot_start_folder(local: Local) -> pathlib.Path:
 
 @functools.cache  # a package's files are hashed each time: half a gigabyte
 def _resolved(name: str, pretrained_dir: pathlib.Path) -> pathlib.Path:
-    return packages.checkpoint_of(name, pretrained_dir, process.message)
+    return packages.resolve_checkpoint(name, pretrained_dir, process.message)
 
 
 _digest = functools.cache(checkpoint_folder.digest)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from experiments.m3 import config
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.data import (
     django_messages,
     language_mixture,
@@ -99,7 +99,7 @@ def shared_vocabulary(run: config.Run) -> pathlib.Path:
         return pathlib.Path(local.vocabulary)
     text = folder(local)
     digests = [
-        text_folder.digest(text_folder.mono_path(text, language, "train"))
+        files.digest(text_folder.mono_path(text, language, "train"))
         for group in groups
         for language in group
     ]
@@ -108,7 +108,7 @@ def shared_vocabulary(run: config.Run) -> pathlib.Path:
     if local.hot_start:
         made_from.append(tokenizers.load(config.hot_start_folder(local)).digest)
         suffix = ""
-    name = f"vocabulary-{text_folder.digest_of(made_from)}{suffix}"
+    name = f"vocabulary-{files.digest_of(made_from)}{suffix}"
     path = local.prepared_dir / name
     if not path.exists():
         mixes = language_mixture.parse_tasks(agreed.task_mix, groups)
@@ -136,7 +136,7 @@ def make_vocabulary(run: config.Run, path: pathlib.Path) -> int:
     whole = tokenizers.load(config.hot_start_folder(local))
     counts = tokenizers.count_pieces(whole, lines)
     most = np.argsort(-counts, kind="stable")
-    most = most[: local.vocab_size - vocabularies.NUM_CONTROL]
+    most = most[: local.vocab_size - vocabularies.NUM_SPECIAL]
     keep = tokenizers.kept_ids(whole, most[counts[most] > 0])
     share = counts[keep].sum() / max(1, counts.sum())
     process.message(f"{len(keep):,} of {whole.size:,} pieces, {share:.2%} of the text")
@@ -175,13 +175,13 @@ class GeneratorText:
             folder(local),
             self._group,
             language_mixture.parse_tasks(agreed.task_mix, groups)[index],
-            language_mixture.Alphas(local.mono_alpha, local.parallel_alpha),
+            language_mixture.SamplingExponents(local.mono_alpha, local.parallel_alpha),
             vocabulary=vocabulary,
             max_length=agreed.max_length,
             prepared_dir=local.prepared_dir,
         )
-        self._held_out = data.held_back
-        self._key = text_folder.digest_of(
+        self._held_out = data.held_out
+        self._key = files.digest_of(
             [(source.name, source.key, source.weight) for source in data.sources]
         )
         # Far enough apart that no two generators shuffle any two sources alike.
@@ -214,7 +214,7 @@ class GeneratorText:
     def held_out(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields (language, [B, L] int32) in the order of `held_out_order`."""
         parts = {
-            language: resumable_batches.held_back_batches(
+            language: resumable_batches.held_out_batches(
                 self._held_out[language],
                 self._agreed.eval_batches,
                 self._agreed.batch_size,

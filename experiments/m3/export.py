@@ -11,12 +11,11 @@ import shutil
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.m3 import config, models
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import pretrained, transformer
+from nebula_jax.models import pretrained
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 
 FOLDER = "encoder"
@@ -42,39 +41,28 @@ def write(
     params = jax.device_get({part: params[part] for part in ("embeddings", "encoder")})
     with checkpoint_folder.replacing(folder) as new:
         if run.local.hot_start:
-            pretrained.save(new, _grafted(run, made, vocabulary, params))
+            pretrained.save(new, _grafted(run, vocabulary, params))
             whole = tokenizers.load(config.hot_start_folder(run.local))
             tokenizers.save(new, whole)
         else:
             # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
             shape = made.config.discriminator
             pretrained.save(new, pretrained.Pretrained("electra", shape, params, {}))
-            shutil.copyfile(vocabulary.path, new / tokenizers.OWN)
+            shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
 
 
 def _grafted(
     run: config.Run,
-    made: models.Models,
     vocabulary: vocabularies.Vocabulary,
     params: Any,
 ) -> pretrained.Pretrained:
     """Returns --hot_start, all pieces and positions, with what was trained of it."""
     whole = models.whole_encoder(run)
     kept_layers = models.layers(run.agreed, whole.config)[1]
-    embeddings = jax.tree.map(np.array, params["embeddings"])
-    for table, rows in (
-        ("word_embeddings", models.rows_of(run.local, vocabulary, whole)),
-        ("position_embeddings", slice(_positions(made.config.discriminator))),
-    ):
-        known = np.array(whole.params["embeddings"][table]["embedding"])
-        known[rows] = embeddings[table]["embedding"]
-        embeddings[table] = {"embedding": known}
-    left = {"embeddings": embeddings, "encoder": params["encoder"]}
+    rows = models.rows_of(run.local, vocabulary, whole)
+    embeddings = pretrained.with_rows(whole, params["embeddings"], rows).params
+    left = {"embeddings": embeddings["embeddings"], "encoder": params["encoder"]}
     if "pooler" in whole.params and kept_layers == whole.config.layers:
         left["pooler"] = whole.params["pooler"]  # not trained, but still its top
     shape = dataclasses.replace(whole.config, layers=kept_layers)
     return whole._replace(config=shape, params=left)
-
-
-def _positions(shape: transformer.Config) -> int:
-    return shape.position_offset + shape.max_length

@@ -8,7 +8,6 @@ new.
 V pieces of the run, D width.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -57,7 +56,8 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
         return Models(config.model(agreed, generator, discriminator), None, None)
     config.check(run)
     whole = whole_encoder(run, max_length=agreed.max_length)
-    trimmed = _with_rows(whole, rows_of(run.local, vocabulary, whole))
+    rows = rows_of(run.local, vocabulary, whole)
+    trimmed = pretrained.select_rows(whole, rows)
     of_generator, of_discriminator = layers(agreed, whole.config)
     first = pretrained.first_layers(trimmed, of_generator)
     all_of_it = pretrained.first_layers(trimmed, of_discriminator)
@@ -174,17 +174,6 @@ def _sharded(
     if models.generator is None:
         return mesh_lib.sharded_init(mesh, init)
     return mesh_lib.sharded_init_from_arrays(mesh, init)
-
-
-def _with_rows(model: pretrained.Pretrained, rows: np.ndarray) -> pretrained.Pretrained:
-    """Returns the model with rows [V] of its table, in this order."""
-    embeddings = dict(model.params["embeddings"])
-    table = embeddings["word_embeddings"]["embedding"]
-    embeddings["word_embeddings"] = {"embedding": table[rows]}
-    config = dataclasses.replace(model.config, vocab_size=len(rows))
-    return model._replace(
-        config=config, params=model.params | {"embeddings": embeddings}
-    )
 
 
 def _random(

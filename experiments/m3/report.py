@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.communication import codecs
-from nebula_jax.data import masking
 from nebula_jax.runtime import report as run_report
-from nebula_jax.training import metrics
+from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3
 """Share of fakes among the masked tokens below which RTD has little to find."""

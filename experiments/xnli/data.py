@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.xnli import config
+from nebula_jax import files
 from nebula_jax.data import (
     length_buckets,
     nli,
     nli_tfds,
-    pair_rows,
+    ragged_pairs,
     ragged_rows,
     text_folder,
     tokenizers,
@@ -56,7 +57,7 @@ class Text(NamedTuple):
     ) -> np.ndarray:
         """Returns [B, L] int32, padded to the length of the batch's bucket."""
         length = self.length_buckets[batch.bucket]
-        return part.rows.rows(batch.indices, length, self.tokenizer.pad)
+        return part.rows.rows(batch.indices, length, self.tokenizer.special.pad)
 
 
 def languages(run: config.Run, split: str) -> list[str]:
@@ -105,27 +106,25 @@ def read(
     found, sources = {}, {}
     for split, names in wanted.items():
         found[split], sources[split] = _examples(run, split, names)
-    is_doubled = pair_rows.is_joined_by_two(tokenizer, model.config.token_types)
+    is_doubled = ragged_pairs.has_double_separator(tokenizer, model.config.token_types)
     separators = 2 if is_doubled else 1
     parts: dict[str, dict[str, Part]] = {}
     for split, by_language in found.items():
         parts[split] = {}
         for language, examples in by_language.items():
             rows = _tokenized(run, split, examples, tokenizer, separators)
-            for remark in rows.remarks("pairs"):
-                process.message(f"{split}.{language}: {remark}")
+            for warning in rows.warnings("pairs"):
+                process.message(f"{split}.{language}: {warning}")
             parts[split][language] = Part(rows, examples.labels)
     keep = np.arange(model.config.vocab_size, dtype=np.int32)
     if agreed.trim_vocabulary:
         every = [part.rows for each in parts.values() for part in each.values()]
-        used = np.flatnonzero(pair_rows.count(every, tokenizer.size))
-        keep = tokenizers.kept_ids(tokenizer, used).astype(np.int32)
-        process.message(f"{len(keep):,} of {tokenizer.size:,} pieces are kept")
-        model = pretrained.trim(model, keep)
-        tokenizer = tokenizers.trim(tokenizer, keep)
+        whole, counts = tokenizer.size, ragged_rows.count_pieces(every, tokenizer.size)
+        model, tokenizer, keep = pretrained.trim_to(model, tokenizer, counts)
+        process.message(f"{len(keep):,} of {whole:,} pieces are kept")
         parts = {
             split: {
-                language: part._replace(rows=pair_rows.renumbered(part.rows, keep))
+                language: part._replace(rows=ragged_rows.renumber(part.rows, keep))
                 for language, part in each.items()
             }
             for split, each in parts.items()
@@ -148,10 +147,10 @@ def _tokenized(
         *(ragged_rows.FORMAT, tokenizer.digest, longest, separators),
         *examples[:3],
     ]
-    name = f"pairs-{split}-L{longest}-{text_folder.digest_of(made_from)}.npz"
-    return ragged_rows.kept(
+    name = f"pairs-{split}-L{longest}-{files.digest_of(made_from)}.npz"
+    return ragged_rows.cached(
         run.local.prepared_dir / name,
-        lambda: pair_rows.tokenise(
+        lambda: ragged_pairs.tokenize(
             *examples[:3], tokenizer, longest, separators=separators
         ),
     )
@@ -206,7 +205,7 @@ def _tfds_dir(local: config.Local) -> pathlib.Path | None:
 
 def digest(found: Mapping[str, Mapping[str, nli.Examples]]) -> str:
     """Returns a short digest of examples, however they were read."""
-    return text_folder.digest_of(
+    return files.digest_of(
         [
             (split, language, *examples[:3], examples.labels.tolist())
             for split, by_language in found.items()

@@ -35,7 +35,7 @@ def encoder_folder(run: config.Run) -> pathlib.Path:
       errors.NebulaError: if it cannot be had.
     """
     name, prepared = run.agreed.encoder, run.local.pretrained_dir
-    return packages.checkpoint_of(name, prepared, process.message)
+    return packages.resolve_checkpoint(name, prepared, process.message)
 
 
 def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
@@ -45,17 +45,13 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
       errors.NebulaError: if it is no checkpoint, its tokenizer is another model's, or
         it has fewer positions than the longest row.
     """
-    agreed, folder = run.agreed, encoder_folder(run)
-    model = pretrained.load(folder, dropout=agreed.encoder_dropout, dtype=agreed.dtype)
-    tokenizer = tokenizers.load(folder)
-    pretrained.check_tokenizer(model, tokenizer)
-    longest = agreed.length_buckets[-1]
-    if model.config.max_length < longest:
-        raise errors.SettingsError(
-            f"--length_buckets ends with {longest}; {folder} has"
-            f" {model.config.max_length} positions"
-        )
-    return model, tokenizer
+    agreed = run.agreed
+    return pretrained.load_with_tokenizer(
+        encoder_folder(run),
+        agreed.length_buckets[-1],
+        dropout=agreed.encoder_dropout,
+        dtype=agreed.dtype,
+    )
 
 
 def fingerprints(run: config.Run) -> dict[str, str]:

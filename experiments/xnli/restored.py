@@ -28,7 +28,7 @@ class Trained(NamedTuple):
     """The selected one."""
 
     def with_trained_rows(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
-        """Returns the model with the rows of its table that the run trained, if any.
+        """Returns the model with the embeddings that the run trained, if any.
 
         Pieces that the run never saw have the rows that they had.
 
@@ -36,18 +36,11 @@ class Trained(NamedTuple):
           model: whole, as the run began with it.
 
         Raises:
-          checkpoint.CheckpointError: if the table is another model's.
+          pretrained.PretrainedError: if the table is another model's.
         """
         if "embeddings" not in self.params:
             return model
-        embeddings = dict(model.params["embeddings"])
-        table = np.array(embeddings["word_embeddings"]["embedding"])
-        rows = np.asarray(self.params["embeddings"]["word_embeddings"]["embedding"])
-        if len(rows) != len(self.keep) or self.keep[-1] >= len(table):
-            raise checkpoint.CheckpointError("the run's table is not of this encoder")
-        table[self.keep] = rows
-        embeddings["word_embeddings"] = {"embedding": table}
-        return model._replace(params=model.params | {"embeddings": embeddings})
+        return pretrained.with_rows(model, self.params["embeddings"], self.keep)
 
     def as_encoder(
         self, model: pretrained.Pretrained, pooling: str
@@ -64,9 +57,6 @@ class Trained(NamedTuple):
         trained = jax.device_get(self.params)
         whole = self.with_trained_rows(model).params
         params = {"encoder": trained["encoder"], "embeddings": whole["embeddings"]}
-        if "embeddings" in trained:
-            table = {"word_embeddings": whole["embeddings"]["word_embeddings"]}
-            params["embeddings"] = trained["embeddings"] | table
         if "pooler" in whole:
             dense = {"dense": trained["classifier"]["dense"]}
             params["pooler"] = dense if pooling == "cls" else whole["pooler"]

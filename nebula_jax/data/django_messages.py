@@ -16,10 +16,10 @@ import unicodedata
 
 import polib
 
-from nebula_jax.data import text_folder
+from nebula_jax.data import text_folder, tsv
 
 CATALOGUE = {"zh": "zh_Hans"}  # Django's name where it is not the ISO 639-1 code
-HELD_BACK = 10  # one message in so many is held back, the same ones in every language
+HELD_OUT = 10  # one message in so many is held out, the same ones in every language
 
 # Two generators, so that the quickstart shows K > 1: the European languages, the rest.
 EXAMPLE_CLUSTERS = {
@@ -36,13 +36,13 @@ _SPACE = re.compile(r"\s+")
 
 
 def write_text_folder(out_dir: pathlib.Path) -> None:
-    """Writes the catalogues as a text folder (see `corpora`), about 0.4 MB of text.
+    """Writes the catalogues as a text folder (see `text_folder`), about 0.4 MB of text.
 
     Args:
       out_dir: made if missing; its files are overwritten.
 
     Raises:
-      corpora.CorpusError: if Django is not installed, or its wheel has no catalogues.
+      CorpusError: if Django is not installed, or its wheel has no catalogues.
     """
     catalogues = {
         language: _messages(language) for language in text_folder.LANGUAGES[1:]
@@ -53,8 +53,8 @@ def write_text_folder(out_dir: pathlib.Path) -> None:
 
     mono = {"en": {message: message for message in english}, **catalogues}
     for language, messages in mono.items():
-        train = [text for source, text in messages.items() if not _held_back(source)]
-        valid = [text for source, text in messages.items() if _held_back(source)]
+        train = [text for source, text in messages.items() if not _is_held_out(source)]
+        valid = [text for source, text in messages.items() if _is_held_out(source)]
         for split, lines in (("train", train), ("valid", valid)):
             _write(out_dir / "mono" / f"{language}.{split}.txt", lines)
     for language, messages in catalogues.items():
@@ -62,7 +62,7 @@ def write_text_folder(out_dir: pathlib.Path) -> None:
             rows = [
                 f"{source}\t{text}"
                 for source, text in messages.items()
-                if _held_back(source) == wanted
+                if _is_held_out(source) == wanted
             ]
             path = out_dir / "parallel" / f"en-{language}.{split}.tsv"
             _write(path, [f"en\t{language}", *rows])
@@ -75,16 +75,16 @@ def _write(path: pathlib.Path, lines: list[str]) -> None:
     path.write_text("".join(line + "\n" for line in lines), "utf-8")
 
 
-def _held_back(source: str) -> bool:
-    """Held-back messages are chosen by their English source, in all languages alike."""
-    return hashlib.sha256(source.encode()).digest()[0] % HELD_BACK == 0
+def _is_held_out(source: str) -> bool:
+    """Chooses held-out messages by their English source, alike in all languages."""
+    return hashlib.sha256(source.encode()).digest()[0] % HELD_OUT == 0
 
 
 def _messages(language: str) -> dict[str, str]:
-    """English source -> translation, cleaned, sorted by source, without repeats."""
+    """Reads English source -> translation, cleaned, sorted by source, each once."""
     spec = importlib.util.find_spec("django")
     if spec is None or spec.origin is None:
-        raise text_folder.CorpusError(
+        raise tsv.CorpusError(
             "--data_dir=package:django needs Django's wheel: pip install 'Django<6'"
         )
     root = pathlib.Path(spec.origin).parent
@@ -100,14 +100,12 @@ def _messages(language: str) -> dict[str, str]:
             if source and text and source != text:
                 messages.setdefault(source, text)
     if not messages:
-        raise text_folder.CorpusError(
-            f"{root} has no message catalogue for {language!r}"
-        )
+        raise tsv.CorpusError(f"{root} has no message catalogue for {language!r}")
     return dict(sorted(messages.items()))
 
 
 def _clean(text: str) -> str:
-    """Plain text: no tags, entities, placeholders, control characters or newlines."""
+    """Removes tags, entities, placeholders, control characters and newlines."""
     text = html.unescape(_TAG.sub(" ", text))
     text = _PLACEHOLDER.sub("…", text)
     text = "".join(c for c in text if unicodedata.category(c)[0] != "C" or c in " \n\t")

@@ -1,8 +1,8 @@
-"""Which corpora a generator reads, and how much of each (sections 3.1, 4.1).
+"""The corpora that a generator reads, and their shares (sections 3.1, 4.1).
 
-A generator has a group of languages and a mix of tasks: `mrtd` reads their monolingual
-text, `trtd` their translations into English. Within a task, languages are sampled with
-probability ∝ n^α.
+A generator has a group of languages and weights of tasks: `mrtd` reads their
+monolingual text, `trtd` their translations into English. Within a task, languages are
+sampled with probability ∝ n^α, n sequences of a language.
 """
 
 import heapq
@@ -18,35 +18,36 @@ from nebula_jax.data import packed_sequences, resumable_batches, text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 TASKS = ("mrtd", "trtd")
-Mix = Mapping[str, float]
+TaskWeights = Mapping[str, float]
+"""Task -> its share of the batches; of a generator they sum to 1."""
 
 
 class MixtureError(errors.NebulaError):
-    """A grouping or task mix that cannot be."""
+    """A malformed grouping of languages, or malformed task weights."""
 
 
-class Alphas(NamedTuple):
+class SamplingExponents(NamedTuple):
     """Sampling exponents of the two kinds of text."""
 
     mono: float = 0.3
-    """XLM-R's; the paper does not state its own."""
+    """XLM-R's; the paper states none."""
     parallel: float = 0.7
-    """XLM-E's; likewise."""
+    """XLM-E's; the paper states none."""
 
 
 class GeneratorData(NamedTuple):
-    """What one generator reads.
+    """The text of one generator.
 
     sources: to train on, with weights that sum to 1.
-    held_back: language -> its packed held-back lines.
+    held_out: language -> its packed held-out lines.
     """
 
     sources: list[resumable_batches.Source]
-    held_back: dict[str, Sequence[dict[str, np.ndarray]]]
+    held_out: dict[str, Sequence[dict[str, np.ndarray]]]
 
 
 def parse_groups(text: str) -> list[list[str]]:
-    """`en de|hi ur` -> [[en, de], [hi, ur]]: the languages of each generator.
+    """Parses `en de|hi ur` to [[en, de], [hi, ur]], the languages of each generator.
 
     Raises:
       MixtureError: at an empty group or a language in two groups.
@@ -61,13 +62,13 @@ def parse_groups(text: str) -> list[list[str]]:
     return groups
 
 
-def write_groups(groups: Sequence[Sequence[str]]) -> str:
-    """The inverse of `parse_groups`: a flag value that needs no lookup."""
+def format_groups(groups: Sequence[Sequence[str]]) -> str:
+    """Formats groups as a flag value that `parse_groups` reads."""
     return "|".join(" ".join(group) for group in groups)
 
 
-def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[Mix]:
-    """`mrtd|mrtd=1 trtd=3` -> a task mix for each generator; one mix serves all.
+def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[TaskWeights]:
+    """Parses `mrtd|mrtd=1 trtd=3` to task weights of each generator; one serves all.
 
     Raises:
       MixtureError: at an unknown task, a bad weight, another number of mixes than
@@ -89,7 +90,7 @@ def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[Mix]:
     return mixes
 
 
-def _mix(part: str, text: str) -> Mix:
+def _mix(part: str, text: str) -> TaskWeights:
     mix = dict.fromkeys(TASKS, 0.0)
     for item in part.replace(",", " ").split():
         task, _, weight = item.partition("=")
@@ -110,19 +111,28 @@ def _mix(part: str, text: str) -> Mix:
 def open_generator(
     data_dir: pathlib.Path,
     languages: Sequence[str],
-    mix: Mix,
-    alphas: Alphas,
+    mix: TaskWeights,
+    exponents: SamplingExponents,
     *,
     vocabulary: vocabularies.Vocabulary,
     max_length: int,
     prepared_dir: pathlib.Path,
 ) -> GeneratorData:
-    """Prepares (once) and opens all that one generator reads.
+    """Prepares (once) and opens all text of one generator.
+
+    Args:
+      data_dir: text folder.
+      languages: of the generator.
+      mix: its task weights.
+      exponents: α of its two kinds of text.
+      vocabulary: of the run.
+      max_length: L, tokens of a sequence.
+      prepared_dir: gets the packed text.
 
     Raises:
-      corpora.CorpusError: where text is missing or malformed.
+      CorpusError: where text is missing or malformed.
     """
-    held_back = {}
+    held_out = {}
     mono, parallel = [], []
     for language in languages:
         splits = ("train", "valid")
@@ -137,7 +147,7 @@ def open_generator(
             max_length=max_length,
             prepared_dir=prepared_dir,
         )
-        held_back[language] = prepared.splits["valid"]
+        held_out[language] = prepared.splits["valid"]
         mono.append((f"mono/{language}", prepared))
         if mix["trtd"] > 0 and language != "en":
             prepared = packed_sequences.prepare(
@@ -151,12 +161,14 @@ def open_generator(
                 prepared_dir=prepared_dir,
             )
             parallel.append((f"parallel/en-{language}", prepared))
-    sources = _weighted(mono, mix["mrtd"], alphas.mono)
-    sources += _weighted(parallel, mix["trtd"], alphas.parallel)
-    return GeneratorData(sources, held_back)
+    sources = _weighted(mono, mix["mrtd"], exponents.mono)
+    sources += _weighted(parallel, mix["trtd"], exponents.parallel)
+    return GeneratorData(sources, held_out)
 
 
-def _weighted(named, share: float, alpha: float) -> list[resumable_batches.Source]:
+def _weighted(
+    named: Sequence[tuple[str, packed_sequences.Prepared]], share: float, alpha: float
+) -> list[resumable_batches.Source]:
     if not named or not share:
         return []
     sizes = [len(prepared.splits["train"]) for _, prepared in named]
@@ -170,9 +182,11 @@ def _weighted(named, share: float, alpha: float) -> list[resumable_batches.Sourc
 
 
 def check_text(
-    data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
+    data_dir: pathlib.Path,
+    groups: Sequence[Sequence[str]],
+    mixes: Sequence[TaskWeights],
 ) -> None:
-    """Raises corpora.CorpusError where a file that these groups need is not there."""
+    """Raises CorpusError where a file that these groups need is missing."""
     text_folder.check_folder(data_dir)
     for group, mix in zip(groups, mixes, strict=True):
         for language in group:
@@ -183,9 +197,11 @@ def check_text(
 
 
 def check_lines(
-    data_dir: pathlib.Path, groups: Sequence[Sequence[str]], mixes: Sequence[Mix]
+    data_dir: pathlib.Path,
+    groups: Sequence[Sequence[str]],
+    mixes: Sequence[TaskWeights],
 ) -> None:
-    """Raises corpora.CorpusError at the first malformed line of these groups' text."""
+    """Raises CorpusError at the first malformed line of these groups' text."""
     for group, mix in zip(groups, mixes, strict=True):
         for language in group:
             for split in ("train", "valid"):
@@ -202,11 +218,11 @@ def check_lines(
 def vocabulary_lines(
     data_dir: pathlib.Path, languages: Sequence[str], alpha: float, limit: int
 ) -> Iterator[str]:
-    """Sentences to train a vocabulary on, languages balanced by n^α.
+    """Samples sentences to train a vocabulary on, languages balanced by n^α.
 
     Args:
       data_dir: text folder.
-      languages: all of the run.
+      languages: all languages of the run.
       alpha: exponent; a language never gives more lines than it has.
       limit: lines in all, at most.
 

@@ -1,8 +1,8 @@
-"""Which examples make up batch t: both clusters work it out, and nobody says it.
+"""Batches of examples of similar length, in an order that two clusters compute alike.
 
-A pure function of the number of examples, the length bucket of each, batch size, seed
-and step. Batches are of one bucket, so that padding does not eat the time, and any
-batch can be had without those before it.
+Batch t is a pure function of the number of examples, the length bucket of each, batch
+size, seed and step: no cluster sends it, and it needs no batch before it. A batch has
+examples of one bucket, so that little time goes into padding.
 
 N examples, B batch, M micro-batches, S batches of an epoch.
 """
@@ -15,8 +15,7 @@ import numpy as np
 
 from nebula_jax import errors
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_BATCHES = 256  # in the place of a bucket: no uint8 is that large
+_BATCHES = 256  # in the place of a bucket, for the order of batches: above any uint8
 
 
 class ScheduleError(errors.NebulaError):
@@ -26,7 +25,7 @@ class ScheduleError(errors.NebulaError):
 class Batch(NamedTuple):
     """The examples of a training step.
 
-    bucket: none of them is of a longer one.
+    bucket: the longest bucket of any of them.
     indices: [B] int32.
     """
 
@@ -37,9 +36,9 @@ class Batch(NamedTuple):
 class EvaluationBatch(NamedTuple):
     """Examples to evaluate on.
 
-    bucket: none of them is of a longer one.
+    bucket: the longest bucket of any of them.
     indices: [B] int32. A batch that is not full repeats its last example.
-    count: how many of them are to be counted, from the first.
+    count: number of examples, from the first, that are no repetition.
     """
 
     bucket: int
@@ -48,25 +47,25 @@ class EvaluationBatch(NamedTuple):
 
 
 class Schedule:
-    """Training batches in an order that two clusters compute alike.
+    """Training batches, shuffled anew in each epoch.
 
-    An epoch has N // B batches. In a bucket's shuffled examples, what is left over
-    after whole batches is carried to the next longer bucket, where it fits as well; so
-    a rare length is trained on too, and fewer than B examples are left over in all.
-    Those are not in this epoch. Which they are is drawn anew each epoch.
+    An epoch has N // B batches. Of a bucket's shuffled examples, those left over after
+    whole batches are carried to the next longer bucket, where they fit as well; so a
+    rare length is trained on too, and fewer than B examples are left out of an epoch,
+    others in each.
 
     >>> schedule = Schedule(np.zeros(1000, np.uint8), batch_size=8, seed=0)
     >>> schedule.batch(step=200).indices.shape
     (8,)
     """
 
-    def __init__(self, buckets: np.ndarray, batch_size: int, seed: int):
-        """Takes what the order depends on.
+    def __init__(self, buckets: np.ndarray, batch_size: int, seed: int) -> None:
+        """Prepares the order; no epoch is shuffled yet.
 
         Args:
           buckets: [N] uint8, length bucket of each example (see `bucket_of`).
           batch_size: B.
-          seed: of the shuffles, not negative.
+          seed: of the shuffles, 0 or more and less than 2^64.
 
         Raises:
           ScheduleError: if there are fewer than B examples.
@@ -87,7 +86,11 @@ class Schedule:
         return len(self._buckets) // self._batch_size
 
     def batch(self, step: int) -> Batch:
-        """The examples of step `step`, counted from 0."""
+        """Returns the examples of step `step`, counted from 0.
+
+        Raises:
+          ScheduleError: at a negative step.
+        """
         if step < 0:
             raise ScheduleError(f"step {step}: steps are counted from 0")
         epoch, place = divmod(step, self.steps_per_epoch)
@@ -95,7 +98,7 @@ class Schedule:
         return Batch(int(buckets[place]), indices[place])
 
     def _shuffled_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """[S] buckets and [S, B] indices of an epoch."""
+        """Computes the buckets [S] and the indices [S, B] int32 of an epoch."""
         buckets: list[int] = []
         batches: list[np.ndarray] = []
         carried = np.zeros(0, np.int64)
@@ -112,36 +115,38 @@ class Schedule:
         return np.asarray(buckets)[order], indices
 
 
-def shuffled(count: int, *words: int) -> np.ndarray:
-    """0 ... count-1 in an order that depends on `words` alone.
+def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarray:
+    """Orders 0 ... count-1 by random numbers of (seed, epoch, bucket) alone.
 
-    Sorted by a hash of our own: NumPy does not promise that its shuffles stay what they
-    are, and two clusters may well have different versions of it.
+    The numbers are Philox's (Salmon et al. 2011), whose key is seed and epoch; the
+    bucket is the highest word of its counter, so that no two buckets share a number.
+    Clusters may have different versions of NumPy: the docstring of `np.random.Philox`
+    has a Compatibility Guarantee ("will always produce the same random integer
+    stream"), which NumPy gives for no shuffle.
 
     Args:
-      count: how many.
-      words: numbers of at most 64 bits, none negative.
+      count: N.
+      seed, epoch, bucket: 0 or more and less than 2^64.
 
     Returns:
-      [count] int64.
+      [N] int64.
     """
-    state = np.zeros(1, np.uint64)
-    for word in words:
-        state = _splitmix(state + np.uint64(word))
-    numbers = np.arange(count, dtype=np.uint64)
-    return np.argsort(_splitmix(state + numbers * _GAMMA), kind="stable")
-
-
-def _splitmix(state: np.ndarray) -> np.ndarray:
-    """The next number of SplitMix64 (Steele, Lea, Flood 2014) for each state."""
-    z = state + _GAMMA
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    generator = np.random.Philox(
+        key=np.asarray([seed, epoch], np.uint64),
+        counter=np.asarray([0, 0, 0, bucket], np.uint64),
+    )
+    return np.argsort(generator.random_raw(count), kind="stable")
 
 
 def micro_batches(indices: np.ndarray, count: int) -> np.ndarray:
-    """[B] -> [M, B / M]: a batch in `count` equal parts, in order.
+    """Cuts a batch into equal parts, in order.
+
+    Args:
+      indices: [B].
+      count: M.
+
+    Returns:
+      [M, B / M].
 
     Raises:
       ScheduleError: if B is no multiple of M.
@@ -154,7 +159,7 @@ def micro_batches(indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
-    """The shortest bucket that each example fits into.
+    """Finds the shortest bucket that each example fits into.
 
     Args:
       lengths: [N] integers, tokens of each example.
@@ -182,13 +187,13 @@ def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
 def evaluation_batches(
     buckets: np.ndarray, batch_size: int, lengths: np.ndarray | None = None
 ) -> list[EvaluationBatch]:
-    """All examples once, the shortest first, so that few positions are padding.
+    """Batches all examples once, the shortest first, so that little is padding.
 
     Args:
       buckets: [N] uint8, length bucket of each example.
       batch_size: B.
-      lengths: [N] integers, to sort by within a bucket. A side that knows only the
-        buckets leaves them out; then so must the other.
+      lengths: [N] integers, to sort by within a bucket. If one side has only the
+        buckets, both must leave the lengths out.
 
     Raises:
       ScheduleError: if there is no example.

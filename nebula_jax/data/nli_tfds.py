@@ -1,38 +1,38 @@
-"""XNLI by way of tensorflow_datasets: their builder where prepared, else our own.
+"""XNLI read with tensorflow_datasets: its builder where prepared, else our own.
 
     tfds build xnli --file_format=array_record
 
-prepares theirs (5,010 test rows a language; it has no training pairs). Ours has the
+prepares TFDS's (5,010 test rows a language; it has no training pairs). Ours has the
 same features and an id, and reads a folder in our format as its `manual_dir`. Both are
 read by index from array_record files, without TensorFlow.
+
+N examples.
 """
 
-import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from absl import logging
 from tensorflow_datasets.core import read_only_builder
 
-from nebula_jax import errors
-from nebula_jax.data import nli, text_folder, tfds_local
+from nebula_jax import errors, files
+from nebula_jax.data import nli, tfds_local, tsv
 
 SPLITS = {"dev": "validation", "test": "test"}
-"""Ours -> TFDS's."""
+"""Name of a split -> its name in TFDS."""
 
 
 @dataclasses.dataclass
 class NliFolderConfig(tfds.core.BuilderConfig):
-    """Which files; `name` says it in short."""
+    """The files of a dataset; `name` is a digest of them."""
 
     split: str = ""
     """One of SPLITS."""
     languages: tuple[str, ...] = ()
-    """That have a file."""
+    """Languages that have a file."""
 
 
 class NliFolder(tfds.core.GeneratorBasedBuilder):
@@ -58,37 +58,42 @@ class NliFolder(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,
         )
 
-    def _split_generators(self, dl_manager):
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         folder = pathlib.Path(dl_manager.manual_dir)
         return {SPLITS[self.builder_config.split]: self._generate_examples(folder)}
 
-    def _generate_examples(self, folder):
+    def _generate_examples(
+        self, folder: pathlib.Path
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         config = self.builder_config
-        of = {
+        pairs = {
             language: _by_id(nli.path(folder, config.split, language))
             for language in config.languages
         }
         first = config.languages[0]
         for language in config.languages:
-            apart = of[language].keys() ^ of[first].keys()
-            apart |= {
+            differing = pairs[language].keys() ^ pairs[first].keys()
+            differing |= {
                 name
-                for name in of[language].keys() & of[first].keys()
-                if of[language][name][2] != of[first][name][2]
+                for name in pairs[language].keys() & pairs[first].keys()
+                if pairs[language][name][2] != pairs[first][name][2]
             }
-            if apart:
-                raise text_folder.CorpusError(
-                    f"{nli.path(folder, config.split, language)}: {len(apart)} examples"
-                    f" are not those of {first}, such as {min(apart)!r}; read the"
-                    " folder without --dataset=tfds:xnli"
+            if differing:
+                path = nli.path(folder, config.split, language)
+                raise tsv.CorpusError(
+                    f"{path}: {len(differing)} examples are not those of {first}, such"
+                    f" as {min(differing)!r}; read the folder without"
+                    " --dataset=tfds:xnli"
                 )
-        for index, (name, (_, _, label)) in enumerate(of[first].items()):
+        for index, (name, (_, _, label)) in enumerate(pairs[first].items()):
             yield (
                 index,
                 {
                     "id": name,
-                    "premise": {each: of[each][name][0] for each in of},
-                    "hypothesis": {each: of[each][name][1] for each in of},
+                    "premise": {each: pairs[each][name][0] for each in pairs},
+                    "hypothesis": {each: pairs[each][name][1] for each in pairs},
                     "label": label,
                 },
             )
@@ -109,23 +114,26 @@ def present(
     data_dir: pathlib.Path,
     tfds_dir: pathlib.Path | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Which of the languages `read` would find, and which not.
+    """Parts languages that `read` would find from those that it would not.
 
     Args:
       split, languages, data_dir, tfds_dir: as in `read`.
 
+    Returns:
+      The languages found, and the others.
+
     Raises:
-      corpora.CorpusError: if none is there.
+      CorpusError: if none is there.
     """
-    with _quiet():
-        builder = _theirs(tfds_dir)
+    with tfds_local.quiet():
+        builder = _prepared_by_tfds(tfds_dir)
     if not builder:
         return nli.present(data_dir, split, languages)
     known = builder.info.features["premise"].languages
-    there = [each for each in languages if each in known]
-    if not there:
-        raise text_folder.CorpusError(f"xnli has no {', '.join(languages)}")
-    return there, [each for each in languages if each not in known]
+    found = [each for each in languages if each in known]
+    if not found:
+        raise tsv.CorpusError(f"xnli has no {', '.join(languages)}")
+    return found, [each for each in languages if each not in known]
 
 
 def read(
@@ -136,28 +144,28 @@ def read(
     prepared_dir: pathlib.Path,
     tfds_dir: pathlib.Path | None = None,
 ) -> tuple[dict[str, nli.Examples], str]:
-    """The examples of a split.
+    """Reads the examples of a split.
 
     Args:
       split: `dev` or `test`.
-      languages: which; they must be there.
+      languages: ISO 639-1 codes; all must be there.
       data_dir: a folder in our format, read if TFDS's builder is not prepared.
-      prepared_dir: where our builder's files go.
-      tfds_dir: where TFDS's are; None for its own default.
+      prepared_dir: gets our builder's files.
+      tfds_dir: folder of TFDS's files; None for TFDS's default.
 
     Returns:
-      Language -> examples, and where they are from. TFDS's own have no ids: they are
+      Language -> examples, and the place they are from. TFDS's have no ids: they are
       numbered by their places in its files.
 
     Raises:
-      corpora.CorpusError: if neither can be read.
+      CorpusError: if neither can be read.
     """
-    with _quiet():
-        builder = _theirs(tfds_dir)
+    with tfds_local.quiet():
+        builder = _prepared_by_tfds(tfds_dir)
         where = f"TFDS's xnli in {builder.data_path}" if builder else str(data_dir)
         try:
             if not builder:
-                builder = _own(split, languages, data_dir, prepared_dir)
+                builder = _build(split, languages, data_dir, prepared_dir)
             rows = builder.as_data_source(split=SPLITS[split])
             return _columns(rows, languages, split), where
         except (errors.NebulaError, OSError):
@@ -166,8 +174,8 @@ def read(
             raise _unreadable(where, error) from None
 
 
-def _theirs(tfds_dir: pathlib.Path | None) -> tfds.core.DatasetBuilder | None:
-    """TFDS's builder if its files are there; its code is not needed to read them."""
+def _prepared_by_tfds(tfds_dir: pathlib.Path | None) -> tfds.core.DatasetBuilder | None:
+    """Opens TFDS's builder if its files are there; reading them needs no TFDS code."""
     try:
         return read_only_builder.builder_from_files(
             "xnli", data_dir=tfds_dir and str(tfds_dir)
@@ -179,22 +187,22 @@ def _theirs(tfds_dir: pathlib.Path | None) -> tfds.core.DatasetBuilder | None:
         raise _unreadable(where, error) from None
 
 
-def _unreadable(where: str, error: Exception) -> text_folder.CorpusError:
+def _unreadable(where: str, error: Exception) -> tsv.CorpusError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return text_folder.CorpusError(
-        f"{where} cannot be read by way of TFDS ({reason}); its own xnli must be"
+    return tsv.CorpusError(
+        f"{where} cannot be read with TFDS ({reason}); its own xnli must be"
         " prepared with --file_format=array_record"
     )
 
 
-def _own(
+def _build(
     split: str,
     languages: Sequence[str],
     data_dir: pathlib.Path,
     prepared_dir: pathlib.Path,
 ) -> NliFolder:
-    files = [nli.path(data_dir, split, language) for language in languages]
-    key = text_folder.digest_of([list(languages), *map(text_folder.digest, files)])
+    paths = [nli.path(data_dir, split, language) for language in languages]
+    key = files.digest_of([list(languages), *map(files.digest, paths)])
     builder = NliFolder(
         config=NliFolderConfig(
             name=f"{split}-{key}", split=split, languages=tuple(languages)
@@ -215,13 +223,13 @@ def _columns(
 ) -> dict[str, nli.Examples]:
     records = [rows[place] for place in range(len(rows))]
     ids = [
-        # TFDS's own builder shuffles and keeps no ids: its rows are not the folder's.
+        # TFDS's builder shuffles and keeps no ids: its rows are not the folder's.
         _text(record["id"]) if "id" in record else f"tfds-xnli-{split}-{place:04d}"
         for place, record in enumerate(records)
     ]
     missing = set(languages) - set(records[0]["premise"])
     if missing:
-        raise text_folder.CorpusError(f"xnli has no {', '.join(sorted(missing))}")
+        raise tsv.CorpusError(f"xnli has no {', '.join(sorted(missing))}")
     labels = np.asarray([record["label"] for record in records], np.int32)
     hypotheses = [_by_language(record["hypothesis"]) for record in records]
     return {
@@ -235,23 +243,10 @@ def _columns(
     }
 
 
-def _by_language(of_one: Mapping[str, Any]) -> dict[str, str]:
-    pairs = zip(of_one["language"], of_one["translation"], strict=True)
+def _by_language(record: Mapping[str, Any]) -> dict[str, str]:
+    pairs = zip(record["language"], record["translation"], strict=True)
     return {_text(language): _text(text) for language, text in pairs}
 
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-@contextlib.contextmanager
-def _quiet():
-    """tfds prints progress bars and banners."""
-    tfds.disable_progress_bar()
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(None):
-            yield
-    finally:
-        logging.set_verbosity(before)

@@ -1,6 +1,6 @@
 """Sentences packed into sequences of at most L tokens, in array_record files.
 
-A corpus is tokenised and packed once, by a `tensorflow-datasets` builder, and read by
+A corpus is tokenized and packed once, by a `tensorflow-datasets` builder, and read by
 index afterwards (`tfds.data_source` needs no TensorFlow). Whole sentences are joined
 while they fit, so that few positions are padding:
 
@@ -19,13 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
-from absl import logging
 
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.data import text_folder, tfds_local
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
-PAIR_CONTROL_PIECES = 4  # [CLS], twice [SEP] in the middle, [SEP]
+PAIR_SPECIAL_TOKENS = 4  # [CLS], twice [SEP] in the middle, [SEP]
 
 
 def pack_mono(
@@ -34,20 +33,20 @@ def pack_mono(
     """Joins whole sentences into sequences; a sentence too long for one is cut up.
 
     Args:
-      sentences: piece ids of each sentence, without control pieces.
+      sentences: piece ids of each sentence, without special tokens.
       max_length: L, at least 3.
 
     Yields:
       Sequences of at most L ids that begin with [CLS] and end with [SEP].
     """
-    packed = [vocabularies.CLS]
+    packed = [vocabularies.SPECIAL.cls]
     for sentence in sentences:
         for start in range(0, len(sentence), max_length - 2):
             piece = sentence[start : start + max_length - 2]
             if len(packed) + len(piece) + 1 > max_length:
                 yield packed
-                packed = [vocabularies.CLS]
-            packed += [*piece, vocabularies.SEP]
+                packed = [vocabularies.SPECIAL.cls]
+            packed += [*piece, vocabularies.SPECIAL.sep]
     if len(packed) > 1:
         yield packed
 
@@ -58,25 +57,25 @@ def pack_pairs(
     """Joins consecutive pairs into `[CLS] A [SEP] [SEP] B [SEP]` sequences.
 
     Args:
-      pairs: piece ids of both sides of each pair, without control pieces. The longer
+      pairs: piece ids of both sides of each pair, without special tokens. The longer
         side of a pair that does not fit alone is cut at its end.
       max_length: L, at least 6.
 
     Yields:
       Sequences of at most L ids, both sides non-empty.
     """
-    room = max_length - PAIR_CONTROL_PIECES
+    room = max_length - PAIR_SPECIAL_TOKENS
     first: list[int] = []
     second: list[int] = []
 
     def packed() -> list[int]:
         return [
-            vocabularies.CLS,
+            vocabularies.SPECIAL.cls,
             *first,
-            vocabularies.SEP,
-            vocabularies.SEP,
+            vocabularies.SPECIAL.sep,
+            vocabularies.SPECIAL.sep,
             *second,
-            vocabularies.SEP,
+            vocabularies.SPECIAL.sep,
         ]
 
     for a, b in pairs:
@@ -96,7 +95,7 @@ def pack_pairs(
 
 @dataclasses.dataclass
 class PackedTextConfig(tfds.core.BuilderConfig):
-    """Which files become which splits, and how they are packed."""
+    """Files of the splits, and how they are packed."""
 
     kind: str = "mono"
     """`mono` or `parallel`."""
@@ -121,7 +120,9 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,  # Grain shuffles by index
         )
 
-    def _split_generators(self, dl_manager):
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[tuple[int, dict[str, np.ndarray]]]]:
         del dl_manager  # nothing is downloaded
         config = self.builder_config
         return {
@@ -129,17 +130,19 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
             for split, path in config.splits.items()
         }
 
-    def _generate_examples(self, path):
+    def _generate_examples(
+        self, path: str
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         config = self.builder_config
         encode = vocabularies.load(pathlib.Path(config.vocabulary)).encode
-        path = pathlib.Path(path)
+        file = pathlib.Path(path)
         if config.kind == "mono":
-            sentences = (encode(line) for line in text_folder.read_mono(path))
+            sentences = (encode(line) for line in text_folder.read_mono(file))
             packed = pack_mono(sentences, config.max_length)
         else:
             pairs = (
                 (encode(pair.english), encode(pair.foreign))
-                for pair in text_folder.read_parallel(path)
+                for pair in text_folder.read_parallel(file)
             )
             packed = pack_pairs(pairs, config.max_length)
         for index, ids in enumerate(packed):
@@ -168,8 +171,8 @@ def prepare(
 ) -> Prepared:
     """Packs a corpus unless that was done before, and opens it.
 
-    What was prepared is found again by a digest of the texts, the vocabulary and L:
-    an edited corpus is prepared anew, never mixed up with the old one.
+    The folder is named by a digest of the texts, the vocabulary and L: an edited
+    corpus is prepared anew, never mixed up with the old one.
 
     Args:
       kind: `mono` or `parallel`.
@@ -177,16 +180,16 @@ def prepare(
       splits: split name -> text file.
       vocabulary: of the run.
       max_length: L.
-      prepared_dir: where the array_record files go.
+      prepared_dir: gets the array_record files.
 
     Raises:
-      corpora.CorpusError: where a text file is malformed, the disk is full, or what
-        was prepared before is damaged.
+      CorpusError: where a text file is malformed, the disk is full, or an earlier
+        folder is damaged.
     """
-    texts = [(split, text_folder.digest(path)) for split, path in splits.items()]
-    key = text_folder.digest_of([vocabulary.digest, *texts])
+    texts = [(split, files.digest(path)) for split, path in splits.items()]
+    key = files.digest_of([vocabulary.digest, *texts])
     name = f"{kind}-{language}-L{max_length}-{key}"
-    with _quiet_tfds(), _only_one(prepared_dir):
+    with tfds_local.quiet(), _locked(prepared_dir):
         try:
             builder = PackedText(
                 config=PackedTextConfig(
@@ -218,22 +221,9 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _only_one(prepared_dir: pathlib.Path) -> Iterator[None]:
-    """Two generators on one machine must not prepare the same folder at once."""
+def _locked(prepared_dir: pathlib.Path) -> Iterator[None]:
+    """Keeps two generators on one machine from preparing a folder at once."""
     prepared_dir.mkdir(parents=True, exist_ok=True)
     with (prepared_dir / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextlib.contextmanager
-def _quiet_tfds() -> Iterator[None]:
-    """tfds prints progress bars and banners; our own progress lines say enough."""
-    tfds.disable_progress_bar()
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(None):
-            yield
-    finally:
-        logging.set_verbosity(before)

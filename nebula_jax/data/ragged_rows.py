@@ -1,44 +1,45 @@
-"""Tokenised sentences in two flat arrays, and padded rows of them.
+"""Tokenized examples in flat arrays, and padded rows of them.
 
-N sentences, T tokens in all, B batch, C capacity of a bucket.
+Sentences are tokenized here, pairs of sentences in `ragged_pairs`.
+
+N examples, T tokens in all, B batch, C capacity of a row, V pieces.
 """
 
 import dataclasses
-import os
 import pathlib
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from nebula_jax import errors
-from nebula_jax.data import parallel_side, text_folder
+from nebula_jax import errors, files
+from nebula_jax.data import parallel_side
 
 SHOWN = 3
-"""So many ids are named in a message; the rest is counted."""
+"""So many ids are named in a message; the others are counted."""
 
 FORMAT = 1  # of the .npz; part of its name's digest
-_CHUNK = 10_000  # texts tokenised at once: their lists of ints take far more memory
+_CHUNK = 10_000  # texts tokenized at once: their lists of ints take far more memory
 
 
 class TokenError(errors.NebulaError):
     """A sentence that cannot be trained on, or rows that cannot be made."""
 
 
-class Tokenizer(Protocol):
-    """What is asked of a tokenizer."""
+class BatchEncoder(Protocol):
+    """The part of a tokenizer that `tokenize` needs."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The token ids of each text, without [CLS], [SEP] and their like."""
+        """Encodes each text, without [CLS], [SEP] and their like."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenRows:
-    """Sentences of any length, as Arrow keeps them: sentence n is
-    `tokens[offsets[n]:offsets[n + 1]]`.
+    """Examples of any length, as Arrow keeps them.
+
+    Example n is `tokens[offsets[n]:offsets[n + 1]]`.
     """
 
     ids: list[str]
@@ -48,23 +49,23 @@ class TokenRows:
     offsets: np.ndarray
     """[N + 1] int64, from 0 to T."""
     cut: np.ndarray
-    """[any] int32, which sentences were cut to fit."""
+    """[any] int32, examples that were cut to fit."""
     unknown: np.ndarray
-    """[any] int32, sentences in which the tokenizer knows not one character."""
+    """[any] int32, examples in which no character is in the vocabulary."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def lengths(self) -> np.ndarray:
-        """[N] int32, tokens of each sentence."""
+        """[N] int32, tokens of each example."""
         return np.diff(self.offsets).astype(np.int32)
 
     def rows(self, indices: np.ndarray, capacity: int, pad: int) -> np.ndarray:
-        """Sentences as the rows of a batch.
+        """Copies examples into the rows of a batch.
 
         Args:
-          indices: [B] integers, which sentences.
+          indices: [B] integers, numbers of examples.
           capacity: C, at least the longest of them.
           pad: token id of padding.
 
@@ -72,7 +73,7 @@ class TokenRows:
           [B, C] int32.
 
         Raises:
-          TokenError: if a sentence is longer than C.
+          TokenError: if an example is longer than C.
         """
         starts = self.offsets[indices]
         lengths = self.offsets[np.asarray(indices) + 1] - starts
@@ -88,17 +89,17 @@ class TokenRows:
         rows[filled] = self.tokens[(starts[:, None] + places)[filled]]
         return rows
 
-    def remarks(self, called: str = "sentences") -> list[str]:
-        """What a person should know of these rows, in words; empty if nothing.
+    def warnings(self, kind: str = "sentences") -> list[str]:
+        """Describes examples that were cut or are unknown; empty if there are none.
 
         Args:
-          called: what a row is.
+          kind: plural noun for the examples.
         """
         return [
-            f"{len(indices)} of {len(self)} {called} {what}: {self._named(indices)}"
-            for indices, what in (
+            f"{len(indices)} of {len(self)} {kind} {problem}: {self._named(indices)}"
+            for indices, problem in (
                 (self.cut, "were cut"),
-                (self.unknown, "have no character that the tokenizer knows"),
+                (self.unknown, "have no character in the vocabulary"),
             )
             if len(indices)
         ]
@@ -108,9 +109,9 @@ class TokenRows:
         return ", ".join(self.ids[index] for index in indices[:SHOWN]) + more
 
 
-def tokenise(
+def tokenize(
     side: parallel_side.Side,
-    tokenizer: Tokenizer,
+    tokenizer: BatchEncoder,
     max_length: int,
     *,
     unknown: int,
@@ -118,16 +119,16 @@ def tokenise(
     after: Sequence[int] = (),
     truncate: bool = False,
 ) -> TokenRows:
-    """Tokenises the texts of a side.
+    """Tokenizes the texts of a side.
 
     Args:
       side: ids and texts.
-      tokenizer: see `Tokenizer`.
+      tokenizer: of the side's language.
       max_length: tokens that a sentence may have, `before` and `after` included.
-      unknown: token id that stands for what the tokenizer does not know.
+      unknown: token id of characters that are not in the vocabulary.
       before: put before each sentence, such as [CLS].
       after: put after each sentence, such as [SEP]; a sentence that is cut has it too.
-      truncate: whether a longer sentence is cut instead of refused.
+      truncate: cut a longer sentence instead of refusing it.
 
     Raises:
       TokenError: at a sentence of more than `max_length` tokens, and if that leaves
@@ -136,40 +137,80 @@ def tokenise(
     room = max_length - len(before) - len(after)
     if room < 1:
         raise TokenError(f"max_length {max_length} leaves no room for text")
-    parts: list[np.ndarray] = []
-    lengths = np.zeros(len(side.ids), np.int64)
-    cut, lost = [], []
-    for index, text in enumerate(_encoded(side.texts, tokenizer)):
-        lengths[index] = len(before) + len(text) + len(after)
+    rows, cut, unknown_rows = [], [], []
+    too_long = {}  # index -> tokens
+    for index, text in enumerate(encode(side.texts, tokenizer)):
         if len(text) > room:
             cut.append(index)
+            too_long[index] = len(before) + len(text) + len(after)
         if all(token == unknown for token in text):
-            lost.append(index)
-        parts.append(np.asarray([*before, *text[:room], *after], np.int32))
+            unknown_rows.append(index)
+        rows.append(np.asarray([*before, *text[:room], *after], np.int32))
     if cut and not truncate:
         others = f" ({len(cut) - 1} others are too long)" if cut[1:] else ""
         raise TokenError(
-            f"example {side.ids[cut[0]]!r} has {lengths[cut[0]]} tokens; at most"
+            f"example {side.ids[cut[0]]!r} has {too_long[cut[0]]} tokens; at most"
             f" {max_length} are allowed{others}"
         )
-    offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, max_length))])
-    return TokenRows(
-        list(side.ids),
-        np.concatenate([np.zeros(0, np.int32), *parts]),
-        offsets.astype(np.int64),
-        np.asarray(cut, np.int32),
-        np.asarray(lost, np.int32),
-    )
+    return join(side.ids, rows, cut, unknown_rows)
 
 
-def _encoded(texts: Sequence[str], tokenizer: Tokenizer) -> Iterable[list[int]]:
+def encode(texts: Sequence[str], tokenizer: BatchEncoder) -> Iterator[list[int]]:
+    """Yields the token ids of each text; few texts at once are lists of ints."""
     for start in range(0, len(texts), _CHUNK):
         yield from tokenizer.encode_batch(list(texts[start : start + _CHUNK]))
 
 
+def join(
+    ids: Sequence[str],
+    rows: Sequence[np.ndarray],
+    cut: Sequence[int],
+    unknown: Sequence[int],
+) -> TokenRows:
+    """Joins the rows of N examples.
+
+    Args:
+      ids: [N], of the examples.
+      rows: [N], the tokens of each, int32.
+      cut: ascending numbers of examples that were cut.
+      unknown: ascending numbers of examples without a known character.
+    """
+    return TokenRows(
+        list(ids),
+        np.concatenate([np.zeros(0, np.int32), *rows]),
+        np.cumsum([0, *map(len, rows)]).astype(np.int64),
+        np.asarray(cut, np.int32),
+        np.asarray(unknown, np.int32),
+    )
+
+
+def count_pieces(rows: Iterable[TokenRows], size: int) -> np.ndarray:
+    """Counts how often each of V pieces occurs: [V] int64.
+
+    Args:
+      rows: of one tokenizer.
+      size: V.
+    """
+    counts = np.zeros(size, np.int64)
+    for each in rows:
+        counts += np.bincount(each.tokens, minlength=size)
+    return counts
+
+
+def renumber(rows: TokenRows, keep: np.ndarray) -> TokenRows:
+    """Converts rows to the ids of a trimmed tokenizer.
+
+    Args:
+      rows: of pieces that are all kept.
+      keep: ascending ids (`tokenizers.kept_ids`).
+    """
+    tokens = np.searchsorted(keep, rows.tokens).astype(np.int32)
+    return dataclasses.replace(rows, tokens=tokens)
+
+
 def prepare(
     file: pathlib.Path,
-    tokenizer: Tokenizer,
+    tokenizer: BatchEncoder,
     digest: str,
     max_length: int,
     *,
@@ -179,33 +220,24 @@ def prepare(
     truncate: bool = False,
     prepared_dir: pathlib.Path,
 ) -> TokenRows:
-    """Tokenises one split of a side, unless that was done before.
-
-    What was prepared is found again by a digest of all that it was made from. One that
-    is damaged is made again.
+    """Tokenizes one split of a side, unless that was done before.
 
     Args:
-      file: of the split (see `sides`).
-      tokenizer: see `Tokenizer`.
-      digest: tells this tokenizer from all others.
-      max_length: as for `tokenise`, like the next four.
-      unknown: likewise.
-      before: likewise.
-      after: likewise.
-      truncate: likewise.
-      prepared_dir: where the .npz files go, written whole or not at all.
+      file: of the split (see `parallel_side`).
+      tokenizer, max_length, unknown, before, after, truncate: as for `tokenize`.
+      digest: differs between tokenizers.
+      prepared_dir: gets an .npz file, named by a digest of all that it is made from.
 
     Raises:
-      corpora.CorpusError: where the file is malformed.
+      CorpusError: where the file is malformed.
       TokenError: at a sentence of more than `max_length` tokens.
     """
-    made_from = [FORMAT, text_folder.digest(file), digest, max_length, unknown]
-    key = text_folder.digest_of([*made_from, list(before), list(after), truncate])
+    made_from = [FORMAT, files.digest(file), digest, max_length, unknown]
+    key = files.digest_of([*made_from, list(before), list(after), truncate])
     split = file.name.partition(".tsv")[0]
-    prepared = prepared_dir / f"tokens-{split}-L{max_length}-{key}.npz"
-    return kept(
-        prepared,
-        lambda: tokenise(
+    return cached(
+        prepared_dir / f"tokens-{split}-L{max_length}-{key}.npz",
+        lambda: tokenize(
             parallel_side.read(file),
             tokenizer,
             max_length,
@@ -217,11 +249,11 @@ def prepare(
     )
 
 
-def kept(file: pathlib.Path, make: Callable[[], TokenRows]) -> TokenRows:
-    """The rows in a file; made and written there if there are none, or it is damaged.
+def cached(file: pathlib.Path, make: Callable[[], TokenRows]) -> TokenRows:
+    """Reads rows from a file; makes and writes them if it is missing or damaged.
 
     Args:
-      file: an .npz whose name says all that the rows are made from.
+      file: an .npz whose name holds a digest of all that the rows are made from.
       make: makes them.
     """
     rows = _load(file)
@@ -232,7 +264,7 @@ def kept(file: pathlib.Path, make: Callable[[], TokenRows]) -> TokenRows:
 
 
 def _load(file: pathlib.Path) -> TokenRows | None:
-    """What `_save` wrote; None if there is none, or it is damaged."""
+    """Reads what `_save` wrote; None if there is nothing, or it is damaged."""
     try:
         with np.load(file) as arrays:
             ids = arrays["ids"].tobytes().decode().split("\n")
@@ -243,18 +275,7 @@ def _load(file: pathlib.Path) -> TokenRows | None:
 
 
 def _save(file: pathlib.Path, rows: TokenRows) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        "ids": np.frombuffer("\n".join(rows.ids).encode(), np.uint8),
-        "tokens": rows.tokens,
-        "offsets": rows.offsets,
-        "cut": rows.cut,
-        "unknown": rows.unknown,
-    }
-    handle, partial = tempfile.mkstemp(".partial", file.stem, file.parent)
-    try:
-        with open(handle, "wb") as stream:
-            np.savez(stream, **arrays)
-        os.replace(partial, file)
-    finally:
-        pathlib.Path(partial).unlink(missing_ok=True)
+    arrays = dataclasses.asdict(rows)
+    arrays["ids"] = np.frombuffer("\n".join(rows.ids).encode(), np.uint8)
+    with files.writing(file) as partial:
+        np.savez(partial, **arrays)

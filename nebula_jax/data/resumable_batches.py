@@ -1,6 +1,6 @@
 """Batches of packed sequences: shuffled, mixed, padded and resumable (Grain).
 
-B batch, L max_length, P languages or tasks in a mixture.
+B batch, L max_length, P corpora in a mixture.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 class Source(NamedTuple):
-    """One packed corpus and its share of the mixture; `key` tells its content."""
+    """One packed corpus and its share of the mixture."""
 
     name: str
     sequences: Sequence[dict[str, np.ndarray]]
     weight: float
     key: str = ""
+    """Digest of the content."""
 
 
 def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
-    """Sampling probabilities q_i ∝ p_i^α with p_i = n_i/Σn (XLM-R, section 3.1).
+    """Computes sampling shares q_i ∝ p_i^α, p_i = n_i/Σn (XLM-R, section 3.1).
 
     Args:
       sizes: n_i, sequences of each language.
@@ -43,7 +44,7 @@ def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
 def training_batches(
     sources: Sequence[Source], batch_size: int, max_length: int, seed: int
 ) -> grain.DatasetIterator:
-    """An endless stream of batches; its position is `get_state()`, a small dict.
+    """Streams batches without end; the position is `get_state()`, a small dict.
 
     Args:
       sources: the corpora; one of weight 0 is never read.
@@ -74,18 +75,26 @@ def training_batches(
     )
 
 
-def held_back_batches(
+def held_out_batches(
     sequences: Sequence[dict[str, np.ndarray]],
     batches: int,
     batch_size: int,
     max_length: int,
 ) -> list[np.ndarray]:
-    """The first `batches` batches of a held-back split, in file order.
+    """Makes the first `batches` batches of a held-out split, in file order.
+
+    Args:
+      sequences: of the split.
+      batches: number of batches.
+      batch_size: B.
+      max_length: L.
 
     Returns:
       [B, L] int32 arrays; rows past the end of the text are [PAD] throughout.
     """
-    blank = np.full((batches * batch_size, max_length), vocabularies.PAD, np.int32)
+    blank = np.full(
+        (batches * batch_size, max_length), vocabularies.SPECIAL.pad, np.int32
+    )
     for row in range(min(len(sequences), len(blank))):
         ids = sequences[row]["input_ids"]
         blank[row, : len(ids)] = ids
@@ -93,5 +102,7 @@ def held_back_batches(
 
 
 def pad(ids: np.ndarray, max_length: int) -> np.ndarray:
-    """[<=L] int32 -> [L] int32, filled up with [PAD]."""
-    return np.pad(ids, (0, max_length - len(ids)), constant_values=vocabularies.PAD)
+    """Pads ids [<=L] int32 with [PAD] to [L]."""
+    return np.pad(
+        ids, (0, max_length - len(ids)), constant_values=vocabularies.SPECIAL.pad
+    )

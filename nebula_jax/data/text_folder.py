@@ -7,40 +7,20 @@
 UTF-8, LF. LANG is an ISO 639-1 code such as `sw`.
 """
 
-import gzip
-import hashlib
 import json
 import pathlib
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nebula_jax import errors
+from nebula_jax.data import tsv
 
-LANGUAGES = tuple(
-    [
-        "en",
-        "fr",
-        "es",
-        "de",
-        "el",
-        "bg",
-        "ru",
-        "tr",
-        "ar",
-        "vi",
-        "th",
-        "zh",
-        "hi",
-        "sw",
-        "ur",
-    ]
+LANGUAGES = (
+    *("en", "fr", "es", "de", "el", "bg", "ru", "tr"),
+    *("ar", "vi", "th", "zh", "hi", "sw", "ur"),
 )
 """The 15 languages of XNLI, in the order of the paper's Table 1."""
 
-
-class CorpusError(errors.NebulaError):
-    """A text folder lacks something, or a line of it is malformed."""
+CorpusError = tsv.CorpusError
 
 
 class Pair(NamedTuple):
@@ -62,40 +42,38 @@ def check_folder(data_dir: pathlib.Path) -> None:
 
 
 def mono_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path:
-    """The monolingual file of a language; `split` is `train` or `valid`."""
+    """Finds the monolingual file of a language.
+
+    Args:
+      data_dir: a text folder.
+      language: ISO 639-1 code.
+      split: `train` or `valid`.
+
+    Raises:
+      CorpusError: if there is none.
+    """
     return _existing(data_dir / "mono" / f"{language}.{split}.txt", language)
 
 
 def parallel_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path:
-    """The English-LANG file; `split` is `train`, `dev` or `test`."""
+    """Finds the English-LANG file of a language.
+
+    Args:
+      data_dir: a text folder.
+      language: ISO 639-1 code, not `en`.
+      split: `train`, `dev` or `test`.
+
+    Raises:
+      CorpusError: if there is none.
+    """
     return _existing(data_dir / "parallel" / f"en-{language}.{split}.tsv", language)
 
 
 def _existing(path: pathlib.Path, language: str) -> pathlib.Path:
-    for candidate in (path, path.with_name(path.name + ".gz")):
-        if candidate.is_file():
-            return candidate
-    raise CorpusError(f"language {language!r} has no text: {path}[.gz] is missing")
-
-
-def numbered_lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Yields (number, text) of a file's lines; gzip if its name says so.
-
-    Raises:
-      CorpusError: at bad UTF-8, or if it cannot be read to its end.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                yield number, raw.decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}:{number}: not UTF-8 ({error.reason})") from None
-    except (EOFError, OSError, zlib.error) as error:
-        raise CorpusError(f"{path}: cannot be read after line {number}: {error}") from (
-            None
-        )
+    existing = tsv.plain_or_gzip(path)
+    if existing is None:
+        raise CorpusError(f"language {language!r} has no text: {path}[.gz] is missing")
+    return existing
 
 
 def read_mono(path: pathlib.Path) -> Iterator[str]:
@@ -106,7 +84,7 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
         and when the file has no line at all.
     """
     number = 0
-    for number, line in numbered_lines(path):
+    for number, line in tsv.lines(path):
         if not line.strip():
             raise CorpusError(f"{path}:{number}: empty line; expected a sentence")
         if "\0" in line:
@@ -117,36 +95,24 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
 
 
 def read_parallel(path: pathlib.Path) -> Iterator[Pair]:
-    """Yields the pairs of a parallel file, without its header.
+    """Yields the pairs of a parallel file.
 
     Raises:
-      CorpusError: with file and line, where the header or a line has not two or
-        three tab-separated fields, or a side of a pair is empty.
+      CorpusError: with file and line, at another header or number of fields, an empty
+        side of a pair, a NUL byte or bad UTF-8; and when the file has no pair.
     """
-    width = 0
-    number = 0
-    for number, line in numbered_lines(path):
-        fields = line.split("\t")
-        if number == 1:
-            if len(fields) not in (2, 3) or fields[0] != "en":
-                raise CorpusError(
-                    f"{path}:1: header is {line!r}; expected en<TAB>LANG[<TAB>source]"
-                )
-            width = len(fields)
-            continue
-        if len(fields) != width:
-            raise CorpusError(
-                f"{path}:{number}: {len(fields)} tab-separated fields; expected {width}"
-            )
-        if not fields[0].strip() or not fields[1].strip():
-            raise CorpusError(f"{path}:{number}: one side of the pair is empty")
-        yield Pair(fields[0], fields[1])
-    if number < 2:
-        raise CorpusError(f"{path}: has no pairs")
+    header = tsv.header(path)
+    if len(header) not in (2, 3) or header[0] != "en":
+        raise CorpusError(
+            f"{path}:1: header is {'<TAB>'.join(header)!r}; expected"
+            " en<TAB>LANG[<TAB>source]"
+        )
+    for _, (english, foreign) in tsv.rows(path, header[:2]):
+        yield Pair(english, foreign)
 
 
 def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
-    """The folder's own grouping of languages for `generators` generators.
+    """Reads a folder's grouping of languages for K generators.
 
     Args:
       data_dir: a text folder with `mono/families.json`.
@@ -183,14 +149,3 @@ def _is_grouping(found: object, generators: int) -> bool:
         return False
     names = [language for group in found for language in group]
     return all(isinstance(n, str) for n in names) and len(set(names)) == len(names)
-
-
-def digest(path: pathlib.Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def digest_of(parts: list) -> str:
-    """A short digest of values, for names of derived files."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,6 +1,10 @@
-"""What our builders of tensorflow_datasets share: their data is on this machine."""
+"""Parts of every tensorflow_datasets builder whose data is on this machine."""
+
+import contextlib
+from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
+from absl import logging
 
 
 class LocalInfo(tfds.core.DatasetInfo):
@@ -12,3 +16,16 @@ class LocalInfo(tfds.core.DatasetInfo):
 
     def initialize_from_bucket(self) -> None:
         """Finds nothing."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences TFDS's progress bars and banners; the callers report progress."""
+    tfds.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(None):
+            yield
+    finally:
+        logging.set_verbosity(before)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.data import masking
-from nebula_jax.models import abnet, transformer
-from nebula_jax.training import abnet_losses
+from nebula_jax.data import tokenizers
+from nebula_jax.models import abnet, mask_slots, transformer
 
 LENGTH_PENALTY = 1.1  # ABNet's code
 LOWEST = -1e9  # a log-probability that no hypothesis comes near; finite, so it adds
@@ -71,7 +70,7 @@ def length_candidates(
 def mask_predict(
     predict: Predict,
     lengths: jax.Array,
-    controls: abnet_losses.Controls,
+    controls: tokenizers.SpecialTokens,
     max_length: int,
     iterations: int = 10,
     alpha: float = LENGTH_PENALTY,
@@ -137,7 +136,7 @@ def beam_search(
     step: Step,
     state: Any,
     batch_size: int,
-    controls: abnet_losses.Controls,
+    controls: tokenizers.SpecialTokens,
     max_length: int,
     beams: int = 4,
     alpha: float = LENGTH_PENALTY,
@@ -191,7 +190,7 @@ def beam_search(
         token = jnp.arange(vocab_size)
         ends = token == controls.sep
         allowed = jnp.where(
-            ends, position > 1, ~controls.among(token) & (position < max_length - 1)
+            ends, position > 1, ~controls.contains(token) & (position < max_length - 1)
         )
         log_probs = now.log_probs[..., None] + jnp.where(allowed, log_probs, LOWEST)
 
@@ -244,7 +243,7 @@ def translate_cmlm(
     params: abnet.Params,
     encoded: abnet.Encoded,
     source_mask: jax.Array,
-    controls: abnet_losses.Controls,
+    controls: tokenizers.SpecialTokens,
     candidates: int = 4,
     iterations: int = 10,
     max_length: int | None = None,
@@ -297,7 +296,7 @@ def best_pieces(
     params: abnet.Params,
     hidden: jax.Array,
     wanted: jax.Array,
-    controls: abnet_losses.Controls,
+    controls: tokenizers.SpecialTokens,
 ) -> tuple[jax.Array, jax.Array]:
     """The likeliest piece at each wanted place; logits are made for these alone.
 
@@ -313,7 +312,7 @@ def best_pieces(
     """
     places = len(wanted)
     chunk = min(CHUNK, places)
-    positions = masking.find(wanted[None], places)[0]
+    positions = mask_slots.find(wanted[None], places)[0]
     positions = jnp.pad(positions, (0, chunk), constant_values=places)
     count = jnp.sum(wanted)
 
@@ -321,9 +320,9 @@ def best_pieces(
         start, best, log_probs = carry
         at = jax.lax.dynamic_slice_in_dim(positions, start, chunk)
         logits = abnet.Target(config).apply(
-            {"params": params}, abnet.take(hidden, at), method="logits"
+            {"params": params}, mask_slots.gather_positions(hidden, at), method="logits"
         )
-        control = controls.among(jnp.arange(logits.shape[-1]))
+        control = controls.contains(jnp.arange(logits.shape[-1]))
         choice = jnp.argmax(jnp.where(control, LOWEST, logits), axis=-1)
         own = jnp.take_along_axis(logits, choice[:, None], axis=-1)[:, 0]
         own = own - jax.nn.logsumexp(logits, axis=-1)
@@ -342,7 +341,7 @@ def translate_ar(
     params: abnet.Params,
     encoded: abnet.Encoded,
     source_mask: jax.Array,
-    controls: abnet_losses.Controls,
+    controls: tokenizers.SpecialTokens,
     beams: int = 4,
     alpha: float = LENGTH_PENALTY,
     max_length: int | None = None,

@@ -1,1 +1,1 @@
-"""What is trained: Flax linen modules with pure init and apply."""
+"""Models: Flax linen modules with pure init and apply."""

@@ -1,6 +1,6 @@
-"""An encoder that names the relation of two sentences (section 4.1, XNLI).
+"""An encoder that classifies pairs of sentences (section 4.1, XNLI).
 
-Embeddings, encoder, then as BERT and ERNIE-M have it: the hidden state of [CLS], a
+Embeddings, encoder, then the head of BERT and ERNIE-M: the hidden state of [CLS], a
 dense layer with tanh (the pretrained pooler where there is one), dropout, dense(C).
 
 B batch, L length, D width, C classes.
@@ -21,46 +21,43 @@ POOLINGS = ("cls", "mean")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Shape of a classifier."""
+    """The shape of a classifier."""
 
     encoder: transformer.Config
-    """Its dropout is that of the encoder."""
-    pad: int
-    """Token id of padding."""
-    sep: int
-    """Token id of the separator: after the first one is the second sentence."""
+    """With the encoder's dropout."""
+    special: tokenizers.SpecialTokens
+    """Special tokens of the vocabulary: the first separator ends the first sentence."""
     classes: int = 3
     """C."""
     pooling: str = "cls"
-    """`cls`: the first position; `mean`: all that are no padding, as e5 was trained."""
+    """`cls`: the first position; `mean`: all but padding, as e5 was trained."""
     has_segments: bool = False
-    """Whether the second sentence has token type 1 (BERT, ELECTRA)."""
+    """True if the second sentence has token type 1 (BERT, ELECTRA)."""
     dropout: float = 0.1
-    """Before the last layer."""
+    """Rate before the last layer."""
 
 
 def config(
-    model: pretrained.Pretrained, words: tokenizers.Tokenizer, **fields
+    model: pretrained.Pretrained, tokenizer: tokenizers.Tokenizer, **fields: Any
 ) -> Config:
-    """A Config for a pretrained model and its tokenizer; `fields` are the others."""
-    of_xlm_r = words.piece(words.cls) == "<s>"
+    """Makes the Config of a model with its tokenizer; `fields` are the other fields."""
+    of_xlm_r = tokenizer.piece(tokenizer.special.cls) == "<s>"
     return Config(
         encoder=model.config,
-        pad=words.pad,
-        sep=words.sep,
+        special=tokenizer.special,
         has_segments=model.config.token_types > 1 and not of_xlm_r,
         **fields,
     )
 
 
 class Head(nn.Module):
-    """Dense, tanh, dropout, dense(C)."""
+    """The layers above the encoder: dense, tanh, dropout, dense(C)."""
 
     config: Config
 
     @nn.compact
     def __call__(self, pooled: jax.Array, deterministic: bool) -> jax.Array:
-        """pooled [B, D] -> logits [B, C] float32."""
+        """Maps pooled [B, D] to logits [B, C] float32."""
         config = self.config.encoder
         pooled = jnp.tanh(transformer.dense(config.width, config, "dense")(pooled))
         pooled = nn.Dropout(self.config.dropout)(pooled, deterministic=deterministic)
@@ -68,12 +65,12 @@ class Head(nn.Module):
 
 
 def init(config: Config, rng: jax.Array, model: pretrained.Pretrained) -> Any:
-    """Parameters: the model's, a new last layer, and a new dense one unless it has one.
+    """Makes parameters: the model's, and a new head; a pooler is the head's dense.
 
     Args:
       config: of the classifier.
       rng: key.
-      model: whose embeddings, encoder and pooler are taken; other heads are not.
+      model: with embeddings, encoder and perhaps a pooler; other heads are left out.
 
     Returns:
       {"embeddings", "encoder", "classifier"}.
@@ -88,7 +85,7 @@ def init(config: Config, rng: jax.Array, model: pretrained.Pretrained) -> Any:
 
 
 def segments(input_ids: jax.Array, sep: int) -> jax.Array:
-    """[B, L] int32: 0 up to the first separator, itself included, then 1."""
+    """Computes token types [B, L] int32: 0 up to the first separator, then 1."""
     is_separator = (input_ids == sep).astype(jnp.int32)
     before = jnp.cumsum(is_separator, axis=-1) - is_separator
     return jnp.minimum(before, 1)
@@ -97,12 +94,12 @@ def segments(input_ids: jax.Array, sep: int) -> jax.Array:
 def logits(
     config: Config, params: Any, input_ids: jax.Array, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Classifies pairs.
+    """Computes the logits of pairs.
 
     Args:
       config: of the classifier.
       params: as `init` makes them.
-      input_ids: [B, L] int32, padded (see `data.pair_rows`).
+      input_ids: [B, L] int32, padded (see `data.ragged_pairs`).
       rng: key of the dropout; none without.
 
     Returns:
@@ -111,8 +108,8 @@ def logits(
     deterministic = rng is None
     keys = [None] * 3 if deterministic else jax.random.split(rng, 3)
     rngs = [{} if key is None else {"dropout": key} for key in keys]
-    mask = input_ids != config.pad
-    types = segments(input_ids, config.sep) if config.has_segments else None
+    mask = input_ids != config.special.pad
+    types = segments(input_ids, config.special.sep) if config.has_segments else None
     hidden = transformer.Embeddings(config.encoder).apply(
         {"params": params["embeddings"]}, input_ids, deterministic, types, rngs=rngs[0]
     )
@@ -128,7 +125,16 @@ def logits(
 
 
 def pool(how: str, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
-    """hidden [B, L, D], attention_mask [B, L] -> [B, D] float32."""
+    """Pools positions.
+
+    Args:
+      how: one of POOLINGS.
+      hidden: [B, L, D] float32.
+      attention_mask: [B, L] bool, false at padding.
+
+    Returns:
+      [B, D] float32.
+    """
     if how == "cls":
         return hidden[:, 0]
     weights = attention_mask.astype(jnp.float32)

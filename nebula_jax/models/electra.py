@@ -1,23 +1,22 @@
 """Generator and discriminator of replaced token detection (section 3.1, Fig. 4).
 
-Their embeddings are not shared: that is what keeps all but word indices off the line.
+Their embeddings are not shared, so nothing but token ids has to cross the line.
 
-B batch, L length, V vocabulary, M masked positions.
+B batch, L length, D width, V vocabulary, M masked positions.
 """
 
 import jax
 from flax import linen as nn
 
-from nebula_jax.data import masking
-from nebula_jax.models import heads, transformer
+from nebula_jax.models import heads, mask_slots, transformer
 
 
 class Generator(nn.Module):
-    """A masked language model that is asked only at masked positions."""
+    """A masked language model with logits at masked positions only."""
 
     config: transformer.Config
 
-    def setup(self):
+    def setup(self) -> None:
         self.embeddings = transformer.Embeddings(self.config)
         self.encoder = transformer.Encoder(self.config)
         self.mlm_head = heads.MLMHead(self.config)
@@ -29,7 +28,7 @@ class Generator(nn.Module):
         positions: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Logits of the masked tokens.
+        """Computes logits of the masked tokens.
 
         Args:
           input_ids: [B, L] int32, with [MASK]s.
@@ -42,7 +41,7 @@ class Generator(nn.Module):
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(hidden, attention_mask, deterministic)
-        hidden = masking.gather(hidden, positions)
+        hidden = mask_slots.gather(hidden, positions)
         return self.mlm_head(hidden, self.embeddings.table)
 
 
@@ -51,7 +50,7 @@ class Discriminator(nn.Module):
 
     config: transformer.Config
 
-    def setup(self):
+    def setup(self) -> None:
         self.embeddings = transformer.Embeddings(self.config)
         self.encoder = transformer.Encoder(self.config)
         self.rtd_head = heads.RTDHead(self.config)
@@ -64,7 +63,7 @@ class Discriminator(nn.Module):
         positions: jax.Array,
         deterministic: bool = True,
     ) -> tuple[jax.Array, jax.Array]:
-        """Which tokens are original, and what the corrupted ones were.
+        """Computes logits of which tokens are original, and of the original tokens.
 
         Args:
           input_ids: [B, L] int32, corrupted.
@@ -78,7 +77,7 @@ class Discriminator(nn.Module):
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(hidden, attention_mask, deterministic)
-        corrupted = masking.gather(hidden, positions)
+        corrupted = mask_slots.gather(hidden, positions)
         return (
             self.rtd_head(hidden),
             self.clm_head(corrupted, self.embeddings.table),

@@ -11,13 +11,13 @@ from nebula_jax.models import transformer
 
 
 class MLMHead(nn.Module):
-    """Masked language model: dense, GELU, layer norm, tied table plus bias."""
+    """A masked language model's head: dense, GELU, layer norm, tied table plus bias."""
 
     config: transformer.Config
 
     @nn.compact
     def __call__(self, hidden: jax.Array, table: jax.Array) -> jax.Array:
-        """hidden [B, M, D], table [V, E] -> logits [B, M, V] float32."""
+        """Maps hidden [B, M, D] and table [V, E] to logits [B, M, V] float32."""
         config = self.config
         width = config.embedding_width or config.width
         hidden = transformer.dense(width, config, "dense")(hidden)
@@ -28,24 +28,24 @@ class MLMHead(nn.Module):
 
 
 class CLMHead(nn.Module):
-    """Corrective language model: tied table plus bias, no transform (COCO-LM)."""
+    """A corrective language model's head: tied table plus bias, no more (COCO-LM)."""
 
     config: transformer.Config
 
     @nn.compact
     def __call__(self, hidden: jax.Array, table: jax.Array) -> jax.Array:
-        """hidden [B, M, D], table [V, D] -> logits [B, M, V] float32."""
+        """Maps hidden [B, M, D] and table [V, D] to logits [B, M, V] float32."""
         return _tied(self, hidden, table)
 
 
 class RTDHead(nn.Module):
-    """Replaced token detection: dense, GELU, dense(1) (ELECTRA)."""
+    """A head for replaced token detection: dense, GELU, dense(1) (ELECTRA)."""
 
     config: transformer.Config
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """hidden [B, L, D] -> logits [B, L] float32 that the token is original."""
+        """Maps hidden [B, L, D] to logits [B, L] float32 that a token is original."""
         config = self.config
         hidden = transformer.dense(config.width, config, "dense")(hidden)
         hidden = jax.nn.gelu(hidden, approximate=False)

@@ -1,9 +1,9 @@
-"""Matrix products whose operands are of a lower precision, in both directions.
+"""Matrix products with operands of lower precision, in both directions.
 
 `preferred_element_type` alone makes the forward product fast. In the backward pass the
-gradient that comes in is float32, and so XLA widens the other operand to it: two thirds
-of the work at half the speed. Here the gradient is rounded like the other operands.
-What comes out, forward and backward, is accumulated in float32 and stays float32.
+incoming gradient is float32, so XLA widens the other operand to it: two thirds of the
+work at half the speed. Here the gradient is rounded like the other operands. Results,
+forward and backward, are accumulated in float32 and stay float32.
 
 Batched products (attention) keep XLA's own gradient: they are small, and XLA's CPU
 backend has no kernel for some of their transposes in bfloat16.
@@ -11,19 +11,28 @@ backend has no kernel for some of their transposes in bfloat16.
 
 import functools
 import string
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+Residuals = tuple[jax.Array | None, jax.Array | None]
 
-def einsum(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
-    """einsum with operands of `dtype` and a float32 result.
+
+def einsum(
+    subscripts: str, a: jax.Array, b: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Computes an einsum with operands of `dtype` and a float32 result.
 
     Args:
       subscripts: two operands, an explicit output; every letter of an operand is in
         the other one or in the output.
-      a, b: float32; or of `dtype` already, if no gradient in them is asked for.
+      a, b: arrays of the subscripts' shapes, float32; or of `dtype` already, if they
+        are not differentiated.
       dtype: of the operands. With float32 it is jnp.einsum.
+
+    Returns:
+      float32, of the output's shape.
     """
     both, out = subscripts.split("->")
     left, right = both.split(",")
@@ -33,21 +42,32 @@ def einsum(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def _matrix_product(subscripts: str, a: jax.Array, b: jax.Array, dtype) -> jax.Array:
+def _matrix_product(
+    subscripts: str, a: jax.Array, b: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     return _product(subscripts, a.astype(dtype), b.astype(dtype))
 
 
-def _forward(subscripts, a, b, dtype):
-    """Keeps of each operand what the gradient in the other one needs, if that one is.
+def _forward(
+    subscripts: str, a: Any, b: Any, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, Residuals]:
+    """Computes the product; keeps an operand if the other one is differentiated.
 
-    A frozen matrix has no gradient, and then its input need not be kept.
+    A frozen matrix is not, and then its input need not be kept.
+
+    Args:
+      subscripts, dtype: of `einsum`.
+      a, b: a value, and whether it is differentiated (`symbolic_zeros`).
     """
     left, right = a.value.astype(dtype), b.value.astype(dtype)
     kept = left if b.perturbed else None, right if a.perturbed else None
     return _product(subscripts, left, right), kept
 
 
-def _backward(subscripts, dtype, kept, gradient):
+def _backward(
+    subscripts: str, dtype: jax.typing.DTypeLike, kept: Residuals, gradient: Any
+) -> Residuals:
+    """Computes the gradients of the operands that are differentiated."""
     if isinstance(gradient, jax.custom_derivatives.SymbolicZero):
         return None, None
     gradient = gradient.astype(dtype)
@@ -68,9 +88,14 @@ def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def dot_general(
-    a: jax.Array, b: jax.Array, dimension_numbers, precision=None, *, dtype
+    a: jax.Array,
+    b: jax.Array,
+    dimension_numbers: jax.lax.DotDimensionNumbers,
+    precision: jax.lax.PrecisionLike = None,
+    *,
+    dtype: jax.typing.DTypeLike,
 ) -> jax.Array:
-    """`einsum` in the form that Flax's layers ask for."""
+    """Computes `einsum` with the arguments of `jax.lax.dot_general`, for Flax."""
     del precision
     (a_sum, b_sum), (a_batch, b_batch) = dimension_numbers
     letters = iter(string.ascii_letters)

@@ -1,12 +1,12 @@
 """BERT-style post-LN Transformer encoder (Devlin et al. 2018; section 4.1).
 
 B batch, L length, D width, H heads, K head width, F feed-forward, V vocabulary,
-E width of the embeddings (D, save in ELECTRA), Q positions that ask, M positions that
-are asked.
+E width of the embeddings (D, save in ELECTRA), Q query positions, M key and value
+positions.
 
 Matrix products take operands in `Config.dtype` and accumulate in float32; parameters,
 residuals, softmax and layer norms are float32. (Frozen matrices may be in
-`Config.dtype` already, see `as_operands`.)
+`Config.dtype` already, see `cast_kernels`.)
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Shape of an encoder."""
+    """The shape of an encoder."""
 
     vocab_size: int
     """V, pieces of the vocabulary."""
@@ -70,8 +70,8 @@ SIZES = {
 }
 
 
-def config_of_size(size: str, **fields) -> Config:
-    """A Config with one of SIZES' shapes; `fields` are the others."""
+def config_of_size(size: str, **fields: Any) -> Config:
+    """Makes a Config with one of SIZES' shapes; `fields` are its other fields."""
     layers, width, heads, feed_forward = SIZES[size]
     return Config(
         layers=layers, width=width, heads=heads, feed_forward=feed_forward, **fields
@@ -79,15 +79,24 @@ def config_of_size(size: str, **fields) -> Config:
 
 
 def dense(
-    features,
+    features: int | tuple[int, ...],
     config: Config,
     name: str | None,
-    axis=-1,
+    axis: int | tuple[int, ...] = -1,
     *,
     kernel_init: nn.initializers.Initializer | None = None,
     use_bias: bool = True,
 ) -> nn.DenseGeneral:
-    """A linear layer accumulating in float32; BERT's initialisation, or another."""
+    """Makes a linear layer that accumulates in float32.
+
+    Args:
+      features: size of the output, or sizes.
+      config: of the encoder: its dtype, and its width for the initialization.
+      name: of the module; None if Flax names it.
+      axis: of the input, contracted.
+      kernel_init: of the matrix; None for BERT's, scaled to the width.
+      use_bias: add a bias.
+    """
     return nn.DenseGeneral(
         features,
         axis=axis,
@@ -96,7 +105,7 @@ def dense(
         kernel_init=kernel_init
         or nn.initializers.normal(0.02 * (BERT_WIDTH / config.width) ** 0.5),
         use_bias=use_bias,
-        promote_dtype=_as_they_are,
+        promote_dtype=_unpromoted,
         dot_general=functools.partial(
             mixed_precision.dot_general, dtype=DTYPES[config.dtype]
         ),
@@ -104,22 +113,25 @@ def dense(
     )
 
 
-def _as_they_are(*arrays: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
-    """In place of Flax's promotion: `products` rounds what has not been rounded."""
+def _unpromoted(*arrays: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
+    """Replaces Flax's promotion: `mixed_precision` rounds operands that need it."""
     del dtype
     return arrays
 
 
-def as_operands(params: Any, config: Config) -> Any:
-    """Parameters with the matrices of linear layers in the dtype of `config`.
+def cast_kernels(params: Any, config: Config) -> Any:
+    """Casts the matrices of linear layers to the dtype of a config.
 
-    For frozen ones: they are rounded once, not again in every pass, and a backward
-    pass finds them where they are instead of keeping a rounded copy. Results are the
-    same to the bit.
+    For frozen parameters: they are rounded once, not again in every pass, and a
+    backward pass uses them instead of keeping a rounded copy. Results are the same to
+    the bit.
 
     Args:
-      params: nested dict.
+      params: nested dict of arrays.
       config: of the encoder.
+
+    Returns:
+      The same tree; leaves that are no `kernel` are as they were.
     """
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
@@ -131,21 +143,21 @@ def as_operands(params: Any, config: Config) -> Any:
 
 
 def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.LayerNorm:
-    """Layer normalisation in float32."""
+    """Makes a layer normalization in float32."""
     return nn.LayerNorm(epsilon=epsilon, dtype=jnp.float32, name=name)
 
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.Array:
-    """einsum with operands in the configured dtype and a float32 result."""
+    """Computes an einsum with operands in the configured dtype, to float32."""
     return mixed_precision.einsum(subscripts, a, b, DTYPES[config.dtype])
 
 
 class Embeddings(nn.Module):
-    """Token plus position (plus token type) embeddings, normalised."""
+    """The sum of token, position and token type embeddings, normalized."""
 
     config: Config
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         width = config.embedding_width or config.width
         self.word_embeddings = nn.Embed(
@@ -178,7 +190,8 @@ class Embeddings(nn.Module):
           input_ids: [B, L] int32.
           deterministic: no dropout.
           token_type_ids: [B, L] int32; type 0 everywhere if None.
-          first_position: [] int32, of the first token; for decoding token by token.
+          first_position: [] int32, position of the first token; for decoding token by
+            token.
 
         Returns:
           [B, L, D] float32.
@@ -201,7 +214,7 @@ class Embeddings(nn.Module):
 
 
 class KeyValues(NamedTuple):
-    """What an attention layer reads: of M positions, keys and values.
+    """Keys and values of M positions, the input of an attention layer.
 
     key, value: [B, M, H, K] float32.
     """
@@ -210,7 +223,7 @@ class KeyValues(NamedTuple):
     value: jax.Array
 
     def write(self, new: "KeyValues", position: jax.Array) -> "KeyValues":
-        """With `new` [B, Q, H, K] at `position`, [] int32, and after."""
+        """Returns these with `new` [B, Q, H, K] from `position`, [] int32, on."""
         return jax.tree.map(
             lambda old, more: jax.lax.dynamic_update_slice_in_dim(
                 old, more.astype(old.dtype), position, axis=1
@@ -221,44 +234,44 @@ class KeyValues(NamedTuple):
 
 
 def empty_cache(config: Config, batch_size: int, length: int) -> tuple[KeyValues, ...]:
-    """For every layer of an Encoder, `length` positions not yet written."""
+    """Makes a cache of M = `length` zero positions for every layer of an Encoder."""
     shape = (batch_size, length, config.heads, config.width // config.heads)
     zeros = jnp.zeros(shape, jnp.float32)
     return (KeyValues(zeros, zeros),) * config.layers
 
 
 def causal_mask(length: int) -> jax.Array:
-    """[1, Q, M] bool: a position reads itself and those before it."""
+    """Makes a mask [1, L, L] bool: a position attends to itself and those before it."""
     return jnp.tril(jnp.ones((1, length, length), bool))
 
 
 def attend(
     query: jax.Array,
-    read: KeyValues,
+    memory: KeyValues,
     attention_mask: jax.Array,
     config: Config,
     drop: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Scaled dot-product attention.
+    """Computes scaled dot-product attention.
 
     Args:
       query: [B, Q, H, K] float32.
-      read: M keys and values.
-      attention_mask: bool; [B, M], where all queries may read, or [B, Q, M], where
-        each may. B may be 1.
+      memory: M keys and values.
+      attention_mask: bool; [B, M], true where all queries may attend, or [B, Q, M],
+        where each may. B may be 1.
       config: for its dtype.
       drop: dropout of the probabilities.
 
     Returns:
       [B, Q, H, K] float32.
     """
-    scores = einsum("bqhk,bmhk->bhqm", query, read.key, config)
+    scores = einsum("bqhk,bmhk->bhqm", query, memory.key, config)
     scores = scores * query.shape[-1] ** -0.5
     if attention_mask.ndim == 2:
         attention_mask = attention_mask[:, None, :]
     lowest = jnp.finfo(jnp.float32).min
     scores = jnp.where(attention_mask[:, None, :, :], scores, lowest)
-    return einsum("bhqm,bmhk->bqhk", drop(jax.nn.softmax(scores)), read.value, config)
+    return einsum("bhqm,bmhk->bqhk", drop(jax.nn.softmax(scores)), memory.value, config)
 
 
 class SelfAttention(nn.Module):
@@ -275,14 +288,14 @@ class SelfAttention(nn.Module):
         cache: KeyValues | None = None,
         position: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, KeyValues]:
-        """Every position of `hidden` asks; without a cache they are asked as well.
+        """Attends from every position of `hidden` to them all, or to a cache.
 
         Args:
           hidden: [B, Q, D] float32.
           attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
           deterministic: no dropout.
-          cache: what M positions answered so far.
-          position: [] int32, where in the cache the Q new ones go.
+          cache: keys and values of M positions, the Q new ones not yet among them.
+          position: [] int32, place in the cache of the first of the Q new ones.
 
         Returns:
           [B, Q, D] float32; with a cache, also the cache with the new ones in it.
@@ -292,15 +305,15 @@ class SelfAttention(nn.Module):
         query = dense(split, config, "query")(hidden)
         key = dense(split, config, "key")(hidden)
         value = dense(split, config, "value")(hidden)
-        read = KeyValues(key, value)
+        memory = KeyValues(key, value)
         if cache is not None:
-            read = cache.write(read, position)
+            memory = cache.write(memory, position)
         drop = functools.partial(
             nn.Dropout(config.dropout), deterministic=deterministic
         )
-        context = attend(query, read, attention_mask, config, drop)
+        context = attend(query, memory, attention_mask, config, drop)
         attended = dense(config.width, config, "output", axis=(-2, -1))(context)
-        return attended if cache is None else (attended, read)
+        return attended if cache is None else (attended, memory)
 
 
 class Block(nn.Module):
@@ -317,7 +330,7 @@ class Block(nn.Module):
         cache: KeyValues | None = None,
         position: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, KeyValues]:
-        """As SelfAttention: [B, Q, D] -> [B, Q, D], and the cache if there is one."""
+        """Applies the block; arguments and results are those of SelfAttention."""
         config = self.config
         drop = functools.partial(
             nn.Dropout(config.dropout), deterministic=deterministic
@@ -351,15 +364,15 @@ class Encoder(nn.Module):
         cache: Sequence[KeyValues] | None = None,
         position: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, tuple[KeyValues, ...]]:
-        """As Block.
+        """Applies the blocks.
 
         Args:
           hidden: [B, Q, D] float32.
           attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
           deterministic: no dropout.
-          after_layer: (layer, its output) -> the next layer's input; adapters.
+          after_layer: (layer, its output) -> the next layer's input; for adapters.
           cache: one for each layer, for decoding token by token.
-          position: [] int32, where in the cache the Q new positions go.
+          position: [] int32, place in the cache of the first of the Q new positions.
 
         Returns:
           [B, Q, D] float32; with a cache, also its successor.

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors
-from nebula_jax.data import text_folder
+from nebula_jax import errors, files
 from nebula_jax.runtime import process, report
 from scripts.tables import config
 
@@ -193,7 +192,7 @@ class Runs:
 def _digests(folder: pathlib.Path) -> dict[pathlib.Path, str]:
     """Returns file -> digest of its bytes; {} if there is no such folder."""
     return {
-        path.relative_to(folder): text_folder.digest(path)
+        path.relative_to(folder): files.digest(path)
         for path in folder.rglob("*")
         if path.is_file()
     }

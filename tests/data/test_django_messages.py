@@ -34,7 +34,7 @@ def test_a_translation_known_by_heart(folder):
     )
 
 
-def test_held_back_messages_are_held_back_in_every_language(folder):
+def test_held_out_messages_are_held_out_in_every_language(folder):
     english = set(text_folder.read_mono(text_folder.mono_path(folder, "en", "valid")))
     for language in text_folder.LANGUAGES[1:]:
         train = text_folder.parallel_path(folder, language, "train")

@@ -140,8 +140,8 @@ def test_different_keys_are_told_from_different_examples():
 )
 def test_a_fingerprint_that_is_none_is_the_peers_fault(change):
     said = {**example_alignment.fingerprint({"train": MANY}, KEY), **change}
-    with pytest.raises(example_alignment.AgreementError, match="malformed"):
+    with pytest.raises(example_alignment.AlignmentError, match="malformed"):
         example_alignment.differences({"train": MANY}, KEY, said)
     for nothing in (None, [], {}, "x"):
-        with pytest.raises(example_alignment.AgreementError, match="malformed"):
+        with pytest.raises(example_alignment.AlignmentError, match="malformed"):
             example_alignment.differences({"train": MANY}, KEY, nothing)

@@ -75,7 +75,7 @@ def open_generator(folder, tmp_path, mix):
         folder,
         ["en", "de"],
         mix,
-        language_mixture.Alphas(mono=0.3, parallel=0.7),
+        language_mixture.SamplingExponents(mono=0.3, parallel=0.7),
         vocabulary=vocabularies.load(folder / "v.model"),
         max_length=32,
         prepared_dir=tmp_path,
@@ -90,7 +90,7 @@ def test_sources_weigh_tasks_and_languages(folder, tmp_path):
     assert weights == pytest.approx(
         {"mono/en": english, "mono/de": german, "parallel/en-de": 0.4}
     )
-    assert list(data.held_back) == ["en", "de"]
+    assert list(data.held_out) == ["en", "de"]
 
 
 def test_a_task_that_is_not_asked_for_is_not_even_opened(folder, tmp_path):

@@ -76,29 +76,48 @@ def test_epochs_and_seeds_differ_and_buckets_are_mixed():
 
 
 def test_the_order_never_changes_between_versions():
-    """Clusters of different NumPy have to agree: these are the published SplitMix64."""
-    state = np.asarray([1234567], np.uint64)
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    for expected in published:
-        assert int(length_buckets._splitmix(state)[0]) == expected
-        state = state + length_buckets._GAMMA
-    assert length_buckets.shuffled(8, 1, 2, 3).tolist() == shuffled_by_hand(8, 1, 2, 3)
+    """Clusters of different NumPy have to agree: this is the published Philox4x64-10.
+
+    Expected: known answers that its authors publish (Random123's kat_vectors).
+    """
+    most = 2**64 - 1
+    assert philox([0] * 4, [0] * 2) == [
+        *(0x16554D9ECA36314C, 0xDB20FE9D672D0FDC),
+        *(0xD7E772CEE186176B, 0x7E68B68AEC7BA23B),
+    ]
+    assert philox([most] * 4, [most] * 2) == [
+        *(0x87B092C3013FE90B, 0x438C3C67BE8D0224),
+        *(0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0),
+    ]
+    for words in ((1, 2, 3), (0, 0, 0), (2**64 - 1, 5, 256)):
+        found = length_buckets.shuffled(11, *words)
+        assert found.tolist() == shuffled_by_hand(11, *words)
+    assert length_buckets.shuffled(0, 1).tolist() == []
 
 
-def shuffled_by_hand(count, *words):
-    """The same with Python's integers."""
-    mask, gamma = 2**64 - 1, 0x9E3779B97F4A7C15
+def philox(counter, key):
+    """Four numbers, with Python's integers: ten rounds of two multiplications."""
+    low = 2**64 - 1
+    for _ in range(10):
+        one, two = counter[0] * 0xD2E7470EE14C6C93, counter[2] * 0xCA5A826395121157
+        counter = [
+            (two >> 64) ^ counter[1] ^ key[0],
+            two & low,
+            (one >> 64) ^ counter[3] ^ key[1],
+            one & low,
+        ]
+        key = [(key[0] + 0x9E3779B97F4A7C15) & low, (key[1] + 0xBB67AE8584CAA73B) & low]
+    return counter
 
-    def mix(z):
-        z = (z + gamma) & mask
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        return z ^ (z >> 31)
 
-    state = 0
-    for word in words:
-        state = mix((state + word) & mask)
-    return sorted(range(count), key=lambda n: mix((state + n * gamma) & mask))
+def shuffled_by_hand(count, seed, epoch, bucket):
+    """NumPy counts from 1: its counter is incremented before every four numbers."""
+    numbers = [
+        number
+        for block in range(1, count // 4 + 2)
+        for number in philox([block, 0, 0, bucket], [seed, epoch])
+    ]
+    return sorted(range(count), key=numbers.__getitem__)
 
 
 def test_a_shuffle_is_fair():

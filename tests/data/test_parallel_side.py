@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nebula_jax.data import parallel_side
+from nebula_jax.data import parallel_side, split_parallel
 from nebula_jax.data import text_folder as corpora
 
 PAIRS = {"train": 6, "dev": 2, "test": 2}
@@ -59,7 +59,7 @@ def test_examples_are_read_in_the_order_of_their_ids(tmp_path, ending):
         ("a\teins\n", r":1: the header has no column 'id'"),
         ("id\ten\na\teins\n", r":1: the header has no column 'text'"),
         ("id\ttext\ten\n", r":1: the header has 3 columns; .* nothing else"),
-        ("id\ttext\n", "has no examples"),
+        ("id\ttext\n", "has no rows below its header"),
         ("id\ttext\na\teins\na b\tzwei\n", r":3: an id is"),
         ("id\ttext\na\teins\né\tzwei\n", r":3: an id is"),
         ("id\ttext\na\teins\nb\tzwei\na\tdrei\n", r":4: id 'a' is in line 2 already"),
@@ -96,7 +96,7 @@ def test_a_missing_split_is_named(tmp_path):
 
 def test_each_side_gets_its_own_language_and_the_same_ids(text_folder, tmp_path):
     out = tmp_path / "sides"
-    source, target = parallel_side.split_parallel(text_folder, ("es", "en"), out)
+    source, target = split_parallel.split(text_folder, ("es", "en"), out)
     assert (source, target) == (out / "source", out / "target")
     assert parallel_side.splits(source) == ("train", "dev", "test", "flores")
     for split in parallel_side.splits(source):
@@ -111,23 +111,19 @@ def test_each_side_gets_its_own_language_and_the_same_ids(text_folder, tmp_path)
 
 
 def test_no_word_of_one_side_is_in_the_folder_of_the_other(text_folder, tmp_path):
-    source, target = parallel_side.split_parallel(
-        text_folder, ("es", "en"), tmp_path / "sides"
-    )
+    source, target = split_parallel.split(text_folder, ("es", "en"), tmp_path / "sides")
     for folder, foreign in ((source, "English"), (target, "español")):
         for content in contents(folder).values():
             assert foreign not in gzip.decompress(content).decode()
 
 
 def test_the_direction_may_be_the_other(text_folder, tmp_path):
-    source, _ = parallel_side.split_parallel(
-        text_folder, ("en", "es"), tmp_path / "sides"
-    )
+    source, _ = split_parallel.split(text_folder, ("en", "es"), tmp_path / "sides")
     assert read(source, "dev").texts[0] == "dev English 1"
 
 
 def test_what_is_left_out_changes_no_id(text_folder, tmp_path):
-    source, target = parallel_side.split_parallel(
+    source, target = split_parallel.split(
         text_folder, ("es", "en"), tmp_path / "news", sources=["news"]
     )
     ids = ["train-000002", "train-000004", "train-000006"]
@@ -136,7 +132,7 @@ def test_what_is_left_out_changes_no_id(text_folder, tmp_path):
 
     chosen = []
     for count in (2, 4):
-        source, _ = parallel_side.split_parallel(
+        source, _ = split_parallel.split(
             text_folder, ("es", "en"), tmp_path / f"{count}", max_pairs=count
         )
         train = read(source, "train")
@@ -148,12 +144,12 @@ def test_what_is_left_out_changes_no_id(text_folder, tmp_path):
 
 def test_splitting_twice_gives_the_same_bytes_and_once_is_enough(text_folder, tmp_path):
     for name in ("one", "two"):
-        parallel_side.split_parallel(text_folder, ("es", "en"), tmp_path / name)
+        split_parallel.split(text_folder, ("es", "en"), tmp_path / name)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
     edited = tmp_path / "one/source/dev.tsv.gz"
     write(edited, "id\ttext\nmine\tmío\n")
-    parallel_side.split_parallel(text_folder, ("es", "en"), tmp_path / "one")
+    split_parallel.split(text_folder, ("es", "en"), tmp_path / "one")
     assert parallel_side.read(edited).ids == ["mine"]
 
 
@@ -162,7 +158,7 @@ def test_short_pairs_alone_are_taken_if_both_sides_are_short(text_folder, tmp_pa
     for split in ("train", "dev", "test"):
         path = text_folder / "parallel" / f"en-es.{split}.tsv.gz"
         write(path, "\n".join([*rows, ""]))
-    source, target = parallel_side.split_parallel(
+    source, target = split_parallel.split(
         text_folder, ("es", "en"), tmp_path / "short", max_words=2
     )
     for split in ("train", "dev", "test"):
@@ -170,21 +166,21 @@ def test_short_pairs_alone_are_taken_if_both_sides_are_short(text_folder, tmp_pa
         assert read(source, split).ids == read(target, split).ids == ids
     assert parallel_side.splits(source) == ("train", "dev", "test")  # FLORES is long
     with pytest.raises(corpora.CorpusError, match="holds another split"):
-        parallel_side.split_parallel(text_folder, ("es", "en"), tmp_path / "short")
+        split_parallel.split(text_folder, ("es", "en"), tmp_path / "short")
 
 
 def test_what_is_there_is_never_overwritten(text_folder, tmp_path):
     out = tmp_path / "sides"
-    parallel_side.split_parallel(text_folder, ("es", "en"), out)
+    split_parallel.split(text_folder, ("es", "en"), out)
     before = contents(out)
     with pytest.raises(corpora.CorpusError, match="holds another split"):
-        parallel_side.split_parallel(text_folder, ("es", "en"), out, max_pairs=2)
+        split_parallel.split(text_folder, ("es", "en"), out, max_pairs=2)
     write(text_folder / "parallel/en-es.dev.tsv.gz", "en\tes\nHello\tHola\n")
     with pytest.raises(corpora.CorpusError, match="holds another split"):
-        parallel_side.split_parallel(text_folder, ("es", "en"), out)
+        split_parallel.split(text_folder, ("es", "en"), out)
     assert contents(out) == before
     with pytest.raises(corpora.CorpusError, match="no split of a parallel corpus"):
-        parallel_side.split_parallel(text_folder, ("es", "en"), text_folder)
+        split_parallel.split(text_folder, ("es", "en"), text_folder)
 
 
 def test_a_split_that_fails_leaves_nothing(text_folder, tmp_path, monkeypatch):
@@ -193,7 +189,7 @@ def test_a_split_that_fails_leaves_nothing(text_folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(json, "dumps", fail)  # the manifest is written last
     with pytest.raises(OSError, match="disk full"):
-        parallel_side.split_parallel(text_folder, ("es", "en"), tmp_path / "out/sides")
+        split_parallel.split(text_folder, ("es", "en"), tmp_path / "out/sides")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -210,9 +206,7 @@ def test_what_cannot_be_split_is_an_error(
     text_folder, tmp_path, languages, options, words
 ):
     with pytest.raises(corpora.CorpusError, match=words):
-        parallel_side.split_parallel(
-            text_folder, languages, tmp_path / "sides", **options
-        )
+        split_parallel.split(text_folder, languages, tmp_path / "sides", **options)
 
 
 @pytest.mark.parametrize(
@@ -221,20 +215,18 @@ def test_what_cannot_be_split_is_an_error(
         ("en\tfr\nHello\tSalut\n", r"dev\.tsv\.gz:1: the header has no column 'es'"),
         ("en\tes\nHello\t\n", r"dev\.tsv\.gz:2: es is empty"),
         ("en\tes\nHel\x07lo\tHola\n", r"dev\.tsv\.gz:2: control character U\+0007"),
-        ("en\tes\n", "no pair for dev"),
+        ("en\tes\n", r"dev\.tsv\.gz: has no rows below its header"),
     ],
 )
 def test_a_malformed_pair_is_named(text_folder, tmp_path, content, words):
     write(text_folder / "parallel/en-es.dev.tsv.gz", content)
     with pytest.raises(corpora.CorpusError, match=words):
-        parallel_side.split_parallel(text_folder, ("es", "en"), tmp_path / "sides")
+        split_parallel.split(text_folder, ("es", "en"), tmp_path / "sides")
 
 
 def test_djangos_messages_are_split_without_any_text_folder(tmp_path):
     out = tmp_path / "sides"
-    source, target = parallel_side.split_parallel(
-        parallel_side.DJANGO, ("es", "en"), out
-    )
+    source, target = split_parallel.split(split_parallel.DJANGO, ("es", "en"), out)
     assert parallel_side.splits(source) == parallel_side.SPLITS
     texts = {}
     for split in parallel_side.SPLITS:
@@ -250,7 +242,5 @@ def test_djangos_messages_are_split_without_any_text_folder(tmp_path):
 def test_without_django_it_is_said_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(corpora.CorpusError, match="pip install 'Django<6'"):
-        parallel_side.split_parallel(
-            parallel_side.DJANGO, ("es", "en"), tmp_path / "sides"
-        )
+        split_parallel.split(split_parallel.DJANGO, ("es", "en"), tmp_path / "sides")
     assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ class Letters:
 
 def tokenise(texts, max_length=10, **options):
     side = parallel_side.Side([f"train-{n}" for n in range(len(texts))], texts)
-    return ragged_rows.tokenise(
+    return ragged_rows.tokenize(
         side, Letters(), max_length, unknown=UNKNOWN, **AROUND, **options
     )
 
@@ -40,7 +40,7 @@ def test_rows_are_the_sentences_padded():
         [FIRST, 10, 11, 12, LAST, PAD],
         [FIRST, 10, 11, LAST, PAD, PAD],
     ]
-    assert rows.remarks() == []
+    assert rows.warnings() == []
 
 
 @hypothesis.given(
@@ -80,15 +80,15 @@ def test_a_length_without_room_for_text_is_an_error():
 def test_an_over_long_sentence_is_cut_if_asked_and_that_is_said():
     rows = tokenise(["abc", "abcdefghij"], truncate=True)
     assert rows.rows([1], 10, PAD).tolist() == [[FIRST, *range(10, 18), LAST]]
-    assert rows.remarks() == ["1 of 2 sentences were cut: train-1"]
-    assert rows.remarks("pairs") == ["1 of 2 pairs were cut: train-1"]
+    assert rows.warnings() == ["1 of 2 sentences were cut: train-1"]
+    assert rows.warnings("pairs") == ["1 of 2 pairs were cut: train-1"]
 
 
 def test_sentences_of_unknown_characters_alone_are_counted_and_named():
     rows = tokenise(["日本", "a本", " ", "本", "本", "本"])
     assert rows.unknown.tolist() == [0, 2, 3, 4, 5]
-    assert rows.remarks() == [
-        "5 of 6 sentences have no character that the tokenizer knows:"
+    assert rows.warnings() == [
+        "5 of 6 sentences have no character in the vocabulary:"
         " train-0, train-2, train-3, ..."
     ]
 

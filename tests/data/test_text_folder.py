@@ -53,9 +53,10 @@ def test_a_malformed_sentence_is_named_with_file_and_line(tmp_path, content, wor
         ("Hello\tHabari\n", ":1: header is"),
         ("en\tsw\nHello\tHabari\nno tab\n", ":3: 1 tab-separated fields; expected 2"),
         ("en\tsw\tsource\nHello\tHabari\n", ":2: 2 tab-separated fields; expected 3"),
-        ("en\tsw\nHello\t\n", ":2: one side of the pair is empty"),
-        ("en\tsw\n", "has no pairs"),
-        ("", "has no pairs"),
+        ("en\tsw\nHello\t\n", ":2: sw is empty"),
+        ("en\tsw\n", "has no rows below its header"),
+        ("", ":1: header is"),
+        ("en\tsw\nHel\0lo\tHabari\n", ":2: control character U\\+0000 in en"),
     ],
 )
 def test_a_malformed_pair_is_named_with_file_and_line(tmp_path, content, words):

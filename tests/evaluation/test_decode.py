@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nebula_jax.data import tokenizers
 from nebula_jax.evaluation import decode
 from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet_losses
 
-CONTROLS = abnet_losses.Controls(0, 1, 2, 3, 4, size=8)
+CONTROLS = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=8)
 PAD, UNK, CLS, SEP, MASK = CONTROLS[:5]
 PIECES = (5, 6, 7)
 TABLE = np.random.RandomState(0).randn(97, 8).astype(np.float32) * 1.5

@@ -1,15 +1,17 @@
 import pathlib
 
+import configured
 import jax.numpy as jnp
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import pretrain_m3, shared_flags
+from experiments import pretrain_m3
 from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
 from experiments.abnet import scaled_wan
 from experiments.m3 import config as m3_config
+from experiments.xnli import config as xnli_config
 from nebula_jax.communication import wan
 from nebula_jax.data import language_mixture
 from nebula_jax.models import transformer
@@ -22,14 +24,15 @@ FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
     "path", sorted(FOLDER.glob("m3_*.flags")), ids=lambda p: p.stem
 )
 def test_every_flagfile_is_a_possible_run(path):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={path}"])
-        shared_flags.check_shared_flags("discriminator", "generator")
-        groups = [["en", "de"]] * 3
-        if not m3_config.GENERATORS.value.isdigit():
-            groups = language_mixture.parse_groups(m3_config.GENERATORS.value)
-        language_mixture.parse_tasks(m3_config.TASKS.value, groups)
+    run = configured.run(m3_config, f"--flagfile={path}")
+    local, reach = run.local, run.local.connection()
+    connect.check_role(reach, local.cluster, "discriminator", "generator")
+    if not local.hot_start:  # else its checkpoint must be there
+        m3_config.check(run)
+    groups = [["en", "de"]] * 3
+    if not run.agreed.generators.isdigit():
+        groups = run.agreed.groups()
+    language_mixture.parse_tasks(run.agreed.task_mix, groups)
 
 
 @pytest.mark.parametrize(
@@ -53,29 +56,26 @@ def abnet_run(path):
 
 @pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])
 def test_a_line_is_a_flagfile_to_add(name, rate):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        files = (FOLDER / "m3_quickstart.flags", FOLDER / f"wan_{name}.flags")
-        flags.FLAGS(["test", *(f"--flagfile={path}" for path in files)])
-        lines = wan.from_string(shared_flags.WAN.value)
-        assert lines == wan.Lines(wan.Line(rate, 0.015), wan.Line(rate, 0.015))
-        assert shared_flags.STEPS.value == 1200
+    files = (FOLDER / "m3_quickstart.flags", FOLDER / f"wan_{name}.flags")
+    run = configured.run(m3_config, *(f"--flagfile={path}" for path in files))
+    lines = wan.from_string(run.local.wan)
+    assert lines == wan.Lines(wan.Line(rate, 0.015), wan.Line(rate, 0.015))
+    assert run.agreed.steps == 1200
 
 
 def test_the_papers_flagfile_has_the_papers_values():
     """Section 4.1."""
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={FOLDER / 'm3_paper.flags'}"])
-        assert transformer.SIZES[m3_config.GENERATOR_SIZE.value][:2] == (12, 768)
-        assert transformer.SIZES[m3_config.DISCRIMINATOR_SIZE.value][:2] == (24, 1024)
-        assert m3_config.VOCAB_SIZE.value == 250_002
-        assert m3_config.MAX_LENGTH.value == 512
-        assert shared_flags.BATCH_SIZE.value == 2048
-        assert m3_config.LEARNING_RATE.value == 1e-4
-        assert m3_config.WARMUP_STEPS.value == 10_000
-        assert m3_config.RTD_WEIGHT.value == 50
-        assert m3_config.CLM_WEIGHT.value == 1
+    run = configured.run(m3_config, f"--flagfile={FOLDER / 'm3_paper.flags'}")
+    agreed = run.agreed
+    assert transformer.SIZES[agreed.generator_size][:2] == (12, 768)
+    assert transformer.SIZES[agreed.discriminator_size][:2] == (24, 1024)
+    assert run.local.vocab_size == 250_002
+    assert agreed.max_length == 512
+    assert agreed.batch_size == 2048
+    assert agreed.learning_rate == 1e-4
+    assert agreed.warmup_steps == 10_000
+    assert agreed.rtd_weight == 50
+    assert agreed.clm_weight == 1
 
 
 def test_the_papers_translation_has_the_papers_values():
@@ -93,3 +93,35 @@ def test_the_papers_translation_has_the_papers_values():
     (adam,) = [each for each in state if hasattr(each, "mu")]
     assert float(adam.mu["w"][0]) == pytest.approx(1 - 0.9)
     assert float(adam.nu["w"][0]) == pytest.approx(1 - 0.98)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("xnli_*.flags")), ids=lambda p: p.stem
+)
+def test_every_fine_tuning_is_a_possible_run(path):
+    xnli_config.check(
+        configured.run(xnli_config, f"--flagfile={path}", "--data_dir=text")
+    )
+
+
+def test_the_papers_fine_tuning_has_ernie_ms_recipe():
+    """algorithms.md, section 5; Baidu's script."""
+    path = FOLDER / "xnli_paper.flags"
+    run = configured.run(xnli_config, f"--flagfile={path}")
+    agreed = run.agreed
+    assert agreed.learning_rate == 5e-5
+    assert agreed.layer_decay == 0.8
+    assert agreed.warmup_ratio == 0.1
+    assert run.local.epochs == 5
+    assert agreed.batch_size == 32
+    assert agreed.length_buckets[-1] == 256
+    assert agreed.checkpoint_selection == "best"
+    assert len(run.local.languages) == 15
+
+
+def test_the_small_fine_tuning_has_its_measures_against_time():
+    path = FOLDER / "xnli_warm.flags"
+    agreed = configured.run(xnli_config, f"--flagfile={path}").agreed
+    assert agreed.dtype == "bfloat16"
+    assert agreed.trim_vocabulary
+    assert agreed.freeze_embeddings

@@ -90,7 +90,7 @@ def ours(model: pretrained.Pretrained) -> dict[str, np.ndarray]:
     """Our outputs: `hidden`, and those of the pooler and heads that are there."""
     config, params = model.config, model.params
     types = TOKEN_TYPE_IDS if config.token_types > 1 else None
-    ids = input_ids(model.about.get("pad_token_id") or 0)
+    ids = input_ids(model.metadata.get("pad_token_id") or 0)
 
     def forward(params):
         embeddings = {"params": params["embeddings"]}

@@ -245,7 +245,7 @@ def test_matrices_rounded_once_give_the_same_bits(dtype):
     hidden = jax.random.normal(jax.random.key(0), (2, 5, 16))
     mask = jnp.arange(5) < jnp.asarray([[5], [3]])
     params = block.init(jax.random.key(1), hidden, mask, True)["params"]
-    rounded = transformer.as_operands(params, config)
+    rounded = transformer.cast_kernels(params, config)
     kernels = {leaf.dtype for leaf in jax.tree.leaves(rounded) if leaf.ndim > 1}
     assert jnp.dtype(dtype) in kernels
 
@@ -279,4 +279,4 @@ def test_rounded_matrices_are_no_residuals():
         return sum(leaf.size for leaf in kept if leaf.dtype == jnp.bfloat16)
 
     kernels = 4 * 16 * 16 + 2 * 16 * 32
-    assert kept(params) - kept(transformer.as_operands(params, config)) == kernels
+    assert kept(params) - kept(transformer.cast_kernels(params, config)) == kernels

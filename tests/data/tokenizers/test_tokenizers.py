@@ -2,6 +2,8 @@ import json
 import pathlib
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as hf_tokenizers
@@ -49,39 +51,44 @@ def write_json(folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_transformers(kind, tmp_path):
     golden = GOLDEN[kind]
-    words = tokenizers.load(write(tmp_path / kind, kind))
-    assert words.encode_batch(GOLDEN["texts"]) == golden["ids"]
-    assert [words.encode(text) for text in GOLDEN["texts"]] == golden["ids"]
-    assert list(words.special_ids) == golden["special"]
-    assert words.size == golden["size"]
+    tokenizer = tokenizers.load(write(tmp_path / kind, kind))
+    assert tokenizer.encode_batch(GOLDEN["texts"]) == golden["ids"]
+    assert [tokenizer.encode(text) for text in GOLDEN["texts"]] == golden["ids"]
+    assert list(tokenizer.special.ids) == golden["special"]
+    assert tokenizer.size == golden["size"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_come_back(kind, tmp_path):
-    words = tokenizers.load(write(tmp_path / kind, kind))
+    tokenizer = tokenizers.load(write(tmp_path / kind, kind))
     for text in GOLDEN["texts"][0], GOLDEN["texts"][3]:
         expected = text.lower() if kind == "bert_uncased" else text
-        ids = [words.cls, *words.encode(text), words.sep, words.pad]
-        assert words.decode(ids) == expected
-        assert words.decode(np.asarray(ids)) == expected
+        ids = [
+            tokenizer.special.cls,
+            *tokenizer.encode(text),
+            tokenizer.special.sep,
+            tokenizer.special.pad,
+        ]
+        assert tokenizer.decode(ids) == expected
+        assert tokenizer.decode(np.asarray(ids)) == expected
 
 
 def test_a_json_file_neither_cuts_nor_pads(tmp_path):
-    words = tokenizers.load(write_json(tmp_path / "json"))
-    ids = words.encode("a bcb a")
-    assert [words.piece(i) for i in ids] == ["▁a", "▁", "b", "c", "b", "▁a"]
-    assert words.decode(ids) == "a bcb a"
-    assert words.special_ids == (1, 3, 0, 2, 8)
+    tokenizer = tokenizers.load(write_json(tmp_path / "json"))
+    ids = tokenizer.encode("a bcb a")
+    assert [tokenizer.piece(i) for i in ids] == ["▁a", "▁", "b", "c", "b", "▁a"]
+    assert tokenizer.decode(ids) == "a bcb a"
+    assert tokenizer.special.ids == (1, 3, 0, 2, 8)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "json"])
 def test_special_pieces_are_never_text(kind, tmp_path):
     folder = tmp_path / kind
-    words = tokenizers.load(
+    tokenizer = tokenizers.load(
         write_json(folder) if kind == "json" else write(folder, kind)
     )
-    ids = words.encode("a <s> [SEP] <mask> [MASK] </s> <pad> [PAD] a")
-    assert set(ids) & set(words.special_ids) <= {words.unk}
+    ids = tokenizer.encode("a <s> [SEP] <mask> [MASK] </s> <pad> [PAD] a")
+    assert set(ids) & set(tokenizer.special.ids) <= {tokenizer.special.unk}
 
 
 def test_the_digest_is_the_contents(tmp_path):
@@ -104,17 +111,39 @@ def test_a_trimmed_tokenizer_renumbers_and_nothing_else(kind, tmp_path):
     small = tokenizers.trim(whole, keep)
     assert small.size == len(keep) < whole.size
     assert small.digest != whole.digest
-    assert [small.piece(i) for i in small.special_ids] == [
-        whole.piece(i) for i in whole.special_ids
+    assert [small.piece(i) for i in small.special.ids] == [
+        whole.piece(i) for i in whole.special.ids
     ]
     ids = small.encode(texts[0])
     assert [keep[i] for i in ids] == whole.encode(texts[0])
     assert small.decode(ids) == whole.decode(whole.encode(texts[0]))
 
     other = "b" if kind == "json" else GOLDEN["texts"][3]
-    expected = [i if i in keep else whole.unk for i in whole.encode(other)]
+    expected = [i if i in keep else whole.special.unk for i in whole.encode(other)]
     assert [keep[i] for i in small.encode(other)] == expected
-    assert small.unk in small.encode(other)
+    assert small.special.unk in small.encode(other)
+
+
+def test_used_pieces_are_those_that_occur_the_most_frequent_first(tmp_path):
+    tokenizer = tokenizers.load(write(tmp_path / "a", "xlm_r"))
+    special = tokenizer.special.ids
+    counts = np.zeros(tokenizer.size, np.int64)
+    counts[[20, 30, 40]] = 2, 5, 2
+    assert set(tokenizers.used_ids(tokenizer, counts)) == {20, 30, 40, *special}
+    for room, expected in ((1, {30}), (2, {20, 30}), (9, {20, 30, 40})):
+        found = tokenizers.used_ids(tokenizer, counts, max_size=room + len(special))
+        assert set(found) == expected | set(special)
+        assert (np.diff(found) > 0).all()
+
+
+def test_special_tokens_are_recognized_in_numpy_and_jax():
+    special = tokenizers.SpecialTokens(7, 1, 5, 3, 9, size=10)
+    ids = np.arange(10).reshape(2, 5)
+    expected = np.isin(ids, special.ids)
+    np.testing.assert_array_equal(special.contains(ids), expected)
+    found = special.contains(jnp.asarray(ids))
+    assert isinstance(found, jax.Array)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_trimmed_tokenizer_is_saved_and_found_again(tmp_path):
@@ -126,7 +155,7 @@ def test_a_trimmed_tokenizer_is_saved_and_found_again(tmp_path):
     tokenizers.save(tmp_path / "twice", twice)
     again = tokenizers.load(tmp_path / "twice")
     np.testing.assert_array_equal(again.old_ids, twice.old_ids)
-    assert again.special_ids == twice.special_ids
+    assert again.special.ids == twice.special.ids
     text = GOLDEN["texts"][0]
     assert again.encode(text) == twice.encode(text)
     # Saving the whole one over it takes the trimming back.

@@ -17,10 +17,10 @@ from absl.testing import flagsaver
 
 from experiments import shared_flags, train_abnet
 from experiments.abnet import channels, config, data, hello, target, target_model
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.communication import bridge, loopback
 from nebula_jax.communication.wire import frames
-from nebula_jax.data import parallel_side, text_folder, tokenizers
+from nebula_jax.data import split_parallel, tokenizers
 from nebula_jax.models import transformer
 
 
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def own_text(runs):
     """The folders of source and target, as scripts/split_parallel.py makes them."""
-    return parallel_side.split_parallel(runs.text, ("es", "en"), runs.folder / "own")
+    return split_parallel.split(runs.text, ("es", "en"), runs.folder / "own")
 
 
 @pytest.fixture
@@ -192,13 +192,13 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
 
 def test_text_of_unknown_characters_is_remarked_on(runs, here, tmp_path, capfd):
     text = with_line(runs, tmp_path / "text", "the house", "家 🏠")
-    folder, _ = parallel_side.split_parallel(text, ("es", "en"), tmp_path / "own")
+    folder, _ = split_parallel.split(text, ("es", "en"), tmp_path / "own")
     tokenizer = tokenizers.load(runs.folder / "models" / "spanish")
     run = configured(prepared_dir=tmp_path / "prepared")
     read = data.read(run, folder, tokenizer, is_translated=True)
     assert read.train.lengths[-1] == 4
     said = capfd.readouterr().err
-    assert "have no character that the tokenizer knows: train-000061" in said
+    assert "have no character in the vocabulary: train-000061" in said
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_what_a_side_sends_of_its_model_is_keyed(tmp_path):
         run = configured(id_key=tmp_path / "key", workdir=tmp_path / "run")
         sent.add(target_model.fingerprint(run))
     assert len(sent) == 2
-    assert text_folder.digest_of([manifest.read_text()]) not in sent
+    assert files.digest_of([manifest.read_text()]) not in sent
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import tiny_translations
 from experiments.abnet import config, scaled_wan, target_model
 from nebula_jax import errors
 from nebula_jax.communication import wan
-from nebula_jax.data import parallel_side
+from nebula_jax.data import split_parallel
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_only_all_clusters_together_can_measure(given, cluster, message):
 
 def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
     text = tiny_translations.write_text(tmp_path / "text")
-    folders = parallel_side.split_parallel(text, ("es", "en"), tmp_path / "sides")
+    folders = split_parallel.split(text, ("es", "en"), tmp_path / "sides")
     models = {
         f"{side}_model": str(
             tiny_translations.write_model(tmp_path / side, 16, 0, side == "target")

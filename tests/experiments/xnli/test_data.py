@@ -69,5 +69,5 @@ def test_rows_are_padded_to_their_bucket(folder):
         batch = data.length_buckets.Batch(bucket, np.flatnonzero(buckets == bucket))
         rows = text.input_ids(part, batch)
         assert rows.shape[1] == text.length_buckets[bucket]
-        tokens = (rows != text.tokenizer.pad).sum(axis=1)
+        tokens = (rows != text.tokenizer.special.pad).sum(axis=1)
         np.testing.assert_array_equal(tokens, part.rows.lengths[batch.indices])

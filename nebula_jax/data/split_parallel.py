@@ -1,0 +1,235 @@
+"""Splits the parallel text of a text folder into two sides, one language each.
+
+OUT/source/  OUT/target/    sides (see `parallel_side`)
+OUT/split.json              what they were made from
+"""
+
+import contextlib
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nebula_jax import files
+from nebula_jax.data import django_messages, parallel_side, text_folder, tsv
+
+FLORES = "flores"
+"""The split that is made of a text folder's FLORES file."""
+DJANGO = "package:django"
+"""Names Django's messages in the place of a text folder."""
+
+_MANIFEST = "split.json"
+_FORMAT = 1  # of what `split` writes; part of the manifest
+
+
+class _Pair(NamedTuple):
+    id: str
+    source: str
+    target: str
+
+
+def split(
+    data_dir: pathlib.Path | str,
+    languages: tuple[str, str],
+    out: pathlib.Path,
+    sources: Sequence[str] | None = None,
+    max_pairs: int | None = None,
+    max_words: int | None = None,
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Writes two sides, neither of which holds any text of the other.
+
+    The id of a pair is its split and its number in the file it comes from:
+    `train-000001` is the first pair of the training file, whatever is left out. Where
+    the text folder has no test file, every other pair of dev is for the test. Its
+    FLORES file, if it has one, becomes the split `flores`.
+
+    Args:
+      data_dir: a text folder (see `text_folder`), or `package:django`.
+      languages: (source, target), one of them `en`.
+      out: gets `source/`, `target/` and the manifest; written whole or not at all. If
+        it is there already and was made alike, nothing is done.
+      sources: values of the column `source` of training pairs to take; None for all.
+        dev and test, which are in-domain, are always taken whole.
+      max_pairs: at most so many training pairs, chosen by a hash of their ids: a larger
+        number chooses these and others.
+      max_words: at most so many words, between spaces, on both sides; of dev and test
+        too. FLORES, whose sentences are long, is left out then.
+
+    Returns:
+      The folders of source and target.
+
+    Raises:
+      CorpusError: at missing or malformed text, at values of `sources` that no pair
+        has, and if `out` holds anything else.
+    """
+    manifest = {
+        "format": _FORMAT,
+        "languages": list(languages),
+        "sources": sorted(sources) if sources else None,
+        "max_pairs": max_pairs,
+        "max_words": max_words,
+        "made_from": _made_from(data_dir, languages),
+    }
+    if not _is_made(out, manifest):
+        with _text_folder(data_dir) as folder:
+            paths = _paths(folder, languages)
+            if max_words is not None:
+                paths.pop(FLORES, None)
+            pairs = _pairs(paths, languages, sources, max_pairs, max_words)
+            _write(out, manifest, pairs)
+    return out / "source", out / "target"
+
+
+def _made_from(data_dir: pathlib.Path | str, languages: tuple[str, str]) -> list:
+    """Returns JSON values that differ from those of any other text."""
+    if str(data_dir) != DJANGO:
+        paths = _paths(pathlib.Path(data_dir), languages).values()
+        return [[path.name, files.digest(path)] for path in paths]
+    try:
+        return [DJANGO, importlib.metadata.version("django")]
+    except importlib.metadata.PackageNotFoundError:
+        return [DJANGO, None]  # the error of `django_messages` explains how to get it
+
+
+@contextlib.contextmanager
+def _text_folder(data_dir: pathlib.Path | str) -> Iterator[pathlib.Path]:
+    """Yields `data_dir`, or a temporary folder with Django's messages."""
+    if str(data_dir) != DJANGO:
+        yield pathlib.Path(data_dir)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        django_messages.write_text_folder(pathlib.Path(folder))
+        yield pathlib.Path(folder)
+
+
+def _paths(
+    data_dir: pathlib.Path, languages: tuple[str, str]
+) -> dict[str, pathlib.Path]:
+    """Maps splits to files of pairs, without splits that the text folder may lack."""
+    foreign = [language for language in languages if language != "en"]
+    if len(foreign) != 1:
+        raise tsv.CorpusError(
+            f"languages {'-'.join(languages)}: one side has to be en, and one not"
+        )
+    paths = {
+        split: text_folder.parallel_path(data_dir, foreign[0], split)
+        for split in ("train", "dev")
+    }
+    with contextlib.suppress(tsv.CorpusError):  # none: dev is halved
+        paths["test"] = text_folder.parallel_path(data_dir, foreign[0], "test")
+    flores = tsv.plain_or_gzip(data_dir / "parallel" / "flores200-devtest.15way.tsv")
+    return paths if flores is None else paths | {FLORES: flores}
+
+
+def _pairs(
+    paths: Mapping[str, pathlib.Path],
+    languages: tuple[str, str],
+    sources: Sequence[str] | None,
+    max_pairs: int | None,
+    max_words: int | None,
+) -> dict[str, list[_Pair]]:
+    """Reads and selects the pairs of each split."""
+    pairs = {split: _read(path, languages, split) for split, path in paths.items()}
+    if sources:
+        pairs["train"] = _from_sources(paths["train"], pairs["train"], sources)
+    if max_words is not None:
+        for split, of_split in pairs.items():
+            pairs[split] = [pair for pair in of_split if _is_short(pair, max_words)]
+    if max_pairs is not None:
+        chosen = sorted(pairs["train"], key=lambda pair: _hash(pair.id))[:max_pairs]
+        pairs["train"] = sorted(chosen)
+    if "test" not in pairs:
+        dev = pairs["dev"]
+        pairs["dev"] = dev[0::2]
+        pairs["test"] = [
+            pair._replace(id=pair.id.replace("dev", "test", 1)) for pair in dev[1::2]
+        ]
+    for split, of_split in pairs.items():
+        if not of_split:
+            raise tsv.CorpusError(f"{paths['train'].parent}: no pair for {split}")
+    return pairs
+
+
+def _read(path: pathlib.Path, languages: tuple[str, str], split: str) -> list[_Pair]:
+    rows = tsv.rows(path, languages, forbidden=tsv.CONTROL)
+    # Line 1 is the header, so that pair n is in line n + 1.
+    return [_Pair(f"{split}-{line - 1:06d}", *texts) for line, texts in rows]
+
+
+def _from_sources(
+    path: pathlib.Path, pairs: Sequence[_Pair], sources: Sequence[str]
+) -> list[_Pair]:
+    """Selects the pairs whose column `source` is one of `sources`."""
+    tags = [tag for _, (tag,) in tsv.rows(path, ("source",), forbidden=tsv.CONTROL)]
+    unknown = sorted(set(sources) - set(tags))
+    if unknown:
+        raise tsv.CorpusError(
+            f"{path}: no pair has the source {', '.join(unknown)};"
+            f" there are {', '.join(sorted(set(tags)))}"
+        )
+    return [pair for pair, tag in zip(pairs, tags, strict=True) if tag in sources]
+
+
+def _is_short(pair: _Pair, max_words: int) -> bool:
+    return all(len(text.split()) <= max_words for text in (pair.source, pair.target))
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def _is_made(out: pathlib.Path, manifest: Mapping[str, Any]) -> bool:
+    """Returns whether `out` was made with this manifest; False if it is not there.
+
+    The contents of the two folders are not compared: a person may have edited them.
+
+    Raises:
+      CorpusError: if `out` is there and holds anything else.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        found = json.loads((out / _MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError):
+        raise tsv.CorpusError(
+            f"{out} is there and no split of a parallel corpus; name another folder"
+        ) from None
+    if found != manifest:
+        raise tsv.CorpusError(
+            f"{out} holds another split (see its {_MANIFEST}); remove it or name"
+            " another folder"
+        )
+    for side in ("source", "target"):
+        if not (out / side).is_dir():
+            raise tsv.CorpusError(f"{out}: {side} is gone; remove {out} to split anew")
+    return True
+
+
+def _write(
+    out: pathlib.Path,
+    manifest: Mapping[str, Any],
+    pairs: Mapping[str, Sequence[_Pair]],
+) -> None:
+    try:
+        with files.writing(out) as partial:
+            for side in ("source", "target"):
+                (partial / side).mkdir(parents=True)
+                for split, of_split in pairs.items():
+                    rows = ((pair.id, getattr(pair, side)) for pair in of_split)
+                    _write_side(partial / side / f"{split}.tsv.gz", rows)
+            text = json.dumps(manifest, indent=1) + "\n"
+            (partial / _MANIFEST).write_text(text, "utf-8")
+    except OSError:
+        if not _is_made(out, manifest):  # else another process was first
+            raise
+
+
+def _write_side(path: pathlib.Path, rows: Iterable[tuple[str, str]]) -> None:
+    lines = [parallel_side.HEADER, *rows]
+    text = "".join(f"{name}\t{text}\n" for name, text in lines)
+    # No name and no time in the archive: the same text is the same bytes.
+    path.write_bytes(gzip.compress(text.encode(), compresslevel=6, mtime=0))

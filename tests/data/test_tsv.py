@@ -1,0 +1,64 @@
+import gzip
+
+import pytest
+
+from nebula_jax.data import tsv
+
+
+def write(path, *lines):
+    text = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def rows(path, columns=("id", "text"), **options):
+    return list(tsv.rows(path, columns, **options))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_the_wanted_columns_come_in_the_wanted_order(tmp_path, name):
+    path = write(tmp_path / name, "text\tmore\tid", "eins\tx\ta", "zwei\ty\tb\r")
+    assert rows(path) == [(2, ["a", "eins"]), (3, ["b", "zwei"])]
+    assert tsv.header(path) == ["text", "more", "id"]
+    assert tsv.plain_or_gzip(tmp_path / "a.tsv") == path
+    assert tsv.plain_or_gzip(tmp_path / "b.tsv") is None
+
+
+def test_lines_end_with_lf_or_crlf_and_a_lone_cr_is_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\r\ntwo\rthree\n\r\r\nlast")
+    assert [line for _, line in tsv.lines(path)] == ["one", "two\rthree", "\r", "last"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "words"),
+    [
+        (["id"], {}, ":1: the header has no column 'text'; expected id<TAB>text"),
+        (["text\tid"], {"exact": True}, "columns in another order; .* nothing else"),
+        (["id\ttext\tx"], {"exact": True}, "the header has 3 columns"),
+        (["id\ttext"], {}, "has no rows below its header"),
+        (["id\ttext", "a"], {}, ":2: 1 tab-separated fields; expected 2"),
+        (["id\ttext", 'a"'], {}, "expected 2; a quotation mark is text here"),
+        (["id\ttext", "a\t "], {}, ":2: text is empty"),
+        (["id\ttext", "a\tb\0"], {}, r":2: control character U\+0000 in text"),
+        (["id\ttext", "a\tb", "a\tc"], {"unique": "id"}, ":3: id 'a' is in line 2 alr"),
+        (
+            ["id\ttext", "a\tb\u2028"],
+            {"forbidden": tsv.CONTROL},
+            r":2: control character U\+2028 in text",
+        ),
+    ],
+)
+def test_what_is_malformed_is_named_with_file_and_line(tmp_path, lines, options, words):
+    path = write(tmp_path / "a.tsv", *lines)
+    with pytest.raises(tsv.CorpusError, match=rf"a\.tsv:? ?.*{words}"):
+        rows(path, **options)
+
+
+def test_a_column_may_be_empty_and_others_are_not_looked_at(tmp_path):
+    path = write(
+        tmp_path / "a.tsv", "id\tgenre\ttext\tmore", "a\t\teins\t\0", "a\t \tb\t"
+    )
+    wanted = ("id", "genre", "text")
+    found = rows(path, wanted, may_be_empty=("genre",))
+    assert found == [(2, ["a", "", "eins"]), (3, ["a", " ", "b"])]

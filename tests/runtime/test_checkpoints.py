@@ -1,0 +1,130 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import checkpoints
+from nebula_jax.training import checkpoint
+
+
+def test_a_run_goes_on_from_the_newest_step_that_all_have():
+    steps = {"d": [100, 200], "g0": [100, 200, 300], "g1": [200, 300]}
+    assert checkpoints.newest_of_all(steps, every=100) == 200
+    assert checkpoints.newest_of_all({"d": [], "g0": []}, every=100) == 0
+
+
+def test_a_run_that_ended_before_its_first_common_checkpoint_begins_anew():
+    assert checkpoints.newest_of_all({"d": [], "g0": [100]}, every=100) == 0
+
+
+def test_checkpoints_are_not_thrown_away_because_one_cluster_lost_its_own():
+    words = "no step is saved in all clusters .d has 800, 900; g0 has none."
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        checkpoints.newest_of_all({"d": [800, 900], "g0": []}, every=100)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("window", [0, 1, 2, 5])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_enough_checkpoints_are_kept_for_a_common_one(window, every, damaged):
+    """The generator as far ahead as it can be, the discriminator killed at any step."""
+    keep = checkpoints.to_keep(window, every)
+    for done in range(5 * every, 5 * every + 2 * every + 1):
+        ahead = done + window + 1
+        generator = [s for s in range(every, ahead + 1) if s % every == 0][-keep:]
+        # The token of `done` is out, the checkpoint of `done` is not yet.
+        discriminator = [s for s in range(every, done) if s % every == 0][-keep:]
+        if damaged:
+            discriminator = discriminator[:-1]
+        assert set(generator) & set(discriminator)
+
+
+SETTINGS = {"--steps": 9}
+
+
+def opened(workdir, fingerprints=None, name="source", every=100):
+    return checkpoints.Checkpoints(
+        workdir, name, SETTINGS, every=every, fingerprints=fingerprints
+    )
+
+
+def save(workdir, fingerprints, name="source"):
+    """A checkpoint of step 1 in the run's folder."""
+    opened(workdir, fingerprints, name).save(1, {"a": jnp.ones(3)})
+
+
+def test_what_a_cluster_itself_had_must_be_as_it_was(tmp_path):
+    save(tmp_path, {"text": "abc", "model": "def"})
+    opened(tmp_path, {"text": "abc", "model": "def"})
+    checkpoints.check_same_run(tmp_path, "source", SETTINGS, {"model": "def"})
+    checkpoints.check_same_run(tmp_path, "source", SETTINGS)
+    words = "holds a run with text=abc, this one has xyz; name another --workdir"
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        opened(tmp_path, {"text": "xyz"})
+
+
+def test_a_run_with_other_settings_is_refused(tmp_path):
+    save(tmp_path, {})
+    words = "holds a run with --steps=9, this one has 8"
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        checkpoints.Checkpoints(tmp_path, "source", {"--steps": 8}, every=1)
+
+
+def test_what_is_learned_of_the_peer_must_be_as_it_was(tmp_path):
+    peer = {"the peer's text": "abc"}
+    first = opened(tmp_path)
+    first.add_fingerprints(peer)
+    first.save(1, {"a": jnp.ones(3)})
+    again = opened(tmp_path)
+    again.add_fingerprints(peer)
+    with pytest.raises(checkpoint.CheckpointError, match="the peer's text=abc"):
+        again.add_fingerprints({"the peer's text": "xyz"})
+
+
+def test_files_of_another_cluster_are_not_ones_own(tmp_path):
+    save(tmp_path, {}, "target")
+    (tmp_path / "target").rename(tmp_path / "source")
+    with pytest.raises(checkpoint.CheckpointError, match="cluster=target, this"):
+        checkpoints.check_same_run(tmp_path, "source", SETTINGS)
+
+
+def test_a_state_goes_into_a_checkpoint_with_its_codecs_and_comes_back(tmp_path):
+    mesh = mesh_lib.make_mesh(jax.devices()[:1], 1)
+    start = {"w": jnp.arange(3.0)}
+    plan = mesh_lib.sharded_init_from_arrays(mesh, lambda: start)
+    assert plan.init()["w"] is not start["w"]  # a step may use it up
+    codecs = [{"rest": jnp.zeros(2)}, ()]
+    both = mesh_lib.sharded_init_with_codecs(plan, mesh, codecs)
+    saved = opened(tmp_path)
+    fresh, position = saved.restore(0, both)
+    assert position is None
+    moved = jax.tree.map(lambda leaf: leaf + 1, fresh)
+    saved.save(4, moved, position=7)
+    restored, position = opened(tmp_path).restore(4, both)
+    assert position == 7
+    jax.tree.map(np.testing.assert_array_equal, restored, moved)
+    assert jax.tree.structure(restored) == jax.tree.structure(fresh)
+
+
+@pytest.mark.parametrize(("last", "want"), [(6, [3, 6]), (7, [3, 6, 7]), (0, [])])
+def test_due_steps_and_the_last_are_saved_once(tmp_path, last, want):
+    saved = opened(tmp_path, every=3)
+    for step in range(1, last + 1):
+        saved.after(step, {"a": jnp.ones(3)}, lambda step=step: step)
+    saved.at_end(last, {"a": jnp.ones(3)}, lambda: last)
+    assert saved.steps == want
+    assert opened(tmp_path, every=3).newest == max(want, default=0)
+
+
+def test_a_run_that_goes_on_drops_later_checkpoints(tmp_path):
+    mesh = mesh_lib.make_mesh(jax.devices()[:1], 1)
+    plan = mesh_lib.sharded_init_from_arrays(mesh, lambda: {"a": jnp.zeros(3)})
+    saved = opened(tmp_path, every=1)
+    for step in (1, 2, 3):
+        saved.after(step, {"a": jnp.full(3, float(step))})
+    state, _ = saved.restore(2, plan)
+    assert float(state["a"][0]) == 2
+    assert saved.steps == opened(tmp_path).steps == [1, 2]
+    saved.at_end(2, state)  # no step was taken: there is nothing to save
+    assert saved.steps == [1, 2]
