@@ -1,11 +1,10 @@
 import pathlib
 
+import configured
 import jax.numpy as jnp
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from experiments import pretrain_m3, shared_flags
+from experiments import pretrain_m3
 from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
 from experiments.abnet import scaled_wan
@@ -22,14 +21,18 @@ FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
     "path", sorted(FOLDER.glob("m3_*.flags")), ids=lambda p: p.stem
 )
 def test_every_flagfile_is_a_possible_run(path):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={path}"])
-        shared_flags.check_shared_flags("discriminator", "generator")
-        groups = [["en", "de"]] * 3
-        if not m3_config.GENERATORS.value.isdigit():
-            groups = language_mixture.parse_groups(m3_config.GENERATORS.value)
-        language_mixture.parse_tasks(m3_config.TASKS.value, groups)
+    run = m3_run(path)
+    connection = run.local.connection()
+    connect.check_role(connection, run.local.cluster, "discriminator", "generator")
+    groups = [["en", "de"]] * 3
+    if not run.agreed.generators.isdigit():
+        groups = run.agreed.groups()
+    language_mixture.parse_tasks(run.agreed.task_mix, groups)
+
+
+def m3_run(*paths):
+    """The configuration that flagfiles of pretrain_m3 make."""
+    return configured.run(m3_config, *(f"--flagfile={path}" for path in paths))
 
 
 @pytest.mark.parametrize(
@@ -45,37 +48,30 @@ def test_every_translation_is_a_possible_run(path):
 
 def abnet_run(path):
     """The configuration that a flagfile of train_abnet makes."""
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(**abnet_config.DEFAULTS):
-        flags.FLAGS(["test", f"--flagfile={path}"])
-        return abnet_config.from_flags()
+    return configured.run(abnet_config, f"--flagfile={path}")
 
 
 @pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])
 def test_a_line_is_a_flagfile_to_add(name, rate):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        files = (FOLDER / "m3_quickstart.flags", FOLDER / f"wan_{name}.flags")
-        flags.FLAGS(["test", *(f"--flagfile={path}" for path in files)])
-        lines = wan.from_string(shared_flags.WAN.value)
-        assert lines == wan.Lines(wan.Line(rate, 0.015), wan.Line(rate, 0.015))
-        assert shared_flags.STEPS.value == 1200
+    run = m3_run(FOLDER / "m3_quickstart.flags", FOLDER / f"wan_{name}.flags")
+    lines = wan.from_string(run.local.wan)
+    assert lines == wan.Lines(wan.Line(rate, 0.015), wan.Line(rate, 0.015))
+    assert run.agreed.steps == 1200
 
 
 def test_the_papers_flagfile_has_the_papers_values():
     """Section 4.1."""
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={FOLDER / 'm3_paper.flags'}"])
-        assert transformer.SIZES[m3_config.GENERATOR_SIZE.value][:2] == (12, 768)
-        assert transformer.SIZES[m3_config.DISCRIMINATOR_SIZE.value][:2] == (24, 1024)
-        assert m3_config.VOCAB_SIZE.value == 250_002
-        assert m3_config.MAX_LENGTH.value == 512
-        assert shared_flags.BATCH_SIZE.value == 2048
-        assert m3_config.LEARNING_RATE.value == 1e-4
-        assert m3_config.WARMUP_STEPS.value == 10_000
-        assert m3_config.RTD_WEIGHT.value == 50
-        assert m3_config.CLM_WEIGHT.value == 1
+    run = m3_run(FOLDER / "m3_paper.flags")
+    agreed = run.agreed
+    assert transformer.SIZES[agreed.generator_size][:2] == (12, 768)
+    assert transformer.SIZES[agreed.discriminator_size][:2] == (24, 1024)
+    assert run.local.vocab_size == 250_002
+    assert agreed.max_length == 512
+    assert agreed.batch_size == 2048
+    assert agreed.learning_rate == 1e-4
+    assert agreed.warmup_steps == 10_000
+    assert agreed.rtd_weight == 50
+    assert agreed.clm_weight == 1
 
 
 def test_the_papers_translation_has_the_papers_values():
