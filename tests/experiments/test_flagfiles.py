@@ -3,8 +3,6 @@ import pathlib
 import configured
 import jax.numpy as jnp
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from experiments import pretrain_m3
 from experiments.abnet import config as abnet_config
@@ -48,10 +46,7 @@ def test_every_translation_is_a_possible_run(path):
 
 def abnet_run(path):
     """The configuration that a flagfile of train_abnet makes."""
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(**abnet_config.DEFAULTS):
-        flags.FLAGS(["test", f"--flagfile={path}"])
-        return abnet_config.from_flags()
+    return configured.run(abnet_config, f"--flagfile={path}")
 
 
 @pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])

@@ -2,11 +2,10 @@
 
 import pathlib
 
+import configured
 import jax
 import numpy as np
 import tiny_runs
-from absl import flags
-from absl.testing import flagsaver
 from flax import traverse_util
 
 from experiments.abnet import config
@@ -126,11 +125,7 @@ def write_model(
 
 def run(**values) -> config.Run:
     """The configuration that the command has if it is given these flags."""
-    given = [f"--{name}={value}" for name, value in values.items()]
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(**config.DEFAULTS):
-        flags.FLAGS(["test", *given])
-        return config.from_flags()
+    return configured.run(config, **values)
 
 
 class Translations(tiny_runs.Runs):
