@@ -79,7 +79,7 @@ TRANSITIONS = {
     },
 }
 
-# Phase of the connection -> message that may come on it -> next phase. Numbered messages
+# Phase of the connection -> message that may come on it -> next phase. What is numbered
 # must be allowed by TRANSITIONS as well.
 PHASE_TRANSITIONS = {
     Phase.NONE: {},
