@@ -74,7 +74,7 @@ def from_string(text: str) -> Lines:
             )
         for name in known[direction]:
             if name in lines:
-                raise errors.NebulaError(f"--wan={text}: says {name} twice")
+                raise errors.NebulaError(f"--wan={text}: names {name} twice")
             lines[name] = _line(rest, text)
     return Lines(**lines)
 
@@ -97,7 +97,7 @@ def _line(text: str, flag: str) -> Line:
                 " one-way delay such as 15ms, jitter=2ms, or cut=5s@20s"
             )
         if name in fields:
-            raise errors.NebulaError(f"--wan={flag}: says the {name} twice")
+            raise errors.NebulaError(f"--wan={flag}: gives the {name} twice")
         fields[name] = value
     if fields.get("jitter", 0.0) > fields.get("delay", 0.0):
         raise errors.NebulaError(f"--wan={flag}: the jitter exceeds the delay")

@@ -69,12 +69,12 @@ class Connection:
         """
         io, is_first = self.io, not self.session.window.is_pending
         self.session.send(message)
-        if is_small and is_first and io is not None and io.is_idle:
+        if is_small and is_first and io is not None and io.can_write:
             try:
                 io.write(self.session, time.monotonic())
             except OSError as error:  # there may still be something to read
                 io.error = error
-            if io.is_idle:
+            if io.can_write and self._shaper.is_transparent:
                 return
         self._waker.wake()
 

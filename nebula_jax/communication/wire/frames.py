@@ -32,7 +32,7 @@ MAGIC = b"NEBL"
 HEAD = struct.Struct("!4sBBHQQQ")
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
-MAX_REASON_BYTES = 1 << 12  # an error in words
+MAX_REASON_BYTES = 1 << 12  # of an error
 _NAME = re.compile(r"[!-~]{1,100}")  # of a cluster, as it may stand in a message
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
@@ -219,7 +219,7 @@ def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
     """Builds the message from its parts, all of the announced lengths.
 
     Raises:
-      FrameError: where the contents are not what the kind says.
+      FrameError: if the contents do not fit the kind.
     """
     fields = head.kind.LAYOUT.unpack(header)
     if head.kind is Tensor:

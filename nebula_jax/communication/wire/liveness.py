@@ -32,7 +32,7 @@ class Liveness:
         self._last_received = now
 
     def silence(self, now: float) -> float:
-        """Returns the seconds since the peer was last heard of."""
+        """Returns the seconds since the last bytes of the peer."""
         return now - self._last_received
 
     def timed_out(self, now: float) -> bool:

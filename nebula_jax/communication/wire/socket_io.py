@@ -53,11 +53,9 @@ class SocketIO:
         self._poller.register(wakes, select.POLLIN)
 
     @property
-    def is_idle(self) -> bool:
-        """True if the next frame would be written at once, as far as is known."""
-        return (
-            self._shaper.is_transparent and not self.is_blocked and self.error is None
-        )
+    def can_write(self) -> bool:
+        """True if the socket takes bytes, as far as is known."""
+        return not self.is_blocked and self.error is None
 
     def wait(self, seconds: float, reads: bool) -> bool:
         """Waits until something can be done, or somebody wakes.

@@ -79,8 +79,8 @@ TRANSITIONS = {
     },
 }
 
-# Phase of the connection -> message that may come on it -> next phase. TRANSITIONS says
-# in addition when a numbered message may come.
+# Phase of the connection -> message that may come on it -> next phase. What is numbered
+# must be allowed by TRANSITIONS as well.
 PHASE_TRANSITIONS = {
     Phase.NONE: {},
     Phase.OPENING: {Open: Phase.RUNNING, Abort: Phase.NONE},

@@ -400,6 +400,27 @@ def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):
         line.there.wait_for_step(1)
 
 
+@pytest.mark.parametrize("ending", ["close", "abort", "gone"])
+def test_no_thread_is_left_behind(line, pool, ending):
+    line = line(reconnect_timeout=0.3)
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    if ending == "close":
+        closing = pool.submit(line.there.close)
+        line.here.close()
+        closing.result(5.0)
+    elif ending == "abort":
+        line.here.abort("enough")
+        line.there.abort("enough")
+    else:
+        line.proxy.refuse()
+        line.proxy.cut()
+    for link in (line.here, line.there):
+        link._driver._thread.join(5.0)
+        assert not link._driver._thread.is_alive()
+        assert link.is_over
+
+
 def test_closing_before_the_run_began_ends_both_sides(line, pool):
     line = line(peer_timeout=1.0)
     line.here.welcome(0)
