@@ -18,7 +18,7 @@ from experiments.abnet import source as abnet_source
 from nebula_jax.communication import bridge, wan
 from nebula_jax.communication.wire import session
 from nebula_jax.data import example_alignment, length_buckets
-from nebula_jax.evaluation import bleu, decode
+from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
 from nebula_jax.models import abnet
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pipeline
@@ -280,7 +280,9 @@ class Side:
             if number >= 0
         }
 
-    def _decoded(self, params: Any, hidden: Any, longest: int) -> decode.Translations:
+    def _decoded(
+        self, params: Any, hidden: Any, longest: int
+    ) -> hypotheses.Translations:
         bits = hidden.get("length_logits")
         logits = (
             None if bits is None else jax.lax.bitcast_convert_type(bits, jnp.float32)
@@ -295,12 +297,14 @@ class Side:
 
 def translate(
     task: abnet_training.Task, params: Any, encoded: abnet.Encoded, mask: jax.Array
-) -> decode.Translations:
+) -> hypotheses.Translations:
     """Decodes as --objective and --beams say; to be jitted."""
     arguments = (task.config, params, encoded, mask, task.target_controls)
     if task.config.objective == "ar":
-        return decode.translate_ar(*arguments, beams=abnet_config.BEAMS.value)
-    return decode.translate_cmlm(
+        return abnet_translate.by_beam_search(
+            *arguments, beams=abnet_config.BEAMS.value
+        )
+    return abnet_translate.by_mask_predict(
         *arguments,
         candidates=abnet_config.BEAMS.value,
         iterations=abnet_config.ITERATIONS.value,
