@@ -23,7 +23,7 @@ from rich import live, text
 
 from experiments import lifecycle, shared_flags
 from nebula_jax.communication import bridge
-from nebula_jax.security import tls
+from nebula_jax.security import certificates, tls
 
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
@@ -53,7 +53,7 @@ def prepared(names: Sequence[str]) -> Iterator[Callable[..., int]]:
     made = shared_flags.TLS.value == "auto"
     if made:
         shutil.rmtree(shared_flags.workdir() / "tls", ignore_errors=True)
-        tls.issue_for_run(shared_flags.workdir() / "tls", names)
+        certificates.issue_for_run(shared_flags.workdir() / "tls", names)
     elif shared_flags.TLS.value != "off":
         for name in names:
             tls.client_contexts(shared_flags.tls_folder(name))

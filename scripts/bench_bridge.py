@@ -45,7 +45,7 @@ from absl import flags
 
 from experiments import lifecycle, run_report, shared_flags
 from nebula_jax import errors
-from nebula_jax.security import tls
+from nebula_jax.security import certificates
 from scripts.bench import transports
 from scripts.bench.transports import pair as pair_lib
 from scripts.bench.transports import tables, worker
@@ -108,7 +108,7 @@ def started(names: Sequence[str], line: str = "") -> Iterator[Bench]:
     sizes = [*SIZES.values(), worker.SMALL]
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         path = pathlib.Path(folder)
-        tls.issue_for_run(path, pair_lib.OWNERS.values())
+        certificates.issue_for_run(path, pair_lib.OWNERS.values())
         done = False
         try:
             for name in names:

@@ -11,7 +11,7 @@ from nebula_jax.data import text_folder, tokenizers
 from nebula_jax.models import classifier, pretrained, transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
-from nebula_jax.training import layer_decay, optimizers
+from nebula_jax.training import optimizers
 
 ENCODER = flags.DEFINE_string(
     "encoder",
@@ -236,7 +236,7 @@ def optimizer(layers: int) -> optax.GradientTransformation:
     )
     return optax.chain(
         optimizers.adam(schedule, clip_norm=CLIP.value),
-        layer_decay.scale_by_layer(LAYER_DECAY.value, layers),
+        optimizers.scale_by_layer(LAYER_DECAY.value, layers),
     )
 
 
