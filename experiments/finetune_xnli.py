@@ -84,7 +84,7 @@ def train() -> int:
         frozen, mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
     )
     optimizer = xnli_config.optimizer(config.encoder.layers)
-    placed = saved.placed_from(
+    placed = mesh_lib.sharded_init_from_arrays(
         mesh, functools.partial(_new_state, trained, optimizer, text.keep)
     )
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)

@@ -1,63 +1,11 @@
 """The checkpoints of one cluster in its run's folder."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments import lifecycle, shared_flags
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint
-
-
-class Placed(NamedTuple):
-    """A state that is not there yet: how to make it in its place, and its shapes."""
-
-    init: Callable[[], Any]
-    shapes: Any
-    sharding: Any
-
-
-def placed(mesh: Mesh, init: Callable[[], Any]) -> Placed:
-    """Plans where every array of `init()` goes on the mesh."""
-    shapes = jax.eval_shape(init)
-    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, shapes)
-    return Placed(jax.jit(init, out_shardings=sharding), shapes, sharding)
-
-
-def placed_from(mesh: Mesh, init: Callable[[], Any]) -> Placed:
-    """The same for a state that is made of arrays that are there already.
-
-    To a jitted function they would be constants, to be compiled into it.
-    """
-    shapes = jax.eval_shape(init)
-    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, shapes)
-
-    def make():  # copies: a step may be given the state for its own, leaf by leaf
-        return jax.device_put(jax.tree.map(jnp.copy, init()), sharding)
-
-    return Placed(make, shapes, sharding)
-
-
-def with_codecs(of: Placed, mesh: Mesh, codecs: list[Any]) -> Placed:
-    """{"state", "codecs"}: a state together with those of its channels' codecs.
-
-    Args:
-      of: the state.
-      mesh: of this cluster.
-      codecs: at step 0.
-    """
-    everywhere = mesh_lib.replicated(mesh)
-    return Placed(
-        lambda: {"state": of.init(), "codecs": codecs},
-        {"state": of.shapes, "codecs": jax.eval_shape(lambda: codecs)},
-        {
-            "state": of.sharding,
-            "codecs": jax.tree.map(lambda leaf: everywhere, codecs),
-        },
-    )
 
 
 def check_same_run(
@@ -153,7 +101,7 @@ class Saved:
         self._own |= more
         check_same_run(self._cluster, self._agreed, self._own)
 
-    def restore(self, step: int, state: Placed) -> tuple[Any, Any]:
+    def restore(self, step: int, state: mesh_lib.ShardedInit) -> tuple[Any, Any]:
         """The state after `step`, on its devices, and the data position saved with it.
 
         Step 0 is a fresh state. Later checkpoints are dropped: they come again.

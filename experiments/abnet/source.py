@@ -113,7 +113,7 @@ class Side:
             abnet_models.source_params(config, plm.model),
             abnet_models.is_trained_source,
         )
-        self.placed = saved.placed_from(
+        self.placed = mesh_lib.sharded_init_from_arrays(
             self.mesh, functools.partial(abnet_models.new_state, trained, 0)
         )
         self.frozen = abnet_models.place_frozen(self.mesh, frozen, plm.model.config)
@@ -191,7 +191,7 @@ class Side:
         self, checkpoints: saved.Saved, step: int, ends: abnet_channels.Near
     ) -> train_state.TrainState:
         """The state after `step`; the codecs are given theirs."""
-        like = saved.with_codecs(
+        like = mesh_lib.sharded_init_with_codecs(
             self.placed, self.mesh, abnet_channels.codec_states(ends)
         )
         both, _ = checkpoints.restore(step, like)

@@ -17,6 +17,7 @@ from experiments.abnet import models as abnet_models
 from experiments.abnet import source as abnet_source
 from experiments.abnet import target as abnet_target
 from nebula_jax.communication import loopback
+from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut
@@ -47,10 +48,12 @@ def run(folders: tuple[Any, Any]) -> int:
     checkpoints = saved.Saved(name, agreed, own=own)
     start = max([0, *checkpoints.steps])
     likes = [
-        saved.with_codecs(side.placed, side.mesh, abnet_channels.codec_states(ends))
+        mesh_lib.sharded_init_with_codecs(
+            side.placed, side.mesh, abnet_channels.codec_states(ends)
+        )
         for side, ends in ((source, near), (target, far))
     ]
-    both = saved.Placed(
+    both = mesh_lib.ShardedInit(
         lambda: tuple(like.init() for like in likes),
         tuple(like.shapes for like in likes),
         tuple(like.sharding for like in likes),

@@ -21,13 +21,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments import saved, shared_flags
+from experiments import shared_flags
 from experiments.m3 import config as m3_config
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import config_json
 from nebula_jax.models.pretrained import folder as checkpoint_folder
+from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import m3
 
 ENCODER = "encoder"
@@ -152,21 +153,21 @@ def describe(models: Models) -> dict[str, Any]:
     }
 
 
-def place_generator(mesh: Mesh, models: Models, index: int) -> saved.Placed:
+def place_generator(mesh: Mesh, models: Models, index: int) -> mesh_lib.ShardedInit:
     """Generator `index` at step 0, planned on the mesh."""
     seed, start = shared_flags.SEED.value, models.generator
     init = functools.partial(m3.init_generator, models.config, seed, index, start)
     return _placed(mesh, models, init)
 
 
-def place_discriminator(mesh: Mesh, models: Models) -> saved.Placed:
+def place_discriminator(mesh: Mesh, models: Models) -> mesh_lib.ShardedInit:
     """The discriminator at step 0, planned on the mesh."""
     seed, start = shared_flags.SEED.value, models.discriminator
     init = functools.partial(m3.init_discriminator, models.config, seed, start)
     return _placed(mesh, models, init)
 
 
-def place_whole(mesh: Mesh, models: Models, generators: int) -> saved.Placed:
+def place_whole(mesh: Mesh, models: Models, generators: int) -> mesh_lib.ShardedInit:
     """(all generators, the discriminator) at step 0, planned on the mesh."""
     config, seed = models.config, shared_flags.SEED.value
 
@@ -180,9 +181,13 @@ def place_whole(mesh: Mesh, models: Models, generators: int) -> saved.Placed:
     return _placed(mesh, models, init)
 
 
-def _placed(mesh: Mesh, models: Models, init) -> saved.Placed:
+def _placed(mesh: Mesh, models: Models, init) -> mesh_lib.ShardedInit:
     is_given = models.generator is not None
-    return saved.placed_from(mesh, init) if is_given else saved.placed(mesh, init)
+    return (
+        mesh_lib.sharded_init_from_arrays(mesh, init)
+        if is_given
+        else mesh_lib.sharded_init(mesh, init)
+    )
 
 
 def export(

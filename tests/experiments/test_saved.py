@@ -109,10 +109,10 @@ def test_checkpoints_of_before_these_were_saved_can_be_used(tmp_path, monkeypatc
 def test_a_state_goes_into_a_checkpoint_with_its_codecs_and_comes_back(tmp_path):
     mesh = mesh_lib.make_mesh(jax.devices()[:1], 1)
     start = {"w": jnp.arange(3.0)}
-    placed = saved.placed_from(mesh, lambda: start)
+    placed = mesh_lib.sharded_init_from_arrays(mesh, lambda: start)
     assert placed.init()["w"] is not start["w"]  # a step may use it up
     codecs = [{"rest": jnp.zeros(2)}, ()]
-    both = saved.with_codecs(placed, mesh, codecs)
+    both = mesh_lib.sharded_init_with_codecs(placed, mesh, codecs)
     with flagsaver.flagsaver(workdir=str(tmp_path)):
         checkpoints = saved.Saved("source", AGREED)
         fresh, position = checkpoints.restore(0, both)
