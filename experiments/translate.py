@@ -23,7 +23,7 @@ from experiments.abnet import models as abnet_models
 from experiments.abnet import target
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
-from nebula_jax.models import abnet, transformer
+from nebula_jax.models import abnet, param_shapes, transformer
 from nebula_jax.training import checkpoint, cut
 
 flags.adopt_module_key_flags(shared_flags)
@@ -164,14 +164,7 @@ def _filled(
 ) -> Any:
     """`params` with what was trained in the place of what it began with."""
     wanted, frozen = cut.split(params, is_trained)
-
-    def shapes(tree):
-        return jax.tree.map(lambda leaf: leaf.shape, tree)
-
-    if shapes(wanted) != shapes(trained):
-        raise checkpoint.CheckpointError(
-            "the checkpoint is of a model of another shape than the run's flags say"
-        )
+    param_shapes.check(trained, wanted, "checkpoint", "the run's configuration")
     return cut.merge(trained, transformer.as_operands(frozen, config))
 
 

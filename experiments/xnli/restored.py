@@ -12,7 +12,7 @@ import numpy as np
 from experiments import lifecycle, shared_flags
 from experiments.xnli import config as xnli_config
 from nebula_jax import errors
-from nebula_jax.models import pretrained
+from nebula_jax.models import param_shapes, pretrained
 from nebula_jax.training import checkpoint
 
 
@@ -73,21 +73,14 @@ class Trained(NamedTuple):
           params: a new classifier's, on a model from `with_rows` (trimmed or not).
 
         Raises:
-          CheckpointError: if shapes differ.
+          NebulaError: if shapes differ.
         """
         trained = dict(self.params)
         if "embeddings" in trained:
             table = params["embeddings"]["word_embeddings"]
             trained["embeddings"] = trained["embeddings"] | {"word_embeddings": table}
         found = params | trained
-
-        def shapes(tree):
-            return jax.tree.map(lambda leaf: leaf.shape, tree)
-
-        if shapes(found) != shapes(params):
-            raise checkpoint.CheckpointError(
-                "the checkpoint is of a model of another shape than the run's flags say"
-            )
+        param_shapes.check(found, params, "checkpoint", "the run's configuration")
         return found
 
 

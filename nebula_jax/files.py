@@ -1,0 +1,63 @@
+"""Files: their digests, and writing one whole or not at all."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+def digest(path: pathlib.Path) -> str:
+    """Computes the SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+      OSError: if the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of(values: Sequence[Any]) -> str:
+    """Computes a short digest of values, for names of derived files.
+
+    Args:
+      values: of types whose `repr` gives all of them: numbers, strings, lists.
+
+    Returns:
+      12 hexadecimal digits.
+    """
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path to write to, which becomes `path` when the block ends.
+
+        with files.writing(folder / "summary.json") as partial:
+            partial.write_text(text, "utf-8")
+
+    If the block raises, nothing is left and `path` is as it was. A file replaces
+    another at once. A folder, made by the block, replaces an empty one at most.
+
+    Args:
+      path: of a file or a folder; its parents are made if missing.
+
+    Yields:
+      A path with the same name, on the same disk.
+
+    Raises:
+      OSError: if the disk does not take it, or a folder with anything in it is at
+        `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{path.name}.", suffix=".partial", dir=path.parent
+    ) as folder:
+        partial = pathlib.Path(folder) / path.name
+        yield partial
+        if partial.is_file():
+            with partial.open("rb+") as stream:
+                os.fsync(stream.fileno())  # else a power cut may leave it empty
+        os.replace(partial, path)
