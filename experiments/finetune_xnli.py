@@ -139,7 +139,7 @@ def train() -> int:
         batch = batches.batch(step)
         step += 1
         capacity = xnli_config.capacities()[batch.bucket]
-        input_ids = part.rows.rows(batch.indices, capacity, text.words.pad)
+        input_ids = part.rows.rows(batch.indices, capacity, text.words.special.pad)
         labels = part.labels[batch.indices]
         input_ids, labels = jax.device_put((input_ids, labels), batch_at)
         state, metrics = take(state, frozen, input_ids, labels)
@@ -242,7 +242,7 @@ def probabilities(
             part.buckets, size, part.rows.lengths
         ):
             capacity = xnli_config.capacities()[batch.bucket]
-            ids = part.rows.rows(batch.indices, capacity, text.words.pad)
+            ids = part.rows.rows(batch.indices, capacity, text.words.special.pad)
             pending.append((batch, predict(params, ids)))
         rows: list[Any] = [None] * len(part.labels)
         for batch, values in pending:

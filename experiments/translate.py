@@ -104,9 +104,9 @@ class Translator:
             parallel_side.Side(names, [line or NOTHING for line in lines]),
             words,
             longest,
-            unknown=words.unk,
-            before=(words.cls,),
-            after=(words.sep,),
+            unknown=words.special.unk,
+            before=(words.special.cls,),
+            after=(words.special.sep,),
             truncate=True,
         )
         for remark in rows.remarks():
@@ -116,7 +116,7 @@ class Translator:
         size = min(BATCH, len(lines))
         for batch in length_buckets.evaluation_batches(buckets, size, rows.lengths):
             capacity = abnet_config.buckets()[batch.bucket]
-            ids = rows.rows(batch.indices, capacity, words.pad)
+            ids = rows.rows(batch.indices, capacity, words.special.pad)
             translated = np.asarray(self._run(self._params, ids).ids)
             for index, row in zip(
                 batch.indices[: batch.count], translated, strict=False
@@ -126,7 +126,7 @@ class Translator:
         return found
 
     def _translate(self, params: Any, input_ids: jax.Array):
-        mask = input_ids != self._source.words.pad
+        mask = input_ids != self._source.words.special.pad
         encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
         return target.translate(self._task, params[1], encoded, mask)
 

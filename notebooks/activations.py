@@ -23,13 +23,12 @@ from nebula_jax import errors
 from nebula_jax.data import (
     django_messages,
     language_mixture,
-    masking,
     packed_sequences,
     resumable_batches,
     text_folder,
 )
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import heads, transformer
+from nebula_jax.models import heads, mask_slots, transformer
 from nebula_jax.training import checkpoint, losses, m3
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -256,7 +255,7 @@ def hidden_below(config: m3.Config, cut: int, params: Params, tokens: m3.Tokens)
     """
     model = config.discriminator
     # A generator may sample [PAD] itself: a masked position is never padding.
-    mask = (tokens.input_ids != vocabularies.PAD) | tokens.masked
+    mask = (tokens.input_ids != vocabularies.SPECIAL.pad) | tokens.masked
     hidden = transformer.Embeddings(model).apply(
         {"params": params["embeddings"]}, tokens.input_ids, True
     )
@@ -283,13 +282,13 @@ def loss_above(
     """
     model = config.discriminator
     hidden = _blocks(config, range(cut, model.layers), params, hidden, mask)
-    positions = masking.find(tokens.masked, tokens.originals.shape[-1])
-    text = masking.scatter(tokens.input_ids, positions, tokens.originals)
+    positions = mask_slots.find(tokens.masked, tokens.originals.shape[-1])
+    text = mask_slots.scatter(tokens.input_ids, positions, tokens.originals)
     filled = positions < tokens.input_ids.shape[-1]
     rtd_logits = heads.RTDHead(model).apply({"params": params["rtd_head"]}, hidden)
     clm_logits = heads.CLMHead(model).apply(
         {"params": params["clm_head"]},
-        masking.gather(hidden, positions),
+        mask_slots.gather(hidden, positions),
         params["table"],
     )
     rtd_loss = losses.replaced_token_detection(

@@ -29,7 +29,6 @@ import jax.numpy as jnp
 from absl import flags
 
 from experiments import lifecycle, run_report, shared_flags
-from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
 from nebula_jax.training import (
@@ -37,6 +36,7 @@ from nebula_jax.training import (
     cut,
     losses,
     m3,
+    masking,
     optimizers,
     sampling,
 )
@@ -84,8 +84,7 @@ def fine_tuning(
     """`finetune_xnli`'s step; `donates`: whether its state is written in place."""
     config = classifier.Config(
         encoder=shape.config(dtype),
-        pad=vocabularies.PAD,
-        sep=vocabularies.SEP,
+        special=vocabularies.SPECIAL,
         dropout=0.0,
     )
     ids = jnp.asarray(bench_shapes.tokens(shape))
@@ -147,7 +146,7 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
     hidden = jax.random.normal(
         jax.random.key(0), (shape.batch, shape.length, shape.width)
     )
-    mask = ids != vocabularies.PAD
+    mask = ids != vocabularies.SPECIAL.pad
     attention, block = transformer.SelfAttention(config), transformer.Block(config)
     embeddings = transformer.Embeddings(config)
 

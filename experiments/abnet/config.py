@@ -16,7 +16,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, transformer
 from nebula_jax.training import abnet as abnet_training
-from nebula_jax.training import abnet_losses, optimizers
+from nebula_jax.training import optimizers
 
 SOURCE_MODEL = flags.DEFINE_string(
     "source_model",
@@ -256,21 +256,21 @@ def config(source: transformer.Config, target: transformer.Config) -> abnet.Conf
     )
 
 
-def controls(words: tokenizers.Tokenizer) -> abnet_losses.Controls:
+def controls(words: tokenizers.Tokenizer) -> tokenizers.SpecialTokens:
     """Ids of a tokenizer that are no text."""
-    return abnet_losses.Controls(*words.special_ids, words.size)
+    return words.special
 
 
 def task(
     shape: abnet.Config,
-    source: abnet_losses.Controls | None = None,
-    target: abnet_losses.Controls | None = None,
+    source: tokenizers.SpecialTokens | None = None,
+    target: tokenizers.SpecialTokens | None = None,
 ) -> abnet_training.Task:
     """What a side needs to know besides its parameters and its batch.
 
     A cluster that has only one of the two tokenizers names that one.
     """
-    nothing = abnet_losses.Controls(0, 0, 0, 0, 0, 0)
+    nothing = tokenizers.SpecialTokens(0, 0, 0, 0, 0, 0)
     return abnet_training.Task(
         shape,
         source or nothing,

@@ -140,9 +140,9 @@ def read(
             words,
             words.digest,
             abnet_config.buckets()[-1],
-            unknown=words.unk,
-            before=(words.cls,),
-            after=(words.sep,),
+            unknown=words.special.unk,
+            before=(words.special.cls,),
+            after=(words.special.sep,),
             # What is only translated may be cut: the training set is a person's choice.
             truncate=abnet_config.TRUNCATE.value or name != "train",
             prepared_dir=pathlib.Path(shared_flags.PREPARED_DIR.value),

@@ -175,7 +175,7 @@ def _trained_head(model: pretrained.Pretrained, text: abnet_data.Text) -> Any:
         slots = abnet_data.slots(
             rows.lengths[indices], len(indices), capacity, objective
         )
-        ids = rows.rows(indices, capacity, text.words.pad)
+        ids = rows.rows(indices, capacity, text.words.special.pad)
         state, loss = mlm_head.step(
             config, controls, objective, len(slots), optimizer, state, encoder, ids
         )

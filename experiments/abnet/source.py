@@ -164,7 +164,7 @@ class Side:
         return bucket, (
             self._put(
                 abnet_training.SourceBatch(
-                    self.rows.rows(own, capacity, self.text.words.pad),
+                    self.rows.rows(own, capacity, self.text.words.special.pad),
                     own,
                     self.lengths[own],
                     tokens,
@@ -220,13 +220,13 @@ class Side:
         for batch in abnet_data.evaluation_batches(rows, of, size):
             capacity = abnet_config.buckets()[batch.bucket]
             index = of[batch.indices].astype(np.int32)
-            ids = rows.rows(index, capacity, self.text.words.pad)
+            ids = rows.rows(index, capacity, self.text.words.special.pad)
             # A row that only fills the batch up is no example.
             index[batch.count :] = -1
             yield self._encode(params, ids, index)
 
     def _judge(self, params, input_ids, index):
-        mask = input_ids != self.text.words.pad
+        mask = input_ids != self.text.words.special.pad
         encoded = abnet.encode(self.task.config, params, input_ids, mask)
         missing = abnet_config.buckets()[-1] - input_ids.shape[1]
         hidden = {

@@ -184,7 +184,7 @@ class Side:
         return bucket, (
             self._put(
                 abnet_training.TargetBatch(
-                    self.rows.rows(own, capacity, self.text.words.pad),
+                    self.rows.rows(own, capacity, self.text.words.special.pad),
                     own,
                     tokens,
                     slots,

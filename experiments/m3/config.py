@@ -9,11 +9,12 @@ from absl import flags
 import nebula_jax
 from experiments import lifecycle, shared_flags
 from nebula_jax.communication.wire import frames
-from nebula_jax.data import language_mixture, masking
+from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
+from nebula_jax.training import masking
 
 GENERATORS = flags.DEFINE_string(
     "generators",

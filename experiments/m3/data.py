@@ -131,7 +131,7 @@ def make_vocabulary(owners: list[list[str]], path: pathlib.Path) -> int:
         return vocabularies.train(lines, size, path)
     whole = tokenizers.load(m3_config.hot_start_folder())
     counts = tokenizers.count_pieces(whole, lines)
-    most = np.argsort(-counts, kind="stable")[: size - vocabularies.NUM_CONTROL]
+    most = np.argsort(-counts, kind="stable")[: size - vocabularies.NUM_SPECIAL]
     keep = tokenizers.kept_ids(whole, most[counts[most] > 0])
     share = counts[keep].sum() / max(1, counts.sum())
     lifecycle.say(f"{len(keep):,} of {whole.size:,} pieces, {share:.2%} of the text")

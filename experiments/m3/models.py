@@ -213,7 +213,7 @@ def export(
             # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
             config = models.config.discriminator
             pretrained.save(new, pretrained.Pretrained("electra", config, params, {}))
-            shutil.copyfile(vocabulary.path, new / tokenizers.OWN)
+            shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
 
 
 def _grafted(

@@ -12,8 +12,7 @@ from absl import flags
 from experiments import run_report, shared_flags
 from experiments.m3 import config as m3_config
 from nebula_jax.communication import codecs
-from nebula_jax.data import masking
-from nebula_jax.training import metrics
+from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3
 """Of the masked tokens, the share of fakes below which RTD has little to find."""

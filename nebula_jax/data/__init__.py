@@ -1,1 +1,1 @@
-"""Text in, int32 arrays out. Host side, except for masking, which is jitted."""
+"""Text in, int32 arrays out, on the host."""

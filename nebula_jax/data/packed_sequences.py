@@ -40,14 +40,14 @@ def pack_mono(
     Yields:
       Sequences of at most L ids that begin with [CLS] and end with [SEP].
     """
-    packed = [vocabularies.CLS]
+    packed = [vocabularies.SPECIAL.cls]
     for sentence in sentences:
         for start in range(0, len(sentence), max_length - 2):
             piece = sentence[start : start + max_length - 2]
             if len(packed) + len(piece) + 1 > max_length:
                 yield packed
-                packed = [vocabularies.CLS]
-            packed += [*piece, vocabularies.SEP]
+                packed = [vocabularies.SPECIAL.cls]
+            packed += [*piece, vocabularies.SPECIAL.sep]
     if len(packed) > 1:
         yield packed
 
@@ -71,12 +71,12 @@ def pack_pairs(
 
     def packed() -> list[int]:
         return [
-            vocabularies.CLS,
+            vocabularies.SPECIAL.cls,
             *first,
-            vocabularies.SEP,
-            vocabularies.SEP,
+            vocabularies.SPECIAL.sep,
+            vocabularies.SPECIAL.sep,
             *second,
-            vocabularies.SEP,
+            vocabularies.SPECIAL.sep,
         ]
 
     for a, b in pairs:

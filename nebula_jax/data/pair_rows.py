@@ -26,7 +26,7 @@ def is_joined_by_two(words: tokenizers.Tokenizer, token_types: int) -> bool:
         multilingual MiniLM and e5 have BERT's two token types and use one of them.
       token_types: that the model has an embedding of.
     """
-    return words.piece(words.cls) == "<s>" or token_types < 2
+    return words.piece(words.special.cls) == "<s>" or token_types < 2
 
 
 def tokenise(
@@ -56,12 +56,12 @@ def tokenise(
     room = max_length - 2 - separators
     if room < 2:
         raise ragged_rows.TokenError(f"max_length {max_length} leaves no room for text")
-    between = [words.sep] * separators
+    between = [words.special.sep] * separators
     parts: list[np.ndarray] = []
     cut, lost = [], []
     pairs = zip(_encoded(first, words), _encoded(second, words), strict=True)
     for index, (one, two) in enumerate(pairs):
-        if all(token == words.unk for token in itertools.chain(one, two)):
+        if all(token == words.special.unk for token in itertools.chain(one, two)):
             lost.append(index)
         if len(one) + len(two) > room:
             cut.append(index)
@@ -69,7 +69,11 @@ def tokenise(
             kept = max(room - len(two), room - room // 2)
             one = one[:kept]
             two = two[: room - len(one)]
-        parts.append(np.asarray([words.cls, *one, *between, *two, words.sep], np.int32))
+        parts.append(
+            np.asarray(
+                [words.special.cls, *one, *between, *two, words.special.sep], np.int32
+            )
+        )
     offsets = np.cumsum([0, *map(len, parts)])
     return ragged_rows.TokenRows(
         list(ids),

@@ -85,7 +85,9 @@ def held_back_batches(
     Returns:
       [B, L] int32 arrays; rows past the end of the text are [PAD] throughout.
     """
-    blank = np.full((batches * batch_size, max_length), vocabularies.PAD, np.int32)
+    blank = np.full(
+        (batches * batch_size, max_length), vocabularies.SPECIAL.pad, np.int32
+    )
     for row in range(min(len(sequences), len(blank))):
         ids = sequences[row]["input_ids"]
         blank[row, : len(ids)] = ids
@@ -94,4 +96,6 @@ def held_back_batches(
 
 def pad(ids: np.ndarray, max_length: int) -> np.ndarray:
     """[<=L] int32 -> [L] int32, filled up with [PAD]."""
-    return np.pad(ids, (0, max_length - len(ids)), constant_values=vocabularies.PAD)
+    return np.pad(
+        ids, (0, max_length - len(ids)), constant_values=vocabularies.SPECIAL.pad
+    )

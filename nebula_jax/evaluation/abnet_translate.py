@@ -7,10 +7,9 @@ V vocabulary, L source length, D width.
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.data import masking
+from nebula_jax.data import tokenizers
 from nebula_jax.evaluation import beam_search, hypotheses, mask_predict
-from nebula_jax.models import abnet, transformer
-from nebula_jax.training import abnet_losses
+from nebula_jax.models import abnet, mask_slots, transformer
 
 CHUNK = 512  # places whose logits are in memory at once: 60 MB of 30,522 pieces
 
@@ -20,7 +19,7 @@ def by_mask_predict(
     params: abnet.Params,
     encoded: abnet.Encoded,
     source_mask: jax.Array,
-    controls: abnet_losses.Controls,
+    special: tokenizers.SpecialTokens,
     candidates: int = 4,
     iterations: int = 10,
     max_length: int | None = None,
@@ -32,7 +31,7 @@ def by_mask_predict(
       params: of the Target.
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.
-      controls: of the target vocabulary.
+      special: tokens of the target vocabulary.
       candidates: N, lengths that are tried.
       iterations: I, passes after pass 0.
       max_length: Q; the configuration's if None. A smaller Q is faster, as long as
@@ -48,21 +47,21 @@ def by_mask_predict(
     def predict(input_ids: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = input_ids.reshape(-1, input_ids.shape[-1])
         hidden = target.apply(
-            variables, rows, rows != controls.pad, memory, source_mask, method="hidden"
+            variables, rows, rows != special.pad, memory, source_mask, method="hidden"
         )
         best, log_probs = best_pieces(
             config,
             params,
             hidden.reshape(-1, hidden.shape[-1]),
             wanted.reshape(-1),
-            controls,
+            special,
         )
         return best.reshape(wanted.shape), log_probs.reshape(wanted.shape)
 
     return mask_predict.search(
         predict,
         mask_predict.length_candidates(encoded.length_logits, candidates),
-        controls,
+        special,
         max_length or config.max_target_length,
         iterations,
     )
@@ -73,7 +72,7 @@ def best_pieces(
     params: abnet.Params,
     hidden: jax.Array,
     wanted: jax.Array,
-    controls: abnet_losses.Controls,
+    special: tokenizers.SpecialTokens,
 ) -> tuple[jax.Array, jax.Array]:
     """Finds the likeliest piece at each wanted place; only these get logits.
 
@@ -82,14 +81,14 @@ def best_pieces(
       params: of the Target.
       hidden: [R, D] float32, places of all rows.
       wanted: [R] bool.
-      controls: of the target vocabulary; none of them is ever predicted.
+      special: tokens of the target vocabulary; none of them is ever predicted.
 
     Returns:
       Pieces [R] int32 and their log-probabilities [R] float32; 0 where not wanted.
     """
     places = len(wanted)
     chunk = min(CHUNK, places)
-    positions = masking.find(wanted[None], places)[0]
+    positions = mask_slots.find(wanted[None], places)[0]
     positions = jnp.pad(positions, (0, chunk), constant_values=places)
     count = jnp.sum(wanted)
 
@@ -97,10 +96,10 @@ def best_pieces(
         start, best, log_probs = carry
         at = jax.lax.dynamic_slice_in_dim(positions, start, chunk)
         logits = abnet.Target(config).apply(
-            {"params": params}, abnet.take(hidden, at), method="logits"
+            {"params": params}, mask_slots.gather_positions(hidden, at), method="logits"
         )
-        control = controls.among(jnp.arange(logits.shape[-1]))[None]
-        choice = jnp.argmax(jnp.where(control, hypotheses.LOWEST, logits), axis=-1)
+        is_special = special.contains(jnp.arange(logits.shape[-1]))[None]
+        choice = jnp.argmax(jnp.where(is_special, hypotheses.LOWEST, logits), axis=-1)
         chosen = jnp.take_along_axis(logits, choice[:, None], axis=-1)[:, 0]
         chosen = chosen - jax.nn.logsumexp(logits, axis=-1)
         return (
@@ -121,7 +120,7 @@ def by_beam_search(
     params: abnet.Params,
     encoded: abnet.Encoded,
     source_mask: jax.Array,
-    controls: abnet_losses.Controls,
+    special: tokenizers.SpecialTokens,
     beams: int = 4,
     alpha: float = hypotheses.LENGTH_PENALTY,
     max_length: int | None = None,
@@ -133,7 +132,7 @@ def by_beam_search(
       params: of the Target.
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.
-      controls: of the target vocabulary.
+      special: tokens of the target vocabulary.
       beams: N.
       alpha: exponent of the length penalty.
       max_length: Q; the configuration's if None.
@@ -158,7 +157,7 @@ def by_beam_search(
         step,
         transformer.empty_cache(config.target, batch_size * beams, max_length),
         batch_size,
-        controls,
+        special,
         max_length,
         beams,
         alpha,

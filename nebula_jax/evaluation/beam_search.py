@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nebula_jax.data import tokenizers
 from nebula_jax.evaluation import hypotheses
-from nebula_jax.training import abnet_losses
 
 Step = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 """(tokens [B N] int32, position [] int32, state) -> logits [B N, V] float32 of the next
@@ -32,7 +32,7 @@ def search(
     step: Step,
     state: Any,
     batch_size: int,
-    controls: abnet_losses.Controls,
+    special: tokenizers.SpecialTokens,
     max_length: int,
     beams: int = 4,
     alpha: float = hypotheses.LENGTH_PENALTY,
@@ -49,7 +49,7 @@ def search(
       step: see `Step`.
       state: at [CLS]; leaves begin with an axis [B N], N copies of a sentence.
       batch_size: B.
-      controls: of the target vocabulary.
+      special: tokens of the target vocabulary.
       max_length: Q, [CLS] and [SEP] included.
       beams: N; 4 in section 4.2.
       alpha: exponent of the length penalty, which counts [SEP] and not [CLS]; at
@@ -59,10 +59,10 @@ def search(
       Translations of at least one piece.
     """
     largest_penalty = hypotheses.length_penalty(max_length - 1, alpha)
-    empty = jnp.full((batch_size, beams, max_length), controls.pad, jnp.int32)
+    empty = jnp.full((batch_size, beams, max_length), special.pad, jnp.int32)
     start = _Beams(
         jnp.zeros((), jnp.int32),
-        empty.at[..., 0].set(controls.cls),
+        empty.at[..., 0].set(special.cls),
         # All prefixes are equal at first: only one continues.
         jnp.full((batch_size, beams), hypotheses.LOWEST).at[:, 0].set(0.0),
         empty,
@@ -85,9 +85,9 @@ def search(
         log_probs = jax.nn.log_softmax(logits).reshape(batch_size, beams, -1)
         vocab_size = log_probs.shape[-1]
         token = jnp.arange(vocab_size)[None, None]
-        ends = token == controls.sep
+        ends = token == special.sep
         allowed = jnp.where(
-            ends, position > 1, ~controls.among(token) & (position < max_length - 1)
+            ends, position > 1, ~special.contains(token) & (position < max_length - 1)
         )
         log_probs = now.log_probs[..., None] + jnp.where(
             allowed, log_probs, hypotheses.LOWEST
@@ -96,7 +96,7 @@ def search(
         total, index = jax.lax.top_k(log_probs.reshape(batch_size, -1), 2 * beams)
         parents, tokens = index // vocab_size, index % vocab_size
         ids = hypotheses.gather_rows(now.ids, parents).at[:, :, position].set(tokens)
-        ends = tokens == controls.sep
+        ends = tokens == special.sep
 
         # A finished sentence stays unchanged, whatever batch it is in.
         counts = (

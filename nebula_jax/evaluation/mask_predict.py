@@ -11,8 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from nebula_jax.data import tokenizers
 from nebula_jax.evaluation import hypotheses
-from nebula_jax.training import abnet_losses
 
 Predict = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """(input_ids [B, N, Q], wanted [B, N, Q] bool) -> best pieces [B, N, Q] int32 and their
@@ -43,7 +43,7 @@ def length_candidates(
 def search(
     predict: Predict,
     lengths: jax.Array,
-    controls: abnet_losses.Controls,
+    special: tokenizers.SpecialTokens,
     max_length: int,
     iterations: int = 10,
     alpha: float = hypotheses.LENGTH_PENALTY,
@@ -56,8 +56,8 @@ def search(
 
     Args:
       predict: see `Predict`.
-      lengths: [B, N] int32, of target rows, control pieces included.
-      controls: of the target vocabulary.
+      lengths: [B, N] int32, of target rows, special tokens included.
+      special: tokens of the target vocabulary.
       max_length: Q; longer lengths are cut to it.
       iterations: I.
       alpha: exponent of the length penalty.
@@ -70,14 +70,14 @@ def search(
     last = lengths[..., None] - 1
     pieces = (place > 0) & (place < last)
     count = jnp.sum(pieces, axis=-1, keepdims=True)
-    template = jnp.where(pieces, controls.mask, controls.pad)
-    template = jnp.where(place == 0, controls.cls, template)
-    template = jnp.where(place == last, controls.sep, template).astype(jnp.int32)
+    template = jnp.where(pieces, special.mask, special.pad)
+    template = jnp.where(place == 0, special.cls, template)
+    template = jnp.where(place == last, special.sep, template).astype(jnp.int32)
 
     def predict_again(
         ids: jax.Array, log_probs: jax.Array, wanted: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        masked = jnp.where(wanted, controls.mask, ids)
+        masked = jnp.where(wanted, special.mask, ids)
         best, best_log_probs = predict(masked, wanted)
         return (
             jnp.where(wanted, best, ids),

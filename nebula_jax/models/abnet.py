@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from nebula_jax.data import masking
-from nebula_jax.models import adapters, heads, transformer
+from nebula_jax.models import adapters, heads, mask_slots, transformer
 
 OBJECTIVES = ("cmlm", "ar")
 
@@ -193,7 +192,7 @@ class Target(nn.Module):
         )
         if positions is None:
             return self.mlm_head(hidden, self.embeddings.table)
-        return self.logits(take(hidden, positions))
+        return self.logits(mask_slots.gather_positions(hidden, positions))
 
     def read(self, source_hidden: jax.Array) -> Memory:
         """Projects H^E [B, L, D of PLM-S] to the keys and values of every adapter."""
@@ -272,11 +271,6 @@ class Target(nn.Module):
         )
 
 
-def take(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    """hidden [B, Q, D] at [P] places b Q + q -> [P, D]; 0 in empty slots (B Q)."""
-    return masking.gather(hidden.reshape(1, -1, hidden.shape[-1]), positions[None])[0]
-
-
 def encode(
     config: Config,
     params: Params,
@@ -350,4 +344,8 @@ def decode(
         return apply({"params": params}, rngs={"dropout": key})[0]
 
     hidden = jax.vmap(one)(keys, *rows)
-    return target.apply({"params": params}, take(hidden, positions), method="logits")
+    return target.apply(
+        {"params": params},
+        mask_slots.gather_positions(hidden, positions),
+        method="logits",
+    )

@@ -25,10 +25,8 @@ class Config:
 
     encoder: transformer.Config
     """Its dropout is that of the encoder."""
-    pad: int
-    """Token id of padding."""
-    sep: int
-    """Token id of the separator: after the first one is the second sentence."""
+    special: tokenizers.SpecialTokens
+    """Special tokens of the vocabulary: the first separator ends the first sentence."""
     classes: int = 3
     """C."""
     pooling: str = "cls"
@@ -43,11 +41,10 @@ def config(
     model: pretrained.Pretrained, words: tokenizers.Tokenizer, **fields
 ) -> Config:
     """A Config for a pretrained model and its tokenizer; `fields` are the others."""
-    of_xlm_r = words.piece(words.cls) == "<s>"
+    of_xlm_r = words.piece(words.special.cls) == "<s>"
     return Config(
         encoder=model.config,
-        pad=words.pad,
-        sep=words.sep,
+        special=words.special,
         has_segments=model.config.token_types > 1 and not of_xlm_r,
         **fields,
     )
@@ -111,8 +108,8 @@ def logits(
     deterministic = rng is None
     keys = [None] * 3 if deterministic else jax.random.split(rng, 3)
     rngs = [{} if key is None else {"dropout": key} for key in keys]
-    mask = input_ids != config.pad
-    types = segments(input_ids, config.sep) if config.has_segments else None
+    mask = input_ids != config.special.pad
+    types = segments(input_ids, config.special.sep) if config.has_segments else None
     hidden = transformer.Embeddings(config.encoder).apply(
         {"params": params["embeddings"]}, input_ids, deterministic, types, rngs=rngs[0]
     )

@@ -8,8 +8,7 @@ B batch, L length, V vocabulary, M masked positions.
 import jax
 from flax import linen as nn
 
-from nebula_jax.data import masking
-from nebula_jax.models import heads, transformer
+from nebula_jax.models import heads, mask_slots, transformer
 
 
 class Generator(nn.Module):
@@ -42,7 +41,7 @@ class Generator(nn.Module):
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(hidden, attention_mask, deterministic)
-        hidden = masking.gather(hidden, positions)
+        hidden = mask_slots.gather(hidden, positions)
         return self.mlm_head(hidden, self.embeddings.table)
 
 
@@ -78,7 +77,7 @@ class Discriminator(nn.Module):
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(hidden, attention_mask, deterministic)
-        corrupted = masking.gather(hidden, positions)
+        corrupted = mask_slots.gather(hidden, positions)
         return (
             self.rtd_head(hidden),
             self.clm_head(corrupted, self.embeddings.table),

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet
 from nebula_jax.training import abnet_losses as objectives
+from nebula_jax.training import masking
 
 
 class SourceBatch(NamedTuple):
@@ -49,8 +51,8 @@ class Task(NamedTuple):
     """What both sides of a run have in common, apart from parameters and data."""
 
     config: abnet.Config
-    source_controls: objectives.Controls
-    target_controls: objectives.Controls
+    source_controls: tokenizers.SpecialTokens
+    target_controls: tokenizers.SpecialTokens
     smoothing: float = 0.1
     """Of labels; printed as 1 in section 4.2."""
     source_corruption: float = 0.0
@@ -77,7 +79,7 @@ def front(task: Task, params: Any, batch: SourceBatch, rng: jax.Array):
     input_ids = batch.input_ids
     if task.source_corruption:
         noise = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        input_ids = objectives.corrupt_span(
+        input_ids = masking.corrupt_span(
             noise, input_ids, task.source_controls, task.source_corruption
         )
     encoded = abnet.encode(

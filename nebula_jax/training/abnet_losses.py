@@ -14,27 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.data import masking
-from nebula_jax.training import losses
+from nebula_jax.data import tokenizers
+from nebula_jax.models import mask_slots
+from nebula_jax.training import losses, masking
 
 LENGTH_WEIGHT = 0.1  # of the length loss beside the translation loss; ABNet's code
-BERT = masking.POLICIES["bert"]
-
-
-class Controls(NamedTuple):
-    """Ids that are no text: `Controls(*words.special_ids, words.size)`."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
-    size: int
-    """V, pieces of the vocabulary, these five included."""
-
-    def among(self, ids: jax.Array) -> jax.Array:
-        """Which of `ids` are no text; bool of the same shape."""
-        return jnp.isin(ids, jnp.asarray(self[:5]))
 
 
 class Questions(NamedTuple):
@@ -71,9 +55,9 @@ def example_keys(key: jax.Array, example_ids: jax.Array) -> jax.Array:
 def conditional_masked(
     keys: jax.Array,
     target_ids: jax.Array,
-    controls: Controls,
+    controls: tokenizers.SpecialTokens,
     slots: int,
-    policy: masking.Policy = BERT,
+    policy: masking.Policy = masking.BERT,
 ) -> Questions:
     """The conditional masked language model's corruption of the target.
 
@@ -92,23 +76,13 @@ def conditional_masked(
     Returns:
       Questions.
     """
-
-    def corrupt(key, row):
-        number_key, order_key, noise_key = jax.random.split(key, 3)
-        pieces = _pieces(row, controls)
-        chosen_count = jax.random.randint(
-            number_key, (), 1, jnp.maximum(2, jnp.sum(pieces) + 1)
-        )
-        order = jnp.where(pieces, jax.random.uniform(order_key, row.shape), 2.0)
-        rank = jnp.argsort(jnp.argsort(order))
-        chosen = pieces & (rank < chosen_count)
-        return _replace(noise_key, row, chosen, controls, policy), chosen
-
-    input_ids, chosen = jax.vmap(corrupt)(keys, target_ids)
+    input_ids, chosen = masking.mask_random_count(keys, target_ids, controls, policy)
     return _questions(input_ids, target_ids, chosen, target_ids, controls, slots)
 
 
-def autoregressive(target_ids: jax.Array, controls: Controls, slots: int) -> Questions:
+def autoregressive(
+    target_ids: jax.Array, controls: tokenizers.SpecialTokens, slots: int
+) -> Questions:
     """Every token from those before it: reads all but the last, is asked all but [CLS].
 
     Args:
@@ -124,46 +98,7 @@ def autoregressive(target_ids: jax.Array, controls: Controls, slots: int) -> Que
     return _questions(target_ids[:, :-1], labels, asked, target_ids, controls, slots)
 
 
-def corrupt_span(
-    keys: jax.Array,
-    source_ids: jax.Array,
-    controls: Controls,
-    rate: float = 0.1,
-    policy: masking.Policy = BERT,
-) -> jax.Array:
-    """ABNet's code corrupts the source as well; its paper and this one do not say so.
-
-    A span of max(1, round(rate n)) + 1 of the n pieces: with probability 0.2 the first,
-    with 0.2 the last, else anywhere. Its pieces become [MASK] or others, or stay.
-
-    Args:
-      keys: [B] keys, from `example_keys`.
-      source_ids: [B, L] int32, padded.
-      controls: of the source vocabulary.
-      rate: see above.
-      policy: what stands in the span.
-
-    Returns:
-      [B, L] int32.
-    """
-
-    def corrupt(key, row):
-        side_key, start_key, noise_key = jax.random.split(key, 3)
-        pieces = _pieces(row, controls)
-        count = jnp.sum(pieces)
-        wanted = jnp.maximum(1, jnp.round(rate * count).astype(jnp.int32)) + 1
-        last = jnp.maximum(0, count - wanted)
-        side = jax.random.uniform(side_key)
-        start = jax.random.randint(start_key, (), 0, last + 1)
-        start = jnp.where(side < 0.2, 0, jnp.where(side < 0.4, last, start))
-        index = jnp.cumsum(pieces) - 1  # of the pieces, control pieces left out
-        chosen = pieces & (index >= start) & (index < start + wanted)
-        return _replace(noise_key, row, chosen, controls, policy)
-
-    return jax.vmap(corrupt)(keys, source_ids)
-
-
-def lengths(target_ids: jax.Array, controls: Controls) -> jax.Array:
+def lengths(target_ids: jax.Array, controls: tokenizers.SpecialTokens) -> jax.Array:
     """[B, Q] -> [B] int32: tokens of each row, [CLS] and [SEP] included.
 
     The one label that cluster T tells cluster S.
@@ -213,34 +148,13 @@ def length_loss(
     return weight * total, jnp.sum(lengths).astype(jnp.float32)
 
 
-def _pieces(ids: jax.Array, controls: Controls) -> jax.Array:
-    """Where text is: no padding, no [CLS], no [SEP]."""
-    return (ids != controls.pad) & (ids != controls.cls) & (ids != controls.sep)
-
-
-def _replace(
-    key: jax.Array,
-    row: jax.Array,
-    chosen: jax.Array,
-    controls: Controls,
-    policy: masking.Policy,
-) -> jax.Array:
-    dice_key, piece_key = jax.random.split(key)
-    dice = jax.random.uniform(dice_key, row.shape)
-    noise = jax.random.randint(piece_key, row.shape, 0, controls.size)
-    noise = jnp.where(controls.among(noise), controls.mask, noise)
-    written = jnp.where(dice < policy.mask + policy.random, noise, row)
-    written = jnp.where(dice < policy.mask, controls.mask, written)
-    return jnp.where(chosen, written, row).astype(row.dtype)
-
-
 def _questions(input_ids, labels, asked, target_ids, controls, slots) -> Questions:
-    positions = masking.find(asked.reshape(1, -1), slots)[0]
+    positions = mask_slots.find(asked.reshape(1, -1), slots)[0]
     return Questions(
         input_ids,
         input_ids != controls.pad,  # no random piece is padding
         positions,
-        masking.gather(labels.reshape(1, -1), positions[None])[0],
+        mask_slots.gather(labels.reshape(1, -1), positions[None])[0],
         jnp.sum(lengths(target_ids, controls)).astype(jnp.float32),
         jnp.sum(asked, dtype=jnp.int32) - jnp.sum(positions < asked.size),
     )

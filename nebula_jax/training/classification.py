@@ -52,7 +52,7 @@ def step(
     metrics = {
         "loss": loss,
         "accuracy": jnp.mean(jnp.argmax(found, axis=-1) == labels),
-        "tokens": jnp.sum(input_ids != config.pad),
+        "tokens": jnp.sum(input_ids != config.special.pad),
     }
     return state.apply_gradients(grads, optimizer), metrics
 

@@ -4,7 +4,7 @@ Section 3.1, Fig. 4. `generator_step` and `discriminator_step` are the two sides
 cut; all that passes between them is `Tokens`. `whole_step` is the same computation
 uncut, one gradient of eq. 11: the reference that the split run must equal.
 
-B batch, L length, V vocabulary, M mask capacity (see `data.masking`), K generators.
+B batch, L length, V vocabulary, M mask capacity (see `training.masking`), K generators.
 """
 
 import dataclasses
@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, transformer
-from nebula_jax.training import losses, optimizers, sampling
+from nebula_jax.models import electra, mask_slots, transformer
+from nebula_jax.training import losses, masking, optimizers, sampling
 from nebula_jax.training import state as train_state
 
 
@@ -176,7 +175,7 @@ def generator_loss(
     logits = electra.Generator(config.generator).apply(
         {"params": params},
         masked.input_ids,
-        input_ids != vocabularies.PAD,
+        input_ids != vocabularies.SPECIAL.pad,
         masked.positions,
         not training,
         rngs={"dropout": dropout_rng},
@@ -187,8 +186,8 @@ def generator_loss(
     scores = jax.lax.stop_gradient(logits) / config.temperature
     sampled = sampling.categorical(sample_rng, scores)
     tokens = Tokens(
-        masking.scatter(input_ids, masked.positions, sampled),
-        masking.mark(masked.positions, input_ids.shape[-1]),
+        mask_slots.scatter(input_ids, masked.positions, sampled),
+        mask_slots.mark(masked.positions, input_ids.shape[-1]),
         masked.originals,
     )
     fake = losses.mean(
@@ -199,7 +198,7 @@ def generator_loss(
         {
             "loss": loss,
             "sampled_mlm_accuracy": 1 - fake,
-            "tokens": jnp.sum(input_ids != vocabularies.PAD),
+            "tokens": jnp.sum(input_ids != vocabularies.SPECIAL.pad),
         },
     )
 
@@ -214,11 +213,11 @@ class _Read(NamedTuple):
 def _read(tokens: Tokens) -> _Read:
     """All that the discriminator needs follows from what was sent."""
     length = tokens.input_ids.shape[-1]
-    positions = masking.find(tokens.masked, tokens.originals.shape[-1])
-    text = masking.scatter(tokens.input_ids, positions, tokens.originals)
+    positions = mask_slots.find(tokens.masked, tokens.originals.shape[-1])
+    text = mask_slots.scatter(tokens.input_ids, positions, tokens.originals)
     return _Read(
         # A generator may sample [PAD] itself: a masked position is never padding.
-        attention_mask=(tokens.input_ids != vocabularies.PAD) | tokens.masked,
+        attention_mask=(tokens.input_ids != vocabularies.SPECIAL.pad) | tokens.masked,
         positions=positions,
         filled=(positions < length).astype(jnp.float32),
         is_original=tokens.input_ids == text,  # a sampled gold token counts as such
@@ -359,13 +358,13 @@ def judge(config: Config, params, tokens: Tokens) -> Judgement:
     rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
         {"params": params}, tokens.input_ids, read.attention_mask, read.positions
     )
-    sampled = masking.gather(tokens.input_ids, read.positions)
+    sampled = mask_slots.gather(tokens.input_ids, read.positions)
     named = jnp.argmax(clm_logits, axis=-1)
     filled = read.filled > 0
     return Judgement(
         replaced_score=-rtd_logits,
         replaced=~read.is_original,
-        text=(tokens.input_ids >= vocabularies.NUM_CONTROL) | tokens.masked,
+        text=(tokens.input_ids >= vocabularies.NUM_SPECIAL) | tokens.masked,
         clm_hits=jnp.sum((named == tokens.originals) & filled),
         sampled_hits=jnp.sum((sampled == tokens.originals) & filled),
         masked=jnp.sum(filled),

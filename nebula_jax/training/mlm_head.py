@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nebula_jax.models import abnet, heads, transformer
+from nebula_jax.data import tokenizers
+from nebula_jax.models import heads, mask_slots, transformer
 from nebula_jax.training import abnet_losses as objectives
 from nebula_jax.training import losses
 from nebula_jax.training import state as train_state
@@ -29,7 +30,7 @@ def init_head(config: transformer.Config, rng: jax.Array) -> Any:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=5)
 def step(
     config: transformer.Config,
-    controls: objectives.Controls,
+    controls: tokenizers.SpecialTokens,
     objective: str,
     slots: int,
     optimizer: optax.GradientTransformation,
@@ -67,7 +68,7 @@ def step(
     hidden = transformer.Encoder(config).apply(
         {"params": encoder["encoder"]}, hidden, mask, True
     )
-    hidden = abnet.take(hidden, questions.positions)
+    hidden = mask_slots.gather_positions(hidden, questions.positions)
     table = encoder["embeddings"]["word_embeddings"]["embedding"]
     asked = questions.positions < questions.input_ids.size
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.training import masking
 from scripts.bench import shapes
 
 
@@ -56,7 +56,7 @@ def masked_lm(shape: shapes.Shape, dtype: str) -> shapes.Step:
     def loss():
         where = torch.topk(torch.rand(ids.shape), count, dim=1).indices
         right = torch.gather(ids, 1, where)
-        corrupted = torch.scatter(ids, 1, where, vocabularies.MASK)
+        corrupted = torch.scatter(ids, 1, where, vocabularies.SPECIAL.mask)
         hidden = model.bert(input_ids=corrupted).last_hidden_state
         rows = torch.gather(hidden, 1, where[..., None].expand(-1, -1, shape.width))
         logits = model.cls(rows).float()

@@ -52,10 +52,10 @@ def tokens(shape: Shape) -> np.ndarray:
     """[B, L] int32, no padding."""
     random = np.random.RandomState(0)
     size = (shape.batch, shape.length)
-    ids = random.randint(vocabularies.NUM_CONTROL, shape.vocab_size, size).astype(
+    ids = random.randint(vocabularies.NUM_SPECIAL, shape.vocab_size, size).astype(
         np.int32
     )
-    ids[:, 0], ids[:, -1] = vocabularies.CLS, vocabularies.SEP
+    ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
     return ids
 
 

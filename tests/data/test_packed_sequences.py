@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from nebula_jax.data import packed_sequences, text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
-CLS, SEP = vocabularies.CLS, vocabularies.SEP
+CLS, SEP = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
 IDS = st.lists(st.integers(5, 99), min_size=1, max_size=30)
 
 
@@ -32,7 +32,7 @@ def test_pairs_have_the_papers_format_and_stay_parallel():
 @given(st.lists(IDS, max_size=20), st.integers(3, 40))
 def test_packing_loses_no_token_and_never_overflows(sentences, max_length):
     packed = list(packed_sequences.pack_mono(sentences, max_length))
-    text = [i for sequence in packed for i in sequence if i >= vocabularies.NUM_CONTROL]
+    text = [i for sequence in packed for i in sequence if i >= vocabularies.NUM_SPECIAL]
     assert text == [i for sentence in sentences for i in sentence]
     assert all(3 <= len(sequence) <= max_length for sequence in packed)
     assert all(s[0] == CLS and s[-1] == SEP for s in packed)

@@ -11,7 +11,11 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 def corpus(first, count):
     """Sequences [CLS] n [SEP] with n counting from `first`."""
     return [
-        {"input_ids": np.asarray([vocabularies.CLS, n, vocabularies.SEP], np.int32)}
+        {
+            "input_ids": np.asarray(
+                [vocabularies.SPECIAL.cls, n, vocabularies.SPECIAL.sep], np.int32
+            )
+        }
         for n in range(first, first + count)
     ]
 
@@ -28,8 +32,8 @@ def test_batches_are_padded_int32():
     batch = next(stream())
     assert batch.shape == (8, 5)
     assert batch.dtype == np.int32
-    assert (batch[:, 3:] == vocabularies.PAD).all()
-    assert (batch[:, 0] == vocabularies.CLS).all()
+    assert (batch[:, 3:] == vocabularies.SPECIAL.pad).all()
+    assert (batch[:, 0] == vocabularies.SPECIAL.cls).all()
 
 
 def test_sources_are_mixed_by_weight_and_repeat_for_ever():
@@ -87,6 +91,11 @@ def test_held_back_batches_keep_order_and_end_in_blank_rows():
     first, second = resumable_batches.held_back_batches(corpus(50, 3), 2, 2, 4)
     assert first[:, 1].tolist() == [50, 51]
     assert second.tolist() == [
-        [vocabularies.CLS, 52, vocabularies.SEP, vocabularies.PAD],
-        [vocabularies.PAD] * 4,
+        [
+            vocabularies.SPECIAL.cls,
+            52,
+            vocabularies.SPECIAL.sep,
+            vocabularies.SPECIAL.pad,
+        ],
+        [vocabularies.SPECIAL.pad] * 4,
     ]

@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy_language import CONTROLS, PIECES, text
+from toy_language import PIECES, SPECIAL, text
 
 from nebula_jax.evaluation import abnet_translate
 from nebula_jax.models import abnet, abnet_params, transformer
@@ -33,8 +33,8 @@ def test_beam_search_scores_are_the_uncached_models():
     """Translations scored again, whole, by the function that training uses."""
     config, params, encoded = model("ar")
     translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
-    found = translate(config, params, encoded, SOURCE_MASK, CONTROLS, 3)
-    questions = abnet_losses.autoregressive(found.ids, CONTROLS, slots=16)
+    found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
+    questions = abnet_losses.autoregressive(found.ids, SPECIAL, slots=16)
     logits = jax.jit(abnet.decode, static_argnums=0)(
         config,
         params,
@@ -51,7 +51,7 @@ def test_beam_search_scores_are_the_uncached_models():
     ):
         if place < 16:
             total[place // 8] += own[label]
-    lengths = np.asarray(abnet_losses.lengths(found.ids, CONTROLS)) - 1
+    lengths = np.asarray(abnet_losses.lengths(found.ids, SPECIAL)) - 1
     np.testing.assert_allclose(
         found.scores, total / ((5 + lengths) / 6) ** 1.1, atol=1e-5
     )
@@ -60,7 +60,7 @@ def test_beam_search_scores_are_the_uncached_models():
 def test_mask_predict_translates_into_pieces_alone():
     config, params, encoded = model("cmlm")
     translate = jax.jit(abnet_translate.by_mask_predict, static_argnums=(0, 4, 5, 6))
-    found = translate(config, params, encoded, SOURCE_MASK, CONTROLS, 2, 3)
+    found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 2, 3)
     for row in np.asarray(found.ids):
         assert set(text(row)[:-1]) <= set(PIECES)
     assert np.isfinite(found.scores).all()
@@ -72,7 +72,7 @@ def test_the_best_piece_is_the_same_by_chunks(monkeypatch):
     hidden = random.randn(11, 8).astype(np.float32)
     wanted = random.rand(11) < 0.7
     monkeypatch.setattr(abnet_translate, "CHUNK", 3)
-    best, own = abnet_translate.best_pieces(config, params, hidden, wanted, CONTROLS)
+    best, own = abnet_translate.best_pieces(config, params, hidden, wanted, SPECIAL)
     logits = abnet.Target(config).apply({"params": params}, hidden, method="logits")
     log_probs = np.asarray(jax.nn.log_softmax(logits))
     np.testing.assert_array_equal(best[wanted], log_probs[wanted, 5:].argmax(-1) + 5)

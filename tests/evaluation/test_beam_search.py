@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_language import CLS, CONTROLS, PIECES, SEP, TABLE, log_softmax, text
+from toy_language import CLS, PIECES, SEP, SPECIAL, TABLE, log_softmax, text
 
 from nebula_jax.evaluation import beam_search
 
@@ -36,7 +36,7 @@ def toy_search(sentences, beams, alpha=1.1, max_length=5):
         beam_search.search,
         toy_step,
         batch_size=len(sentences),
-        controls=CONTROLS,
+        special=SPECIAL,
         max_length=max_length,
         beams=beams,
         alpha=alpha,
@@ -84,7 +84,7 @@ def test_a_sentence_is_translated_alike_in_every_batch():
     assert len({len(text(row)) for row in together.ids}) > 1
     state = jnp.asarray(np.repeat(sentences, 2), jnp.int32).reshape(8, 2)
     alone = jax.jit(
-        lambda state: beam_search.search(toy_step, state, 1, CONTROLS, 9, beams=2)
+        lambda state: beam_search.search(toy_step, state, 1, SPECIAL, 9, beams=2)
     )
     for n in range(8):
         found = jax.device_get(alone(state[n]))

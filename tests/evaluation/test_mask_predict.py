@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_language import CLS, CONTROLS, MASK, SEP, TABLE, log_softmax, text
+from toy_language import CLS, MASK, SEP, SPECIAL, TABLE, log_softmax, text
 
 from nebula_jax.evaluation import mask_predict
 
@@ -49,7 +49,7 @@ def test_mask_predict_is_abnets_loop(iterations):
     search = functools.partial(
         mask_predict.search,
         toy_predict,
-        controls=CONTROLS,
+        special=SPECIAL,
         max_length=9,
         iterations=iterations,
     )

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication.wire import frames
-from nebula_jax.data import masking, tokenizers
+from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.security import certificates
-from nebula_jax.training import metrics
+from nebula_jax.training import masking, metrics
 
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
 
@@ -96,7 +96,9 @@ def test_the_discriminators_encoder_is_left_as_a_checkpoint(runs, split, vocabul
     own = vocabularies.load(runs.folder / vocabulary)
     assert words.encode(text) == own.encode(text)
     assert words.decode(own.encode(text)) == text
-    ids = jnp.asarray([[words.cls, *words.encode(text)[:12], words.sep]])
+    ids = jnp.asarray(
+        [[words.special.cls, *words.encode(text)[:12], words.special.sep]]
+    )
     trained = runs.state("split", "discriminator", 5)["params"]
     np.testing.assert_allclose(
         hidden(model.config, model.params, ids),

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from nebula_jax.training import abnet_losses
+from nebula_jax.data import tokenizers
 
-CONTROLS = abnet_losses.Controls(0, 1, 2, 3, 4, size=8)
-PAD, UNK, CLS, SEP, MASK = CONTROLS[:5]
+SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=8)
+PAD, UNK, CLS, SEP, MASK = SPECIAL[:5]
 PIECES = (5, 6, 7)
 TABLE = np.random.RandomState(0).randn(97, 8).astype(np.float32) * 1.5
 

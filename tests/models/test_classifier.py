@@ -99,7 +99,9 @@ def test_every_family_can_be_a_classifier(name, tmp_path):
         oracle.write_checkpoint(tmp_path / name, oracle.golden(name))
     )
     config = classifier.Config(
-        model.config, pad=0, sep=SEP, has_segments=model.config.token_types > 1
+        model.config,
+        tokenizers.SpecialTokens(0, 1, 2, SEP, 4, size=60),
+        has_segments=model.config.token_types > 1,
     )
     params = classifier.init(config, jax.random.key(0), model)
     spread = jax.grad(lambda own: classifier.logits(config, own, IDS).std())

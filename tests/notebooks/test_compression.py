@@ -139,8 +139,8 @@ def small():
     config = m3.Config(model, model, steps=10, warmup_steps=1)
     params = m3.init_discriminator(config, seed=1).params
     rng = np.random.default_rng(2)
-    ids = rng.integers(vocabularies.NUM_CONTROL, 50, (4, 12)).astype(np.int32)
-    ids[1, 7:] = ids[3, 4:] = vocabularies.PAD
+    ids = rng.integers(vocabularies.NUM_SPECIAL, 50, (4, 12)).astype(np.int32)
+    ids[1, 7:] = ids[3, 4:] = vocabularies.SPECIAL.pad
     generator = m3.init_generator(config, seed=1, index=0).params
     tokens = m3.corrupt(config, generator, jax.random.key(3), jnp.asarray(ids))
     return config, params, tokens

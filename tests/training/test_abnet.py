@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet as training
-from nebula_jax.training import abnet_losses, losses
+from nebula_jax.training import losses
 
 PAD, CLS, SEP = 1, 0, 2
-CONTROLS = abnet_losses.Controls(PAD, 3, CLS, SEP, 59, size=60)
+CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
 B = 4
 INDEX = np.asarray([7, 1, 9, 4], np.int32)
 SOURCE_LENGTHS, TARGET_LENGTHS = (6, 9, 4, 12), (8, 5, 12, 3)

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
-from nebula_jax.training import abnet_losses, cut, losses
+from nebula_jax.training import abnet_losses, cut, losses, masking
 
 # XLM-R's order, with [MASK] last: nothing may rely on control pieces coming first.
-CONTROLS = abnet_losses.Controls(1, 3, 0, 2, 59, size=60)
+CONTROLS = tokenizers.SpecialTokens(1, 3, 0, 2, 59, size=60)
 PAD, UNK, CLS, SEP, MASK = CONTROLS[:5]
 LENGTHS = (10, 3, 7, 12)
 
@@ -25,7 +26,7 @@ def rows(lengths=LENGTHS, width=12, seed=0):
 IDS = rows()
 KEYS = abnet_losses.example_keys(jax.random.key(0), np.asarray([7, 1, 9, 4]))
 corrupt = jax.jit(abnet_losses.conditional_masked, static_argnums=(2, 3))
-corrupt_span = jax.jit(abnet_losses.corrupt_span, static_argnames=("controls",))
+corrupt_span = jax.jit(masking.corrupt_span, static_argnames=("special",))
 
 
 def masked(keys, ids):
@@ -87,7 +88,7 @@ def test_choices_without_a_slot_are_counted():
 def test_an_example_is_corrupted_alike_in_every_batch_and_padding(side):
     def seen(keys, ids):
         if side == "source":
-            return corrupt_span(keys, ids, controls=CONTROLS)
+            return corrupt_span(keys, ids, special=CONTROLS)
         return masked(keys, ids).input_ids
 
     whole = seen(KEYS, IDS)
@@ -102,8 +103,8 @@ def test_a_source_span_has_the_rates_length_and_often_an_end_of_the_sentence():
     count = 2000
     ids = np.tile(rows((12,)), (count, 1))  # 10 pieces: a span of 1 + 1
     keys = jax.random.split(jax.random.key(2), count)
-    everything = abnet_losses.masking.Policy(1.0, 0.0)
-    seen = abnet_losses.corrupt_span(keys, ids, CONTROLS, policy=everything)
+    everything = masking.Policy(1.0, 0.0)
+    seen = masking.corrupt_span(keys, ids, CONTROLS, policy=everything)
     chosen = np.asarray(seen) == MASK
     assert (chosen.sum(axis=1) == 2).all()
     starts = np.bincount(chosen.argmax(axis=1), minlength=12)

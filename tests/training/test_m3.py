@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codec, codecs
-from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, transformer
-from nebula_jax.training import losses, m3, sampling
+from nebula_jax.models import electra, mask_slots, transformer
+from nebula_jax.training import losses, m3, masking, sampling
 
 V, L, B = 97, 24, 6
 
@@ -37,11 +36,11 @@ PLAIN = dataclasses.replace(
 
 def text(seed):
     random = np.random.RandomState(seed)
-    ids = random.randint(vocabularies.NUM_CONTROL, V, (B, L)).astype(np.int32)
+    ids = random.randint(vocabularies.NUM_SPECIAL, V, (B, L)).astype(np.int32)
     ids[:, 0], ids[:, -5], ids[:, -4:] = (
-        vocabularies.CLS,
-        vocabularies.SEP,
-        vocabularies.PAD,
+        vocabularies.SPECIAL.cls,
+        vocabularies.SPECIAL.sep,
+        vocabularies.SPECIAL.pad,
     )
     return ids
 
@@ -70,10 +69,10 @@ def test_a_cold_generator_says_its_best_word_and_a_hot_one_guesses(generator):
         logits = electra.Generator(config.generator).apply(
             {"params": generator.params},
             masked.input_ids,
-            text(0) != vocabularies.PAD,
+            text(0) != vocabularies.SPECIAL.pad,
             masked.positions,
         )
-        said = masking.gather(tokens.input_ids, masked.positions)
+        said = mask_slots.gather(tokens.input_ids, masked.positions)
         filled = masked.positions < L
         return np.mean((said == logits.argmax(-1))[filled])
 
@@ -182,7 +181,7 @@ def test_a_sampled_gold_token_counts_as_original(discriminator):
 
 
 def test_a_generator_that_samples_padding_does_not_shorten_the_text(discriminator):
-    ids = jnp.asarray(text(0)).at[:, 3].set(vocabularies.PAD)
+    ids = jnp.asarray(text(0)).at[:, 3].set(vocabularies.SPECIAL.pad)
     masked = np.zeros((B, L), bool)
     masked[:, 3] = True
     originals = np.zeros((B, CONFIG.capacity), np.int32)
@@ -203,7 +202,7 @@ def test_the_discriminators_loss_is_lambda_rtd_plus_gamma_clm(generator, discrim
         config, discriminator.params, jax.random.key(0), tokens
     )
     ids = text(0)
-    positions = masking.find(tokens.masked, config.capacity)
+    positions = mask_slots.find(tokens.masked, config.capacity)
     rtd, clm = electra.Discriminator(config.discriminator).apply(
         {"params": discriminator.params}, tokens.input_ids, ids != 0, positions
     )

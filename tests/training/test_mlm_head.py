@@ -4,12 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, pretrained, transformer
-from nebula_jax.training import abnet_losses, mlm_head, optimizers
+from nebula_jax.training import mlm_head, optimizers
 from nebula_jax.training import state as train_state
 
 PAD, CLS, SEP = 1, 0, 2
-CONTROLS = abnet_losses.Controls(PAD, 3, CLS, SEP, 59, size=60)
+CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
 CONFIG = transformer.Config(60, 1, 16, 2, 32, 16)
 OPTIMIZER = optimizers.adam(lambda step: 5e-2)
 

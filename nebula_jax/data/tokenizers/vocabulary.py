@@ -1,4 +1,4 @@
-"""The shared vocabulary: five control pieces, then the text's own.
+"""The vocabulary that all clusters of an M3 run share: special tokens, then text.
 
 It is a sentencepiece model trained here, or a pretrained model's tokenizer with its
 pieces in another order.
@@ -8,7 +8,6 @@ V pieces.
 
 import hashlib
 import io
-import os
 import pathlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -16,13 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import sentencepiece
 
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.data import tokenizers
 
-PAD, UNK, CLS, SEP, MASK = range(5)
-CONTROL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-NUM_CONTROL = len(CONTROL_PIECES)
-"""Ids below this are never masked (they are no text)."""
+PIECES = tokenizers.SPECIAL_PIECES[0]
+"""Special pieces, in the order of their ids."""
+NUM_SPECIAL = len(PIECES)
+"""Ids from here on are text; those below are never masked."""
+SPECIAL = tokenizers.SpecialTokens(*range(NUM_SPECIAL), size=NUM_SPECIAL)
+"""The same ids in every vocabulary; `size` counts the special tokens alone."""
 
 MAX_SENTENCE_BYTES = 4192  # sentencepiece's own default; longer lines are left out
 
@@ -32,26 +33,27 @@ class VocabularyError(errors.NebulaError):
 
 
 class Vocabulary(NamedTuple):
-    """A loaded vocabulary. `digest` is what clusters compare when they meet."""
+    """A loaded vocabulary."""
 
     path: pathlib.Path
     encode: Callable[[str], list[int]]
-    """Piece ids of a text, without control pieces (but [UNK])."""
+    """Converts a text to piece ids, without special tokens (but [UNK])."""
     size: int
     """V."""
     digest: str
+    """SHA-256 of the content. Clusters compare it when they meet."""
     rows: np.ndarray | None = None
     """[V] int32, each piece's id in the pretrained model's own, untrimmed tokenizer (of
     an untrimmed table: its row); None for a vocabulary that was trained here."""
 
 
 def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2) -> int:
-    """Trains a unigram vocabulary (as XLM-R's) and writes it to `path`.
+    """Trains a unigram vocabulary, as XLM-R's is, and writes it to `path`.
 
     Args:
       lines: sentences; the caller balances the languages.
-      size: pieces wanted, control pieces included. A small text may yield fewer.
-      path: where the model file goes; written whole or not at all.
+      size: pieces wanted, special ones included. A small text may yield fewer.
+      path: of the model file; written whole or not at all.
       threads: CPU threads.
 
     Returns:
@@ -69,15 +71,15 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
             vocab_size=size,
             hard_vocab_limit=False,
             character_coverage=0.9995,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=CLS,
-            eos_id=SEP,
-            pad_piece=CONTROL_PIECES[PAD],
-            unk_piece=CONTROL_PIECES[UNK],
-            bos_piece=CONTROL_PIECES[CLS],
-            eos_piece=CONTROL_PIECES[SEP],
-            control_symbols=[CONTROL_PIECES[MASK]],
+            pad_id=SPECIAL.pad,
+            unk_id=SPECIAL.unk,
+            bos_id=SPECIAL.cls,
+            eos_id=SPECIAL.sep,
+            pad_piece=PIECES[SPECIAL.pad],
+            unk_piece=PIECES[SPECIAL.unk],
+            bos_piece=PIECES[SPECIAL.cls],
+            eos_piece=PIECES[SPECIAL.sep],
+            control_symbols=[PIECES[SPECIAL.mask]],
             num_threads=threads,
             max_sentence_length=MAX_SENTENCE_BYTES,
             minloglevel=2,
@@ -87,10 +89,8 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
         raise VocabularyError(
             f"no vocabulary of {size} pieces from this text: {reason}"
         ) from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(model.getvalue())
-    os.replace(partial, path)
+    with files.writing(path) as partial:
+        partial.write_bytes(model.getvalue())
     return load(path).size
 
 
@@ -98,10 +98,10 @@ def load(path: pathlib.Path) -> Vocabulary:
     """Reads a model file made by `train`, or a pretrained model's tokenizer folder.
 
     Raises:
-      VocabularyError: if there is none, or its control pieces are not ours.
+      VocabularyError: if there is none, or its special pieces are others.
     """
     if path.is_dir():
-        return _of_tokenizer(path)
+        return _from_tokenizer(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -109,27 +109,27 @@ def load(path: pathlib.Path) -> Vocabulary:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(content)
-        pieces = tuple(processor.id_to_piece(i) for i in range(NUM_CONTROL))
+        pieces = tuple(processor.id_to_piece(i) for i in range(NUM_SPECIAL))
     except (RuntimeError, IndexError):
         raise VocabularyError(f"{path} is not a sentencepiece model") from None
-    if pieces != CONTROL_PIECES:
+    if pieces != PIECES:
         raise VocabularyError(
-            f"{path} begins with {' '.join(pieces)};"
-            f" expected {' '.join(CONTROL_PIECES)}"
+            f"{path} begins with {' '.join(pieces)}; expected {' '.join(PIECES)}"
         )
     digest = hashlib.sha256(content).hexdigest()
     return Vocabulary(path, processor.encode, processor.get_piece_size(), digest)
 
 
-def _of_tokenizer(folder: pathlib.Path) -> Vocabulary:
-    """The tokenizer's pieces, its own five control pieces moved to the front."""
-    words = tokenizers.load(folder)
-    text = np.setdiff1d(np.arange(words.size), words.special_ids)
-    order = np.concatenate([np.asarray(words.special_ids), text])
+def _from_tokenizer(folder: pathlib.Path) -> Vocabulary:
+    """Reads a tokenizer, and moves its special pieces to the front."""
+    tokenizer = tokenizers.load(folder)
+    special = tokenizer.special.ids
+    text = np.setdiff1d(np.arange(tokenizer.size), special)
+    order = np.concatenate([np.asarray(special), text])
     new_ids = np.argsort(order)
 
     def encode(text: str) -> list[int]:
-        return new_ids[np.asarray(words.encode(text), np.int64)].tolist()
+        return new_ids[np.asarray(tokenizer.encode(text), np.int64)].tolist()
 
-    rows = words.old_ids[order].astype(np.int32)
-    return Vocabulary(folder, encode, words.size, words.digest, rows)
+    rows = tokenizer.old_ids[order].astype(np.int32)
+    return Vocabulary(folder, encode, tokenizer.size, tokenizer.digest, rows)

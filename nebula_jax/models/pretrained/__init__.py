@@ -336,7 +336,7 @@ def check_tokenizer(model: Pretrained, tokenizer: tokenizers.Tokenizer) -> None:
             f"a tokenizer of {pieces} pieces is not that of a model of {rows} rows"
         )
     kind = str(model.about.get("tokenizer_class") or KINDS.get(model.family))
-    pad = tokenizer.piece(tokenizer.pad)
+    pad = tokenizer.piece(tokenizer.special.pad)
     wanted = [piece for name, piece in PADDING.items() if kind.startswith(name)]
     if wanted and pad not in wanted:
         raise PretrainedError(

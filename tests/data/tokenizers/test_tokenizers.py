@@ -52,7 +52,7 @@ def test_ids_are_those_of_transformers(kind, tmp_path):
     words = tokenizers.load(write(tmp_path / kind, kind))
     assert words.encode_batch(GOLDEN["texts"]) == golden["ids"]
     assert [words.encode(text) for text in GOLDEN["texts"]] == golden["ids"]
-    assert list(words.special_ids) == golden["special"]
+    assert list(words.special.ids) == golden["special"]
     assert words.size == golden["size"]
 
 
@@ -61,7 +61,12 @@ def test_texts_come_back(kind, tmp_path):
     words = tokenizers.load(write(tmp_path / kind, kind))
     for text in GOLDEN["texts"][0], GOLDEN["texts"][3]:
         expected = text.lower() if kind == "bert_uncased" else text
-        ids = [words.cls, *words.encode(text), words.sep, words.pad]
+        ids = [
+            words.special.cls,
+            *words.encode(text),
+            words.special.sep,
+            words.special.pad,
+        ]
         assert words.decode(ids) == expected
         assert words.decode(np.asarray(ids)) == expected
 
@@ -71,7 +76,7 @@ def test_a_json_file_neither_cuts_nor_pads(tmp_path):
     ids = words.encode("a bcb a")
     assert [words.piece(i) for i in ids] == ["▁a", "▁", "b", "c", "b", "▁a"]
     assert words.decode(ids) == "a bcb a"
-    assert words.special_ids == (1, 3, 0, 2, 8)
+    assert words.special.ids == (1, 3, 0, 2, 8)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "json"])
@@ -81,7 +86,7 @@ def test_special_pieces_are_never_text(kind, tmp_path):
         write_json(folder) if kind == "json" else write(folder, kind)
     )
     ids = words.encode("a <s> [SEP] <mask> [MASK] </s> <pad> [PAD] a")
-    assert set(ids) & set(words.special_ids) <= {words.unk}
+    assert set(ids) & set(words.special.ids) <= {words.special.unk}
 
 
 def test_the_digest_is_the_contents(tmp_path):
@@ -104,17 +109,17 @@ def test_a_trimmed_tokenizer_renumbers_and_nothing_else(kind, tmp_path):
     small = tokenizers.trim(whole, keep)
     assert small.size == len(keep) < whole.size
     assert small.digest != whole.digest
-    assert [small.piece(i) for i in small.special_ids] == [
-        whole.piece(i) for i in whole.special_ids
+    assert [small.piece(i) for i in small.special.ids] == [
+        whole.piece(i) for i in whole.special.ids
     ]
     ids = small.encode(texts[0])
     assert [keep[i] for i in ids] == whole.encode(texts[0])
     assert small.decode(ids) == whole.decode(whole.encode(texts[0]))
 
     other = "b" if kind == "json" else GOLDEN["texts"][3]
-    expected = [i if i in keep else whole.unk for i in whole.encode(other)]
+    expected = [i if i in keep else whole.special.unk for i in whole.encode(other)]
     assert [keep[i] for i in small.encode(other)] == expected
-    assert small.unk in small.encode(other)
+    assert small.special.unk in small.encode(other)
 
 
 def test_a_trimmed_tokenizer_is_saved_and_found_again(tmp_path):
@@ -126,7 +131,7 @@ def test_a_trimmed_tokenizer_is_saved_and_found_again(tmp_path):
     tokenizers.save(tmp_path / "twice", twice)
     again = tokenizers.load(tmp_path / "twice")
     np.testing.assert_array_equal(again.old_ids, twice.old_ids)
-    assert again.special_ids == twice.special_ids
+    assert again.special.ids == twice.special.ids
     text = GOLDEN["texts"][0]
     assert again.encode(text) == twice.encode(text)
     # Saving the whole one over it takes the trimming back.

@@ -21,16 +21,16 @@ def processor(path):
 def test_a_vocabulary_encodes_and_decodes_text(path):
     loaded = vocabularies.load(path)
     ids = loaded.encode(LINES[42])
-    assert min(ids) >= vocabularies.NUM_CONTROL
+    assert min(ids) >= vocabularies.NUM_SPECIAL
     assert max(ids) < loaded.size <= 120
     assert processor(path).decode(ids) == LINES[42]
 
 
 def test_control_pieces_come_first_and_are_never_text(path):
     loaded = vocabularies.load(path)
-    pieces = [processor(path).id_to_piece(i) for i in range(vocabularies.NUM_CONTROL)]
+    pieces = [processor(path).id_to_piece(i) for i in range(vocabularies.NUM_SPECIAL)]
     assert pieces == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert vocabularies.MASK not in loaded.encode("a [MASK] in text")
+    assert vocabularies.SPECIAL.mask not in loaded.encode("a [MASK] in text")
 
 
 def test_the_same_text_gives_the_same_digest(path, tmp_path):

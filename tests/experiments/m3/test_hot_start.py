@@ -88,7 +88,7 @@ def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, split):
     own, words = given(split[0]), tokenizers.load(checkpoint)
     assert own.size < words.size  # nobody says unsaid
     pieces = [words.library.pieces[row] for row in own.rows]
-    assert pieces[: vocabularies.NUM_CONTROL] == [
+    assert pieces[: vocabularies.NUM_SPECIAL] == [
         "[PAD]",
         "[UNK]",
         "[CLS]",

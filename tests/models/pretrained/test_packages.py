@@ -86,7 +86,7 @@ def test_what_was_brought_loads_and_its_tokenizer_has_its_own_pieces(tmp_path, b
     assert model.family == "bert"
     assert model.config.vocab_size == words.size + 1
     assert [words.piece(i) for i in words.encode("abé")] == ["▁a", "b", "é"]
-    assert words.piece(words.mask) == "<mask>"
+    assert words.piece(words.special.mask) == "<mask>"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -145,9 +145,9 @@ def test_real_weights_answer_as_in_transformers(name, monkeypatch):
     if not folder.exists():
         pytest.skip(f"python -m scripts.prepare_pretrained --model={name} first")
     words = tokenizers.load(folder)
-    rows = [[words.cls, *words.encode(text), words.sep] for text in TEXTS]
+    rows = [[words.special.cls, *words.encode(text), words.special.sep] for text in TEXTS]
     length = max(map(len, rows))
-    ids = [row + [words.pad] * (length - len(row)) for row in rows]
+    ids = [row + [words.special.pad] * (length - len(row)) for row in rows]
     mask = [[i < len(row) for i in range(length)] for row in rows]
     monkeypatch.setattr(oracle, "INPUT_IDS", np.asarray(ids, np.int32))
     monkeypatch.setattr(oracle, "ATTENTION_MASK", np.asarray(mask))

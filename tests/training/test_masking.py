@@ -3,20 +3,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.data import masking
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import mask_slots
+from nebula_jax.training import masking
 
 V = 1000
 
 
 def text(rows=64, length=128, seed=0):
     random = np.random.RandomState(seed)
-    ids = random.randint(vocabularies.NUM_CONTROL, V, (rows, length)).astype(np.int32)
-    ids[:, 0] = vocabularies.CLS
+    ids = random.randint(vocabularies.NUM_SPECIAL, V, (rows, length)).astype(np.int32)
+    ids[:, 0] = vocabularies.SPECIAL.cls
     for row in range(rows):
         end = random.randint(length // 2, length)
-        ids[row, end - 1] = vocabularies.SEP
-        ids[row, end:] = vocabularies.PAD
+        ids[row, end - 1] = vocabularies.SPECIAL.sep
+        ids[row, end:] = vocabularies.SPECIAL.pad
     return ids
 
 
@@ -44,7 +45,7 @@ def test_capacity_is_electras(length, rate, slots):
 def test_as_many_tokens_are_masked_as_the_rate_says():
     ids = text()
     masked = mask(ids)
-    wanted = np.round(0.15 * np.sum(ids != vocabularies.PAD, axis=-1))
+    wanted = np.round(0.15 * np.sum(ids != vocabularies.SPECIAL.pad, axis=-1))
     np.testing.assert_array_equal(np.sum(masked.positions < 128, axis=-1), wanted)
 
 
@@ -54,7 +55,7 @@ def test_masked_positions_are_text_distinct_and_ascending():
     for row, positions in enumerate(masked.positions):
         chosen = positions[positions < 128]
         assert (np.diff(chosen) > 0).all()
-        assert (ids[row, chosen] >= vocabularies.NUM_CONTROL).all()
+        assert (ids[row, chosen] >= vocabularies.NUM_SPECIAL).all()
         np.testing.assert_array_equal(
             masked.originals[row, : len(chosen)], ids[row, chosen]
         )
@@ -64,7 +65,7 @@ def test_masked_positions_are_text_distinct_and_ascending():
 def test_nothing_else_changes():
     ids = text()
     masked = mask(ids)
-    marks = np.asarray(masking.mark(masked.positions, 128))
+    marks = np.asarray(mask_slots.mark(masked.positions, 128))
     np.testing.assert_array_equal(masked.input_ids[~marks], ids[~marks])
 
 
@@ -75,37 +76,32 @@ def test_nothing_else_changes():
 def test_policies_write_what_they_say(policy, mask_share, kept_share):
     ids = text(rows=600)
     masked = mask(ids, policy=policy)
-    marks = np.asarray(masking.mark(masked.positions, 128))
+    marks = np.asarray(mask_slots.mark(masked.positions, 128))
     written, before = masked.input_ids[marks], ids[marks]
     # 600 rows give 8,600 draws: a share varies by 0.004 (one sigma).
-    assert np.mean(written == vocabularies.MASK) == pytest.approx(mask_share, abs=0.02)
+    assert np.mean(written == vocabularies.SPECIAL.mask) == pytest.approx(
+        mask_share, abs=0.02
+    )
     assert np.mean(written == before) == pytest.approx(kept_share, abs=0.02)
-    random = (written != vocabularies.MASK) & (written != before)
+    random = (written != vocabularies.SPECIAL.mask) & (written != before)
     assert np.mean(random) == pytest.approx(1 - mask_share - kept_share, abs=0.02)
 
 
 def test_both_sides_of_a_pair_are_masked_alike():
     ids = text(rows=600)
-    ids[:, 1:] = np.where(ids[:, 1:] == vocabularies.PAD, 7, ids[:, 1:])
-    ids[:, 60:62] = vocabularies.SEP
-    marks = np.asarray(masking.mark(mask(ids).positions, 128))
+    ids[:, 1:] = np.where(ids[:, 1:] == vocabularies.SPECIAL.pad, 7, ids[:, 1:])
+    ids[:, 60:62] = vocabularies.SPECIAL.sep
+    marks = np.asarray(mask_slots.mark(mask(ids).positions, 128))
     left, right = marks[:, 1:60].mean(), marks[:, 62:].mean()
     assert left == pytest.approx(right, abs=0.01)
 
 
 def test_a_row_without_text_stays_as_it_is():
     ids = np.zeros((2, 16), np.int32)
-    ids[1, :2] = [vocabularies.CLS, vocabularies.SEP]
+    ids[1, :2] = [vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep]
     masked = mask(ids)
     np.testing.assert_array_equal(masked.input_ids, ids)
     assert (masked.positions == 16).all()
-
-
-def test_marks_and_positions_are_each_others_inverse():
-    masked = mask(text())
-    marks = masking.mark(masked.positions, 128)
-    slots = masked.positions.shape[-1]
-    np.testing.assert_array_equal(masking.find(marks, slots), masked.positions)
 
 
 def test_another_key_masks_other_positions():

@@ -1,0 +1,194 @@
+"""Tokenizer files, each read with the library that wrote it.
+
+tokenizer.json                          tokenizers
+sentencepiece.bpe.model + vocab.txt     sentencepiece, then ERNIE-M's own step
+sentencepiece.bpe.model                 sentencepiece, XLM-R's numbering
+vocab.txt                               tokenizers, BERT's WordPiece
+spiece.model                            sentencepiece's own numbering
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from nebula_jax import errors
+from nebula_jax.data.tokenizers import detokenize, ernie_m
+
+JSON = "tokenizer.json"
+SENTENCEPIECE = "sentencepiece.bpe.model"
+VOCABULARY = "vocab.txt"
+SPIECE = "spiece.model"
+CONFIG = "tokenizer_config.json"
+
+
+class TokenizerError(errors.NebulaError):
+    """A tokenizer that is missing, damaged or of an unknown kind."""
+
+
+class NoTokenizerError(TokenizerError):
+    """A folder without a tokenizer's files."""
+
+
+class Library(NamedTuple):
+    """A library's tokenizer, in the library's own numbering."""
+
+    encode_batch: Callable[[Sequence[str]], list[list[int]]]
+    decode: Callable[[list[int]], str]
+    pieces: list[str]
+
+
+def read(folder: pathlib.Path) -> tuple[Library, tuple[str, ...]]:
+    """Reads the tokenizer of a folder.
+
+    Args:
+      folder: with the files of one row of the table above.
+
+    Returns:
+      The tokenizer, and the names of the files that define it.
+
+    Raises:
+      NoTokenizerError: if no file of a tokenizer is there.
+      TokenizerError: if a file is damaged.
+    """
+    fitting = [
+        (names, reader)
+        for names, reader in _READERS
+        if all((folder / name).exists() for name in names)
+    ]
+    if not fitting:
+        raise NoTokenizerError(
+            f"{folder} has no tokenizer: none of {JSON}, {SENTENCEPIECE}, {VOCABULARY},"
+            f" {SPIECE}"
+        )
+    names, reader = fitting[0]
+    try:
+        library = reader(folder)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the libraries raise bare Exceptions
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{folder / names[0]} cannot be read: {reason}") from None
+    return library, tuple(n for n in (*names, CONFIG) if (folder / n).exists())
+
+
+def _settings(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise TokenizerError(f"{path} is no JSON: {error}") from None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _read_json(folder: pathlib.Path) -> Library:
+    return _from_tokenizers(tokenizers.Tokenizer.from_file(str(folder / JSON)))
+
+
+def _read_word_pieces(folder: pathlib.Path) -> Library:
+    """Builds a WordPiece tokenizer of vocab.txt, with the steps of BERT's own."""
+    settings = _settings(folder)
+    lower = settings.get("do_lower_case", True)  # transformers' default
+    vocabulary = models.WordPiece.read_file(str(folder / VOCABULARY))
+    built = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    built.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),  # None: if lower-cased
+        lowercase=lower,
+    )
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece(cleanup=False)
+    return _from_tokenizers(built)
+
+
+def _from_tokenizers(built: tokenizers.Tokenizer) -> Library:
+    # all-MiniLM's file cuts at 128 tokens and pads to 128.
+    built.no_truncation()
+    built.no_padding()
+    built.encode_special_tokens = True  # "[SEP]" in a text is text
+    is_word_piece = isinstance(built.model, models.WordPiece)
+    if is_word_piece:
+        # Not the library's own cleaning: it writes "do not" as "don't".
+        built.decoder = decoders.WordPiece(cleanup=False)
+
+    def encode_batch(texts: Sequence[str]) -> list[list[int]]:
+        encodings = built.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(ids: list[int]) -> str:
+        text = built.decode(ids, skip_special_tokens=True)
+        return detokenize.english(text) if is_word_piece else text.strip()
+
+    vocabulary = built.get_vocab(with_added_tokens=True)
+    pieces = [""] * (max(vocabulary.values()) + 1)
+    for piece, number in vocabulary.items():
+        pieces[number] = piece
+    return Library(encode_batch, decode, pieces)
+
+
+def _load_processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.load_from_serialized_proto(path.read_bytes())
+    return processor
+
+
+def _read_spiece(folder: pathlib.Path) -> Library:
+    """Reads a sentencepiece model that numbers its pieces itself."""
+    processor = _load_processor(folder / SPIECE)
+    pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    return Library(
+        lambda texts: processor.encode(list(texts)), processor.decode, pieces
+    )
+
+
+def _read_xlm_r(folder: pathlib.Path) -> Library:
+    """Reads sentencepiece's pieces in fairseq's numbering.
+
+    Four special pieces, the model's own from its fourth on, then a mask.
+    """
+    processor = _load_processor(folder / SENTENCEPIECE)
+    size = processor.get_piece_size()
+    text_pieces = [processor.id_to_piece(i) for i in range(3, size)]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *text_pieces, "<mask>"]
+    unk = pieces.index("<unk>")
+
+    def encode_batch(texts: Sequence[str]) -> list[list[int]]:
+        encodings = processor.encode(list(texts))
+        return [[i + 1 if i > 2 else unk for i in ids] for ids in encodings]
+
+    def decode(ids: list[int]) -> str:
+        return processor.decode([i - 1 for i in ids])
+
+    return Library(encode_batch, decode, pieces)
+
+
+def _read_ernie_m(folder: pathlib.Path) -> Library:
+    """Reads sentencepiece's pieces, cut further, numbered by a list of their own."""
+    processor = _load_processor(folder / SENTENCEPIECE)
+    pieces = (folder / VOCABULARY).read_text("utf-8").removesuffix("\n").split("\n")
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    unk = ids.get("[UNK]", 0)
+
+    def encode_batch(texts: Sequence[str]) -> list[list[int]]:
+        encodings = processor.encode(list(texts), out_type=str)
+        return [[ids.get(p, unk) for p in ernie_m.cut(each)] for each in encodings]
+
+    def decode(ids: list[int]) -> str:
+        return "".join(pieces[i] for i in ids).replace("▁", " ").strip()
+
+    return Library(encode_batch, decode, pieces)
+
+
+# The first row whose files are all there counts.
+_READERS = (
+    ((JSON,), _read_json),
+    ((SENTENCEPIECE, VOCABULARY), _read_ernie_m),
+    ((SENTENCEPIECE,), _read_xlm_r),
+    ((VOCABULARY,), _read_word_pieces),
+    ((SPIECE,), _read_spiece),
+)
