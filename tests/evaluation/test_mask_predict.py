@@ -12,7 +12,7 @@ from nebula_jax.evaluation import mask_predict
 
 
 def toy_logits(ids, table):
-    place = np.arange(ids.shape[-1])
+    place = np.arange(ids.shape[-1]).reshape(*[1] * (ids.ndim - 1), -1)
     mixed = (ids * (place + 3) ** 2).sum(-1, keepdims=True)
     return table[(mixed + 13 * place) % 97]
 

@@ -37,7 +37,7 @@ class Far(nn.Module):
 def front(params, batch, rng):
     """h with what codecs ask for: which positions are real, and which example it is."""
     hidden = Near().apply({"params": params}, batch["x"])
-    keep = jax.random.bernoulli(rng, 0.9, (D,))  # alike for all micro-batches
+    keep = jax.random.bernoulli(rng, 0.9, (1, 1, D))  # alike for all micro-batches
     return {"h": hidden * keep, "mask": batch["mask"], "index": batch["index"]}
 
 

@@ -30,7 +30,7 @@ corrupt_span = jax.jit(masking.corrupt_span, static_argnames=("special",))
 
 
 def masked(keys, ids):
-    return corrupt(keys, ids, CONTROLS, 40)
+    return corrupt(jax.random.clone(keys), ids, CONTROLS, 40)
 
 
 def draws(count=2000, length=12):
@@ -78,7 +78,7 @@ def test_questions_are_where_tokens_were_chosen_with_the_true_answers():
 
 def test_choices_without_a_slot_are_counted():
     want = masked(KEYS, IDS)
-    few = corrupt(KEYS, IDS, CONTROLS, 3)
+    few = corrupt(jax.random.clone(KEYS), IDS, CONTROLS, 3)
     np.testing.assert_array_equal(few.input_ids, want.input_ids)
     np.testing.assert_array_equal(few.positions, want.positions[:3])
     assert few.unasked == np.sum(np.asarray(want.positions) < IDS.size) - 3
@@ -88,7 +88,7 @@ def test_choices_without_a_slot_are_counted():
 def test_an_example_is_corrupted_alike_in_every_batch_and_padding(side):
     def seen(keys, ids):
         if side == "source":
-            return corrupt_span(keys, ids, special=CONTROLS)
+            return corrupt_span(jax.random.clone(keys), ids, special=CONTROLS)
         return masked(keys, ids).input_ids
 
     whole = seen(KEYS, IDS)
