@@ -1,12 +1,13 @@
 """What every test has: four host devices, JAX's checks, and a cache of programs.
 
-The settings are environment variables, so that the processes that tests start have them
-too.
+Settings are environment variables, so that the processes that tests start have them.
 """
 
 import os
 import pathlib
 import shutil
+
+import pytest
 
 os.environ["XLA_FLAGS"] = " ".join(
     [
@@ -20,7 +21,6 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
-    "JAX_DEBUG_KEY_REUSE": "true",
     # From host to device stays "allow": "disallow" refuses `x + 1` and `jnp.zeros(3)`
     # outside of jit. Tests of the training steps turn it on around a step.
     "JAX_TRANSFER_GUARD_DEVICE_TO_HOST": "disallow",
@@ -28,7 +28,7 @@ os.environ |= {
 }
 
 # Programs that an earlier run compiled, or another process of this one. JAX writes an
-# entry in place: one that a killed process left half-written, or that is read meanwhile,
+# entry in place: one that a killed process left half-written, or that is read too soon,
 # is compiled again, with a warning.
 _USER_CACHE = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
 _PROGRAMS = pathlib.Path(_USER_CACHE) / "nebula_jax" / "compiled_tests"
@@ -46,3 +46,16 @@ def pytest_sessionstart(session):
         return
     if sum(path.stat().st_size for path in _PROGRAMS.iterdir()) > _MOST_BYTES:
         shutil.rmtree(_PROGRAMS, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_key_is_used_twice(request):
+    """Makes it an error, except in tests marked `reuses_keys`.
+
+    A cut model's front gets the same key for all micro-batches and steps, since dropout
+    is drawn per example; so processes that tests start do without the check.
+    """
+    import jax  # not before the environment is set
+
+    with jax.debug_key_reuse(not request.node.get_closest_marker("reuses_keys")):
+        yield

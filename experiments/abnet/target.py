@@ -201,7 +201,7 @@ class Side:
 
     def check(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Raises RemoteProtocolError if the hidden states were of other examples."""
-        if float(metrics["strangers"]):
+        if float(metrics["mismatched_examples"]):
             raise session.RemoteProtocolError(
                 f"source sent hidden states of other examples than step {step} has:"
                 " the two sides sort their examples differently"
@@ -213,8 +213,8 @@ class Side:
         return {
             "loss": metrics["loss"],
             "tokens": metrics["tokens"],
-            "accuracy": metrics["hits"] / predicted,
-            "unasked": metrics["unasked"],
+            "accuracy": metrics["correct"] / predicted,
+            "unasked": metrics["dropped_targets"],
         }
 
     def restore(

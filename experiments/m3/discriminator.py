@@ -36,7 +36,7 @@ def run() -> int:
         donate_argnums=0,
     )
     judge = jax.jit(
-        functools.partial(m3.judge, config),
+        functools.partial(m3.predict, config),
         in_shardings=(placed.sharding.params, batch_at),
         out_shardings=everywhere,
     )
@@ -71,7 +71,7 @@ def run() -> int:
         record = progress.Progress(name, start, lambda: progress.traffic(links))
 
         def evaluate(step: int) -> None:
-            judged = rtd.Judged()
+            judged = rtd.RtdAccumulator()
             for channel, group in zip(held_back, groups, strict=True):
                 order = m3_data.held_back_order(group)
                 for micro_batch, (language, _) in enumerate(order):

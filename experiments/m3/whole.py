@@ -39,7 +39,7 @@ def run() -> int:
     @functools.partial(jax.jit, out_shardings=everywhere)
     def judge(generator, discriminator, rng, batch):
         corrupted = m3.corrupt(config, generator, rng, batch)
-        return m3.judge(config, discriminator, corrupted)
+        return m3.predict(config, discriminator, corrupted)
 
     checkpoints = saved.Saved(name, m3_config.settings(vocabulary, groups))
     start = max([0, *checkpoints.steps])
@@ -50,7 +50,7 @@ def run() -> int:
 
     def evaluate(step: int) -> None:
         generators, discriminator = state
-        judged = rtd.Judged()
+        judged = rtd.RtdAccumulator()
         for text, generator in zip(texts, generators, strict=True):
             for micro_batch, (language, batch) in enumerate(text.held_back()):
                 rng = m3_data.held_back_rng(micro_batch)

@@ -34,20 +34,20 @@ def test_beam_search_scores_are_the_uncached_models():
     config, params, encoded = model("ar")
     translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
     found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
-    questions = abnet_losses.autoregressive(found.ids, SPECIAL, slots=16)
+    targets = abnet_losses.autoregressive(found.ids, SPECIAL, slots=16)
     logits = jax.jit(abnet.decode, static_argnums=0)(
         config,
         params,
-        questions.input_ids,
-        questions.attention_mask,
+        targets.input_ids,
+        targets.attention_mask,
         encoded.hidden,
         SOURCE_MASK,
-        questions.positions,
+        targets.positions,
     )
     log_probs = np.asarray(jax.nn.log_softmax(logits))
     total = np.zeros(2)
     for own, place, label in zip(
-        log_probs, questions.positions, questions.labels, strict=True
+        log_probs, targets.positions, targets.labels, strict=True
     ):
         if place < 16:
             total[place // 8] += own[label]

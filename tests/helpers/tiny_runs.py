@@ -77,7 +77,7 @@ class Runs:
         return TINY | {"data_dir": self.text, "prepared_dir": "prepared"}
 
     def environment(self) -> dict[str, str]:
-        """Returns the command's environment: this process's, and where the project is."""
+        """Returns this process's environment with the project on the path."""
         return os.environ | {"PYTHONPATH": str(ROOT)}
 
     def start(self, *arguments: str, **flags) -> subprocess.Popen:

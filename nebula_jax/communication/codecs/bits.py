@@ -52,8 +52,8 @@ def _pack(ids: jax.Array, bits: int) -> jax.Array:
     for i in range(np.max(last - first) + 1):
         number = np.minimum(first + i, last)  # the last one again does no harm
         left = number * bits - start
-        part = _columns(ids, number) << np.maximum(left, 0).astype(np.uint32)[None]
-        words = words | (part >> np.maximum(-left, 0).astype(np.uint32)[None])
+        part = _columns(ids, number) << np.maximum(left, 0).astype(np.uint32)
+        words = words | (part >> np.maximum(-left, 0).astype(np.uint32))
     return words
 
 
@@ -63,7 +63,7 @@ def _columns(table: jax.Array, which: np.ndarray) -> jax.Array:
 
 def _bitmap(marks: jax.Array) -> jax.Array:
     """[rows, 32] of 0 and 1 -> [rows] uint32."""
-    shifts = jnp.arange(WORD, dtype=jnp.uint32)[None]
+    shifts = jnp.arange(WORD, dtype=jnp.uint32)
     return jnp.sum((marks & 1) << shifts, axis=1, dtype=jnp.uint32)
 
 

@@ -275,9 +275,9 @@ def test_sides_with_another_codec_part(runs, own_text):
 
 def test_hidden_states_of_other_examples_are_refused(here):
     check = functools.partial(abnet_target.Side.check, None, 3)
-    check({"strangers": 0.0})
+    check({"mismatched_examples": 0.0})
     with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
-        check({"strangers": 1.0})
+        check({"mismatched_examples": 1.0})
     ends = types.SimpleNamespace(
         buckets=types.SimpleNamespace(recv=lambda step: np.asarray([0, 2], np.uint8))
     )
