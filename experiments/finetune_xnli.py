@@ -184,7 +184,7 @@ def _parameters(config: classifier.Config, text: xnli_data.Text) -> tuple[Any, A
     rng = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 0)
     params = classifier.init(config, rng, text.model)
     is_frozen = xnli_config.FREEZE.value
-    return cut.split(params, classification.is_trained if is_frozen else cut.everything)
+    return cut.split(params, classification.is_trained if is_frozen else cut.train_all)
 
 
 def _new_state(trained: Any, optimizer: Any, keep: np.ndarray) -> dict[str, Any]:

@@ -82,28 +82,31 @@ def back(params, hidden, labels, rng):
     return losses.sum(), {"loss": losses.sum(), "accuracy": hits}
 
 
-def train_near(link, params, batches, codec, record):
+def train_near(link, params, batches, codec, zstd, record):
     half, state = cut.front(front, codec, codec), OPTIMIZER.init(params)
-    hidden = link.sender("hidden", HIDDEN, codec)
-    gradient = link.receiver("gradient", HIDDEN, codec)
+    hidden = link.sender("hidden", HIDDEN, codec, zstd)
+    gradient = link.receiver("gradient", HIDDEN, codec, zstd)
+    states = half.init_codecs(HIDDEN)
     link.wait_for_welcome(60.0)
     for step, images in enumerate(batches, 1):
-        grads, _ = pipeline.front_step(
-            half, params, images, RNG, step, hidden, gradient, ahead=MICRO_BATCHES
+        grads, states, _ = pipeline.front_step(
+            *(half, params, images, RNG, step, hidden, gradient, states),
+            ahead=MICRO_BATCHES,
         )
         params, state = update(params, state, grads)
         record(step, {})
     return params
 
 
-def train_far(link, params, batches, codec, record):
+def train_far(link, params, batches, codec, zstd, record):
     half, state = cut.back(back, codec, codec), OPTIMIZER.init(params)
-    hidden = link.receiver("hidden", HIDDEN, codec)
-    gradient = link.sender("gradient", HIDDEN, codec)
+    hidden = link.receiver("hidden", HIDDEN, codec, zstd)
+    gradient = link.sender("gradient", HIDDEN, codec, zstd)
+    states = half.init_codecs(HIDDEN)
     link.welcome(0)
     for step, labels in enumerate(batches, 1):
-        grads, metrics = pipeline.back_step(
-            half, params, labels, RNG, step, hidden, gradient
+        grads, states, metrics = pipeline.back_step(
+            half, params, labels, RNG, step, hidden, gradient, states
         )
         params, state = update(params, state, grads)
         record(step, metrics)
@@ -257,7 +260,7 @@ def _run(cluster: str) -> int:
         "log": lifecycle.say,
     }
     seed, steps = shared_flags.SEED.value, shared_flags.STEPS.value
-    codec, params = codecs.from_string(CODEC.value), init(seed, cluster)
+    compression, params = codecs.from_string(CODEC.value), init(seed, cluster)
     if cluster == "near":
         batches = micro_batches(seed, steps, 0)
         with bridge.connect(
@@ -269,7 +272,9 @@ def _run(cluster: str) -> int:
             line=lines.up,
             **settings,
         ) as link:
-            params = train_near(link, params, batches, codec, Progress("near", link))
+            params = train_near(
+                link, params, batches, *compression, Progress("near", link)
+            )
     else:
         batches = micro_batches(seed, steps, 1)
         with (
@@ -282,7 +287,9 @@ def _run(cluster: str) -> int:
             ) as listener,
             listener.accept(shared_flags.CONNECT_TIMEOUT.value) as link,
         ):
-            params = train_far(link, params, batches, codec, Progress("far", link))
+            params = train_far(
+                link, params, batches, *compression, Progress("far", link)
+            )
     path = shared_flags.cluster_folder(cluster) / "params.msgpack"
     path.write_bytes(serialization.to_bytes(params))
     return 0

@@ -23,7 +23,7 @@ from absl import flags
 from experiments import lifecycle, shared_flags
 from experiments.abnet import scaled_wan
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, wan
+from nebula_jax.communication import codecs, selector, wan
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import figures
 from scripts.tables import runs as table_runs
@@ -157,8 +157,8 @@ def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float 
 
     Without the r alone in its numerator: our factors have the singular values in them.
     """
-    made = codecs.from_string(codec)
-    if made.options:
+    made = codecs.from_string(codec).codec
+    if isinstance(made, selector.Selector):
         return None
     rows = int(settings["batch_size"]) // int(settings["micro_batches"])
     length = int(settings["buckets"].split(",")[-1])

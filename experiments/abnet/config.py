@@ -287,26 +287,26 @@ def optimizer() -> optax.GradientTransformation:
     return optimizers.adam(schedule, beta1=0.9, beta2=0.98, epsilon=1e-8)
 
 
-def forward_codec() -> codec_lib.Codec:
-    """--forward_codec."""
+def forward_codec() -> codecs.Compression:
+    """Reads --forward_codec."""
     return codecs.from_string(FORWARD_CODEC.value)
 
 
-def backward_codec() -> codec_lib.Codec:
-    """--backward_codec."""
+def backward_codec() -> codecs.Compression:
+    """Reads --backward_codec."""
     return codecs.from_string(BACKWARD_CODEC.value)
 
 
-def evaluation_codec(spec: codec_lib.Spec) -> codec_lib.Codec:
+def evaluation_codec(spec: codec_lib.Spec) -> codecs.Compression:
     """Of hidden states in evaluation: the forward codec, so that both are alike.
 
     One with a state, such as a memory of what was sent, has none that fits sentences
     that are not trained on: then plain fp16, packed.
     """
-    codec = forward_codec()
-    if jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))):
+    compression = forward_codec()
+    if jax.tree.leaves(jax.eval_shape(lambda: compression.codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
-    return codec
+    return compression
 
 
 def is_evaluated(step: int) -> bool:

@@ -193,7 +193,7 @@ def is_trained_source(path: str) -> bool:
 def is_trained_target() -> Callable[[str], bool]:
     """Of a path: adapters, and the head if `prepare_target` made it; or --train_all."""
     if abnet_config.TRAIN_ALL.value:
-        return cut.everything
+        return cut.train_all
     _, _, *head = json.loads((_target_folder() / MADE_OF).read_text())
     return functools.partial(abnet_params.is_trained, mlm_head=bool(head))
 

@@ -29,7 +29,7 @@ from experiments import lifecycle, shared_flags
 from experiments.abnet import models as abnet_models
 from experiments.abnet import whole
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, loopback
+from nebula_jax.communication import loopback
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut
@@ -135,7 +135,8 @@ def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
     states = [source.placed.init(), target.placed.init()]
     spec = halves[0].spec(source.all_params(states[0]), batches[0][0], source.key)
     near, far = loopback.ends()
-    plain = codecs.from_string("")
+    plain = codec_lib.identity()
+    codec_states = tuple(half.init_codecs(spec) for half in halves)
     ends = [
         (
             here.sender(name, spec, plain),
@@ -146,14 +147,15 @@ def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
     seconds = []
     for _ in range(1 + MEASURED_STEPS):
         start = time.perf_counter()
-        grads, _, _ = pipeline.looped_step(
+        grads, codec_states, _, _ = pipeline.in_process_step(
             halves,
             (source.all_params(states[0]), target.all_params(states[1])),
             batches,
             (source.key, states[1].key()),
             step,
             *ends,
-            grads=tuple(cut.no_gradients(state.params) for state in states),
+            codec_states,
+            grads=tuple(cut.zero_grads(state.params) for state in states),
         )
         states = [
             side.apply(state, own)
@@ -167,7 +169,7 @@ def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
 
 def _plain_halves(source: Any, target: Any) -> tuple[cut.Front, cut.Back]:
     """The halves as the clusters have them, but without their codecs."""
-    plain = codecs.from_string("")
+    plain = codec_lib.identity()
     return (
         cut.front(
             functools.partial(abnet_training.front, source.task),

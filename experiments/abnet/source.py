@@ -49,9 +49,9 @@ def run() -> int:
     ) as link:
         checkpoints.add_own(**abnet_config.peers_own(link.peer))
         side = Side(plm, text, abnet_config.peers_config(link.peer))
-        ends = abnet_channels.open_near(link, len(side.rows), config.width)
+        ends = abnet_channels.open_ends(link, "source", len(side.rows), config.width)
         start = link.wait_for_welcome(shared_flags.CONNECT_TIMEOUT.value)
-        state = side.restore(checkpoints, start, ends)
+        state = side.restore(checkpoints, start)
         side.meet(ends)
         record = progress.Progress(name, start, lambda: progress.traffic([link]))
 
@@ -63,7 +63,7 @@ def run() -> int:
             step += 1
             bucket, micro_batches = side.batch(step)
             params = side.all_params(state)
-            grads, length_loss = pipeline.front_step(
+            grads, side.codecs[bucket], length_loss = pipeline.front_step(
                 side.half,
                 params,
                 micro_batches,
@@ -71,7 +71,8 @@ def run() -> int:
                 step,
                 ends.hidden[bucket],
                 ends.gradient[bucket],
-                grads=cut.no_gradients(state.params),
+                side.codecs[bucket],
+                grads=cut.zero_grads(state.params),
                 ahead=abnet_config.AHEAD.value,
             )
             state = side.apply(state, grads)
@@ -81,9 +82,9 @@ def run() -> int:
             if abnet_config.is_evaluated(step):
                 side.send_judged(state, step, ends)
             if checkpoints.is_due(step):
-                side.save(checkpoints, step, state, ends)
+                side.save(checkpoints, step, state)
         if start < step and step not in checkpoints.steps:
-            side.save(checkpoints, step, state, ends)
+            side.save(checkpoints, step, state)
         ledger = {
             "ledger": link.ledger,
             "text": abnet_data.describe(text),
@@ -121,11 +122,12 @@ class Side:
         self.key = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 20)
         self.half = cut.front(
             functools.partial(abnet_training.front, self.task),
-            abnet_config.forward_codec(),
-            abnet_config.backward_codec(),
+            abnet_config.forward_codec().codec,
+            abnet_config.backward_codec().codec,
             is_trained=abnet_models.is_trained_source,
             has_loss=True,
         )
+        self.codecs = abnet_channels.init_codecs(self.half, config.source.width)
         self.apply = jax.jit(
             lambda state, grads: state.apply_gradients(grads, abnet_config.optimizer()),
             donate_argnums=0,
@@ -140,7 +142,7 @@ class Side:
         )
         self.lengths = np.zeros(len(self.rows), np.int32)
 
-    def meet(self, ends: abnet_channels.Near) -> None:
+    def meet(self, ends: abnet_channels.Ends) -> None:
         """Tells the other side the buckets, and is told the lengths of its rows."""
         ends.buckets.send(0, self.buckets)
         if ends.lengths is not None:
@@ -187,29 +189,24 @@ class Side:
         tokens = self.own_lengths[self.order.batch(step - 1).indices].sum()
         return {"loss": length_loss, "tokens": np.float32(tokens)}
 
-    def restore(
-        self, checkpoints: saved.Saved, step: int, ends: abnet_channels.Near
-    ) -> train_state.TrainState:
+    def restore(self, checkpoints: saved.Saved, step: int) -> train_state.TrainState:
         """The state after `step`; the codecs are given theirs."""
-        like = mesh_lib.sharded_init_with_codecs(
-            self.placed, self.mesh, abnet_channels.codec_states(ends)
-        )
+        like = mesh_lib.sharded_init_with_codecs(self.placed, self.mesh, self.codecs)
         both, _ = checkpoints.restore(step, like)
-        abnet_channels.set_codec_states(ends, both["codecs"])
+        self.codecs = both["codecs"]
         return both["state"]
 
-    def save(self, checkpoints: saved.Saved, step: int, state, ends) -> None:
+    def save(self, checkpoints: saved.Saved, step: int, state) -> None:
         """Saves the state after `step`, and the codecs'."""
-        both = {"state": state, "codecs": abnet_channels.codec_states(ends)}
-        checkpoints.save(step, both)
+        checkpoints.save(step, {"state": state, "codecs": self.codecs})
 
-    def send_judged(self, state, step: int, ends: abnet_channels.Near) -> None:
+    def send_judged(self, state, step: int, ends: abnet_channels.Ends) -> None:
         """Sends H^E of the sentences that are translated after `step`."""
         params = self.all_params(state)
         number = 0
         for split in judged_splits(self.text, step):
             for hidden in self.encoded(params, split):
-                ends.judged.send(step, hidden, number)
+                ends.evaluation.send(step, hidden, number)
                 number += 1
 
     def encoded(self, params, split: str) -> Iterator[dict[str, jax.Array]]:

@@ -63,11 +63,11 @@ def run() -> int:
         checkpoints.add_own(**abnet_config.peers_own(link.peer))
         source = abnet_config.peers_config(link.peer)
         side = Side(plm, text, source)
-        ends = abnet_channels.open_far(link, len(side.rows), source.width)
+        ends = abnet_channels.open_ends(link, "target", len(side.rows), source.width)
         have = {name: checkpoints.steps, "source": link.peer.checkpoints}
         start = saved.newest_of_all(have)
         link.welcome(start)
-        state = side.restore(checkpoints, start, ends)
+        state = side.restore(checkpoints, start)
         side.meet(ends)
         record = progress.Progress(name, start, lambda: progress.traffic([link]))
 
@@ -76,7 +76,7 @@ def run() -> int:
         while step < last:
             step += 1
             bucket, micro_batches = side.batch(step)
-            grads, metrics = pipeline.back_step(
+            grads, side.codecs[bucket], metrics = pipeline.back_step(
                 side.half,
                 side.all_params(state),
                 micro_batches,
@@ -84,7 +84,8 @@ def run() -> int:
                 step,
                 ends.hidden[bucket],
                 ends.gradient[bucket],
-                grads=cut.no_gradients(state.params),
+                side.codecs[bucket],
+                grads=cut.zero_grads(state.params),
             )
             side.check(step, metrics)
             if last > step and (interrupt.requested or link.stop_step is not None):
@@ -95,11 +96,11 @@ def run() -> int:
             state = side.apply(state, grads)
             record.step(step, side.told(metrics))
             if abnet_config.is_evaluated(step):
-                record.evaluation(step, side.judge(state, step, ends.judged))
+                record.evaluation(step, side.judge(state, step, ends.evaluation))
             if checkpoints.is_due(step):
-                side.save(checkpoints, step, state, ends)
+                side.save(checkpoints, step, state)
         if start < step and step not in checkpoints.steps:
-            side.save(checkpoints, step, state, ends)
+            side.save(checkpoints, step, state)
         ledger = {
             "ledger": link.ledger,
             "text": abnet_data.describe(text),
@@ -135,11 +136,12 @@ class Side:
         self.frozen = abnet_models.place_frozen(self.mesh, frozen, plm.model.config)
         self.half = cut.back(
             functools.partial(abnet_training.back, self.task),
-            abnet_config.forward_codec(),
-            abnet_config.backward_codec(),
+            abnet_config.forward_codec().codec,
+            abnet_config.backward_codec().codec,
             is_trained=abnet_models.is_trained_target(),
             sharding=mesh_lib.batch_sharding(self.mesh),
         )
+        self.codecs = abnet_channels.init_codecs(self.half, config.source.width)
         self.apply = jax.jit(
             lambda state, grads: state.apply_gradients(grads, abnet_config.optimizer()),
             donate_argnums=0,
@@ -148,7 +150,7 @@ class Side:
         self.lengths = self.rows.lengths
         self.order: length_buckets.Schedule | None = None
 
-    def meet(self, ends: abnet_channels.Far) -> None:
+    def meet(self, ends: abnet_channels.Ends) -> None:
         """Is told the source's buckets, and tells the lengths of its own rows."""
         buckets = np.asarray(ends.buckets.recv(0))
         if buckets.max(initial=0) >= len(abnet_config.buckets()):
@@ -217,21 +219,16 @@ class Side:
             "unasked": metrics["dropped_targets"],
         }
 
-    def restore(
-        self, checkpoints: saved.Saved, step: int, ends: abnet_channels.Far
-    ) -> train_state.TrainState:
+    def restore(self, checkpoints: saved.Saved, step: int) -> train_state.TrainState:
         """The state after `step`; the codecs are given theirs."""
-        like = mesh_lib.sharded_init_with_codecs(
-            self.placed, self.mesh, abnet_channels.codec_states(ends)
-        )
+        like = mesh_lib.sharded_init_with_codecs(self.placed, self.mesh, self.codecs)
         both, _ = checkpoints.restore(step, like)
-        abnet_channels.set_codec_states(ends, both["codecs"])
+        self.codecs = both["codecs"]
         return both["state"]
 
-    def save(self, checkpoints: saved.Saved, step: int, state, ends) -> None:
+    def save(self, checkpoints: saved.Saved, step: int, state) -> None:
         """Saves the state after `step`, and the codecs'."""
-        both = {"state": state, "codecs": abnet_channels.codec_states(ends)}
-        checkpoints.save(step, both)
+        checkpoints.save(step, {"state": state, "codecs": self.codecs})
 
     def judge(self, state, step: int, judged) -> dict[str, dict[str, float]]:
         """Translates what the source side sends, and compares it with our side.

@@ -35,8 +35,8 @@ def run(folders: tuple[Any, Any]) -> int:
     source, target = sides(folders, source_plm, target_plm)
     near_end, far_end = loopback.ends()
     width = source_plm.model.config.width
-    near = abnet_channels.open_near(near_end, len(source.rows), width)
-    far = abnet_channels.open_far(far_end, len(source.rows), width)
+    near = abnet_channels.open_ends(near_end, "source", len(source.rows), width)
+    far = abnet_channels.open_ends(far_end, "target", len(source.rows), width)
 
     own = {
         "source_model": source_plm.digest,
@@ -48,10 +48,8 @@ def run(folders: tuple[Any, Any]) -> int:
     checkpoints = saved.Saved(name, agreed, own=own)
     start = max([0, *checkpoints.steps])
     likes = [
-        mesh_lib.sharded_init_with_codecs(
-            side.placed, side.mesh, abnet_channels.codec_states(ends)
-        )
-        for side, ends in ((source, near), (target, far))
+        mesh_lib.sharded_init_with_codecs(side.placed, side.mesh, side.codecs)
+        for side in (source, target)
     ]
     both = mesh_lib.ShardedInit(
         lambda: tuple(like.init() for like in likes),
@@ -59,19 +57,18 @@ def run(folders: tuple[Any, Any]) -> int:
         tuple(like.sharding for like in likes),
     )
     restored, _ = checkpoints.restore(start, both)
-    for ends, own in zip((near, far), restored, strict=True):
-        abnet_channels.set_codec_states(ends, own["codecs"])
+    for side, own in zip((source, target), restored, strict=True):
+        side.codecs = own["codecs"]
     states = [own["state"] for own in restored]
     record = progress.Progress(name, start)
     step_of = _uncut if is_uncut() else _looped
 
     def save(step: int) -> None:
-        codecs = [abnet_channels.codec_states(ends) for ends in (near, far)]
         checkpoints.save(
             step,
             tuple(
-                {"state": state, "codecs": own}
-                for state, own in zip(states, codecs, strict=True)
+                {"state": state, "codecs": side.codecs}
+                for state, side in zip(states, (source, target), strict=True)
             ),
         )
 
@@ -88,7 +85,7 @@ def run(folders: tuple[Any, Any]) -> int:
         record.step(step, target.told(metrics))
         if abnet_config.is_evaluated(step):
             source.send_judged(states[0], step, near)
-            record.evaluation(step, target.judge(states[1], step, far.judged))
+            record.evaluation(step, target.judge(states[1], step, far.evaluation))
         if checkpoints.is_due(step):
             save(step)
     if start < step and step not in checkpoints.steps:
@@ -170,7 +167,7 @@ def _looped(source, target, near, far):
     def take(states, step):
         bucket, source_batches = source.batch(step)
         _, target_batches = target.batch(step)
-        grads, _, metrics = pipeline.looped_step(
+        grads, codecs, _, metrics = pipeline.in_process_step(
             (source.half, target.half),
             (source.all_params(states[0]), target.all_params(states[1])),
             zip(source_batches, target_batches, strict=True),
@@ -178,8 +175,10 @@ def _looped(source, target, near, far):
             step,
             (near.hidden[bucket], far.hidden[bucket]),
             (far.gradient[bucket], near.gradient[bucket]),
-            grads=tuple(cut.no_gradients(state.params) for state in states),
+            (source.codecs[bucket], target.codecs[bucket]),
+            grads=tuple(cut.zero_grads(state.params) for state in states),
         )
+        source.codecs[bucket], target.codecs[bucket] = codecs
         return grads, metrics
 
     return take

@@ -59,8 +59,12 @@ def run() -> int:
         links = _meet(len(groups), listener, stack)
         spec = m3.tokens_spec(config, shared_flags.BATCH_SIZE.value)
         pack = codecs.pack_ids(vocabulary.size)
-        tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
-        held_back = [link.receiver("held_back", spec, pack, batch_at) for link in links]
+        tokens = [
+            link.receiver("tokens", spec, pack, sharding=batch_at) for link in links
+        ]
+        held_back = [
+            link.receiver("held_back", spec, pack, sharding=batch_at) for link in links
+        ]
         have = {link.peer.cluster: link.peer.checkpoints for link in links}
         start = saved.newest_of_all(
             {name: checkpoints.steps} | have, m3_config.WINDOW.value

@@ -18,10 +18,11 @@ from typing import Any
 import jax
 
 from nebula_jax import errors
-from nebula_jax.communication import channels, wan
+from nebula_jax.communication import channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import driver, frames
 from nebula_jax.communication.wire import session as protocol
+from nebula_jax.communication.wire import zstd as zstd_lib
 
 SESSION_BYTES = 16
 MAX_UNREAD = 4  # tensors: enough that the line never waits for the reader,
@@ -65,6 +66,7 @@ class Link:
         self._count = threading.Lock()  # guards the two below
         self._unread = self._unread_bytes = 0
         self._senders = 0
+        self._compressed: set[int] = set()  # channels whose tensors have a table
         self._peer_hello: frames.Hello | None = None
         self._welcome: int | None = None
         self._stop: int | None = None
@@ -126,32 +128,53 @@ class Link:
         self._wait(lambda: self._peer_hello is not None, "a Hello", timeout=timeout)
 
     def sender(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
     ) -> channels.Sender:
-        """A channel for arrays like `spec`; both ends add theirs in the same order."""
+        """Opens a channel for arrays like `spec`; both ends in the same order.
+
+        Args:
+          name: for error messages.
+          spec: of the arrays.
+          codec: that encodes them on the device.
+          zstd: level at which the payload's bytes are compressed, 1 to 19; None: not.
+        """
+        channel = self._senders
         self._senders += 1
-        return channels.Sender(self, self._senders - 1, name, spec, codec)
+        if zstd is not None:
+            self._compressed.add(channel)
+        return channels.Sender(self, channel, name, spec, codec, zstd)
 
     def receiver(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec, sharding=None
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        sharding: Any = None,
     ) -> channels.Receiver:
-        """The other end of the peer's next channel.
+        """Opens the receiving end of the peer's next channel.
 
-        To be added before `welcome` is called, or `wait_for_welcome`: until then
+        To be opened before `welcome` is called, or `wait_for_welcome`: until then
         nothing that comes after a Welcome is read.
 
-        `sharding` is where received arrays go (a tree like `spec`, or one for all).
+        Args:
+          name, spec, codec, zstd: as the peer's `sender`.
+          sharding: of the received arrays (a tree like `spec`, or one for all).
         """
         payloads = [
-            jax.tree.leaves(codec_lib.payload_spec(option, spec))
-            for option in codec_lib.fixed(codec)
+            jax.tree.leaves(codec_lib.payload_spec(each, spec))
+            for each in selector.variants(codec)
         ]
         channel = self._connection.add_channel(
             [[codec_lib.nbytes(leaf) for leaf in payload] for payload in payloads],
-            is_compressed=codec.zstd is not None,
+            is_compressed=zstd is not None,
         )
         self._inbox[channel] = collections.deque()
-        return channels.Receiver(self, channel, name, spec, codec, sharding)
+        return channels.Receiver(self, channel, name, spec, codec, zstd, sharding)
 
     def welcome(self, step: int) -> None:
         """Listener: tells the peer after which step the run goes on."""
@@ -208,6 +231,8 @@ class Link:
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while the peer has too much to take."""
+        if message.channel in self._compressed:
+            message = message._replace(buffers=zstd_lib.with_table(message.buffers))
         if not self._pump.has_window:
             patience = STUCK_SECONDS
             self._wait(lambda: self._pump.has_window, "room for ours", patience)

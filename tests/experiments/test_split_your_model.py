@@ -86,19 +86,19 @@ def whole():
 
 def trained(named, steps):
     """The split model after some steps, its accuracy by step, and bytes received."""
-    codec, params, history = codecs.from_string(named), whole(), []
+    compression, params, history = codecs.from_string(named), whole(), []
     with two_halves.met() as (there, here):
 
         def near():
             with there:
                 batches = example.micro_batches(0, steps, 0)
-                args = there, params["near"], batches, codec
+                args = there, params["near"], batches, *compression
                 return example.train_near(*args, lambda step, metrics: None)
 
         def far():
             with here:
                 batches = example.micro_batches(0, steps, 1)
-                args = here, params["far"], batches, codec
+                args = here, params["far"], batches, *compression
                 own = example.train_far(
                     *args, lambda step, metrics: history.append(metrics["accuracy"])
                 )

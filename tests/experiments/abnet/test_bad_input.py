@@ -115,16 +115,12 @@ def test_what_cannot_work_is_refused_in_words(runs, here, values, words):
 @pytest.mark.parametrize("which", ["forward_codec", "backward_codec"])
 def test_a_codec_that_is_not_for_what_crosses(here, which, codec, words):
     """Both sides find out when they open the channels, before anything crosses."""
-    for opened, end in zip(
-        (abnet_channels.open_near, abnet_channels.open_far),
-        loopback.ends(),
-        strict=True,
-    ):
+    for role, end in zip(("source", "target"), loopback.ends(), strict=True):
         with (
             flagsaver.flagsaver(**{which: codec}),
             pytest.raises(shared_flags.FlagError, match=re.escape(words)),
         ):
-            opened(end, 60, 16)
+            abnet_channels.open_ends(end, role, 60, 16)
 
 
 def test_damaged_checkpoints_are_named(runs, here):
