@@ -181,7 +181,8 @@ class Side:
             mesh_lib.replicated(self.mesh),
         )
         return jax.device_put(
-            batch, batch._replace(input_ids=at, index=at, lengths=at, tokens=everywhere)
+            batch,
+            batch._replace(input_ids=at, example_ids=at, lengths=at, tokens=everywhere),
         )
 
     def metrics(self, step: int, length_loss: jax.Array) -> dict[str, Any]:

@@ -39,7 +39,12 @@ def by_mask_predict(
 
     Returns:
       Translations.
+
+    Raises:
+      ValueError: if the objective is not `cmlm`: S then sends no length logits.
     """
+    if encoded.length_logits is None:
+        raise ValueError(f"no length logits with the objective {config.objective!r}")
     target = abnet.Target(config)
     variables = {"params": params}
     memory = target.apply(variables, encoded.hidden, method="read")
@@ -92,7 +97,9 @@ def best_pieces(
     positions = jnp.pad(positions, (0, chunk), constant_values=places)
     count = jnp.sum(wanted)
 
-    def next_chunk(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def next_chunk(
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         start, best, log_probs = carry
         at = jax.lax.dynamic_slice_in_dim(positions, start, chunk)
         logits = abnet.Target(config).apply(

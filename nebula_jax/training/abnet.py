@@ -21,13 +21,13 @@ class SourceBatch(NamedTuple):
     """The micro-batch of cluster S.
 
     input_ids: [B, L] int32, padded.
-    index: [B] int32, numbers of the examples.
+    example_ids: [B] int32, numbers of the examples.
     lengths: [B] int32, tokens of their target rows; 0 with the objective `ar`.
     tokens: [] float32, target tokens of the whole batch; with `ar` 1.
     """
 
     input_ids: jax.Array
-    index: jax.Array
+    example_ids: jax.Array
     lengths: jax.Array
     tokens: jax.Array
 
@@ -36,13 +36,13 @@ class TargetBatch(NamedTuple):
     """The micro-batch of cluster T.
 
     target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-    index: [B] int32, numbers of the examples.
+    example_ids: [B] int32, numbers of the examples.
     tokens: [] float32, target tokens of the whole batch.
     slots: [P] of any values: its size is the number of slots for predictions.
     """
 
     target_ids: jax.Array
-    index: jax.Array
+    example_ids: jax.Array
     tokens: jax.Array
     slots: jax.Array
 
@@ -76,7 +76,7 @@ def front(
       {"hidden": [B, L, D] float32, "mask": [B, L] bool, "index": [B] int32} and the
       length loss over the batch's tokens, [] float32.
     """
-    keys = objectives.example_keys(rng, batch.index)
+    keys = objectives.example_keys(rng, batch.example_ids)
     mask = batch.input_ids != task.source_controls.pad
     input_ids = batch.input_ids
     if task.source_corruption:
@@ -87,7 +87,7 @@ def front(
     encoded = abnet.encode(
         task.config, params, input_ids, mask, keys if task.has_dropout else None
     )
-    hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.index}
+    hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.example_ids}
     if encoded.length_logits is None:
         return hidden, jnp.zeros(())
     loss, _ = objectives.length_loss(encoded.length_logits, batch.lengths)
@@ -116,7 +116,7 @@ def back(
       mismatched_examples, rows whose hidden states are another example's.
     """
     targets = make_targets(task, batch, rng)
-    keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.index)
+    keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.example_ids)
     logits = abnet.decode(
         task.config,
         params,
@@ -140,7 +140,7 @@ def back(
         "correct": jnp.sum(correct, dtype=jnp.float32),
         "dropped_targets": targets.dropped_targets.astype(jnp.float32),
         "mismatched_examples": jnp.sum(
-            hidden["index"] != batch.index, dtype=jnp.float32
+            hidden["index"] != batch.example_ids, dtype=jnp.float32
         ),
     }
 
@@ -152,7 +152,7 @@ def make_targets(
     slots = len(batch.slots)
     if task.config.objective == "ar":
         return objectives.autoregressive(batch.target_ids, task.target_controls, slots)
-    keys = objectives.example_keys(rng, batch.index)
+    keys = objectives.example_keys(rng, batch.example_ids)
     return objectives.conditional_masked(
         keys, batch.target_ids, task.target_controls, slots
     )

@@ -1,5 +1,6 @@
 """The state of a model in training: parameters, optimizer, step and randomness."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -34,7 +35,8 @@ class TrainState:
     ) -> "TrainState":
         """Returns the state after one optimization step."""
         updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
-        return self.replace(
+        return dataclasses.replace(
+            self,
             step=self.step + 1,
             params=optax.apply_updates(self.params, updates),
             opt_state=opt_state,

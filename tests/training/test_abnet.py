@@ -171,7 +171,7 @@ def test_too_little_room_for_questions_is_counted():
 
 def test_hidden_states_of_other_examples_are_counted():
     source, target = batches("ar")
-    source = source._replace(index=INDEX[::-1].copy())
+    source = source._replace(example_ids=INDEX[::-1].copy())
     plain = task("ar", dropout=0.0)
     _, metrics, _ = uncut(plain, init("ar"), (source, target))
     assert metrics["mismatched_examples"] == B
