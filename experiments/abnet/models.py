@@ -72,19 +72,17 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
       errors.NebulaError: if it is no checkpoint with a tokenizer, or has fewer
         positions than the longest row has tokens.
     """
-    agreed, longest = run.agreed, run.agreed.length_buckets[-1]
-    model = pretrained.load(folder, dropout=agreed.plm_dropout, dtype=agreed.dtype)
-    if model.config.max_length < longest:
-        raise errors.SettingsError(
-            f"--length_buckets ends with {longest}; {folder} has"
-            f" {model.config.max_length} positions"
-        )
-    tokenizer = tokenizers.load(folder)
-    pretrained.check_tokenizer(model, tokenizer)
-    files = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    agreed = run.agreed
+    model, tokenizer = pretrained.load_with_tokenizer(
+        folder,
+        agreed.length_buckets[-1],
+        dropout=agreed.plm_dropout,
+        dtype=agreed.dtype,
+    )
+    weights = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    digest = files.digest_of([tokenizer.digest, *files, layers])
+    digest = files.digest_of([tokenizer.digest, *weights, layers])
     return Plm(model, tokenizer, digest)
 
 
