@@ -83,7 +83,7 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "side_dir": "source_s
         ({"length_buckets": ["2"]}, "--length_buckets=2: must ascend, from 4 or more"),
         (
             {"length_buckets": ["8", "64"]},
-            "--length_buckets ends with 64; models/spanish has 16",
+            "models/spanish has 16 positions",
         ),
         ({"micro_batches": 3}, "--micro_batches=3 does not divide --batch_size=8"),
         ({"devices_per_cluster": 8}, "a micro-batch of 4 (--batch_size=8, --micro"),
