@@ -6,103 +6,123 @@
 starts the source and the target cluster here. On real clusters each runs its own part
 of the same flagfile, with its own side of the text (scripts/split_parallel.py):
 
-    ... --cluster=target --listen=0.0.0.0:7070 --text=target_side
-    ... --cluster=source --peer=t.example:7070 --text=source_side
+    ... --cluster=target --listen=0.0.0.0:7070 --side_dir=sides/target
+    ... --cluster=source --peer=t.example:7070 --side_dir=sides/source
 
 `--cluster=whole` is the same computation in one process: the reference. With
-`--wan=auto-dilated` the line is as slow beside this machine as the paper's was beside
-its own (`dilation`). The loops are in `abnet_source`, `abnet_target` and
-`abnet_whole`; what crosses is in `abnet_line`.
+`--wan=auto-scaled` the line is the paper's, scaled to this machine: see
+`abnet/scaled_wan`. The loops are in `abnet/source`, `abnet/target` and `abnet/whole`;
+what crosses is in `abnet/channels`.
 """
 
 import contextlib
+import dataclasses
+import functools
 import time
 from typing import Any
 
 from absl import flags
 
-from experiments import launcher, lifecycle, saved, shared_flags
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from experiments.abnet import models as abnet_models
-from experiments.abnet import report as abnet_report
-from experiments.abnet import scaled_wan, source, target, whole
-
-flags.adopt_module_key_flags(shared_flags)
-flags.adopt_module_key_flags(abnet_config)
-flags.adopt_module_key_flags(abnet_data)
+from experiments import shared_flags
+from experiments.abnet import (
+    config,
+    data,
+    models,
+    report,
+    scaled_wan,
+    source,
+    target,
+    target_model,
+    whole,
+)
+from nebula_jax import errors
+from nebula_jax.runtime import checkpoints, connect, launcher, run_folder
 
 CLUSTERS = ("target", "source")  # the first one listens
 
+for _name in config.FLAGS:
+    flags.declare_key_flag(_name)
+
 
 def main() -> int:
-    """Does what --cluster says."""
-    shared_flags.check_shared_flags("target", "source", no_line=scaled_wan.AUTO)
-    scaled_wan.check()
-    abnet_config.check()
-    cluster = shared_flags.CLUSTER.value
+    """Runs the part that --cluster names."""
+    run = config.from_flags()
+    cluster = run.local.cluster
     if cluster not in ("all", "whole", *CLUSTERS):
-        raise shared_flags.FlagError(
+        raise errors.SettingsError(
             f"--cluster={cluster}: expected all, whole, source or target"
         )
-    abnet_data.check()
-    shared_flags.simulate_devices()
+    scaled_wan.check(run.local)
+    connect.check_role(
+        scaled_wan.without(run.local).connection(), cluster, "target", "source"
+    )
+    config.check(run)
+    shared_flags.simulate_devices(run.local)
     if cluster in ("all", "whole"):
-        with lifecycle.alone_in(shared_flags.workdir()):
-            return _run_here()
-    folder = shared_flags.cluster_folder(cluster)
-    with lifecycle.alone_in(folder):
-        saved.check_same_run(cluster, abnet_config.settings(abnet_data.PAIR.value))
-        shared_flags.write_run_flags(folder / "run.flags", {})
-        return source.run() if cluster == "source" else target.run()
+        with run_folder.lock(run.local.workdir):
+            return _run_here(run)
+    train = source.train if cluster == "source" else target.train
+    folder = run_folder.of_cluster(run.local.workdir, cluster)
+    with run_folder.lock(folder):
+        settings = shared_flags.settings(run.agreed)
+        checkpoints.check_same_run(run.local.workdir, cluster, settings)
+        shared_flags.write_run_flags(folder, run)
+        return train(run)
 
 
-def _run_here() -> int:
+def _run_here(run: config.Run) -> int:
     """Gives each side its text, prepares the models, runs the clusters, reports."""
     begin = time.monotonic()
-    is_whole = shared_flags.CLUSTER.value == "whole"
+    workdir, is_whole = run.local.workdir, run.local.cluster == "whole"
     names = ("whole",) if is_whole else CLUSTERS
-    agreed = abnet_config.settings(abnet_data.PAIR.value)
     for name in names:
-        saved.check_same_run(name, agreed)
+        checkpoints.check_same_run(workdir, name, shared_flags.settings(run.agreed))
     with contextlib.ExitStack() as stack:
         if not is_whole:
-            launch = stack.enter_context(launcher.prepared(names))
-        source_text, target_text = abnet_data.split()
-        abnet_models.load_source()
-        abnet_models.prepare_target(target_text)
-        scaled_wan.settle((source_text, target_text))
-        overrides = {"workdir": str(shared_flags.workdir())}
-        shared_flags.write_run_flags(shared_flags.workdir() / "run.flags", overrides)
+            connection = scaled_wan.without(run.local).connection()
+            launch = stack.enter_context(launcher.prepared(workdir, names, connection))
+        folders = data.split(run)
+        models.load_source(run)  # what is wrong with it shows before anything starts
+        target_model.prepare(run, folders[1])
+        run = config.with_local(run, wan=scaled_wan.resolve(run, folders))
+        shared_flags.write_run_flags(workdir, run)
         if is_whole:
-            status = whole.run((source_text, target_text))
+            status = whole.train(run, folders)
         else:
-            own = {
-                "source": {"text": str(source_text)},
-                "target": {"text": str(target_text)},
-            }
-            status = launch("experiments.train_abnet", overrides, own)
+            sides = dict(zip(("source", "target"), map(str, folders), strict=True))
+            arguments = functools.partial(_arguments, run, sides)
+            status = launch("experiments.train_abnet", arguments)
     if status == 0:
-        abnet_report.report(
-            shared_flags.workdir(),
-            {name: shared_flags.cluster_folder(name) for name in names},
-            _settings(),
-            abnet_config.buckets(),
-            scaled_wan.read(shared_flags.workdir()),
+        report.report(
+            workdir,
+            {name: run_folder.of_cluster(workdir, name) for name in names},
+            {**dataclasses.asdict(run.agreed), **_reported(run.local)},
+            run.agreed.length_buckets,
+            scaled_wan.read(workdir),
             time.monotonic() - begin,
         )
     return status
 
 
-def _settings() -> dict[str, Any]:
-    """Returns the flags that a report records."""
-    names = (
-        *abnet_config.AGREED,
-        *("source_model", "target_model", "data_dir", "pair_sources"),
-        *("max_pairs", "wan", "ahead", "head_steps"),
+def _arguments(
+    run: config.Run, sides: dict[str, str], cluster: str, reach: connect.Settings
+) -> list[str]:
+    """Returns the flags of one cluster's process."""
+    reach = dataclasses.replace(reach, wan=run.local.wan)
+    local = dataclasses.replace(
+        run.local.reaching(cluster, reach), side_dir=sides[cluster]
     )
-    return {name: flags.FLAGS[name].value for name in names}
+    return shared_flags.arguments(config.Run(run.agreed, local))
+
+
+def _reported(local: config.Local) -> dict[str, Any]:
+    """Returns what the summary has of this process's own settings."""
+    names = (
+        *("source_model", "target_model", "data_dir", "corpora", "max_pairs", "wan"),
+        *("max_in_flight", "mlm_head_steps"),
+    )
+    return {name: getattr(local, name) for name in names}
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main, config.DEFAULTS)

@@ -5,6 +5,8 @@
 A line of input is a sentence, and gives a line of output. `--run` is the folder of a
 run that trained both sides here. The flags of the run hold; --beams and --iterations
 may be given.
+
+B sentences of a batch, l length of its bucket, Q longest target row.
 """
 
 import pathlib
@@ -16,38 +18,34 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import lifecycle, shared_flags
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from experiments.abnet import models as abnet_models
-from experiments.abnet import target
+from experiments import shared_flags
+from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, transformer
+from nebula_jax.runtime import process
 from nebula_jax.training import checkpoint, cut
 
-flags.adopt_module_key_flags(shared_flags)
-flags.adopt_module_key_flags(abnet_config)
-flags.adopt_module_key_flags(abnet_data)
-
-RUN = flags.DEFINE_string("run", "", "The run's folder.")
-STEP = flags.DEFINE_integer(
-    "step", None, "Which checkpoint; the newest that both sides have if not given."
+flags.DEFINE_integer(
+    "step", None, "Step of the checkpoint; the newest that both sides have by default."
 )
+for _name in (*config.FLAGS, "run", "step"):
+    flags.declare_key_flag(_name)
+
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
 
 
 def main() -> int:
     """Translates standard input."""
-    folder = shared_flags.take_run_flags(RUN.value, "train_abnet")
+    shared_flags.parse_run(flags.FLAGS.run, "train_abnet")
+    run, step = config.from_flags(), flags.FLAGS.step
     sys.stdin.reconfigure(encoding="utf-8")
     text = sys.stdin.read()
     if not text:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    translator = Translator(folder, STEP.value)
-    for line in translator.translate(lines):
+    for line in Translator(run, step).translate(lines):
         print(line)
     return 0
 
@@ -55,103 +53,105 @@ def main() -> int:
 class Translator:
     """Both sides of a run."""
 
-    def __init__(self, folder: pathlib.Path, step: int | None = None):
+    def __init__(self, run: config.Run, step: int | None = None):
         """Reads models and checkpoints.
 
         Args:
-          folder: of the run, whose flags have been read.
+          run: that has ended, or saved a step.
           step: of the checkpoint; None for the newest.
 
         Raises:
-          NebulaError: if a side is missing, or the checkpoint is of another model.
+          errors.NebulaError: if a side is missing, or the checkpoint is of another
+            model.
         """
-        self._source, self._target = (
-            abnet_models.load_source(),
-            abnet_models.load_target(),
+        agreed, local = run.agreed, run.local
+        self._agreed = agreed
+        self._source = models.load_source(run)
+        self._target = target_model.load(run)
+        translator = models.model(
+            agreed, self._source.model.config, self._target.model.config
         )
-        config = abnet_config.config(
-            self._source.model.config, self._target.model.config
+        self._task = models.make_task(
+            agreed,
+            translator,
+            models.special_tokens(self._source.tokenizer),
+            models.special_tokens(self._target.tokenizer),
         )
-        self._task = abnet_config.task(
-            config,
-            abnet_config.controls(self._source.words),
-            abnet_config.controls(self._target.words),
+        trained, self.step = trained_params(local.workdir, step)
+        fresh = (
+            models.source_params(agreed, translator, self._source.model),
+            models.target_params(agreed, translator, self._target.model),
         )
-        trained, self.step = trained_params(folder, step)
-        whole = (
-            abnet_models.source_params(config, self._source.model),
-            abnet_models.target_params(config, self._target.model),
-        )
-        is_trained = (
-            abnet_models.is_trained_source,
-            abnet_models.is_trained_target(),
-        )
+        is_trained = models.is_trained_source(local), target_model.is_trained(local)
+        plms = self._source, self._target
         self._params = [
-            jax.device_put(_filled(params, own, which, plm.model.config))
-            for params, own, which, plm in zip(
-                *(whole, trained, is_trained, (self._source, self._target)),
-                strict=True,
+            jax.device_put(_filled(params, side, which, plm.model.config))
+            for params, side, which, plm in zip(
+                fresh, trained, is_trained, plms, strict=True
             )
         ]
         self._run = jax.jit(self._translate)
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """A translation for each line; "" for an empty one."""
-        longest = abnet_config.buckets()[-1]
-        words = self._source.words
+        """Returns a translation for each line; "" for an empty one."""
+        buckets, tokenizer = self._agreed.length_buckets, self._source.tokenizer
         names = [f"line-{number}" for number in range(1, len(lines) + 1)]
         rows = ragged_rows.tokenize(
             parallel_side.Side(names, [line or NOTHING for line in lines]),
-            words,
-            longest,
-            unknown=words.special.unk,
-            before=(words.special.cls,),
-            after=(words.special.sep,),
+            tokenizer,
+            buckets[-1],
+            unknown=tokenizer.special.unk,
+            before=(tokenizer.special.cls,),
+            after=(tokenizer.special.sep,),
             truncate=True,
         )
         for remark in rows.warnings():
-            lifecycle.say(remark)
-        buckets = length_buckets.bucket_of(rows.lengths, abnet_config.buckets())
+            process.message(remark)
         found = [""] * len(lines)
-        size = min(BATCH, len(lines))
-        for batch in length_buckets.evaluation_batches(buckets, size, rows.lengths):
-            capacity = abnet_config.buckets()[batch.bucket]
-            ids = rows.rows(batch.indices, capacity, words.special.pad)
-            translated = np.asarray(self._run(self._params, ids).ids)
-            for index, row in zip(
-                batch.indices[: batch.count], translated, strict=False
-            ):
+        for batch in length_buckets.evaluation_batches(
+            length_buckets.bucket_of(rows.lengths, buckets),
+            min(BATCH, len(lines)),
+            rows.lengths,
+        ):
+            ids = rows.rows(batch.indices, buckets[batch.bucket], tokenizer.special.pad)
+            translated = np.asarray(self._run(self._params, ids))
+            indices = batch.indices[: batch.count]
+            for index, row in zip(indices, translated, strict=False):
                 if lines[index]:
-                    found[index] = self._target.words.decode(row)
+                    found[index] = self._target.tokenizer.decode(row)
         return found
 
-    def _translate(self, params: Any, input_ids: jax.Array):
-        mask = input_ids != self._source.words.special.pad
+    def _translate(self, params: Sequence[Any], input_ids: jax.Array) -> jax.Array:
+        """Translates [B, l] int32 to [B, Q] int32."""
+        mask = input_ids != self._task.source_controls.pad
         encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
-        return target.translate(self._task, params[1], encoded, mask)
+        translated = evaluation.translate(
+            self._agreed, self._task, params[1], encoded, mask
+        )
+        return translated.ids
 
 
-def trained_params(folder: pathlib.Path, step: int | None) -> tuple[list[Any], int]:
-    """What the two sides trained, and after which step.
+def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], int]:
+    """Returns what the two sides trained, and after which step.
 
     Args:
-      folder: of the run.
+      workdir: the run's folder.
       step: of the checkpoint; None for the newest that both have.
 
     Raises:
-      NebulaError: if there is none.
+      errors.NebulaError: if there is none.
     """
-    names = ["whole"] if (folder / "whole").is_dir() else ["source", "target"]
-    folders = [folder / name / "checkpoints" for name in names]
-    steps = [set(checkpoint.verified_steps(each, lifecycle.say)) for each in folders]
+    names = ["whole"] if (workdir / "whole").is_dir() else ["source", "target"]
+    folders = [workdir / name / "checkpoints" for name in names]
+    steps = [set(checkpoint.verified_steps(each, process.message)) for each in folders]
     common = set.intersection(*steps)
     if not common or (step is not None and step not in common):
         have = "; ".join(
-            f"{name} has {', '.join(map(str, sorted(own))) or 'none'}"
-            for name, own in zip(names, steps, strict=True)
+            f"{name} has {', '.join(map(str, sorted(saved))) or 'none'}"
+            for name, saved in zip(names, steps, strict=True)
         )
         what = "any step" if step is None else f"step {step}"
-        raise errors.NebulaError(f"{folder}: no checkpoint of {what} ({have})")
+        raise errors.NebulaError(f"{workdir}: no checkpoint of {what} ({have})")
     step = max(common) if step is None else step
     states = [checkpoint.read(each, step) for each in folders]
     if names == ["whole"]:
@@ -160,20 +160,20 @@ def trained_params(folder: pathlib.Path, step: int | None) -> tuple[list[Any], i
 
 
 def _filled(
-    params: Any, trained: Any, is_trained: cut.IsTrained, config: transformer.Config
+    params: Any, trained: Any, is_trained: cut.IsTrained, plm: transformer.Config
 ) -> Any:
-    """`params` with what was trained in the place of what it began with."""
+    """Returns `params` with what was trained in the place of what it began with."""
     wanted, frozen = cut.split(params, is_trained)
 
-    def shapes(tree):
+    def shapes(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.shape, tree)
 
     if shapes(wanted) != shapes(trained):
         raise checkpoint.CheckpointError(
             "the checkpoint is of a model of another shape than the run's flags say"
         )
-    return cut.merge(trained, transformer.cast_kernels(frozen, config))
+    return cut.merge(trained, transformer.cast_kernels(frozen, plm))
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main)

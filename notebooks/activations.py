@@ -1,4 +1,4 @@
-"""What would cross a cut through a trained discriminator, for `compression.ipynb`.
+"""Tensors that would cross a cut through a trained discriminator: `compression.ipynb`.
 
 A finished M3 run gives the parameters and the text. The discriminator is cut between
 two encoder blocks, as ABNet-Cloud cuts its encoder from its decoder (section 3.2): the
@@ -75,7 +75,7 @@ class Text(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """What crosses the cut in one step.
+    """The tensors that cross the cut in one step.
 
     mask: [B, L] bool, false at padding.
     hidden: [B, L, D] float32, output of the last block below the cut.
@@ -225,14 +225,14 @@ def corrupted_batches(
 
 
 def below(params: Params, cut: int) -> Params:
-    """What the cluster below the cut holds: embeddings and the first `cut` blocks."""
+    """Returns the parameters below the cut: embeddings and the first `cut` blocks."""
     blocks = {f"layer_{layer}" for layer in range(cut)}
     encoder = {name: params["encoder"][name] for name in sorted(blocks)}
     return {"embeddings": params["embeddings"], "encoder": encoder}
 
 
 def above(params: Params, cut: int) -> Params:
-    """What the cluster above it holds: the other blocks, heads, and the CLM's table.
+    """Returns the parameters above it: the other blocks, heads, and the CLM's table.
 
     The table is tied to the embeddings, so here both clusters have a copy; ABNet, whose
     decoder has its own output layer, does not need one.

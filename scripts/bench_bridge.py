@@ -284,7 +284,7 @@ def overlap(bench: Bench, rounds: int) -> dict[str, Any]:
     """Measures how much slower the sender computes while it sends.
 
     Beside it `noise`: how much the same computation differs from itself when nothing is
-    sent. A slowdown below it says nothing.
+    sent. A slowdown below it means nothing.
     """
     found: dict[str, Any] = {}
 

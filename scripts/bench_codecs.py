@@ -22,7 +22,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import low_rank
 from nebula_jax.runtime import report
 from scripts.bench import config as bench_config
@@ -127,12 +127,10 @@ class Subject:
 
     def __init__(self, string: str, h: jax.Array):
         self.string = string
-        self.codec = codecs.from_string(string)
+        self.codec = selector.as_selector(codecs.from_string(string).codec)
         self.arrays, self.state = self._begin(h)
-        option = 0
-        if self.codec.choose:
-            option = self.codec.choose(self.arrays, self.state, 1)
-        chosen = codec_lib.fixed(self.codec)[option]
+        option = self.codec.choose(self.arrays, self.state, 1)
+        chosen = self.codec.codecs[option]
         self._encode, self._decode = jax.jit(chosen.encode), jax.jit(chosen.decode)
         self.payload = self.encode()[0]
 

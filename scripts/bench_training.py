@@ -1,4 +1,4 @@
-"""Measures a training step beside PyTorch's: its rate, its parts, its optimisations.
+"""Measures a training step beside PyTorch's: its rate, its parts, its optimizations.
 
     python -m scripts.bench_training                        # tables, in some minutes
     python -m scripts.bench_training --out=training.json    # and their record
@@ -9,7 +9,7 @@ each core, on random weights and text: a rate is that of the median step, a rati
 median of the rounds' ratios. The second step of each turn is timed: the first one after
 another library's is slower, presumably because its memory is gone. bfloat16 is
 PyTorch's autocast, and here that of the operands of matrix products. The gain of each
-optimisation is measured by a step without it.
+optimization is measured by a step without it.
 
 B batch, L length.
 """
@@ -237,7 +237,7 @@ def profile(
 
 
 def without(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
-    """Returns optimisation -> the bfloat16 step without it."""
+    """Returns optimization -> the bfloat16 step without it."""
     dtype, is_fine_tuning = "bfloat16", shape.what == FINE_TUNING.what
     make = fine_tuning if is_fine_tuning else masked_lm
     found = {
@@ -292,7 +292,7 @@ def steps(shape: bench_shapes.Shape) -> dict[str, bench_shapes.Step]:
 
 
 def measure(shape: bench_shapes.Shape, rounds: int) -> dict[str, Any]:
-    """Measures a shape's steps: rates, gains of the optimisations, profile."""
+    """Measures a shape's steps: rates, gains of the optimizations, profile."""
     named, optimizations = steps(shape), without(shape)
     pieces = parts(shape, "bfloat16")
     seconds = interleave.time_runs(named | optimizations | pieces, rounds, warm=WARM)

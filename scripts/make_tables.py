@@ -52,13 +52,13 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,
 }
-"""What a record's name begins with -> its Markdown."""
+"""Beginning of a record's name -> the function that renders the record."""
 PICTURES = {
     "": "Curves of {name}",
     "_fig9": "Fig. 9: training loss",
     "_fig10": "Fig. 10: first compressed step",
 }
-"""What follows the name in a picture's -> its text."""
+"""End of a picture's name, after the record's -> its text."""
 
 
 def collect(run: pathlib.Path, results: pathlib.Path) -> str:

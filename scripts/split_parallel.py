@@ -1,35 +1,37 @@
-"""Makes the folders of two clusters, each with its own language alone.
+"""Makes the folders of two clusters, each with one language.
 
     python -m scripts.split_parallel --data_dir=FOLDER --pair=es-en --out=sides
 
-Give sides/source to the source cluster and sides/target to the target cluster. When
-they meet they compare keyed digests of the examples' ids; no text crosses.
+The source cluster gets sides/source and the target cluster sides/target. When they
+meet, they check by ids that both have the same examples; no text crosses.
 """
 
 import pathlib
 
 from absl import flags
 
-from experiments import lifecycle, shared_flags
-from experiments.abnet import data as abnet_data
+from experiments import shared_flags
+from experiments.abnet import config
+from nebula_jax import errors
 from nebula_jax.data import parallel_side, split_parallel
 
-for name in ("out", "data_dir", "pair", "pair_sources", "max_pairs", "max_words"):
+for name in ("out", "data_dir", "pair", "corpora", "max_pairs", "max_words"):
     flags.declare_key_flag(name)
 
 
 def main() -> int:
     """Writes --out."""
-    if not shared_flags.OUT.value:
-        raise shared_flags.FlagError("--out=FOLDER is needed: where the two sides go")
-    languages = abnet_data.languages()
+    values = flags.FLAGS
+    if not values.out:
+        raise errors.SettingsError("--out=FOLDER is needed: where the two sides go")
+    languages = config.languages(values.pair)
     folders = split_parallel.split(
-        shared_flags.DATA_DIR.value,
+        values.data_dir,
         languages,
-        pathlib.Path(shared_flags.OUT.value),
-        abnet_data.SOURCES.value or None,
-        abnet_data.MAX_PAIRS.value,
-        abnet_data.MAX_WORDS.value,
+        pathlib.Path(values.out),
+        values.corpora or None,
+        values.max_pairs,
+        values.max_words,
     )
     for folder, language in zip(folders, languages, strict=True):
         sizes = {
@@ -42,4 +44,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifecycle.run(main)
+    shared_flags.run(main, config.DEFAULTS)

@@ -42,8 +42,13 @@ METHODS = (SCRATCH, MASKED, ABNET, CLOUD)
 # Our choice: twice as long; 3e-3, the adapters' rate, is too much for layers that know
 # nothing.
 SCRATCH_FLAGS = (
-    *("--steps=320", "--bleu_every=320"),
-    *("--train_all", "--peak_rate=1e-3", "--rise_steps=100", "--head_steps=0"),
+    *("--steps=320", "--eval_every=320"),
+    *(
+        "--train_all",
+        "--learning_rate=1e-3",
+        "--warmup_steps=100",
+        "--mlm_head_steps=0",
+    ),
     *("--plm_dropout=0.1", "--adapter_dropout=0.1"),
 )
 CLOUD_CODEC = "pack_tokens|int8(64)"
@@ -99,7 +104,7 @@ def random_models(
     folder = table.workdir / "random"
     made_of = [table.data_dir, sorted(settings.items())]
     text = folder / f"{pair}-text-{files.digest_of(made_of)[:12]}"
-    names = settings.get("pair_sources", "")
+    names = settings.get("corpora", "")
     limits = [
         int(settings[each]) if each in settings else None
         for each in ("max_pairs", "max_words")

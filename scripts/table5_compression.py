@@ -23,7 +23,7 @@ from experiments import shared_flags
 from experiments.abnet import scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, wan
+from nebula_jax.communication import codecs, selector, wan
 from nebula_jax.runtime import report, run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, config, figures
@@ -164,11 +164,11 @@ def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float 
 
     The lone r of its numerator is left out: our factors contain the singular values.
     """
-    made = codecs.from_string(codec)
-    if made.options:
+    made = codecs.from_string(codec).codec
+    if isinstance(made, selector.Selector):
         return None
     rows = int(settings["batch_size"]) // int(settings["micro_batches"])
-    length = int(settings["buckets"].split(",")[-1])
+    length = int(settings["length_buckets"].split(",")[-1])
     spec = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
     return codec_lib.ratio(made, spec)
 

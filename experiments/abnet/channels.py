@@ -1,172 +1,202 @@
-"""What crosses in an ABNet run: the channels, opened in the same order on both sides.
+"""Everything that crosses in an ABNet run, as one table of channels.
 
-    once        buckets    S -> T   [N] uint8, how long each source sentence is, roughly
-                lengths    T -> S   [N] int32, tokens of each target row (cmlm only)
-    a batch     hidden     S -> T   H^E, its mask, the examples' numbers; one channel
-                gradient   T -> S   for each length bucket
-    evaluation  judged     S -> T   H^E of dev and test sentences, length logits (cmlm)
+    once        buckets     source -> target  [N] uint8, length bucket of a source row
+                lengths     target -> source  [N] int32, tokens of a target row (cmlm)
+    a batch     hidden      source -> target  H^E, its mask, the examples' numbers; one
+                gradient    target -> source  channel each for every length bucket
+    evaluation  evaluation  source -> target  H^E of dev and test sentences, length
+                                              logits (cmlm)
 
-Nothing else does; the byte ledger counts every frame.
+Nothing else crosses; the byte ledger counts every frame.
+
+N examples, B rows of a micro-batch (in evaluation, of a batch), L length, D width.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import shared_flags
-from experiments.abnet import config as abnet_config
-from nebula_jax.communication import channels, codecs
+from experiments.abnet import config
+from nebula_jax import errors
+from nebula_jax.communication import channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.training import cut
+
+Role = Literal["source", "target"]
 
 
-class Carrier(Protocol):
-    """A link or a loopback."""
+class Channel(NamedTuple):
+    """One row of the table.
 
-    def sender(self, name: str, spec: Any, codec: Any) -> channels.Sender:
-        """A channel for arrays like `spec`."""
+    name: of the channel; unique.
+    sender: the role that sends on it; the other one receives.
+    spec: of the arrays.
+    compression: codec, and level of zstd.
+    """
 
-    def receiver(
-        self, name: str, spec: Any, codec: Any, sharding: Any = None
-    ) -> channels.Receiver:
-        """The other end of the peer's next channel."""
-
-
-class Near(NamedTuple):
-    """The source cluster's ends."""
-
-    buckets: channels.Sender
-    lengths: channels.Receiver | None
-    hidden: list[channels.Sender]
-    gradient: list[channels.Receiver]
-    judged: channels.Sender
+    name: str
+    sender: Role
+    spec: codec_lib.Spec
+    compression: codecs.Compression
 
 
-class Far(NamedTuple):
-    """The target cluster's ends."""
+class Ends(NamedTuple):
+    """One role's ends of all channels: Senders and Receivers.
 
-    buckets: channels.Receiver
-    lengths: channels.Sender | None
-    hidden: list[channels.Receiver]
-    gradient: list[channels.Sender]
-    judged: channels.Receiver
+    lengths is None unless the objective is cmlm; hidden and gradient have one channel
+    for each length bucket.
+    """
+
+    buckets: Any
+    lengths: Any
+    hidden: list[Any]
+    gradient: list[Any]
+    evaluation: Any
 
 
-def open_near(carrier: Carrier, examples: int, width: int) -> Near:
-    """Opens the source cluster's ends.
+def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
+    """Lists the channels, in the order in which both roles open them.
 
     Args:
-      carrier: to the target cluster.
+      agreed: of the run.
+      examples: N, of the training set.
+      width: D of PLM-S.
+    """
+    forward = codecs.from_string(agreed.forward_codec)
+    backward = codecs.from_string(agreed.backward_codec)
+    index = jax.ShapeDtypeStruct((examples,), jnp.uint8)
+    lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
+    spec = evaluation_spec(agreed, width)
+    rows = [Channel("buckets", "source", index, codecs.Compression(zstd=1))]
+    if agreed.objective == "cmlm":
+        pack = codecs.Compression(codecs.pack_ids(agreed.length_buckets[-1] + 1))
+        rows += [Channel("lengths", "target", lengths, pack)]
+    for length in agreed.length_buckets:
+        hidden = hidden_spec(agreed, length, width)
+        rows += [
+            Channel(f"hidden[{length}]", "source", hidden, forward),
+            Channel(f"gradient[{length}]", "target", hidden, backward),
+        ]
+    evaluation = evaluation_codec(agreed, spec)
+    return [*rows, Channel("evaluation", "source", spec, evaluation)]
+
+
+def open_ends(
+    agreed: config.Agreed,
+    carrier: channels.Carrier,
+    role: Role,
+    examples: int,
+    width: int,
+) -> Ends:
+    """Opens one role's ends of all channels.
+
+    Args:
+      agreed: of the run.
+      carrier: to the other cluster.
+      role: of this cluster.
       examples: N, of the training set.
       width: D of PLM-S.
 
     Raises:
-      FlagError: if a codec is not for what crosses.
+      errors.SettingsError: if a codec cannot encode what crosses.
     """
-    _check_codecs(examples, width)
-    buckets = carrier.sender("buckets", _buckets(examples), codecs.zstd())
-    lengths = None
-    if abnet_config.OBJECTIVE.value == "cmlm":
-        lengths = carrier.receiver("lengths", _lengths(examples), _packed_lengths())
-    hidden, gradient = [], []
-    for capacity in abnet_config.buckets():
-        spec = hidden_spec(capacity, width)
-        hidden.append(
-            carrier.sender(f"hidden[{capacity}]", spec, abnet_config.forward_codec())
-        )
-        gradient.append(
-            carrier.receiver(
-                f"gradient[{capacity}]", spec, abnet_config.backward_codec()
-            )
-        )
-    spec = judged_spec(width)
-    judged = carrier.sender("judged", spec, abnet_config.evaluation_codec(spec))
-    return Near(buckets, lengths, hidden, gradient, judged)
+    _check_codecs(agreed, examples, width)
+    ends = {}
+    for name, sender, spec, compression in table(agreed, examples, width):
+        make = carrier.sender if sender == role else carrier.receiver
+        ends[name] = make(name, spec, *compression)
+
+    def of_buckets(name: str) -> list[Any]:
+        return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]
+
+    return Ends(
+        ends["buckets"],
+        ends.get("lengths"),
+        of_buckets("hidden"),
+        of_buckets("gradient"),
+        ends["evaluation"],
+    )
 
 
-def open_far(carrier: Carrier, examples: int, width: int) -> Far:
-    """Opens the target cluster's ends; see `open_near`."""
-    _check_codecs(examples, width)
-    buckets = carrier.receiver("buckets", _buckets(examples), codecs.zstd())
-    lengths = None
-    if abnet_config.OBJECTIVE.value == "cmlm":
-        lengths = carrier.sender("lengths", _lengths(examples), _packed_lengths())
-    hidden, gradient = [], []
-    for capacity in abnet_config.buckets():
-        spec = hidden_spec(capacity, width)
-        hidden.append(
-            carrier.receiver(f"hidden[{capacity}]", spec, abnet_config.forward_codec())
-        )
-        gradient.append(
-            carrier.sender(f"gradient[{capacity}]", spec, abnet_config.backward_codec())
-        )
-    spec = judged_spec(width)
-    judged = carrier.receiver("judged", spec, abnet_config.evaluation_codec(spec))
-    return Far(buckets, lengths, hidden, gradient, judged)
+def init_codecs(
+    agreed: config.Agreed, program: cut.Front | cut.Back, width: int
+) -> list[cut.CodecStates]:
+    """Makes the states of a half's codecs, for each length bucket.
+
+    Args:
+      agreed: of the run.
+      program: front or back, with --forward_codec and --backward_codec.
+      width: D of PLM-S.
+    """
+    return [
+        program.init_codecs(hidden_spec(agreed, length, width))
+        for length in agreed.length_buckets
+    ]
 
 
-def _check_codecs(examples: int, width: int) -> None:
-    """Tries them on the last examples: some choose by what they are given."""
-    spec = hidden_spec(abnet_config.buckets()[0], width)
+def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
+    """Tries the codecs on the last examples: some choose by the contents."""
+    spec = hidden_spec(agreed, agreed.length_buckets[0], width)
     arrays = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
     arrays["index"] += np.arange(examples - len(arrays["index"]), examples, dtype="i4")
-    for flag in (abnet_config.FORWARD_CODEC, abnet_config.BACKWARD_CODEC):
-        codec = codecs.from_string(flag.value)
+    for name in ("forward_codec", "backward_codec"):
+        text = getattr(agreed, name)
+        made = selector.as_selector(codecs.from_string(text).codec)
         try:
-            for option in codec_lib.fixed(codec):
-                codec_lib.payload_spec(option, spec)
-            if codec.choose is not None:
-                codec.choose(arrays, codec.init(spec), shared_flags.STEPS.value)
+            for codec in made.codecs:
+                codec_lib.payload_spec(codec, spec)
+            made.choose(arrays, made.init(spec), agreed.steps)
         except ValueError as error:
-            raise shared_flags.FlagError(
-                f"--{flag.name}={flag.value}: {error}"
-            ) from None
+            raise errors.SettingsError(f"--{name}={text}: {error}") from None
 
 
-def codec_states(ends: Near | Far) -> list[Any]:
-    """The codecs' states, to be saved with the run's."""
-    return [channel.state for channel in (*ends.hidden, *ends.gradient)]
+def hidden_spec(
+    agreed: config.Agreed, length: int, width: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the spec of a micro-batch's H^E, and of its gradient.
+
+    Args:
+      agreed: of the run.
+      length: L, of the length bucket.
+      width: D of PLM-S.
+    """
+    return _hidden_spec(agreed.batch_size // agreed.micro_batches, length, width)
 
 
-def set_codec_states(ends: Near | Far, states: list[Any]) -> None:
-    """Gives the codecs the states of a checkpoint."""
-    for channel, state in zip((*ends.hidden, *ends.gradient), states, strict=True):
-        channel.state = state
-
-
-def hidden_spec(capacity: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What crosses of a micro-batch, and comes back as its gradient."""
-    rows = shared_flags.BATCH_SIZE.value // abnet_config.MICRO_BATCHES.value
-    return {
-        "hidden": jax.ShapeDtypeStruct((rows, capacity, width), jnp.float32),
-        "mask": jax.ShapeDtypeStruct((rows, capacity), jnp.bool_),
-        "index": jax.ShapeDtypeStruct((rows,), jnp.int32),
-    }
-
-
-def judged_spec(width: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What crosses of a batch in evaluation."""
-    rows, capacity = shared_flags.BATCH_SIZE.value, abnet_config.buckets()[-1]
-    spec = {
-        "hidden": jax.ShapeDtypeStruct((rows, capacity, width), jnp.float32),
-        "mask": jax.ShapeDtypeStruct((rows, capacity), jnp.bool_),
-        "index": jax.ShapeDtypeStruct((rows,), jnp.int32),
-    }
-    if abnet_config.OBJECTIVE.value == "cmlm":
+def evaluation_spec(
+    agreed: config.Agreed, width: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the spec of a batch in evaluation; L is the longest bucket's."""
+    rows, length = agreed.batch_size, agreed.length_buckets[-1]
+    spec = _hidden_spec(rows, length, width)
+    if agreed.objective == "cmlm":
         # As integers no codec touches them: bits of float32.
-        shape = (rows, capacity + 1)
+        shape = (rows, length + 1)
         spec["length_logits"] = jax.ShapeDtypeStruct(shape, jnp.int32)
     return spec
 
 
-def _buckets(examples: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((examples,), jnp.uint8)
+def _hidden_spec(rows: int, length: int, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        "hidden": jax.ShapeDtypeStruct((rows, length, width), jnp.float32),
+        "mask": jax.ShapeDtypeStruct((rows, length), jnp.bool_),
+        "index": jax.ShapeDtypeStruct((rows,), jnp.int32),
+    }
 
 
-def _lengths(examples: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((examples,), jnp.int32)
+def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codecs.Compression:
+    """Returns the codec of hidden states in evaluation: the forward codec.
 
+    One with a state, such as a memory of what was sent, has none that fits sentences
+    that are not trained on: then plain fp16, packed.
 
-def _packed_lengths():
-    return codecs.pack_ids(abnet_config.buckets()[-1] + 1)
+    Args:
+      agreed: of the run.
+      spec: from `evaluation_spec`.
+    """
+    compression = codecs.from_string(agreed.forward_codec)
+    if jax.tree.leaves(jax.eval_shape(lambda: compression.codec.init(spec))):
+        return codecs.from_string("pack_tokens|fp16")
+    return compression

@@ -1,4 +1,7 @@
-"""The text of an ABNet run: each cluster's own side, and what both must agree on."""
+"""The text of an ABNet run: each cluster's own side, and what both must agree on.
+
+N examples of a split, P slots for predictions.
+"""
 
 import hmac
 import pathlib
@@ -6,11 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import flags
 
-from experiments import lifecycle, shared_flags
-from experiments.abnet import config as abnet_config
-from nebula_jax import files
+from experiments.abnet import config
+from nebula_jax import errors, files
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import (
@@ -21,173 +22,149 @@ from nebula_jax.data import (
     split_parallel,
     tokenizers,
 )
-
-PAIR = flags.DEFINE_string("pair", "es-en", "Languages of source and target.")
-SOURCES = flags.DEFINE_list(
-    "pair_sources",
-    [],
-    "What the column `source` of training pairs may say; empty for all of them.",
-)
-MAX_PAIRS = flags.DEFINE_integer(
-    "max_pairs", None, "Training pairs at most; all if not given.", lower_bound=1
-)
-MAX_WORDS = flags.DEFINE_integer(
-    "max_words",
-    None,
-    "Words at most, between spaces, of both sentences of a pair, in dev and test too;"
-    " then the FLORES test, whose sentences are long, is left out.",
-    lower_bound=1,
-)
-TEXT = flags.DEFINE_string(
-    "text",
-    "",
-    "The folder of this cluster's own side, as scripts/split_parallel.py makes it. If"
-    " empty, --cluster=all and --cluster=whole make both of --data_dir.",
-)
-ID_KEY = flags.DEFINE_string(
-    "id_key",
-    "",
-    "A file with a secret of both sides, under which example ids are compared, and text"
-    " and models of a run that goes on; without one, who knows the run's flags can tell"
-    " whether an id is among them. A run keeps to its key.",
-)
+from nebula_jax.runtime import process
 
 
 class Text(NamedTuple):
-    """One side of the corpus, tokenised."""
+    """One side of the corpus, tokenized."""
 
-    words: tokenizers.Tokenizer
+    tokenizer: tokenizers.Tokenizer
     ids: dict[str, list[str]]
     """Split -> ids of its examples, in order."""
     rows: dict[str, ragged_rows.TokenRows]
     """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids."""
-    texts: dict[str, list[str]]
-    """Split -> the same as text; of dev and the tests only."""
+    sentences: dict[str, list[str]]
+    """Split -> its sentences as text; of dev and the tests only."""
+
+    @property
+    def train(self) -> ragged_rows.TokenRows:
+        """The training sentences."""
+        return self.rows["train"]
 
 
-def languages() -> tuple[str, str]:
-    """--pair."""
-    found = tuple(PAIR.value.split("-"))
-    if len(found) != 2 or not all(found):
-        raise shared_flags.FlagError(
-            f"--pair={PAIR.value}: expected two, such as es-en"
-        )
-    return found
+def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
+    """Makes the two sides of --data_dir, each with its own language alone.
 
-
-def split() -> tuple[pathlib.Path, pathlib.Path]:
-    """Makes the two sides of --data_dir, each with its own language alone."""
-    made_of = [PAIR.value, shared_flags.DATA_DIR.value, SOURCES.value, MAX_PAIRS.value]
-    if MAX_WORDS.value is not None:
-        made_of.append(MAX_WORDS.value)
-    name = f"{PAIR.value}-{files.digest_of(made_of)[:16]}"
-    folder = pathlib.Path(shared_flags.PREPARED_DIR.value) / "sides" / name
-    with lifecycle.timed("giving each side its own text"):
+    Returns:
+      The folders of source and target.
+    """
+    pair, local = run.agreed.pair, run.local
+    made_of = [pair, local.data_dir, local.corpora, local.max_pairs, local.max_words]
+    name = f"{pair}-{files.digest_of(made_of)[:16]}"
+    with process.timed("giving each side its own text"):
         return split_parallel.split(
-            shared_flags.DATA_DIR.value,
-            languages(),
-            folder,
-            SOURCES.value or None,
-            MAX_PAIRS.value,
-            MAX_WORDS.value,
+            local.data_dir,
+            config.languages(pair),
+            local.prepared_dir / "sides" / name,
+            local.corpora or None,
+            local.max_pairs,
+            local.max_words,
         )
-
-
-def check() -> None:
-    """Raises FlagError at what cannot work, before anything starts."""
-    languages()
-    if shared_flags.CLUSTER.value not in ("all", "whole"):
-        own_folder()
-    elif TEXT.value:
-        raise shared_flags.FlagError(
-            f"--text is for one cluster; --cluster={shared_flags.CLUSTER.value} makes"
-            " both sides of --data_dir"
-        )
-
-
-def own_folder() -> pathlib.Path:
-    """--text."""
-    if not TEXT.value:
-        raise shared_flags.FlagError(
-            f"--cluster={shared_flags.CLUSTER.value} needs --text=FOLDER with its"
-            " own side (python -m scripts.split_parallel makes both)"
-        )
-    return pathlib.Path(TEXT.value)
 
 
 def read(
-    folder: pathlib.Path, words: tokenizers.Tokenizer, *, is_translated: bool
+    run: config.Run,
+    folder: pathlib.Path,
+    tokenizer: tokenizers.Tokenizer,
+    *,
+    is_translated: bool,
 ) -> Text:
-    """Reads and tokenises a side; says what a person should know of it.
+    """Reads and tokenizes a side; reports what a person should know of it.
 
     Args:
+      run: of this process.
       folder: of the side.
-      words: tokenizer.
-      is_translated: whether the model reads dev and the tests too. If not, they are
-        only compared with what it says.
+      tokenizer: of its model.
+      is_translated: True if the model reads dev and the tests too. Otherwise they are
+        references, which translations are compared with.
 
     Raises:
-      NebulaError: where it is malformed, or a sentence is too long.
+      errors.NebulaError: where it is malformed, or a sentence is too long.
     """
-    ids, rows, texts = {}, {}, {}
+    ids, rows, sentences = {}, {}, {}
     for name in parallel_side.splits(folder):
         file = parallel_side.path(folder, name)
         if name != "train":
-            ids[name], texts[name] = parallel_side.read(file)
+            ids[name], sentences[name] = parallel_side.read(file)
             if not is_translated:
                 continue
         rows[name] = ragged_rows.prepare(
             file,
-            words,
-            words.digest,
-            abnet_config.buckets()[-1],
-            unknown=words.special.unk,
-            before=(words.special.cls,),
-            after=(words.special.sep,),
+            tokenizer,
+            tokenizer.digest,
+            run.agreed.length_buckets[-1],
+            unknown=tokenizer.special.unk,
+            before=(tokenizer.special.cls,),
+            after=(tokenizer.special.sep,),
             # What is only translated may be cut: the training set is a person's choice.
-            truncate=abnet_config.TRUNCATE.value or name != "train",
-            prepared_dir=pathlib.Path(shared_flags.PREPARED_DIR.value),
+            truncate=run.local.truncate or name != "train",
+            prepared_dir=run.local.prepared_dir,
         )
         for remark in rows[name].warnings():
-            lifecycle.say(f"{file}: {remark}")
+            process.message(f"{file}: {remark}")
         ids[name] = rows[name].ids
-    return Text(words, ids, rows, texts)
+    return Text(tokenizer, ids, rows, sentences)
 
 
-def id_key() -> bytes:
-    """Under which ids are compared."""
-    if ID_KEY.value:
-        key = pathlib.Path(ID_KEY.value).read_bytes()
-        if not key:
-            raise shared_flags.FlagError(f"--id_key={ID_KEY.value}: the file is empty")
-        return key
-    return example_alignment.default_key(PAIR.value, str(shared_flags.SEED.value))
+def id_key(run: config.Run) -> bytes:
+    """Returns the key under which ids and fingerprints are compared.
+
+    Raises:
+      errors.SettingsError: if --id_key is an empty file.
+    """
+    if not run.local.id_key:
+        return example_alignment.default_key(run.agreed.pair, str(run.agreed.seed))
+    key = pathlib.Path(run.local.id_key).read_bytes()
+    if not key:
+        raise errors.SettingsError(f"--id_key={run.local.id_key}: the file is empty")
+    return key
 
 
-def check_same_examples(text: Text, peer: frames.Hello) -> None:
-    """Raises Mismatch, naming examples, unless the peer has the other halves."""
+def check_same_examples(run: config.Run, text: Text, peer: frames.Hello) -> None:
+    """Checks that the peer has the other halves of this side's examples.
+
+    Raises:
+      bridge.Mismatch: if not; names examples.
+    """
     apart = example_alignment.differences(
-        text.ids, id_key(), peer.details.get("examples")
+        text.ids, id_key(run), peer.details.get("examples")
     )
     if apart:
         raise bridge.Mismatch(
-            f"{shared_flags.CLUSTER.value} and {peer.cluster} do not hold the same"
-            f" examples: {'; '.join(apart)}"
+            f"{run.local.cluster} and {peer.cluster} do not hold the same examples:"
+            f" {'; '.join(apart)}"
         )
 
 
-def capacity(lengths: np.ndarray) -> int:
-    """The smallest of --buckets that holds rows of these lengths."""
-    return next(c for c in abnet_config.buckets() if c >= lengths.max(initial=0))
+def digest(run: config.Run, text: Text) -> str:
+    """Returns a keyed digest of the training examples as the model reads them."""
+    found = hmac.new(id_key(run), "\n".join(text.train.ids).encode(), "sha256")
+    for array in (text.train.offsets, text.train.tokens):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:12]
+
+
+def bucket_length(agreed: config.Agreed, lengths: np.ndarray) -> int:
+    """Returns the smallest of --length_buckets that holds rows of these lengths."""
+    longest = lengths.max(initial=0)
+    return next(length for length in agreed.length_buckets if length >= longest)
 
 
 def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.ndarray:
-    """[P] int8 zeros: as many places as a target micro-batch may be asked at.
+    """Makes room for the predictions of a target micro-batch.
 
     P is one of a few, so that jit compiles a handful of shapes: a quarter of the
     batch's places, half of them, and so on. With `cmlm` the masks of a row's n pieces
     are U{1..n}, drawn on the device: those beyond four standard deviations above the
-    mean of their sum are not asked, and counted.
+    mean of their sum are dropped, and counted.
+
+    Args:
+      lengths: [rows] integers, tokens of the longest micro-batch's rows.
+      rows, columns: of the padded micro-batch.
+      objective: of the run.
+
+    Returns:
+      [P] int8 zeros.
     """
     needed = int(lengths.sum()) - len(lengths)  # all but [CLS]
     if objective == "cmlm":
@@ -198,35 +175,33 @@ def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.nd
     return np.zeros(min(4, -(-needed // quarter)) * quarter, np.int8)
 
 
-def digest(text: Text) -> str:
-    """Tells this side's training examples, as the model reads them, from others."""
-    rows = text.rows["train"]
-    found = hmac.new(id_key(), "\n".join(rows.ids).encode(), "sha256")
-    for array in (rows.offsets, rows.tokens):
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:12]
-
-
-def chosen(count: int, total: int) -> np.ndarray:
-    """[<= count] int64: which of `total` examples are translated for a BLEU."""
+def evaluation_indices(count: int, total: int) -> np.ndarray:
+    """Returns which of `total` examples are translated for a BLEU, [<= count] int64."""
     return np.arange(total)[:count]
 
 
 def evaluation_batches(
-    text_rows: ragged_rows.TokenRows, of: np.ndarray, batch_size: int
+    agreed: config.Agreed, rows: ragged_rows.TokenRows, indices: np.ndarray
 ) -> Sequence[length_buckets.EvaluationBatch]:
-    """Batches of the examples `of`, alike ones together.
+    """Makes batches of chosen examples, those of similar length together.
 
-    Made by the source side; the target side is told the lengths it has to work with by
-    what crosses.
+    The source side makes them; the target side needs no more than what crosses.
+
+    Args:
+      agreed: of the run.
+      rows: of a split.
+      indices: examples of it.
+
+    Returns:
+      Batches whose indices are places in `indices`.
     """
-    lengths = text_rows.lengths[of]
-    buckets = length_buckets.bucket_of(lengths, abnet_config.buckets())
-    return length_buckets.evaluation_batches(buckets, batch_size, lengths)
+    lengths = rows.lengths[indices]
+    buckets = length_buckets.bucket_of(lengths, agreed.length_buckets)
+    return length_buckets.evaluation_batches(buckets, agreed.batch_size, lengths)
 
 
 def describe(text: Text) -> dict[str, Any]:
-    """Numbers for a summary."""
+    """Returns what a summary has of the text."""
     return {
         name: {"sentences": len(rows), "tokens": int(rows.lengths.sum())}
         for name, rows in text.rows.items()

@@ -1,246 +1,304 @@
-"""The pretrained models of an ABNet run: brought, trimmed, given head and adapters."""
+"""The models of an ABNet run, and the half of the cut model that each cluster trains.
 
-import dataclasses
+D width of a pretrained model.
+"""
+
 import functools
-import hmac
-import json
 import pathlib
-import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+import optax
 from jax.sharding import Mesh
 
-from experiments import lifecycle, saved, shared_flags
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from nebula_jax import files
-from nebula_jax.data import length_buckets, parallel_side, tokenizers
+from experiments import shared_flags
+from experiments.abnet import config
+from nebula_jax import errors, files
+from nebula_jax.communication import codecs
+from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.training import cut, mlm_head, optimizers
+from nebula_jax.runtime import process
+from nebula_jax.training import abnet as abnet_training
+from nebula_jax.training import cut, optimizers
 from nebula_jax.training import state as train_state
 
-HEAD_RATE, HEAD_RISE = 1e-3, 30  # our choice: a head of 0.2 million parameters
-MADE_OF = "made_of.json"
-"""In PLM-T's folder, a list: digests of model and text; if a head was made, of what."""
+SOURCE, TARGET = 0, 1  # streams of randomness that follow from the seed
+STATE_RNG = 10  # + SOURCE or TARGET
+DROPOUT_RNG = 20
 
 
 class Plm(NamedTuple):
     """A pretrained model with its tokenizer."""
 
     model: pretrained.Pretrained
-    words: tokenizers.Tokenizer
+    tokenizer: tokenizers.Tokenizer
     digest: str
-    """Tells this model and its vocabulary from others."""
+    """Differs if the model or its vocabulary does."""
 
 
-def folder_of(name: str) -> pathlib.Path:
-    """The checkpoint folder that a flag names, brought if need be."""
-    folder = pathlib.Path(shared_flags.PRETRAINED_DIR.value)
-    return packages.resolve_checkpoint(name, folder, lifecycle.say)
+class Half(NamedTuple):
+    """One side of the cut model, on its cluster's devices."""
+
+    task: abnet_training.Task
+    mesh: Mesh
+    fresh: mesh_lib.ShardedInit
+    """A TrainState of the trained parameters, at step 0."""
+    frozen: Any
+    """The other parameters."""
+    program: cut.Front | cut.Back
+    """Computes hidden states and gradients, codecs included."""
+    apply: Callable[[train_state.TrainState, Any], train_state.TrainState]
+    """(state, gradients) -> the next state; the state is used up."""
+    rng: Callable[[train_state.TrainState], jax.Array]
+    """State before a step -> key of the step."""
+
+    def params(self, state: train_state.TrainState) -> Any:
+        """Returns all parameters of this side."""
+        return cut.merge(state.params, self.frozen)
 
 
-def load(folder: pathlib.Path, layers: int = 0) -> Plm:
-    """Reads a model for a side: as many positions as the longest sentence has tokens.
+def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
+    """Reads a pretrained model for one side.
 
     Args:
+      run: of this process.
       folder: of the checkpoint and its tokenizer.
       layers: how many to keep, from the first; 0 for all.
 
     Raises:
-      PretrainedError, TokenizerError: if it is no checkpoint with a tokenizer.
+      errors.NebulaError: if it is no checkpoint with a tokenizer, or has fewer
+        positions than the longest row has tokens.
     """
-    longest = abnet_config.buckets()[-1]
-    model = pretrained.load(
-        folder, dropout=abnet_config.PLM_DROPOUT.value, dtype=abnet_config.DTYPE.value
-    )
+    agreed, longest = run.agreed, run.agreed.length_buckets[-1]
+    model = pretrained.load(folder, dropout=agreed.plm_dropout, dtype=agreed.dtype)
     if model.config.max_length < longest:
-        raise shared_flags.FlagError(
-            f"--buckets ends with {longest}; {folder} has"
+        raise errors.SettingsError(
+            f"--length_buckets ends with {longest}; {folder} has"
             f" {model.config.max_length} positions"
         )
-    words = tokenizers.load(folder)
-    pretrained.check_tokenizer(model, words)
-    digests = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    tokenizer = tokenizers.load(folder)
+    pretrained.check_tokenizer(model, tokenizer)
+    files = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    return Plm(model, words, files.digest_of([words.digest, *digests, layers]))
+    digest = files.digest_of([tokenizer.digest, *files, layers])
+    return Plm(model, tokenizer, digest)
 
 
-def load_source() -> Plm:
-    """PLM-S with its whole table: it is only looked up, and as large as it likes."""
-    folder = folder_of(abnet_config.SOURCE_MODEL.value)
-    return load(folder, abnet_config.SOURCE_LAYERS.value)
+def folder_of(local: config.Local, name: str) -> pathlib.Path:
+    """Returns the checkpoint folder that a flag names, fetched if need be."""
+    return packages.resolve_checkpoint(name, local.pretrained_dir, process.message)
 
 
-def load_target() -> Plm:
-    """PLM-T as `prepare_target` left it."""
-    return load(_target_folder())
+def load_source(run: config.Run) -> Plm:
+    """Reads PLM-S, with its whole table: rows are only looked up in it."""
+    local = run.local
+    return load(run, folder_of(local, local.source_model), local.source_layers)
 
 
-def _target_folder() -> pathlib.Path:
-    return shared_flags.workdir() / "target" / "model"
+def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
+    """Puts the source side's model on this cluster's devices.
+
+    Args:
+      run: of this process.
+      plm: PLM-S.
+      target: shape of PLM-T.
+    """
+    agreed = run.agreed
+    translator = model(agreed, plm.model.config, target)
+    task = make_task(agreed, translator, source=special_tokens(plm.tokenizer))
+    # Dropout belongs to the example: the same key at every step.
+    key = jax.random.fold_in(jax.random.key(agreed.seed), DROPOUT_RNG)
+    is_trained = is_trained_source(run.local)
+    front = cut.front(
+        functools.partial(abnet_training.front, task),
+        codecs.from_string(agreed.forward_codec).codec,
+        codecs.from_string(agreed.backward_codec).codec,
+        is_trained=is_trained,
+        has_loss=True,
+    )
+    params = source_params(agreed, translator, plm.model)
+    return _half(
+        *(run, SOURCE, task, _mesh(run), params, is_trained),
+        *(plm.model.config, front, lambda state: key),
+    )
 
 
-def prepare_target(text_folder: pathlib.Path) -> None:
-    """Makes PLM-T ready in the target cluster's folder, unless it is there.
+def target_half(
+    run: config.Run, plm: Plm, source: transformer.Config, is_trained: cut.IsTrained
+) -> Half:
+    """Puts the target side's model on this cluster's devices.
 
-    Its vocabulary is trimmed to the pieces of the training text: logits are made for
-    what is left, and it could not learn to say others. If it has no MLM head, one is
-    trained on that text (--head_steps).
+    Args:
+      run: of this process.
+      plm: PLM-T.
+      source: shape of PLM-S.
+      is_trained: True for the paths that are trained (`target_model.is_trained`).
+    """
+    agreed = run.agreed
+    translator = model(agreed, source, plm.model.config)
+    task = make_task(agreed, translator, target=special_tokens(plm.tokenizer))
+    mesh = _mesh(run)
+    back = cut.back(
+        functools.partial(abnet_training.back, task),
+        codecs.from_string(agreed.forward_codec).codec,
+        codecs.from_string(agreed.backward_codec).codec,
+        is_trained=is_trained,
+        sharding=mesh_lib.batch_sharding(mesh),
+    )
+    params = target_params(agreed, translator, plm.model)
+    return _half(
+        *(run, TARGET, task, mesh, params, is_trained),
+        *(plm.model.config, back, train_state.TrainState.key),
+    )
+
+
+def _half(
+    run: config.Run,
+    side: int,
+    task: abnet_training.Task,
+    mesh: Mesh,
+    params: Any,
+    is_trained: cut.IsTrained,
+    plm: transformer.Config,
+    half: cut.Front | cut.Back,
+    rng: Callable[[train_state.TrainState], jax.Array],
+) -> Half:
+    optimizer = make_optimizer(run.agreed)
+    trained, frozen = cut.split(params, is_trained)
+    key = jax.random.fold_in(jax.random.key(run.agreed.seed), STATE_RNG + side)
+    fresh = mesh_lib.sharded_init_from_arrays(
+        mesh, functools.partial(train_state.create, trained, optimizer, key)
+    )
+    apply = mesh_lib.jit_step(
+        lambda state, grads: state.apply_gradients(grads, optimizer),
+        fresh.sharding,
+        inputs=(None,),  # gradients come as the half's program leaves them
+        outputs=(),
+    )
+    return Half(task, mesh, fresh, place_frozen(mesh, frozen, plm), half, apply, rng)
+
+
+def _mesh(run: config.Run) -> Mesh:
+    """Returns this cluster's devices, over which a micro-batch is spread."""
+    return shared_flags.mesh(run.agreed, run.local, run.agreed.micro_batches)
+
+
+def is_trained_source(local: config.Local) -> cut.IsTrained:
+    """Returns a function of a path, True if the source side trains it.
+
+    It trains its adapters and the table of lengths; with --train_all everything.
+    """
+    return cut.train_all if local.train_all else abnet_params.is_trained
+
+
+def model(
+    agreed: config.Agreed, source: transformer.Config, target: transformer.Config
+) -> abnet.Config:
+    """Returns the translator's shape.
+
+    Args:
+      agreed: of the run.
+      source: shape of PLM-S.
+      target: shape of PLM-T.
 
     Raises:
-      CheckpointError: if a run has begun here with another model.
+      errors.SettingsError: if the cross attention's heads do not divide its width.
     """
-    source = folder_of(abnet_config.TARGET_MODEL.value)
-    train_file = parallel_side.path(text_folder, "train")
-    layers = abnet_config.TARGET_LAYERS.value
-    whole = load(source, layers)
-    made_of = [whole.digest, files.digest(train_file)]
-    if "mlm_head" not in whole.model.params:
-        made_of += [abnet_config.HEAD_STEPS.value, abnet_config.OBJECTIVE.value]
-        made_of += [shared_flags.SEED.value, abnet_config.DTYPE.value]
-        made_of += [shared_flags.BATCH_SIZE.value, *abnet_config.buckets()]
-    folder = _target_folder()
-    manifest, made_of = folder / MADE_OF, json.dumps(made_of) + "\n"
-    if manifest.is_file() and manifest.read_text() == made_of:
-        return
-    agreed = abnet_config.settings(abnet_data.PAIR.value)
-    for cluster in ("target", "whole"):
-        own = {"target_model": _keyed(made_of)}
-        saved.check_same_run(cluster, agreed, own)
-    counts = tokenizers.count_pieces(whole.words, parallel_side.read(train_file).texts)
-    keep = tokenizers.kept_ids(whole.words, np.flatnonzero(counts))
-    words = tokenizers.trim(whole.words, keep)
-    model = pretrained.trim(whole.model, keep)
-    for part in ("pooler", "rtd_head"):
-        model.params.pop(part, None)
-    lifecycle.say(
-        f"{source}: {words.size:,} of {whole.words.size:,} pieces are kept;"
-        f" {'it has' if 'mlm_head' in model.params else 'no'} MLM head"
+    if target.width % agreed.cross_attention_heads:
+        raise errors.SettingsError(
+            f"--cross_attention_heads={agreed.cross_attention_heads} does not divide"
+            f" the target model's width, {target.width}"
+        )
+    return abnet.Config(
+        source=source,
+        target=target,
+        objective=agreed.objective,
+        encoder_inner=agreed.encoder_adapter_dim,
+        decoder_inner=agreed.decoder_adapter_dim,
+        heads=agreed.cross_attention_heads,
+        dropout=agreed.adapter_dropout,
+        max_target_length=agreed.length_buckets[-1],
     )
-    shutil.rmtree(folder, ignore_errors=True)
-    tokenizers.save(folder, words)
-    words = tokenizers.load(folder)
-    if "mlm_head" not in model.params:
-        with lifecycle.timed("training an MLM head on the target text"):
-            text = abnet_data.read(text_folder, words, is_translated=False)
-            head = _trained_head(model, text)
-        params = model.params | {"mlm_head": jax.device_get(head)}
-        model = model._replace(params=params)
-    pretrained.save(folder, model)
-    manifest.write_text(made_of)
 
 
-def target_digest() -> str:
-    """Tells what `prepare_target` made from anything else it might have made.
+def special_tokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.SpecialTokens:
+    """Returns the ids of a tokenizer that are no text."""
+    return tokenizers.SpecialTokens(*tokenizer.special.ids, tokenizer.size)
 
-    The source cluster is told it, so it is keyed: the training text is part of it, and
-    nobody who has only this is to find out whether some text is the same.
+
+def make_task(
+    agreed: config.Agreed,
+    translator: abnet.Config,
+    source: tokenizers.SpecialTokens | None = None,
+    target: tokenizers.SpecialTokens | None = None,
+) -> abnet_training.Task:
+    """Returns what a side needs besides its parameters and its batch.
+
+    Args:
+      agreed: of the run.
+      translator: its shape.
+      source, target: special tokens of the two tokenizers; a cluster has one of them.
     """
-    return _keyed((_target_folder() / MADE_OF).read_text())
-
-
-def _keyed(made_of: str) -> str:
-    return hmac.new(abnet_data.id_key(), made_of.encode(), "sha256").hexdigest()[:12]
-
-
-def _trained_head(model: pretrained.Pretrained, text: abnet_data.Text) -> Any:
-    config = dataclasses.replace(model.config, dropout=0.0)
-    controls = abnet_config.controls(text.words)
-    rows, objective = text.rows["train"], abnet_config.OBJECTIVE.value
-    optimizer = optimizers.adam(
-        optimizers.linear_decay(
-            HEAD_RATE, HEAD_RISE, max(1, abnet_config.HEAD_STEPS.value)
-        )
+    none = tokenizers.SpecialTokens(0, 0, 0, 0, 0, 0)
+    return abnet_training.Task(
+        translator,
+        source or none,
+        target or none,
+        agreed.label_smoothing,
+        agreed.source_corruption,
+        has_dropout=agreed.plm_dropout > 0 or agreed.adapter_dropout > 0,
     )
-    rng = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 2)
-    head = mlm_head.init_head(config, rng)
-    state = train_state.create(head, optimizer, rng)
-    buckets = length_buckets.bucket_of(rows.lengths, abnet_config.buckets())
-    batches = length_buckets.Schedule(
-        buckets, min(shared_flags.BATCH_SIZE.value, len(rows)), shared_flags.SEED.value
-    )
-    encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
-    encoder = transformer.cast_kernels(encoder, config)
-    encoder = jax.device_put(encoder)
-    first = last = 0.0
-    for number in range(abnet_config.HEAD_STEPS.value):
-        bucket, indices = batches.batch(number)
-        capacity = abnet_config.buckets()[bucket]
-        slots = abnet_data.slots(
-            rows.lengths[indices], len(indices), capacity, objective
-        )
-        ids = rows.rows(indices, capacity, text.words.special.pad)
-        state, loss = mlm_head.step(
-            config, controls, objective, len(slots), optimizer, state, encoder, ids
-        )
-        last = float(loss)
-        first = first or last
-    lifecycle.say(f"MLM head: loss {first:.2f} -> {last:.2f}")
-    return state.params
 
 
-def is_trained_source(path: str) -> bool:
-    """Adapters and the length table, unless --train_all."""
-    return abnet_config.TRAIN_ALL.value or abnet_params.is_trained(path)
+def make_optimizer(agreed: config.Agreed) -> optax.GradientTransformation:
+    """Returns Adam as in section 4.2, whose second β1 must be β2; ε 1e-8."""
+    schedule = optimizers.inverse_square_root(agreed.learning_rate, agreed.warmup_steps)
+    return optimizers.adam(schedule, beta1=0.9, beta2=0.98, epsilon=1e-8)
 
 
-def is_trained_target() -> Callable[[str], bool]:
-    """Of a path: adapters, and the head if `prepare_target` made it; or --train_all."""
-    if abnet_config.TRAIN_ALL.value:
-        return cut.everything
-    _, _, *head = json.loads((_target_folder() / MADE_OF).read_text())
-    return functools.partial(abnet_params.is_trained, mlm_head=bool(head))
+def source_params(
+    agreed: config.Agreed, translator: abnet.Config, plm: pretrained.Pretrained
+) -> Any:
+    """Returns all parameters of the source side at step 0."""
+    return _params(agreed, translator, plm, abnet_params.init_source, SOURCE)
 
 
-def source_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
-    """All of S's parameters at step 0."""
-    rng = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 0)
-    own = jax.jit(functools.partial(abnet_params.init_source, config))(rng)
-    return abnet_params.with_pretrained(config, own, model.params)
+def target_params(
+    agreed: config.Agreed, translator: abnet.Config, plm: pretrained.Pretrained
+) -> Any:
+    """Returns all parameters of the target side at step 0."""
+    return _params(agreed, translator, plm, abnet_params.init_target, TARGET)
 
 
-def target_params(config: abnet.Config, model: pretrained.Pretrained) -> Any:
-    """All of T's parameters at step 0."""
-    rng = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 1)
-    own = jax.jit(functools.partial(abnet_params.init_target, config))(rng)
-    return abnet_params.with_pretrained(config, own, model.params)
+def _params(
+    agreed: config.Agreed,
+    translator: abnet.Config,
+    plm: pretrained.Pretrained,
+    init: Callable[[abnet.Config, jax.Array], Any],
+    side: int,
+) -> Any:
+    rng = jax.random.fold_in(jax.random.key(agreed.seed), side)
+    new = jax.jit(functools.partial(init, translator))(rng)
+    return abnet_params.with_pretrained(translator, new, plm.params)
 
 
-def place_frozen(mesh: Mesh, frozen: Any, config: transformer.Config) -> Any:
-    """Frozen parameters on this cluster's devices, as the model's products take them.
+def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
+    """Puts frozen parameters on the devices, in the dtype of the model's products.
 
     Args:
       mesh: of the cluster.
       frozen: from `cut.split`.
-      config: of the pretrained model.
+      plm: shape of the pretrained model.
     """
-    frozen = transformer.cast_kernels(frozen, config)
+    frozen = transformer.cast_kernels(frozen, plm)
     sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
     return jax.device_put(frozen, sharding)
 
 
-def new_state(trained: Any, seed_of: int) -> train_state.TrainState:
-    """What is trained, at step 0; moments for nothing else.
-
-    Args:
-      trained: from `cut.split`.
-      seed_of: which side's randomness: 0 for S, 1 for T.
-    """
-    rng = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 10 + seed_of)
-    return train_state.create(trained, abnet_config.optimizer(), rng)
-
-
-def size(state: train_state.TrainState) -> int:
-    """How many parameters are trained."""
+def trained_parameters(state: train_state.TrainState) -> int:
+    """Returns how many parameters are trained."""
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
-
-
-def with_frozen(state: train_state.TrainState, frozen: Any) -> Any:
-    """All parameters of a side."""
-    return cut.merge(state.params, frozen)

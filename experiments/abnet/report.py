@@ -45,9 +45,9 @@ def report(
                 for name, each in clusters.items()
             },
             "bleu": [
-                {"step": record["step"], **record["held_back_bleu"]}
+                {"step": record["step"], **record["held_out_bleu"]}
                 for record in records
-                if "held_back_bleu" in record
+                if "held_out_bleu" in record
             ],
             "examples": _examples(folder / "target" / "translations", records),
         }
@@ -73,12 +73,11 @@ def step_bytes(
     if not source:
         return {}
     steps = source["last_step"] - source["first_step"] + 1
-    has_lengths = settings["objective"] == "cmlm"
-    offset = 1 if has_lengths else 0
-    forward = backward = 0.0
-    for number in range(len(buckets)):
-        forward += _ledger(source, f"sent Tensor[{1 + number}]") / steps
-        backward += _ledger(source, f"received Tensor[{offset + number}]") / steps
+    sent = sum(_ledger(source, f"sent hidden[{length}]") for length in buckets)
+    received = sum(
+        _ledger(source, f"received gradient[{length}]") for length in buckets
+    )
+    forward, backward = sent / steps, received / steps
     padded = float(FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"])
     return {
         "forward": forward,
@@ -100,7 +99,7 @@ def _examples(folder: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> lis
       folder: of the translations.
       records: metrics.jsonl of the cluster that has the BLEU.
     """
-    steps = [record["step"] for record in records if "held_back_bleu" in record]
+    steps = [record["step"] for record in records if "held_out_bleu" in record]
     path = folder / f"test-{max(steps, default=0):08d}.txt"
     return path.read_text("utf-8").splitlines()[:EXAMPLES] if path.is_file() else []
 
@@ -120,12 +119,12 @@ def plot(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     steps = [record for record in records if "loss" in record]
     loss.plot([each["step"] for each in steps], [each["loss"] for each in steps])
     loss.set(xlabel="step", ylabel="nats per target token", title="Translation loss")
-    evaluations = [record for record in records if "held_back_bleu" in record]
-    for split in evaluations[-1]["held_back_bleu"] if evaluations else []:
+    evaluations = [record for record in records if "held_out_bleu" in record]
+    for split in evaluations[-1]["held_out_bleu"] if evaluations else []:
         points = [
-            (each["step"], each["held_back_bleu"][split])
+            (each["step"], each["held_out_bleu"][split])
             for each in evaluations
-            if split in each["held_back_bleu"]
+            if split in each["held_out_bleu"]
         ]
         score.plot(*zip(*points, strict=True), marker="o", label=split)
     score.set(xlabel="step", ylabel="BLEU", title="BLEU (case-insensitive)")

@@ -1,21 +1,20 @@
-"""`--wan=auto-dilated`: a line as slow beside this machine as the paper's beside its.
+"""`--wan=auto-scaled`: the paper's line, scaled to this machine's step time.
 
 Table 5 was measured between two clusters of 8 V100. Its baseline sends 128 sentences x
 64 tokens x 768 units as float32, 201.3 Mbit, each way a step: 3.355 s at 60 Mbit/s. A
 step takes 4.42 s. If both directions overlapped wholly, 1.07 s of it are left for
 everything else; a line fitted through the ten rows leaves 0 to 0.16 s, and the model's
 8.7 TFLOP take about 0.11 s. So compute is a tenth of the wire's one way, 0.34 s, or
-less. We take a tenth, which asks the most of us: the less the wire weighs, the less can
+less. We take a tenth, which is the hardest case: the less the wire weighs, the less can
 be hidden behind it and the less compression gains.
 
 Here the machine computes many times slower, and the tensors are smaller. So a step's
 compute is measured, both halves in one process without a codec, and the line is given
 the rate at which padded float32 takes 10 times as long one way. The one-way delay of
-15 ms is stretched like the compute.
+15 ms is scaled like the compute.
 """
 
 import dataclasses
-import functools
 import json
 import pathlib
 import statistics
@@ -23,18 +22,16 @@ import time
 from typing import Any
 
 import jax
-from absl import flags
 
-from experiments import lifecycle, shared_flags
-from experiments.abnet import models as abnet_models
-from experiments.abnet import whole
+from experiments.abnet import config, whole
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, loopback
+from nebula_jax.communication import loopback
 from nebula_jax.parallel import pipeline
-from nebula_jax.training import abnet as abnet_training
+from nebula_jax.runtime import process
 from nebula_jax.training import cut
 
-AUTO = "auto-dilated"
+AUTO = "auto-scaled"
 WIRE_OVER_COMPUTE = 10.0
 PAPER_BITS = 128 * 64 * 768 * 32  # section 4.2: batch, length, width, float32
 PAPER_RATE = 60e6  # bits per second, section 4.3
@@ -42,31 +39,31 @@ PAPER_DELAY = 0.015  # seconds; our choice, as in flags/wan_60mbit.flags
 PAPER_COMPUTE = PAPER_BITS / PAPER_RATE / WIRE_OVER_COMPUTE  # 0.336 s
 
 MEASURED_STEPS = 5  # after one that compiles
-FILE = "dilation.json"
+FILE = "scaled_wan.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Dilation:
-    """What was measured, and the line that follows from it."""
+class ScaledWan:
+    """A measurement, and the line that follows from it."""
 
     wan: str
     """For --wan."""
     factor: float
     """This machine's compute time over the paper's."""
     compute_seconds: float
-    """Of a step, both halves, no codec and no line."""
+    """A step's, both halves, no codec and no line."""
     padded_bits: int
-    """Of a step's hidden states as padded float32, one way."""
+    """A step's hidden states as padded float32, one way."""
     rate: float
     """Bits per second."""
     delay: float
     """Seconds, one way."""
 
 
-def dilated(compute_seconds: float, padded_bits: int) -> Dilation:
-    """The line on which padded float32 takes 10 times the compute, one way.
+def scale(compute_seconds: float, padded_bits: int) -> ScaledWan:
+    """Returns the line on which padded float32 takes 10 times the compute, one way.
 
-    >>> dilated(0.5, 10_000_000).wan
+    >>> scale(0.5, 10_000_000).wan
     '2000kbit,22.35ms'
 
     Args:
@@ -77,109 +74,104 @@ def dilated(compute_seconds: float, padded_bits: int) -> Dilation:
     factor = compute_seconds / PAPER_COMPUTE
     delay = PAPER_DELAY * factor
     wan = f"{rate / 1e3:.0f}kbit,{1e3 * delay:.2f}ms"
-    return Dilation(wan, factor, compute_seconds, padded_bits, rate, delay)
+    return ScaledWan(wan, factor, compute_seconds, padded_bits, rate, delay)
 
 
-def check() -> None:
-    """Raises FlagError where nobody could measure both halves for both clusters."""
-    cluster = shared_flags.CLUSTER.value
-    if shared_flags.WAN.value != AUTO or cluster == "all":
+def check(local: config.Local) -> None:
+    """Raises errors.SettingsError where a process could not measure both halves."""
+    if local.wan != AUTO or local.cluster == "all":
         return
-    if cluster == "whole":
-        raise shared_flags.FlagError(f"--wan={AUTO}: --cluster=whole has no line")
-    raise shared_flags.FlagError(
+    if local.cluster == "whole":
+        raise errors.SettingsError(f"--wan={AUTO}: --cluster=whole has no line")
+    raise errors.SettingsError(
         f"--wan={AUTO} measures both halves of the step, so it goes with --cluster=all;"
-        " give source and target the same line, such as the one that it said"
+        " give source and target the same line, such as the one that it printed"
     )
 
 
-def settle(folders: tuple[pathlib.Path, pathlib.Path]) -> None:
-    """Puts a line in the place of --wan=auto-dilated, and says which.
+def without(local: config.Local) -> config.Local:
+    """Returns the settings without a line if theirs is yet to be measured."""
+    return dataclasses.replace(local, wan="") if local.wan == AUTO else local
+
+
+def resolve(run: config.Run, folders: whole.Folders) -> str:
+    """Returns --wan, or the line that auto-scaled stands for; reports that.
 
     It is kept in the run's folder, so that a run that goes on has the same line.
 
     Args:
+      run: of this process.
       folders: text of source and target.
     """
-    if shared_flags.WAN.value != AUTO:
-        return
-    path = shared_flags.workdir() / FILE
+    if run.local.wan != AUTO:
+        return run.local.wan
+    path = run.local.workdir / FILE
     if path.is_file():
-        found = Dilation(**json.loads(path.read_text()))
+        found = ScaledWan(**json.loads(path.read_text()))
     else:
-        with lifecycle.timed("measuring a step's compute"):
-            found = dilated(*measure(folders))
+        with process.timed("measuring a step's compute"):
+            found = scale(*measure(run, folders))
         path.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
-    lifecycle.say(
+    process.message(
         f"a step computes for {found.compute_seconds:.3f} s,"
         f" {found.factor:.2f} times the paper's; so --wan={found.wan}, on which padded"
         f" float32 takes {found.padded_bits / found.rate:.2f} s one way"
     )
-    flags.FLAGS.wan = found.wan
+    return found.wan
 
 
-def read(folder: pathlib.Path) -> dict[str, Any]:
-    """What a run measured; {} if its line was given."""
-    path = folder / FILE
+def read(workdir: pathlib.Path) -> dict[str, Any]:
+    """Returns what a run measured; {} if its line was given."""
+    path = workdir / FILE
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def measure(folders: tuple[pathlib.Path, pathlib.Path]) -> tuple[float, int]:
-    """Median seconds of a step of the largest bucket, and its padded float32 bits."""
-    plms = abnet_models.load_source(), abnet_models.load_target()
-    source, target = whole.sides(folders, *plms)
-    steps = range(1, source.order.steps_per_epoch + 1)
-    step = max(steps, key=lambda step: source.order.batch(step - 1).bucket)
-    batches = list(zip(source.batch(step)[1], target.batch(step)[1], strict=True))
-    halves = _plain_halves(source, target)
-    states = [source.placed.init(), target.placed.init()]
-    spec = halves[0].spec(source.all_params(states[0]), batches[0][0], source.key)
-    near, far = loopback.ends()
-    plain = codecs.from_string("")
-    ends = [
-        (
-            here.sender(name, spec, plain),
-            there.receiver(name, spec, plain),
+def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
+    """Measures a step of the largest bucket, both halves without codecs.
+
+    Args:
+      run: of this process.
+      folders: text of source and target.
+
+    Returns:
+      The median seconds of a step, and the bits of its hidden states as padded float32.
+    """
+    plain = config.with_agreed(run, forward_codec="", backward_codec="")
+    both = whole.load(plain, folders)
+    source, target = both.halves
+    steps = range(1, both.order.steps_per_epoch + 1)
+    step = max(steps, key=lambda step: both.order.batch(step - 1).bucket)
+    _, source_batches, target_batches = both.batch(plain.agreed, step)
+    pairs = list(zip(source_batches, target_batches, strict=True))
+    states = [source.fresh.init(), target.fresh.init()]
+    spec = source.program.spec(
+        source.params(states[0]), pairs[0][0], source.rng(states[0])
+    )
+    codecs = source.program.init_codecs(spec), target.program.init_codecs(spec)
+    source_end, target_end = loopback.ends()
+    plain = codec_lib.identity()
+    channels = [
+        (sender.sender(name, spec, plain), receiver.receiver(name, spec, plain))
+        for name, sender, receiver in (
+            ("hidden", source_end, target_end),
+            ("gradient", target_end, source_end),
         )
-        for name, here, there in (("hidden", near, far), ("gradient", far, near))
     ]
     seconds = []
     for _ in range(1 + MEASURED_STEPS):
         start = time.perf_counter()
-        grads, _, _ = pipeline.looped_step(
-            halves,
-            (source.all_params(states[0]), target.all_params(states[1])),
-            batches,
-            (source.key, states[1].key()),
+        grads, codecs, _, _ = pipeline.in_process_step(
+            (source.program, target.program),
+            (source.params(states[0]), target.params(states[1])),
+            pairs,
+            (source.rng(states[0]), target.rng(states[1])),
             step,
-            *ends,
-            grads=tuple(cut.no_gradients(state.params) for state in states),
+            *channels,
+            codecs,
+            grads=tuple(cut.zero_grads(state.params) for state in states),
         )
-        states = [
-            side.apply(state, own)
-            for side, state, own in zip((source, target), states, grads, strict=True)
-        ]
+        states = [source.apply(states[0], grads[0]), target.apply(states[1], grads[1])]
         jax.block_until_ready(states)
         seconds.append(time.perf_counter() - start)
-    padded = 8 * len(batches) * codec_lib.nbytes(spec["hidden"])
+    padded = 8 * len(pairs) * codec_lib.nbytes(spec["hidden"])
     return statistics.median(seconds[1:]), padded
-
-
-def _plain_halves(source: Any, target: Any) -> tuple[cut.Front, cut.Back]:
-    """The halves as the clusters have them, but without their codecs."""
-    plain = codecs.from_string("")
-    return (
-        cut.front(
-            functools.partial(abnet_training.front, source.task),
-            plain,
-            plain,
-            is_trained=abnet_models.is_trained_source,
-            has_loss=True,
-        ),
-        cut.back(
-            functools.partial(abnet_training.back, target.task),
-            plain,
-            plain,
-            is_trained=abnet_models.is_trained_target(),
-        ),
-    )

@@ -1,247 +1,107 @@
-"""The source cluster of ABNet: reads X, sends H^E, takes its gradient back."""
+"""The source cluster of ABNet: reads X, sends H^E, receives the gradient in it.
+
+N training examples, D width of PLM-S.
+"""
 
 import functools
-from collections.abc import Iterator
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments import lifecycle, progress, saved, shared_flags
-from experiments.abnet import channels as abnet_channels
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from experiments.abnet import models as abnet_models
-from nebula_jax.communication import bridge, wan
+from experiments import shared_flags
+from experiments.abnet import batches, channels, config, data, evaluation, hello, models
 from nebula_jax.data import example_alignment, length_buckets
-from nebula_jax.models import abnet
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pipeline
-from nebula_jax.training import abnet as abnet_training
+from nebula_jax.parallel import pace, pipeline
+from nebula_jax.runtime import checkpoints, connect, process, progress
 from nebula_jax.training import cut
-from nebula_jax.training import state as train_state
 
 
-def run() -> int:
-    """Trains the source side to the end; its exit status."""
-    name = "source"
-    interrupt = lifecycle.Interrupt().install()
-    plm = abnet_models.load_source()
-    text = abnet_data.read(abnet_data.own_folder(), plm.words, is_translated=True)
-    examples = example_alignment.fingerprint(text.ids, abnet_data.id_key())
+def train(run: config.Run) -> int:
+    """Trains the source side to the end; returns the exit status."""
+    agreed, local = run.agreed, run.local
+    interrupt = process.Interrupt().install()
+    plm = models.load_source(run)
+    text = data.read(run, config.side_dir(local), plm.tokenizer, is_translated=True)
+    width = plm.model.config.width
 
-    agreed = abnet_config.settings(abnet_data.PAIR.value)
-    own = {"source_model": plm.digest, "source_text": abnet_data.digest(text)}
-    checkpoints = saved.Saved(name, agreed, own=own)
-    config = plm.model.config
-    with bridge.connect(
-        shared_flags.host_and_port("peer", shared_flags.PEER.value),
-        abnet_config.hello(name, agreed, checkpoints.steps, config, examples, own),
-        connect_timeout=shared_flags.CONNECT_TIMEOUT.value,
-        peer_timeout=shared_flags.PEER_TIMEOUT.value,
-        reconnect_timeout=shared_flags.RECONNECT_TIMEOUT.value,
-        peer="target",
-        tls=shared_flags.client_tls(),
-        line=wan.from_string(shared_flags.WAN.value).up,
-        log=lifecycle.say,
-        check=functools.partial(abnet_data.check_same_examples, text),
-    ) as link:
-        checkpoints.add_own(**abnet_config.peers_own(link.peer))
-        side = Side(plm, text, abnet_config.peers_config(link.peer))
-        ends = abnet_channels.open_near(link, len(side.rows), config.width)
-        start = link.wait_for_welcome(shared_flags.CONNECT_TIMEOUT.value)
-        state = side.restore(checkpoints, start, ends)
-        side.meet(ends)
-        record = progress.Progress(name, start, lambda: progress.traffic([link]))
+    fingerprints = {"source_model": plm.digest, "source_text": data.digest(run, text)}
+    saved = checkpoints.Checkpoints(
+        *(local.workdir, local.cluster, shared_flags.settings(agreed)),
+        every=agreed.checkpoint_every,
+        fingerprints=fingerprints,
+    )
+    examples = example_alignment.fingerprint(text.ids, data.id_key(run))
+    greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
+    check = functools.partial(data.check_same_examples, run, text)
+    with connect.dial(local.connection(), greeting, peer="target", check=check) as link:
+        saved.add_fingerprints(hello.peer_fingerprints(link.peer))
+        half = models.source_half(run, plm, hello.peer_model(link.peer))
+        encode = evaluation.encoder(agreed, half.task)
+        ends = channels.open_ends(agreed, link, "source", len(text.train), width)
+        start = link.wait_for_welcome(local.connect_timeout)
+        new_codecs = channels.init_codecs(agreed, half.program, width)
+        fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
+        restored, _ = saved.restore(start, fresh)
+        state, codecs = restored["state"], restored["codecs"]
+        buckets = batches.own_buckets(agreed, text)
+        target_lengths = exchange_lengths(ends, buckets)
+        order = batches.schedule(agreed, buckets)
+        record = progress.Progress(
+            *(local.workdir, local.cluster),
+            start=start,
+            steps=agreed.steps,
+            log_every=local.log_every,
+            links=[link],
+        )
 
         interrupt.is_graceful = True
-        last, step = shared_flags.STEPS.value, start
-        while step < last:
-            if interrupt.requested:
-                link.stop()
-            step += 1
-            bucket, micro_batches = side.batch(step)
-            params = side.all_params(state)
-            grads, length_loss = pipeline.front_step(
-                side.half,
-                params,
-                micro_batches,
-                side.key,
-                step,
-                ends.hidden[bucket],
-                ends.gradient[bucket],
-                grads=cut.no_gradients(state.params),
-                ahead=abnet_config.AHEAD.value,
+        step = start
+        for step in pace.follow(link, start, agreed.steps, 0, interrupt.requested):
+            bucket, micro_batches = batches.source_batch(
+                agreed, half.mesh, text, order, target_lengths, step
             )
-            state = side.apply(state, grads)
-            record.step(step, side.metrics(step, length_loss))
-            link.wait_for_step(step)
-            last = link.stop_step or last
-            if abnet_config.is_evaluated(step):
-                side.send_judged(state, step, ends)
-            if checkpoints.is_due(step):
-                side.save(checkpoints, step, state, ends)
-        if start < step and step not in checkpoints.steps:
-            side.save(checkpoints, step, state, ends)
-        ledger = {
+            grads, codecs[bucket], length_loss = pipeline.front_step(
+                *(half.program, half.params(state), micro_batches, half.rng(state)),
+                *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
+                grads=cut.zero_grads(state.params),
+                ahead=local.max_in_flight,
+            )
+            state = half.apply(state, grads)
+            record.step(
+                step, {"loss": length_loss, "tokens": tokens(text, order, step)}
+            )
+            if agreed.is_evaluated(step):
+                params = half.params(state)
+                evaluation.send(agreed, text, encode, params, step, ends.evaluation)
+            saved.after(step, {"state": state, "codecs": codecs})
+        saved.at_end(step, {"state": state, "codecs": codecs})
+        link.wait_for_step(step)
+        described = {
             "ledger": link.ledger,
-            "text": abnet_data.describe(text),
-            "width": config.width,
-            "trained_parameters": abnet_models.size(state),
+            "text": data.describe(text),
+            "width": width,
+            "trained_parameters": models.trained_parameters(state),
         }
-        record.finish(step, ledger)
-    return lifecycle.exit_status(step, interrupt)
+        record.finish(step, described)
+    return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 
-class Side:
-    """What the source cluster has: its model, its sentences, its half of the step."""
+def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:
+    """Sends the buckets of this side's rows, receives the lengths of the target's.
 
-    def __init__(self, plm: abnet_models.Plm, text: abnet_data.Text, target):
-        """Puts the model on this cluster's devices.
+    Args:
+      ends: of the source cluster.
+      buckets: [N] uint8.
 
-        Args:
-          plm: PLM-S and its tokenizer.
-          text: of the source language.
-          target: the shape of PLM-T.
-        """
-        self.text, self.rows = text, text.rows["train"]
-        config = abnet_config.config(plm.model.config, target)
-        self.task = abnet_config.task(config, source=abnet_config.controls(plm.words))
-        self.mesh = abnet_config.mesh()
-        trained, frozen = cut.split(
-            abnet_models.source_params(config, plm.model),
-            abnet_models.is_trained_source,
-        )
-        self.placed = saved.placed_from(
-            self.mesh, functools.partial(abnet_models.new_state, trained, 0)
-        )
-        self.frozen = abnet_models.place_frozen(self.mesh, frozen, plm.model.config)
-        # Dropout belongs to the example: the same key at every step.
-        self.key = jax.random.fold_in(jax.random.key(shared_flags.SEED.value), 20)
-        self.half = cut.front(
-            functools.partial(abnet_training.front, self.task),
-            abnet_config.forward_codec(),
-            abnet_config.backward_codec(),
-            is_trained=abnet_models.is_trained_source,
-            has_loss=True,
-        )
-        self.apply = jax.jit(
-            lambda state, grads: state.apply_gradients(grads, abnet_config.optimizer()),
-            donate_argnums=0,
-        )
-        self._encode = jax.jit(self._judge)
-        self.own_lengths = self.rows.lengths
-        self.buckets = length_buckets.bucket_of(
-            self.own_lengths, abnet_config.buckets()
-        )
-        self.order = length_buckets.Schedule(
-            self.buckets, shared_flags.BATCH_SIZE.value, shared_flags.SEED.value
-        )
-        self.lengths = np.zeros(len(self.rows), np.int32)
-
-    def meet(self, ends: abnet_channels.Near) -> None:
-        """Tells the other side the buckets, and is told the lengths of its rows."""
-        ends.buckets.send(0, self.buckets)
-        if ends.lengths is not None:
-            self.lengths = np.asarray(ends.lengths.recv(0))
-
-    def all_params(self, state: train_state.TrainState):
-        """Trained and frozen."""
-        return abnet_models.with_frozen(state, self.frozen)
-
-    def batch(
-        self, step: int, micro_batches: int | None = None
-    ) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
-        """Which bucket a step is of, and its micro-batches, made as they are due."""
-        bucket, indices = self.order.batch(step - 1)
-        capacity = abnet_config.buckets()[bucket]
-        lengths = self.lengths[indices]
-        is_cmlm = abnet_config.OBJECTIVE.value == "cmlm"
-        tokens = np.float32(lengths.sum() if is_cmlm else 1)
-        parts = micro_batches or abnet_config.MICRO_BATCHES.value
-        split = length_buckets.micro_batches(indices, parts)
-        return bucket, (
-            self._put(
-                abnet_training.SourceBatch(
-                    self.rows.rows(own, capacity, self.text.words.special.pad),
-                    own,
-                    self.lengths[own],
-                    tokens,
-                )
-            )
-            for own in split
-        )
-
-    def _put(self, batch: abnet_training.SourceBatch) -> abnet_training.SourceBatch:
-        at, everywhere = (
-            mesh_lib.batch_sharding(self.mesh),
-            mesh_lib.replicated(self.mesh),
-        )
-        return jax.device_put(
-            batch, batch._replace(input_ids=at, index=at, lengths=at, tokens=everywhere)
-        )
-
-    def metrics(self, step: int, length_loss: jax.Array) -> dict[str, Any]:
-        """For the progress line: tokens are those of the source."""
-        tokens = self.own_lengths[self.order.batch(step - 1).indices].sum()
-        return {"loss": length_loss, "tokens": np.float32(tokens)}
-
-    def restore(
-        self, checkpoints: saved.Saved, step: int, ends: abnet_channels.Near
-    ) -> train_state.TrainState:
-        """The state after `step`; the codecs are given theirs."""
-        like = saved.with_codecs(
-            self.placed, self.mesh, abnet_channels.codec_states(ends)
-        )
-        both, _ = checkpoints.restore(step, like)
-        abnet_channels.set_codec_states(ends, both["codecs"])
-        return both["state"]
-
-    def save(self, checkpoints: saved.Saved, step: int, state, ends) -> None:
-        """Saves the state after `step`, and the codecs'."""
-        both = {"state": state, "codecs": abnet_channels.codec_states(ends)}
-        checkpoints.save(step, both)
-
-    def send_judged(self, state, step: int, ends: abnet_channels.Near) -> None:
-        """Sends H^E of the sentences that are translated after `step`."""
-        params = self.all_params(state)
-        number = 0
-        for split in judged_splits(self.text, step):
-            for hidden in self.encoded(params, split):
-                ends.judged.send(step, hidden, number)
-                number += 1
-
-    def encoded(self, params, split: str) -> Iterator[dict[str, jax.Array]]:
-        """What crosses of a split's sentences, batch by batch."""
-        rows = self.text.rows[split]
-        of = abnet_data.chosen(abnet_config.BLEU_SENTENCES.value, len(rows))
-        size = shared_flags.BATCH_SIZE.value
-        for batch in abnet_data.evaluation_batches(rows, of, size):
-            capacity = abnet_config.buckets()[batch.bucket]
-            index = of[batch.indices].astype(np.int32)
-            ids = rows.rows(index, capacity, self.text.words.special.pad)
-            # A row that only fills the batch up is no example.
-            index[batch.count :] = -1
-            yield self._encode(params, ids, index)
-
-    def _judge(self, params, input_ids, index):
-        mask = input_ids != self.text.words.special.pad
-        encoded = abnet.encode(self.task.config, params, input_ids, mask)
-        missing = abnet_config.buckets()[-1] - input_ids.shape[1]
-        hidden = {
-            "hidden": jnp.pad(encoded.hidden, ((0, 0), (0, missing), (0, 0))),
-            "mask": jnp.pad(mask, ((0, 0), (0, missing))),
-            "index": index,
-        }
-        if encoded.length_logits is not None:
-            bits = jax.lax.bitcast_convert_type(encoded.length_logits, jnp.int32)
-            hidden["length_logits"] = bits
-        return hidden
+    Returns:
+      [N] int32, tokens of each target row; 0 with the objective `ar`.
+    """
+    ends.buckets.send(0, buckets)
+    if ends.lengths is None:
+        return np.zeros(len(buckets), np.int32)
+    return np.asarray(ends.lengths.recv(0))
 
 
-def judged_splits(text: abnet_data.Text, step: int) -> list[str]:
-    """What is translated after `step`: dev, and at the end the test sets as well."""
-    if step < shared_flags.STEPS.value:
-        return ["dev"]
-    return [name for name in text.ids if name != "train"]
+def tokens(text: data.Text, order: length_buckets.Schedule, step: int) -> np.float32:
+    """Returns how many tokens the source's rows of a step have."""
+    return np.float32(text.train.lengths[order.batch(step - 1).indices].sum())

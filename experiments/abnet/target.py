@@ -1,307 +1,160 @@
-"""The target cluster of ABNet: reads Y, takes H^E, answers with its gradient."""
+"""The target cluster of ABNet: reads Y, receives H^E, sends the gradient in it.
+
+N training examples.
+"""
 
 import functools
-import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import lifecycle, progress, saved, shared_flags
-from experiments.abnet import channels as abnet_channels
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from experiments.abnet import models as abnet_models
-from experiments.abnet import source as abnet_source
-from nebula_jax.communication import bridge, wan
+from experiments import shared_flags
+from experiments.abnet import (
+    batches,
+    channels,
+    config,
+    data,
+    evaluation,
+    hello,
+    models,
+    target_model,
+)
 from nebula_jax.communication.wire import session
-from nebula_jax.data import example_alignment, length_buckets
-from nebula_jax.evaluation import bleu, decode
-from nebula_jax.models import abnet
+from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pipeline
-from nebula_jax.training import abnet as abnet_training
+from nebula_jax.parallel import pace, pipeline
+from nebula_jax.runtime import checkpoints, connect, process, progress
 from nebula_jax.training import cut
-from nebula_jax.training import state as train_state
 
 
-def run() -> int:
-    """Trains the target side to the end; its exit status."""
-    name = "target"
-    interrupt = lifecycle.Interrupt().install()
-    abnet_models.prepare_target(abnet_data.own_folder())
-    plm = abnet_models.load_target()
-    text = abnet_data.read(abnet_data.own_folder(), plm.words, is_translated=False)
-    examples = example_alignment.fingerprint(text.ids, abnet_data.id_key())
+def train(run: config.Run) -> int:
+    """Trains the target side to the end; returns the exit status."""
+    agreed, local = run.agreed, run.local
+    interrupt = process.Interrupt().install()
+    side_dir = config.side_dir(local)
+    target_model.prepare(run, side_dir)
+    plm = target_model.load(run)
+    text = data.read(run, side_dir, plm.tokenizer, is_translated=False)
 
-    agreed = abnet_config.settings(abnet_data.PAIR.value)
-    own = {
-        "target_model": abnet_models.target_digest(),
-        "target_text": abnet_data.digest(text),
+    fingerprints = {
+        "target_model": target_model.fingerprint(run),
+        "target_text": data.digest(run, text),
     }
-    checkpoints = saved.Saved(name, agreed, own=own)
-    hello = abnet_config.hello(
-        name, agreed, checkpoints.steps, plm.model.config, examples, own
+    saved = checkpoints.Checkpoints(
+        *(local.workdir, local.cluster, shared_flags.settings(agreed)),
+        every=agreed.checkpoint_every,
+        fingerprints=fingerprints,
     )
-    with (
-        bridge.Listener(
-            shared_flags.listening_socket(),
-            hello,
-            peer_timeout=shared_flags.PEER_TIMEOUT.value,
-            reconnect_timeout=shared_flags.RECONNECT_TIMEOUT.value,
-            tls=shared_flags.server_tls(),
-            line=wan.from_string(shared_flags.WAN.value).down,
-            log=lifecycle.say,
-            check=functools.partial(abnet_data.check_same_examples, text),
-        ) as listener,
-        listener.accept(shared_flags.CONNECT_TIMEOUT.value) as link,
-    ):
-        if link.peer.cluster != "source":
-            raise bridge.Mismatch(f"{link.peer.cluster} came; source was expected")
-        checkpoints.add_own(**abnet_config.peers_own(link.peer))
-        source = abnet_config.peers_config(link.peer)
-        side = Side(plm, text, source)
-        ends = abnet_channels.open_far(link, len(side.rows), source.width)
-        have = {name: checkpoints.steps, "source": link.peer.checkpoints}
-        start = saved.newest_of_all(have)
+    examples = example_alignment.fingerprint(text.ids, data.id_key(run))
+    greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
+    check = functools.partial(data.check_same_examples, run, text)
+    with connect.listen(local.connection(), greeting, ["source"], check=check) as [
+        link
+    ]:
+        saved.add_fingerprints(hello.peer_fingerprints(link.peer))
+        source = hello.peer_model(link.peer)
+        half = models.target_half(run, plm, source, target_model.is_trained(local))
+        decode = evaluation.decoder(agreed, half.task)
+        ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
+        start = checkpoints.newest_of_all(
+            {local.cluster: saved.steps, link.peer.cluster: link.peer.checkpoints},
+            agreed.checkpoint_every,
+        )
         link.welcome(start)
-        state = side.restore(checkpoints, start, ends)
-        side.meet(ends)
-        record = progress.Progress(name, start, lambda: progress.traffic([link]))
+        new_codecs = channels.init_codecs(agreed, half.program, source.width)
+        fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
+        restored, _ = saved.restore(start, fresh)
+        state, codecs = restored["state"], restored["codecs"]
+        order = batches.schedule(agreed, exchange_lengths(agreed, ends, text))
+        record = progress.Progress(
+            *(local.workdir, local.cluster),
+            start=start,
+            steps=agreed.steps,
+            log_every=local.log_every,
+            links=[link],
+        )
 
         interrupt.is_graceful = True
-        last, step = shared_flags.STEPS.value, start
-        while step < last:
-            step += 1
-            bucket, micro_batches = side.batch(step)
-            grads, metrics = pipeline.back_step(
-                side.half,
-                side.all_params(state),
-                micro_batches,
-                state.key(),
-                step,
-                ends.hidden[bucket],
-                ends.gradient[bucket],
-                grads=cut.no_gradients(state.params),
+        step = start
+        steps = pace.Lead(
+            *([link], start, agreed.steps, 0),
+            *(interrupt.requested, process.message),
+        )
+        for step in steps:
+            bucket, micro_batches = batches.target_batch(
+                agreed, half.mesh, text, order, step
             )
-            side.check(step, metrics)
-            if last > step and (interrupt.requested or link.stop_step is not None):
-                last = step
-                lifecycle.say(f"{name}: stopping, both clusters save step {last}")
-                link.stop(last)
-            link.step_done(step)
-            state = side.apply(state, grads)
-            record.step(step, side.told(metrics))
-            if abnet_config.is_evaluated(step):
-                record.evaluation(step, side.judge(state, step, ends.judged))
-            if checkpoints.is_due(step):
-                side.save(checkpoints, step, state, ends)
-        if start < step and step not in checkpoints.steps:
-            side.save(checkpoints, step, state, ends)
-        ledger = {
+            grads, codecs[bucket], metrics = pipeline.back_step(
+                *(half.program, half.params(state), micro_batches, half.rng(state)),
+                *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
+                grads=cut.zero_grads(state.params),
+            )
+            check_alignment(step, metrics)  # waits for the device, as the token should
+            steps.done(step)
+            state = half.apply(state, grads)
+            record.step(step, step_metrics(metrics))
+            if agreed.is_evaluated(step):
+                params = half.params(state)
+                figures = evaluation.evaluate(
+                    run, text, decode, params, step, ends.evaluation
+                )
+                record.evaluation(step, figures)
+            saved.after(step, {"state": state, "codecs": codecs})
+        saved.at_end(step, {"state": state, "codecs": codecs})
+        described = {
             "ledger": link.ledger,
-            "text": abnet_data.describe(text),
-            "trained_parameters": abnet_models.size(state),
+            "text": data.describe(text),
+            "trained_parameters": models.trained_parameters(state),
         }
-        record.finish(step, ledger)
-    return lifecycle.exit_status(step, interrupt)
+        record.finish(step, described)
+    return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 
-class Side:
-    """What the target cluster has: its model, its sentences, its half of the step."""
+def exchange_lengths(
+    agreed: config.Agreed, ends: channels.Ends, text: data.Text
+) -> np.ndarray:
+    """Receives the buckets of the source's rows, sends the lengths of this side's.
 
-    def __init__(self, plm: abnet_models.Plm, text: abnet_data.Text, source):
-        """Puts the model on this cluster's devices.
+    Args:
+      agreed: of the run.
+      ends: of the target cluster.
+      text: of the target side.
 
-        Args:
-          plm: PLM-T and its tokenizer.
-          text: of the target language.
-          source: the shape of PLM-S.
-        """
-        self.text, self.rows = text, text.rows["train"]
-        config = abnet_config.config(source, plm.model.config)
-        controls = abnet_config.controls(plm.words)
-        self.task = abnet_config.task(config, target=controls)
-        self.mesh = abnet_config.mesh()
-        trained, frozen = cut.split(
-            abnet_models.target_params(config, plm.model),
-            abnet_models.is_trained_target(),
-        )
-        self.placed = saved.placed_from(
-            self.mesh, functools.partial(abnet_models.new_state, trained, 1)
-        )
-        self.frozen = abnet_models.place_frozen(self.mesh, frozen, plm.model.config)
-        self.half = cut.back(
-            functools.partial(abnet_training.back, self.task),
-            abnet_config.forward_codec(),
-            abnet_config.backward_codec(),
-            is_trained=abnet_models.is_trained_target(),
-            sharding=mesh_lib.batch_sharding(self.mesh),
-        )
-        self.apply = jax.jit(
-            lambda state, grads: state.apply_gradients(grads, abnet_config.optimizer()),
-            donate_argnums=0,
-        )
-        self._translate = jax.jit(self._decoded, static_argnums=2)
-        self.lengths = self.rows.lengths
-        self.order: length_buckets.Schedule | None = None
+    Returns:
+      [N] uint8.
 
-    def meet(self, ends: abnet_channels.Far) -> None:
-        """Is told the source's buckets, and tells the lengths of its own rows."""
-        buckets = np.asarray(ends.buckets.recv(0))
-        if buckets.max(initial=0) >= len(abnet_config.buckets()):
-            raise session.RemoteProtocolError("source named a bucket that is none")
-        self.sort(buckets)
-        if ends.lengths is not None:
-            ends.lengths.send(0, self.lengths)
+    Raises:
+      session.RemoteProtocolError: if the source sent a bucket that does not exist.
+    """
+    buckets = np.asarray(ends.buckets.recv(0))
+    if buckets.max(initial=0) >= len(agreed.length_buckets):
+        raise session.RemoteProtocolError("source sent a bucket that does not exist")
+    if ends.lengths is not None:
+        ends.lengths.send(0, text.train.lengths)
+    return buckets
 
-    def sort(self, buckets: np.ndarray) -> None:
-        """Takes the length buckets of the source's rows, [N] uint8."""
-        self.order = length_buckets.Schedule(
-            buckets, shared_flags.BATCH_SIZE.value, shared_flags.SEED.value
-        )
 
-    def all_params(self, state: train_state.TrainState) -> Any:
-        """Trained and frozen."""
-        return abnet_models.with_frozen(state, self.frozen)
+def check_alignment(step: int, metrics: Mapping[str, jax.Array]) -> None:
+    """Checks that the hidden states of a step were of this side's examples.
 
-    def batch(
-        self, step: int, micro_batches: int | None = None
-    ) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
-        """Which bucket the source rows of a step are of, and its micro-batches."""
-        bucket, indices = self.order.batch(step - 1)
-        lengths = self.lengths
-        capacity = abnet_data.capacity(lengths[indices])
-        tokens = np.float32(lengths[indices].sum())
-        parts = micro_batches or abnet_config.MICRO_BATCHES.value
-        split = length_buckets.micro_batches(indices, parts)
-        most = max(split, key=lambda own: lengths[own].sum())
-        slots = abnet_data.slots(
-            lengths[most], len(most), capacity, abnet_config.OBJECTIVE.value
-        )
-        return bucket, (
-            self._put(
-                abnet_training.TargetBatch(
-                    self.rows.rows(own, capacity, self.text.words.special.pad),
-                    own,
-                    tokens,
-                    slots,
-                )
-            )
-            for own in split
-        )
-
-    def _put(self, batch: abnet_training.TargetBatch) -> abnet_training.TargetBatch:
-        at = mesh_lib.batch_sharding(self.mesh)
-        everywhere = mesh_lib.replicated(self.mesh)
-        where = abnet_training.TargetBatch(at, at, everywhere, everywhere)
-        return jax.device_put(batch, where)
-
-    def check(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Raises RemoteProtocolError if the hidden states were of other examples."""
-        if float(metrics["strangers"]):
-            raise session.RemoteProtocolError(
-                f"source sent hidden states of other examples than step {step} has:"
-                " the two sides sort their examples differently"
-            )
-
-    def told(self, metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """For the progress line: per prediction where that says more."""
-        predicted = jnp.maximum(metrics["predicted"], 1.0)
-        return {
-            "loss": metrics["loss"],
-            "tokens": metrics["tokens"],
-            "accuracy": metrics["hits"] / predicted,
-            "unasked": metrics["unasked"],
-        }
-
-    def restore(
-        self, checkpoints: saved.Saved, step: int, ends: abnet_channels.Far
-    ) -> train_state.TrainState:
-        """The state after `step`; the codecs are given theirs."""
-        like = saved.with_codecs(
-            self.placed, self.mesh, abnet_channels.codec_states(ends)
-        )
-        both, _ = checkpoints.restore(step, like)
-        abnet_channels.set_codec_states(ends, both["codecs"])
-        return both["state"]
-
-    def save(self, checkpoints: saved.Saved, step: int, state, ends) -> None:
-        """Saves the state after `step`, and the codecs'."""
-        both = {"state": state, "codecs": abnet_channels.codec_states(ends)}
-        checkpoints.save(step, both)
-
-    def judge(self, state, step: int, judged) -> dict[str, dict[str, float]]:
-        """Translates what the source side sends, and compares it with our side.
-
-        Returns:
-          Split -> {"bleu", "sentences"}.
-        """
-        params = self.all_params(state)
-        numbers = itertools.count()
-        found = {}
-        for split in abnet_source.judged_splits(self.text, step):
-            wanted = min(abnet_config.BLEU_SENTENCES.value, len(self.text.ids[split]))
-            translated: dict[int, str] = {}
-            while len(translated) < wanted:
-                hidden = judged.recv(step, next(numbers))
-                translated |= self.translated(params, hidden)
-            if translated.keys() != set(range(wanted)):
-                raise session.RemoteProtocolError(
-                    f"source sent other sentences of {split} than this side has"
-                )
-            found[split] = self._score(step, split, translated)
-        return found
-
-    def _score(
-        self, step: int, split: str, translated: dict[int, str]
-    ) -> dict[str, float]:
-        order = sorted(translated)
-        hypotheses = [translated[index] for index in order]
-        references = [self.text.texts[split][index] for index in order]
-        score = bleu.corpus_bleu(hypotheses, references)
-        folder = shared_flags.cluster_folder("target") / "translations"
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(f"{line}\n" for line in hypotheses)
-        (folder / f"{split}-{step:08d}.txt").write_text(lines, "utf-8")
-        lifecycle.say(f"target: step {step}, {split}: {score}")
-        return {"bleu": score.score, "sentences": float(len(order))}
-
-    def translated(self, params: Any, hidden: Any) -> dict[int, str]:
-        """Number of each example -> its translation."""
-        index = np.asarray(hidden["index"])
-        longest = abnet_data.capacity(np.asarray(hidden["mask"]).sum(axis=1))
-        ids = np.asarray(self._translate(params, hidden, longest).ids)
-        return {
-            int(number): self.text.words.decode(row)
-            for number, row in zip(index, ids, strict=True)
-            if number >= 0
-        }
-
-    def _decoded(self, params: Any, hidden: Any, longest: int) -> decode.Translations:
-        bits = hidden.get("length_logits")
-        logits = (
-            None if bits is None else jax.lax.bitcast_convert_type(bits, jnp.float32)
-        )
-        return translate(
-            self.task,
-            params,
-            abnet.Encoded(hidden["hidden"][:, :longest], logits),
-            hidden["mask"][:, :longest],
+    Raises:
+      session.RemoteProtocolError: if not.
+    """
+    if float(metrics["strangers"]):
+        raise session.RemoteProtocolError(
+            f"source sent hidden states of other examples than step {step} has: the two"
+            " sides order their examples differently"
         )
 
 
-def translate(
-    task: abnet_training.Task, params: Any, encoded: abnet.Encoded, mask: jax.Array
-) -> decode.Translations:
-    """Decodes as --objective and --beams say; to be jitted."""
-    arguments = (task.config, params, encoded, mask, task.target_controls)
-    if task.config.objective == "ar":
-        return decode.translate_ar(*arguments, beams=abnet_config.BEAMS.value)
-    return decode.translate_cmlm(
-        *arguments,
-        candidates=abnet_config.BEAMS.value,
-        iterations=abnet_config.ITERATIONS.value,
-    )
+def step_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns what is recorded of a step's metrics; accuracy is per prediction."""
+    predicted = jnp.maximum(metrics["predicted"], 1.0)
+    return {
+        "loss": metrics["loss"],
+        "tokens": metrics["tokens"],
+        "accuracy": metrics["hits"] / predicted,
+        "unasked": metrics["unasked"],
+    }

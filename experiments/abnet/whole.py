@@ -5,178 +5,235 @@ sides, no cut anywhere: the reference that the split run must equal. With others
 halves run here over a loopback: what the codecs do to training, without a line.
 """
 
-from typing import Any
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
-from experiments import lifecycle, progress, saved, shared_flags
-from experiments.abnet import channels as abnet_channels
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from experiments.abnet import models as abnet_models
-from experiments.abnet import source as abnet_source
-from experiments.abnet import target as abnet_target
+from experiments import shared_flags
+from experiments.abnet import (
+    batches,
+    channels,
+    config,
+    data,
+    evaluation,
+    models,
+    target_model,
+)
+from experiments.abnet import target as target_side
 from nebula_jax.communication import loopback
-from nebula_jax.parallel import pipeline
+from nebula_jax.data import length_buckets
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import pace, pipeline
+from nebula_jax.runtime import checkpoints, process, progress
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut
+from nebula_jax.training import state as train_state
+
+Folders = tuple[pathlib.Path, pathlib.Path]
+"""Text of source and target."""
+States = tuple[train_state.TrainState, train_state.TrainState]
+"""The source's and the target's."""
+StepFn = Callable[[States, int], tuple[tuple[Any, Any], dict[str, jax.Array]]]
+"""(states, step) -> gradients of source and target, metrics of the target."""
 
 
-def run(folders: tuple[Any, Any]) -> int:
-    """Trains both sides to the end; the exit status.
+class Both(NamedTuple):
+    """The models and text of both sides, source first."""
 
-    Args:
-      folders: text of source and target.
-    """
-    name = "whole"
-    interrupt = lifecycle.Interrupt().install()
-    source_plm, target_plm = abnet_models.load_source(), abnet_models.load_target()
-    source, target = sides(folders, source_plm, target_plm)
-    near_end, far_end = loopback.ends()
-    width = source_plm.model.config.width
-    near = abnet_channels.open_near(near_end, len(source.rows), width)
-    far = abnet_channels.open_far(far_end, len(source.rows), width)
+    plms: tuple[models.Plm, models.Plm]
+    texts: tuple[data.Text, data.Text]
+    halves: tuple[models.Half, models.Half]
+    order: length_buckets.Schedule
 
-    own = {
-        "source_model": source_plm.digest,
-        "source_text": abnet_data.digest(source.text),
-        "target_model": abnet_models.target_digest(),
-        "target_text": abnet_data.digest(target.text),
-    }
-    agreed = abnet_config.settings(abnet_data.PAIR.value)
-    checkpoints = saved.Saved(name, agreed, own=own)
-    start = max([0, *checkpoints.steps])
-    likes = [
-        saved.with_codecs(side.placed, side.mesh, abnet_channels.codec_states(ends))
-        for side, ends in ((source, near), (target, far))
-    ]
-    both = saved.Placed(
-        lambda: tuple(like.init() for like in likes),
-        tuple(like.shapes for like in likes),
-        tuple(like.sharding for like in likes),
+    def batch(self, agreed: config.Agreed, step: int) -> tuple[int, Any, Any]:
+        """Returns a step's bucket, and iterators over both sides' micro-batches."""
+        (source, target), (source_text, target_text) = self.halves, self.texts
+        bucket, source_batches = batches.source_batch(
+            *(agreed, source.mesh, source_text, self.order),
+            *(target_text.train.lengths, step),
+        )
+        _, target_batches = batches.target_batch(
+            agreed, target.mesh, target_text, self.order, step
+        )
+        return bucket, source_batches, target_batches
+
+
+def load(run: config.Run, folders: Folders) -> Both:
+    """Reads models and text of both sides."""
+    plms = models.load_source(run), target_model.load(run)
+    texts = tuple(
+        data.read(run, folder, plm.tokenizer, is_translated=is_source)
+        for folder, plm, is_source in zip(folders, plms, (True, False), strict=True)
     )
-    restored, _ = checkpoints.restore(start, both)
-    for ends, own in zip((near, far), restored, strict=True):
-        abnet_channels.set_codec_states(ends, own["codecs"])
-    states = [own["state"] for own in restored]
-    record = progress.Progress(name, start)
-    step_of = _uncut if is_uncut() else _looped
+    source, target = (plm.model.config for plm in plms)
+    halves = (
+        models.source_half(run, plms[0], target),
+        models.target_half(run, plms[1], source, target_model.is_trained(run.local)),
+    )
+    buckets = batches.own_buckets(run.agreed, texts[0])
+    return Both(plms, texts, halves, batches.schedule(run.agreed, buckets))
 
-    def save(step: int) -> None:
-        codecs = [abnet_channels.codec_states(ends) for ends in (near, far)]
-        checkpoints.save(
-            step,
-            tuple(
-                {"state": state, "codecs": own}
-                for state, own in zip(states, codecs, strict=True)
-            ),
+
+def train(run: config.Run, folders: Folders) -> int:
+    """Trains both sides to the end; returns the exit status."""
+    agreed, local = run.agreed, run.local
+    interrupt = process.Interrupt().install()
+    both = load(run, folders)
+    source, target = both.halves
+    encode = evaluation.encoder(agreed, source.task)
+    decode = evaluation.decoder(agreed, target.task)
+
+    carriers = loopback.ends()
+    size = len(both.texts[0].train), both.plms[0].model.config.width
+    ends = tuple(
+        channels.open_ends(agreed, carrier, role, *size)
+        for carrier, role in zip(carriers, ("source", "target"), strict=True)
+    )
+    saved = checkpoints.Checkpoints(
+        *(local.workdir, local.cluster, shared_flags.settings(agreed)),
+        every=agreed.checkpoint_every,
+        fingerprints={
+            "source_model": both.plms[0].digest,
+            "source_text": data.digest(run, both.texts[0]),
+            "target_model": target_model.fingerprint(run),
+            "target_text": data.digest(run, both.texts[1]),
+        },
+    )
+    start = saved.newest
+    restored, _ = saved.restore(start, _fresh(agreed, both))
+    states = tuple(values["state"] for values in restored)
+    codecs = tuple(values["codecs"] for values in restored)
+    record = progress.Progress(
+        *(local.workdir, local.cluster),
+        start=start,
+        steps=agreed.steps,
+        log_every=local.log_every,
+    )
+
+    def to_save() -> tuple[dict[str, Any], ...]:
+        return tuple(
+            {"state": state, "codecs": of_side}
+            for state, of_side in zip(states, codecs, strict=True)
         )
 
-    take = step_of(source, target, near, far)
+    take_step = uncut(agreed, both)
+    if not is_uncut(agreed):
+        take_step = in_process(agreed, both, ends, codecs)
     interrupt.is_graceful = True
     step = start
-    while step < shared_flags.STEPS.value and not interrupt.requested:
-        step += 1
-        grads, metrics = take(states, step)
-        states = [
-            side.apply(state, own)
-            for side, state, own in zip((source, target), states, grads, strict=True)
-        ]
-        record.step(step, target.told(metrics))
-        if abnet_config.is_evaluated(step):
-            source.send_judged(states[0], step, near)
-            record.evaluation(step, target.judge(states[1], step, far.judged))
-        if checkpoints.is_due(step):
-            save(step)
-    if start < step and step not in checkpoints.steps:
-        save(step)
-    sent = dict(near_end.out.sent + far_end.out.sent)
-    more = {
-        "text": abnet_data.describe(source.text),
-        "sent": sent,
-        "trained_parameters": sum(abnet_models.size(state) for state in states),
+    for step in pace.alone(start, agreed.steps, interrupt.requested):
+        grads, metrics = take_step(states, step)
+        states = (source.apply(states[0], grads[0]), target.apply(states[1], grads[1]))
+        record.step(step, target_side.step_metrics(metrics))
+        if agreed.is_evaluated(step):
+            params = source.params(states[0]), target.params(states[1])
+            texts, (sender, receiver) = both.texts, (end.evaluation for end in ends)
+            evaluation.send(agreed, texts[0], encode, params[0], step, sender)
+            figures = evaluation.evaluate(
+                run, texts[1], decode, params[1], step, receiver
+            )
+            record.evaluation(step, figures)
+        saved.after(step, to_save())
+    saved.at_end(step, to_save())
+    described = {
+        "text": data.describe(both.texts[0]),
+        "sent": dict(carriers[0].out.sent + carriers[1].out.sent),
+        "trained_parameters": sum(map(models.trained_parameters, states)),
     }
-    record.finish(step, more)
-    return lifecycle.exit_status(step, interrupt)
+    record.finish(step, described)
+    return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 
-def sides(
-    folders: tuple[Any, Any], source_plm: abnet_models.Plm, target_plm: abnet_models.Plm
-) -> tuple[abnet_source.Side, abnet_target.Side]:
-    """Both sides in one process; they have told each other buckets and lengths.
-
-    Args:
-      folders: text of source and target.
-      source_plm, target_plm: their models.
-    """
-    source = abnet_source.Side(
-        source_plm,
-        abnet_data.read(folders[0], source_plm.words, is_translated=True),
-        target_plm.model.config,
+def _fresh(agreed: config.Agreed, both: Both) -> mesh_lib.ShardedInit:
+    """Returns the states at step 0 with those of the codecs, source and target."""
+    width = both.plms[0].model.config.width
+    sides = [
+        mesh_lib.sharded_init_with_codecs(
+            half.fresh,
+            half.mesh,
+            channels.init_codecs(agreed, half.program, width),
+        )
+        for half in both.halves
+    ]
+    return mesh_lib.ShardedInit(
+        lambda: tuple(side.init() for side in sides),
+        tuple(side.shapes for side in sides),
+        tuple(side.sharding for side in sides),
     )
-    target = abnet_target.Side(
-        target_plm,
-        abnet_data.read(folders[1], target_plm.words, is_translated=False),
-        source_plm.model.config,
-    )
-    target.sort(source.buckets)
-    source.lengths = target.rows.lengths
-    return source, target
 
 
-def is_uncut() -> bool:
-    """Whether nothing lies between the halves."""
-    codecs = (abnet_config.FORWARD_CODEC.value, abnet_config.BACKWARD_CODEC.value)
+def is_uncut(agreed: config.Agreed) -> bool:
+    """Returns True if no codec lies between the halves."""
+    codecs = (agreed.forward_codec, agreed.backward_codec)
     return all(codec in ("", "identity") for codec in codecs)
 
 
-def _uncut(source, target, near, far):
-    """(states, step) -> gradients of both sides and metrics, by one `jax.grad`."""
-    del near, far
+def uncut(agreed: config.Agreed, both: Both) -> StepFn:
+    """Returns a step that takes one `jax.grad` of the whole loss, whole batches."""
+    source, target = both.halves
+    agreed = dataclasses.replace(agreed, micro_batches=1)
 
     @jax.jit
-    def differentiate(trained, frozen, batches, rngs):
-        def loss(trained):
+    def differentiate(trained: Any, frozen: Any, batch: Any, rngs: Any) -> Any:
+        def loss(trained: Any) -> Any:
             params = [cut.merge(*each) for each in zip(trained, frozen, strict=True)]
-            hidden, own = abnet_training.front(
-                source.task, params[0], batches[0], rngs[0]
+            hidden, length_loss = abnet_training.front(
+                source.task, params[0], batch[0], rngs[0]
             )
-            far_loss, metrics = abnet_training.back(
-                target.task, params[1], hidden, batches[1], rngs[1]
+            translation_loss, metrics = abnet_training.back(
+                target.task, params[1], hidden, batch[1], rngs[1]
             )
-            return own + far_loss, metrics
+            return length_loss + translation_loss, metrics
 
         return jax.grad(loss, has_aux=True)(trained)
 
-    def take(states, step):
-        _, source_batches = source.batch(step, micro_batches=1)
-        _, target_batches = target.batch(step, micro_batches=1)
+    def take_step(states: States, step: int) -> Any:
+        _, source_batches, target_batches = both.batch(agreed, step)
         return differentiate(
             [state.params for state in states],
             [source.frozen, target.frozen],
             (next(source_batches), next(target_batches)),
-            (source.key, states[1].key()),
+            (source.rng(states[0]), target.rng(states[1])),
         )
 
-    return take
+    return take_step
 
 
-def _looped(source, target, near, far):
-    """(states, step) -> gradients of both sides and metrics, through the codecs."""
+def in_process(
+    agreed: config.Agreed,
+    both: Both,
+    ends: tuple[channels.Ends, ...],
+    codecs: tuple[list[cut.CodecStates], ...],
+) -> StepFn:
+    """Returns a step of both halves, with what crosses going through the codecs.
 
-    def take(states, step):
-        bucket, source_batches = source.batch(step)
-        _, target_batches = target.batch(step)
-        grads, _, metrics = pipeline.looped_step(
-            (source.half, target.half),
-            (source.all_params(states[0]), target.all_params(states[1])),
+    Args:
+      agreed: of the run.
+      both: models and text.
+      ends: of source and target, of one loopback.
+      codecs: states of the source's codecs and of the target's, for each length bucket;
+        each step replaces its bucket's.
+    """
+    source, target = both.halves
+    source_ends, target_ends = ends
+
+    def take_step(states: States, step: int) -> Any:
+        bucket, source_batches, target_batches = both.batch(agreed, step)
+        grads, new_codecs, _, metrics = pipeline.in_process_step(
+            (source.program, target.program),
+            (source.params(states[0]), target.params(states[1])),
             zip(source_batches, target_batches, strict=True),
-            (source.key, states[1].key()),
+            (source.rng(states[0]), target.rng(states[1])),
             step,
-            (near.hidden[bucket], far.hidden[bucket]),
-            (far.gradient[bucket], near.gradient[bucket]),
-            grads=tuple(cut.no_gradients(state.params) for state in states),
+            (source_ends.hidden[bucket], target_ends.hidden[bucket]),
+            (target_ends.gradient[bucket], source_ends.gradient[bucket]),
+            (codecs[0][bucket], codecs[1][bucket]),
+            grads=tuple(cut.zero_grads(state.params) for state in states),
         )
+        codecs[0][bucket], codecs[1][bucket] = new_codecs
         return grads, metrics
 
-    return take
+    return take_step

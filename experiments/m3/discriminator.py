@@ -44,8 +44,12 @@ def train(run: config.Run) -> int:
     with connect.listen(local.connection(), hello, names) as links:
         spec = m3.tokens_spec(made.config, agreed.batch_size)
         pack = codecs.pack_ids(vocabulary.size)
-        tokens = [link.receiver("tokens", spec, pack, batch_at) for link in links]
-        held_out = [link.receiver("held_out", spec, pack, batch_at) for link in links]
+        tokens = [
+            link.receiver("tokens", spec, pack, sharding=batch_at) for link in links
+        ]
+        held_out = [
+            link.receiver("held_out", spec, pack, sharding=batch_at) for link in links
+        ]
         start = checkpoints.newest_of_all(
             {link.peer.cluster: link.peer.checkpoints for link in links}
             | {local.cluster: saved.steps},

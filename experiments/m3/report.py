@@ -67,7 +67,7 @@ def _bytes(
     frames = sent = steps = tokens = 0
     for name, each in found.items():
         if name.startswith("generator:") and each:
-            count, size = each["ledger"].get("sent Tensor[0]", (0, 0))
+            count, size = each["ledger"].get("sent tokens", (0, 0))
             frames, sent, tokens = frames + count, sent + size, tokens + each["tokens"]
             steps += each["last_step"] - each["first_step"] + 1
     length = settings["max_length"]

@@ -80,7 +80,7 @@ def split_params(
     rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 0)
     params = classifier.init(shape, rng, text.model)
     is_frozen = run.agreed.freeze_embeddings
-    return cut.split(params, classification.is_trained if is_frozen else cut.everything)
+    return cut.split(params, classification.is_trained if is_frozen else cut.train_all)
 
 
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:

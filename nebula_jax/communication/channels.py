@@ -1,20 +1,26 @@
 """The two ends of a channel: arrays on a device, buffers on a link.
 
-Only buffers travel. Both ends know the spec of what a channel carries; the receiver
-derives the payload's structure from it.
+Only buffers travel. Both ends know the spec of a channel's arrays; the receiver derives
+the payload's structure from it.
+
+`Sender.send` and `Receiver.recv` encode and decode by themselves, and keep the codec's
+state for it. Where a codec is part of another program (`training.cut`), that program's
+caller has the state, and payloads cross as they are: `send_payload`, `recv_payload`.
 """
 
+import functools
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import selector
 from nebula_jax.communication.wire import frames, session, zstd
 
 
-class Carrier(Protocol):
-    """What a channel asks of its link."""
+class Transport(Protocol):
+    """A way for a channel's tensors: a link, or a loopback."""
 
     @property
     def peer(self) -> frames.Hello:
@@ -24,142 +30,192 @@ class Carrier(Protocol):
         """Queues a tensor; blocks while too much waits."""
 
     def take_tensor(self, channel: int) -> frames.Tensor:
-        """The next tensor of a channel; waits for it."""
+        """Waits for the next tensor of a channel."""
 
     def has_tensor(self, channel: int) -> bool:
-        """Whether `take_tensor` would return at once."""
+        """Returns True if `take_tensor` would return at once."""
 
 
 class Sender:
-    """The near end of a channel."""
+    """The sending end of a channel.
+
+    Args:
+      transport: that carries its tensors.
+      channel: its number there.
+      name: for error messages and byte counts.
+      spec: of the arrays.
+      codec: a Selector's choice is sent with every tensor.
+      zstd_level: of the payload's bytes; None leaves them as they are.
+    """
 
     def __init__(
         self,
-        link: Carrier,
+        transport: Transport,
         channel: int,
         name: str,
         spec: codec_lib.Spec,
-        codec: codec_lib.Codec,
+        codec: selector.CodecOrSelector,
+        zstd_level: int | None = None,
     ):
         self.name = name
-        self._link, self._channel, self._choose = link, channel, codec.choose
+        self._transport, self._channel, self._spec = transport, channel, spec
+        self._selector = selector.as_selector(codec)
         self._encode = [
-            jax.jit(option.encode, donate_argnums=1)
-            for option in codec_lib.fixed(codec)
+            jax.jit(each.encode, donate_argnums=1) for each in self._selector.codecs
         ]
-        self._zstd = None if codec.zstd is None else zstd.Compressor(codec.zstd)
-        self.state = codec.init(spec)
-        """The codec's, to be saved with the run's state; the next tensor uses it up."""
+        self._compressor = None if zstd_level is None else zstd.Compressor(zstd_level)
+
+    @functools.cached_property
+    def state(self) -> codec_lib.State:
+        """The state of `send`'s codec; the next tensor uses it up."""
+        return self._selector.init(self._spec)
 
     def send(self, step: int, arrays: Any, micro_batch: int = 0) -> None:
         """Encodes on the device and queues the bytes; blocks while too much waits.
 
         Args:
-          step: optimisation step, counted from 1: part of the tag that the receiver
-            checks, and what codecs go by that begin later.
+          step: optimization step, counted from 1: part of the tag that the receiver
+            checks, and an argument of a Selector's choice.
           arrays: pytree of the channel's spec.
           micro_batch: the rest of the tag.
         """
-        option = 0
-        if self._choose is not None:
-            option = self._choose(arrays, self.state, step)
+        option = self._selector.choose(arrays, self.state, step)
         payload, self.state = self._encode[option](arrays, self.state)
-        self.send_payload(step, payload, option, micro_batch)
+        self.send_payload(step, selector.Selected(payload, option), micro_batch)
 
     def send_payload(
-        self, step: int, payload: Any, option: int = 0, micro_batch: int = 0
+        self, step: int, selected: selector.Selected, micro_batch: int = 0
     ) -> None:
-        """Queues what was encoded elsewhere, in a jit of its own; see `training.cut`.
+        """Queues a payload that was encoded elsewhere; see `training.cut`.
 
         Args:
           step: as in `send`.
-          payload: of the codec's option `option`.
-          option: see there.
+          selected: by the channel's codec.
           micro_batch: as in `send`.
         """
-        buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
-        if self._zstd is not None:
-            buffers = self._zstd.compress(buffers)
-        self._link.put_tensor(
-            frames.Tensor(self._channel, step, micro_batch, buffers, option)
+        buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(selected.payload)]
+        if self._compressor is not None:
+            buffers = self._compressor.compress(buffers)
+        self._transport.put_tensor(
+            frames.Tensor(self._channel, step, micro_batch, buffers, selected.option)
         )
 
 
 class Receiver:
-    """The far end of a channel."""
+    """The receiving end of a channel.
+
+    Args:
+      transport, channel, name, spec, codec, zstd_level: as the sender's.
+      sharding: of the received arrays on this cluster's devices.
+    """
 
     def __init__(
         self,
-        link: Carrier,
+        transport: Transport,
         channel: int,
         name: str,
         spec: codec_lib.Spec,
-        codec: codec_lib.Codec,
-        sharding: Any,
+        codec: selector.CodecOrSelector,
+        zstd_level: int | None = None,
+        sharding: Any = None,
     ):
         self.name = name
-        self._link, self._channel, self._sharding = link, channel, sharding
-        options = codec_lib.fixed(codec)
-        self._payloads = [codec_lib.payload_spec(option, spec) for option in options]
+        self._transport, self._channel, self._spec = transport, channel, spec
+        self._codecs = selector.variants(codec)
+        self._payloads = [codec_lib.payload_spec(each, spec) for each in self._codecs]
         self._decode = [
-            jax.jit(option.decode, out_shardings=(sharding, None), donate_argnums=1)
-            for option in options
+            jax.jit(each.decode, out_shardings=(sharding, None), donate_argnums=1)
+            for each in self._codecs
         ]
-        self._zstd = None if codec.zstd is None else zstd.Decompressor()
-        self.state = codec.init(spec)
-        """The codec's, to be saved with the run's state; the next tensor uses it up."""
+        self._decompressor = None
+        if zstd_level is not None:
+            self._decompressor = zstd.Decompressor(zstd_level)
+
+    @functools.cached_property
+    def state(self) -> codec_lib.State:
+        """The state of `recv`'s codec; the next tensor uses it up."""
+        return self._codecs[0].init(self._spec)
 
     def recv(self, step: int, micro_batch: int = 0) -> Any:
         """Waits for the tensor with this tag and decodes it on the device.
 
         Raises:
-          protocol.RemoteProtocolError: if another one comes, or it cannot be decoded.
+          session.RemoteProtocolError: if another one comes, or it cannot be decoded.
         """
-        payload, option = self.recv_payload(step, micro_batch)
-        arrays, self.state = self._decode[option](payload, self.state)
+        selected = self.recv_payload(step, micro_batch)
+        decode = self._decode[selected.option]
+        arrays, self.state = decode(selected.payload, self.state)
         return arrays
 
     @property
     def has_arrived(self) -> bool:
-        """Whether `recv` would return at once."""
-        return self._link.has_tensor(self._channel)
+        """True if `recv` would return at once."""
+        return self._transport.has_tensor(self._channel)
 
-    def recv_payload(self, step: int, micro_batch: int = 0) -> tuple[Any, int]:
+    def recv_payload(self, step: int, micro_batch: int = 0) -> selector.Selected:
         """Waits for the tensor with this tag; leaves it to the caller to decode.
 
         Returns:
-          The payload, arrays on the host, and the number of the codec's option.
+          The payload, arrays on the host, and the number of the codec that encoded it.
 
         Raises:
-          protocol.RemoteProtocolError: if another one comes.
+          session.RemoteProtocolError: if another one comes, or bytes that zstd cannot
+            decompress.
         """
-        message = self._link.take_tensor(self._channel)
+        message = self._transport.take_tensor(self._channel)
         if (message.step, message.micro_batch) != (step, micro_batch):
             raise session.RemoteProtocolError(
-                f"{self._link.peer.cluster} sent {self.name} for step {message.step},"
-                f" micro-batch {message.micro_batch}; expected step {step},"
-                f" micro-batch {micro_batch}"
+                f"{self._transport.peer.cluster} sent {self.name} for step"
+                f" {message.step}, micro-batch {message.micro_batch}; expected step"
+                f" {step}, micro-batch {micro_batch}"
             )
         specs, structure = jax.tree.flatten(self._payloads[message.option])
         leaves = [
             buffer.view(leaf.dtype).reshape(leaf.shape)
-            for buffer, leaf in zip(self._plain(message, specs), specs, strict=True)
+            for buffer, leaf in zip(
+                self._decompressed(message, specs), specs, strict=True
+            )
         ]
-        return jax.tree.unflatten(structure, leaves), message.option
+        return selector.Selected(jax.tree.unflatten(structure, leaves), message.option)
 
-    def _plain(self, message: frames.Tensor, specs: list[Any]) -> list[np.ndarray]:
-        if self._zstd is None:
+    def _decompressed(
+        self, message: frames.Tensor, specs: list[Any]
+    ) -> list[np.ndarray]:
+        if self._decompressor is None:
             return message.buffers
         sizes = [codec_lib.nbytes(leaf) for leaf in specs]
         try:
-            return self._zstd.decompress(message.buffers, sizes)
+            return self._decompressor.decompress(message.buffers, sizes)
         except zstd.EntropyError as error:
             raise session.RemoteProtocolError(
-                f"{self._link.peer.cluster} {error}, as {self.name}"
+                f"{self._transport.peer.cluster} {error}, as {self.name}"
                 f" of step {message.step}"
             ) from None
 
 
+class Carrier(Protocol):
+    """A link, or one end of a loopback: a party opens its channels on it."""
+
+    def sender(
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+    ) -> Sender:
+        """Opens a channel to the peer for arrays like `spec`."""
+
+    def receiver(
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        sharding: Any = None,
+    ) -> Receiver:
+        """Opens the receiving end of the peer's next channel."""
+
+
 def as_bytes(leaf: jax.Array) -> np.ndarray:
-    """[n] uint8 over the bytes of an array of any dtype and shape, without a copy."""
+    """Views an array of any dtype and shape as its bytes, [n] uint8, without a copy."""
     return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)

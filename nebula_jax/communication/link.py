@@ -1,16 +1,14 @@
 """One conversation with another cluster, as experiments see it.
 
 A link lives as long as its session, over as many connections as the line allows: see
-`protocol` for what is said, `pump` for how it moves. Both ends keep memory bounded:
-`send` blocks while the peer has not taken what was sent before, and the socket is not
-read while enough waits to be used, so that TCP holds the sender back.
+`wire.session` for the protocol, `wire.driver` for how bytes move. Both ends keep memory
+bounded: `send` blocks while the peer has not acknowledged what was sent before, and the
+socket is not read while enough waits to be used, so that TCP holds the sender back.
 """
 
-import collections
 import secrets
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,92 +16,96 @@ from typing import Any
 import jax
 
 from nebula_jax import errors
-from nebula_jax.communication import channels, wan
+from nebula_jax.communication import channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import driver, frames
-from nebula_jax.communication.wire import session as protocol
+from nebula_jax.communication.wire import driver, frames, inbox, states
+from nebula_jax.communication.wire import session as session_lib
+from nebula_jax.communication.wire import zstd as zstd_lib
 
-SESSION_BYTES = 16
-MAX_UNREAD = 4  # tensors: enough that the line never waits for the reader,
-MAX_UNREAD_BYTES = 1 << 20  # or more of them if they are small together
-FLOOD_BYTES = 64 << 20  # unread while we wait for something else: too much
-TENSOR_OVERHEAD = 512  # bytes of memory that a tensor takes besides its buffers
-STUCK_SECONDS = 60.0  # that both sides send, and neither takes
+SESSION_ID_BYTES = 16
+STUCK_SECONDS = 60.0  # that both sides send, and neither receives
+RECHECK_SECONDS = 0.1  # whether another thread has made room
 
 
 class Timeout(errors.NebulaError):
-    """The peer did not say what was due within --connect_timeout."""
+    """A message of the peer that was not there within --connect_timeout."""
 
 
 class Link:
-    """One conversation with another cluster; `bridge` makes them."""
+    """One conversation with another cluster; `bridge` and `listener` make them.
+
+    Whatever waits for the peer raises session.PeerGone if it cannot be reached,
+    session.PeerAborted if it has given up, session.RemoteProtocolError if it breaks the
+    protocol, sends End too early or floods another channel, session.SessionOver if this
+    side has ended the session, and Timeout.
+    """
 
     def __init__(
         self,
-        role: protocol.Role,
+        role: states.Role,
         hello: frames.Hello,
         *,
-        session: bytes | None = None,
+        session_id: bytes | None = None,
         peer_timeout: float,
         reconnect_timeout: float,
         line: wan.Line,
         log: Callable[[str], None],
         dial: Callable[[], socket.socket] | None = None,
     ):
-        self.session = session or secrets.token_bytes(SESSION_BYTES)
-        self._connection = protocol.Connection(role, self.session, peer_timeout)
-        self._pump = driver.Pump(
-            self._connection,
+        """Makes a link without a connection; see `bridge.connect` for the arguments."""
+        self.session_id = session_id or secrets.token_bytes(SESSION_ID_BYTES)
+        self._session = session_lib.Session(role, self.session_id, peer_timeout)
+        self._inbox = inbox.Inbox()
+        self._driver = driver.Driver(
+            self._session,
             line,
             receive=self._receive,
-            has_room=self._has_room,
+            has_room=self._inbox.has_room,
             dial=dial,
             reconnect_timeout=reconnect_timeout,
             log=log,
         )
-        self._inbox: dict[int, collections.deque[frames.Tensor]] = {}
-        self._count = threading.Lock()  # guards the two below
-        self._unread = self._unread_bytes = 0
-        self._senders = 0
+        self._compressed: set[int] = set()  # channels whose tensors have a table
         self._peer_hello: frames.Hello | None = None
         self._welcome: int | None = None
         self._stop: int | None = None
         self._step_done = 0
-        self._is_closing = self._has_peer_ended = False
-        self._waiting: list[str] = []  # for what; one entry per caller who waits
+        self._has_peer_ended = False
         self.waited = 0.0
-        """Seconds that the main thread spent waiting for the peer or the line."""
+        """Seconds that callers spent waiting for the peer or the line."""
         self.certificate_names: set[str] | None = None
         """DNS names of the peer's certificate; None without TLS."""
-        self._pump.connection.send(hello)
+        self._session.send(hello)
 
-    # How it gets its connections. For `bridge`.
+    # For `bridge` and `listener`.
 
     def start(self, sock: socket.socket) -> None:
-        """Connector: speaks on a connected socket."""
+        """Connector: begins the session on a connected socket."""
         self.certificate_names = certificate_names(sock)
-        self._pump.start(sock)
+        self._driver.start(sock)
 
-    def attach(self, sock: socket.socket, opening: frames.Open, taken: int) -> None:
-        """Listener: the connector has come (again), and said `opening`.
+    def attach(
+        self, sock: socket.socket, opening: frames.Open, acknowledged: int
+    ) -> None:
+        """Listener: the connector has come (again), and sent `opening`.
 
         Raises:
-          protocol.RemoteProtocolError: if the session cannot go on with it.
+          session.RemoteProtocolError: if the session cannot go on with it.
         """
         names = certificate_names(sock)
         if self._peer_hello is not None and names != self.certificate_names:
-            raise protocol.RemoteProtocolError(
+            raise session_lib.RemoteProtocolError(
                 f"{self.peer.cluster} came back with another certificate"
             )
         self.certificate_names = names
-        self._pump.attach(sock, opening, taken)
+        self._driver.attach(sock, opening, acknowledged)
 
     # What experiments use.
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has ended, well or not."""
-        return self._pump.is_dead
+        """True if the session has ended, well or not."""
+        return self._driver.is_dead
 
     @property
     def peer(self) -> frames.Hello:
@@ -113,87 +115,108 @@ class Link:
 
     @property
     def ledger(self) -> dict[str, list[int]]:
-        """`sent Tensor[0]` and so on -> [frames, bytes], heads included."""
-        return self._connection.ledger
+        """`sent Hello`, `received tokens` (a channel) and so on -> [frames, bytes]."""
+        return self._session.ledger.entries()
 
     def bytes_moved(self, direction: str) -> int:
-        """All bytes `sent` or `received` so far, below TLS and TCP."""
+        """Returns all bytes `sent` or `received` so far, below TLS and TCP."""
         ledger = self.ledger
         return sum(ledger[kind][1] for kind in ledger if kind.startswith(direction))
 
     def wait_for_hello(self, timeout: float) -> None:
-        """Waits until the peer has said who it is."""
+        """Waits for the peer's Hello."""
         self._wait(lambda: self._peer_hello is not None, "a Hello", timeout=timeout)
 
     def sender(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
     ) -> channels.Sender:
-        """A channel for arrays like `spec`; both ends add theirs in the same order."""
-        self._senders += 1
-        return channels.Sender(self, self._senders - 1, name, spec, codec)
+        """Opens a channel for arrays like `spec`; both ends in the same order.
+
+        Args:
+          name: for error messages and the ledger.
+          spec: of the arrays.
+          codec: that encodes them on the device.
+          zstd: level at which the payload's bytes are compressed, 1 to 19; None: not.
+        """
+        number = self._session.add_sender(name)
+        if zstd is not None:
+            self._compressed.add(number)
+        return channels.Sender(self, number, name, spec, codec, zstd)
 
     def receiver(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec, sharding=None
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        sharding: Any = None,
     ) -> channels.Receiver:
-        """The other end of the peer's next channel.
+        """Opens the receiving end of the peer's next channel.
 
-        To be added before `welcome` is called, or `wait_for_welcome`: until then
+        To be opened before `welcome` is called, or `wait_for_welcome`: until then
         nothing that comes after a Welcome is read.
 
-        `sharding` is where received arrays go (a tree like `spec`, or one for all).
+        Args:
+          name, spec, codec, zstd: as the peer's `sender`.
+          sharding: of the received arrays (a tree like `spec`, or one for all).
         """
         payloads = [
-            jax.tree.leaves(codec_lib.payload_spec(option, spec))
-            for option in codec_lib.fixed(codec)
+            jax.tree.leaves(codec_lib.payload_spec(each, spec))
+            for each in selector.variants(codec)
         ]
-        channel = self._connection.add_channel(
+        channel = self._session.add_receiver(
+            name,
             [[codec_lib.nbytes(leaf) for leaf in payload] for payload in payloads],
-            is_compressed=codec.zstd is not None,
+            is_compressed=zstd is not None,
         )
-        self._inbox[channel] = collections.deque()
-        return channels.Receiver(self, channel, name, spec, codec, sharding)
+        self._inbox.add_channel()
+        return channels.Receiver(self, channel, name, spec, codec, zstd, sharding)
 
     def welcome(self, step: int) -> None:
-        """Listener: tells the peer after which step the run goes on."""
-        self._pump.say(frames.Welcome(step))
+        """Listener: lets the run begin, or go on after `step`."""
+        self._driver.enqueue(frames.Welcome(step))
 
     def wait_for_welcome(self, timeout: float) -> int:
-        """Connector: waits for all clusters to be there; the step to go on after."""
+        """Connector: waits for all clusters; returns the step to go on after."""
         what = "the other clusters"
         self._wait(lambda: self._welcome is not None, what, timeout=timeout)
-        self._pump.all_planned()
+        self._driver.channels_ready()
         return self._welcome
 
     def step_done(self, step: int) -> None:
         """Listener: sends the step token of `step`."""
-        self._pump.say(frames.StepDone(step))
+        self._driver.enqueue(frames.StepDone(step))
 
     def wait_for_step(self, step: int) -> None:
         """Waits for the step token of `step` or a later one."""
         self._wait(lambda: self._step_done >= step, f"the end of step {step}")
 
     def stop(self, step: int = 0) -> None:
-        """Listener: the run ends after `step`. Connector: asks for that, with 0."""
-        self._pump.say(frames.Stop(step))
+        """Listener: ends the run after `step`. Connector: requests that, with 0."""
+        self._driver.enqueue(frames.Stop(step))
 
     @property
     def stop_step(self) -> int | None:
-        """What the peer said about stopping, if anything."""
+        """The step of the peer's last Stop, if any."""
         return self._stop
 
     def close(self) -> None:
-        """Says End, waits for the peer's, and closes. Nothing queued is lost."""
-        self._is_closing = True  # nobody will ask for more: it is read and dropped
-        if self._connection.is_paused:
-            self._pump.all_planned()
-        self._pump.say(frames.End())
-        self._pump.wait(lambda: False, past_end=True)  # for the session to be over
-        self._pump.join()
-        self._pump.check()
+        """Sends End, waits for the peer's, and closes. Nothing queued is lost."""
+        self._inbox.is_closed = True  # what comes is read and dropped
+        if self._session.is_paused:
+            self._driver.channels_ready()
+        self._driver.enqueue(frames.End())
+        self._driver.wait(lambda: False, past_end=True)  # for the session to be over
+        self._driver.join()
+        self._driver.check()
 
     def abort(self, reason: str) -> None:
-        """Tells the peer why this side gives up, and closes."""
-        self._pump.abort(reason)
+        """Sends the reason for giving up to the peer, and closes."""
+        self._driver.abort(reason)
 
     def __enter__(self) -> "Link":
         return self
@@ -207,29 +230,24 @@ class Link:
     # For channels.
 
     def put_tensor(self, message: frames.Tensor) -> None:
-        """Queues a tensor; blocks while the peer has too much to take."""
-        if not self._pump.has_window:
-            patience = STUCK_SECONDS
-            self._wait(lambda: self._pump.has_window, "room for ours", patience)
-        self._pump.say(message, frames.tensor_bytes(message))
+        """Queues a tensor; blocks while too much is not acknowledged."""
+        if message.channel in self._compressed:
+            message = message._replace(buffers=zstd_lib.with_table(message.buffers))
+        if not self._driver.can_send:
+            self._wait(lambda: self._driver.can_send, "room to send", STUCK_SECONDS)
+        self._driver.enqueue(message, frames.tensor_bytes(message))
 
     def take_tensor(self, channel: int) -> frames.Tensor:
-        """The next tensor of a channel; waits for it.
-
-        Raises:
-          protocol.RemoteProtocolError: if the peer ends, or floods other channels.
-        """
-        inbox = self._inbox[channel]
-        if not inbox:
-            self._wait(inbox.__len__, f"one on channel {channel}")
-        message = inbox.popleft()
-        self._count_unread(-1, message)
-        self._pump.room_was_made()
+        """Waits for the next tensor of a channel, and returns it."""
+        if not self._inbox.has(channel):
+            self._wait(lambda: self._inbox.has(channel), f"one on channel {channel}")
+        message = self._inbox.take(channel)
+        self._driver.notify_space()
         return message
 
     def has_tensor(self, channel: int) -> bool:
-        """Whether `take_tensor` would return at once."""
-        return bool(self._inbox[channel])
+        """Returns True if `take_tensor` would return at once."""
+        return self._inbox.has(channel)
 
     def _wait(
         self,
@@ -242,64 +260,47 @@ class Link:
 
         Args:
           predicate: true when it is there.
-          what: it is, in words.
+          what: a name for it.
           patience: seconds without room to read before that is an error.
           timeout: seconds.
         """
         start = time.monotonic()
-        self._waiting.append(what)
+        self._inbox.waiting.append(what)
         try:
-            while not self._pump.wait(predicate, timeout):
+            while not self._driver.wait(predicate, timeout):
                 self._check(what)
                 away = time.monotonic() - start
                 if timeout is not None and away >= timeout:
-                    raise Timeout(
-                        f"{self._connection.peer}: waited {timeout:g} s for {what}"
-                        " (--connect_timeout)"
-                    )
-                if not self._has_room():
+                    text = f"waited {timeout:g} s for {what} (--connect_timeout)"
+                    raise Timeout(f"{self._session.peer}: {text}")
+                if not self._inbox.has_room():
                     if away > patience:
-                        raise protocol.RemoteProtocolError(
-                            f"{self._connection.peer} sent {self._unread} tensors that"
-                            f" nobody waits for, while we wait for {what}"
+                        raise session_lib.RemoteProtocolError(
+                            f"{self._session.peer} sent {self._inbox.tensors} tensors"
+                            f" that nobody waits for, while we wait for {what}"
                         )
-                    time.sleep(driver.RECHECK_SECONDS)  # another thread may take some
+                    time.sleep(RECHECK_SECONDS)
         finally:
-            self._waiting.remove(what)
+            self._inbox.waiting.remove(what)
             self.waited += time.monotonic() - start
 
     def _check(self, what: str) -> None:
         """Raises if nothing more can come."""
-        self._pump.check()
-        peer = self._connection.peer
+        self._driver.check()
+        peer = self._session.peer
         if self._has_peer_ended:
-            raise protocol.RemoteProtocolError(f"{peer} said End while more was due")
-        if self._pump.is_dead:
-            raise protocol.SessionOver(
-                f"the session with {peer} was ended while we waited for {what}"
-            )
+            text = f"{peer} sent End while more was due"
+            raise session_lib.RemoteProtocolError(text)
+        if self._driver.is_dead:
+            text = f"the session with {peer} was ended while we waited for {what}"
+            raise session_lib.SessionOver(text)
 
-    # For the pump: called by whoever moves bytes.
-
-    def _has_room(self) -> bool:
-        if self._is_closing or self._unread < MAX_UNREAD:
-            return True
-        limit = FLOOD_BYTES if self._waiting else MAX_UNREAD_BYTES
-        return self._unread_bytes < limit
-
-    def _count_unread(self, sign: int, message: frames.Tensor) -> None:
-        with self._count:
-            self._unread += sign
-            self._unread_bytes += sign * (
-                frames.tensor_bytes(message) + TENSOR_OVERHEAD
-            )
+    # For the driver.
 
     def _receive(self, message: frames.Message) -> None:
         match message:
-            case frames.Tensor(channel=channel):
-                if not self._is_closing:
-                    self._count_unread(1, message)
-                    self._inbox[channel].append(message)
+            case frames.Tensor():
+                self._inbox.put(message)
             case frames.End():
                 self._has_peer_ended = True
             case frames.StepDone(step=step):
@@ -314,7 +315,7 @@ class Link:
 
 
 def certificate_names(sock: socket.socket) -> set[str] | None:
-    """DNS names of the peer's certificate; None without TLS."""
+    """Returns the DNS names of the peer's certificate; None without TLS."""
     if not isinstance(sock, ssl.SSLSocket):
         return None
     names = sock.getpeercert().get("subjectAltName", ())

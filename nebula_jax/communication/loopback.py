@@ -1,20 +1,20 @@
-"""A link to oneself: both ends of every channel in one process, without any line."""
+"""Both ends of every channel in one process, without any line."""
 
 import collections
 from typing import Any, NamedTuple
 
 import nebula_jax
 from nebula_jax import errors
-from nebula_jax.communication import channels
+from nebula_jax.communication import channels, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames
 
 
 class Loopback:
-    """Carries tensors from its senders to its receivers.
+    """A channels.Transport from its senders to its receivers, in order.
 
-    What is sent is received in this order by the same thread: `recv` of what was not
-    sent is an error, since nobody else could bring it.
+    The same thread sends and receives: to receive a tensor that was not sent is an
+    error, since nobody else could send it.
     """
 
     def __init__(self):
@@ -22,38 +22,47 @@ class Loopback:
         self._inbox: dict[int, collections.deque[frames.Tensor]] = (
             collections.defaultdict(collections.deque)
         )
-        self._compressed: list[bool] = []  # by sender: has a table of lengths
         self._receivers = 0
         self._names: list[str] = []  # by sender
         self.sent: collections.Counter[str] = collections.Counter()
-        """Name of a channel -> bytes of its tensors so far; a link adds frame heads."""
+        """Name of a channel -> bytes of its tensors so far.
+
+        A link adds frame heads, and the tables of lengths of compressed tensors.
+        """
 
     def sender(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
     ) -> channels.Sender:
-        """A channel for arrays like `spec`."""
-        self._compressed.append(codec.zstd is not None)
+        """Opens a channel for arrays like `spec`."""
         self._names.append(name)
-        return channels.Sender(self, len(self._compressed) - 1, name, spec, codec)
+        channel = len(self._names) - 1
+        return channels.Sender(self, channel, name, spec, codec, zstd)
 
     def receiver(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec, sharding=None
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        sharding: Any = None,
     ) -> channels.Receiver:
-        """The other end of the first sender that has none yet."""
+        """Opens the receiving end of the first sender that has none yet."""
         self._receivers += 1
         channel = self._receivers - 1
-        return channels.Receiver(self, channel, name, spec, codec, sharding)
+        return channels.Receiver(self, channel, name, spec, codec, zstd, sharding)
 
     def put_tensor(self, message: frames.Tensor) -> None:
-        """See `channels.Carrier`."""
+        """Queues a tensor."""
         size = sum(memoryview(buffer).nbytes for buffer in message.buffers)
         self.sent[self._names[message.channel]] += size
-        if self._compressed[message.channel]:  # a link reads the table by itself
-            message = message._replace(buffers=message.buffers[1:])
         self._inbox[message.channel].append(message)
 
     def take_tensor(self, channel: int) -> frames.Tensor:
-        """See `channels.Carrier`.
+        """Returns the next tensor of a channel.
 
         Raises:
           errors.NebulaError: if there is none.
@@ -63,7 +72,7 @@ class Loopback:
         return self._inbox[channel].popleft()
 
     def has_tensor(self, channel: int) -> bool:
-        """See `channels.Carrier`."""
+        """Returns True if a tensor of the channel is queued."""
         return bool(self._inbox[channel])
 
 
@@ -73,18 +82,29 @@ class End(NamedTuple):
     out: Loopback
     into: Loopback
 
-    def sender(self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec) -> Any:
-        """A channel to the other end."""
-        return self.out.sender(name, spec, codec)
+    def sender(
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+    ) -> channels.Sender:
+        """Opens a channel to the other end."""
+        return self.out.sender(name, spec, codec, zstd)
 
     def receiver(
-        self, name: str, spec: codec_lib.Spec, codec: codec_lib.Codec, sharding=None
-    ) -> Any:
-        """Of the other end's next channel."""
-        return self.into.receiver(name, spec, codec, sharding)
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        sharding: Any = None,
+    ) -> channels.Receiver:
+        """Opens the receiving end of the other end's next channel."""
+        return self.into.receiver(name, spec, codec, zstd, sharding)
 
 
 def ends() -> tuple[End, End]:
-    """Two parties: what one sends, the other receives, as over a link."""
-    there, back = Loopback(), Loopback()
-    return End(there, back), End(back, there)
+    """Makes two parties, of which one receives what the other sends, as over a link."""
+    forth, back = Loopback(), Loopback()
+    return End(forth, back), End(back, forth)

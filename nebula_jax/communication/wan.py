@@ -26,7 +26,7 @@ _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "ms": 1e-3, "s": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One direction of what to emulate. `Line()` is no emulation at all."""
+    """An emulated line, in one direction. `Line()` is no emulation at all."""
 
     rate: float = 0.0
     """Bits per second; 0 for unlimited."""
@@ -35,11 +35,11 @@ class Line:
     jitter: float = 0.0
     """Seconds: the delay varies by up to this, evenly, both ways; order is kept."""
     cuts: tuple[tuple[float, float], ...] = ()
-    """(start, length) in seconds since the first byte: then nothing passes."""
+    """(start, length) of cuts, in seconds since the first byte: nothing passes."""
 
 
 class Lines(NamedTuple):
-    """Both directions."""
+    """An emulated line, in both directions."""
 
     up: Line = Line()
     """From those who connect to the one who listens."""
@@ -74,7 +74,7 @@ def from_string(text: str) -> Lines:
             )
         for name in known[direction]:
             if name in lines:
-                raise errors.NebulaError(f"--wan={text}: says {name} twice")
+                raise errors.NebulaError(f"--wan={text}: names {name} twice")
             lines[name] = _line(rest, text)
     return Lines(**lines)
 
@@ -97,7 +97,7 @@ def _line(text: str, flag: str) -> Line:
                 " one-way delay such as 15ms, jitter=2ms, or cut=5s@20s"
             )
         if name in fields:
-            raise errors.NebulaError(f"--wan={flag}: says the {name} twice")
+            raise errors.NebulaError(f"--wan={flag}: gives the {name} twice")
         fields[name] = value
     if fields.get("jitter", 0.0) > fields.get("delay", 0.0):
         raise errors.NebulaError(f"--wan={flag}: the jitter exceeds the delay")
@@ -150,41 +150,41 @@ class Shaper:
         return when
 
     def ready(self, now: float) -> bool:
-        """Whether the line will soon be idle, and the socket keeps up."""
+        """Returns True if the line will soon be idle, and the socket keeps up."""
         return self._idle_from <= now + LEAD and (
             not self._slices or self._slices[0][0] > now
         )
 
     def due(self, now: float) -> memoryview | None:
-        """The next bytes that have arrived by `now`, or None."""
+        """Returns the next bytes that have arrived by `now`, or None."""
         if self._slices and self._slices[0][0] <= now:
             return self._slices[0][1]
         return None
 
     def wrote(self, count: int) -> None:
-        """`count` bytes of what `due` returned were passed on."""
+        """Takes `count` bytes of what `due` returned off the line."""
         when, view = self._slices.popleft()
         if count < len(view):
             self._slices.appendleft((when, view[count:]))
 
     def wait(self, now: float) -> float | None:
-        """Seconds until something is due or `ready` changes; None if neither will."""
+        """Returns the seconds until something is due or `ready` changes, if ever."""
         times = [self._idle_from - LEAD] if self._idle_from - LEAD > now else []
         if self._slices:
             times.append(self._slices[0][0])
         return max(0.0, min(times) - now) if times else None
 
     def clear(self) -> None:
-        """The connection broke: what was on its way is lost."""
+        """Drops what is on its way: the connection broke."""
         self._slices.clear()
         self._idle_from = self._delivered = 0.0
 
     @property
     def is_transparent(self) -> bool:
-        """Whether nothing is emulated, and nothing waits."""
+        """True if nothing is emulated, and nothing waits."""
         return not self._slices and self._line is UNSHAPED
 
     @property
     def empty(self) -> bool:
-        """Whether all bytes have been passed on."""
+        """True if all bytes have been passed on."""
         return not self._slices

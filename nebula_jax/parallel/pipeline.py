@@ -4,6 +4,11 @@ The front sends one micro-batch after the other and does not wait for the first 
 gradient; the back answers each as it comes. So both clusters and both directions of the
 line are busy together. Parameters change once a batch: the gradients are those of the
 whole batch, added in the micro-batches' order, however they overlapped.
+
+Every function takes the states of the codecs and returns them, as the gradients so far:
+what was given cannot be used again.
+
+B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float32.
 """
 
 import collections
@@ -15,6 +20,8 @@ from nebula_jax.communication import channels
 from nebula_jax.training import cut
 
 Metrics = dict[str, jax.Array]
+Tag = tuple[int, int]
+"""Optimization step, counted from 1, and micro-batch, counted from 0."""
 
 
 def front_step(
@@ -25,49 +32,60 @@ def front_step(
     step: int,
     hidden: channels.Sender,
     gradient: channels.Receiver,
+    states: cut.CodecStates,
     *,
     ahead: int,
     grads: cut.Params | None = None,
-) -> tuple[cut.Params, jax.Array]:
-    """One batch through the near half: a forward, then what backwards are possible.
+) -> tuple[cut.Params, cut.CodecStates, jax.Array]:
+    """Takes one batch through the front half, each backward pass once it is possible.
 
     Args:
       half: of the model.
       params: all of its parameters.
-      micro_batches: of this batch, in order; each is asked for when it is due.
+      micro_batches: of this batch, in order; each is requested when it is due.
       rng: key of the step; all micro-batches get the same.
-      step: counted from 1; tag of what crosses, and what codecs go by that begin later.
-      hidden: where h goes.
-      gradient: where the gradient in h comes from.
+      step: counted from 1; tag of the tensors, and an argument of a Selector's choice.
+      hidden: channel of h.
+      gradient: channel of the gradient in h.
+      states: of the codecs of these two channels; used up.
       ahead: micro-batches that may be under way, at least 1: each keeps its residuals.
       grads: to add to, and used up; zeros if not given.
 
     Returns:
-      The batch's gradient, and the sum of the half's own losses, [] float32.
+      The batch's gradient, the codecs' states, and the sum of the half's own losses,
+      [] float32.
+
+    Raises:
+      ValueError: if `ahead` is less than 1.
+      session.RemoteProtocolError: if another tensor comes than the gradient due.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, not {ahead}")
     if grads is None:
-        grads = half.no_gradients(params)
+        grads = half.zero_grads(params)
     waiting: collections.deque[tuple[int, cut.Batch, cut.Residuals]]
     waiting = collections.deque()
     losses = []
 
-    def finish(grads: cut.Params) -> cut.Params:
+    def finish(
+        states: cut.CodecStates, grads: cut.Params
+    ) -> tuple[cut.Params, cut.CodecStates]:
         number, batch, residuals = waiting.popleft()
-        args = (half, params, batch, rng, (step, number))
-        return _take_gradient(*args, gradient, residuals, grads)
+        selected = gradient.recv_payload(step, number)
+        return half.backward(params, batch, rng, residuals, selected, states, grads)
 
     for number, batch in enumerate(micro_batches):
         while len(waiting) >= ahead or (waiting and gradient.has_arrived):
-            grads = finish(grads)
-        residuals, loss = _send_hidden(half, params, batch, rng, (step, number), hidden)
+            grads, states = finish(states, grads)
+        residuals, loss, states = _send_hidden(
+            half, params, batch, rng, (step, number), hidden, states
+        )
         waiting.append((number, batch, residuals))
         del residuals  # so that they are freed once used: finish has the last of them
         losses.append(loss)
     while waiting:
-        grads = finish(grads)
-    return grads, sum(losses)
+        grads, states = finish(states, grads)
+    return grads, states, sum(losses)
 
 
 def back_step(
@@ -78,33 +96,38 @@ def back_step(
     step: int,
     hidden: channels.Receiver,
     gradient: channels.Sender,
+    states: cut.CodecStates,
     *,
     grads: cut.Params | None = None,
-) -> tuple[cut.Params, Metrics]:
-    """One batch through the far half, micro-batch by micro-batch as they come.
+) -> tuple[cut.Params, cut.CodecStates, Metrics]:
+    """Takes one batch through the back half, micro-batch by micro-batch as they come.
 
     Args:
       half: of the model.
-      params, micro_batches, rng, step, grads: as in `front_step`.
-      hidden: where h comes from.
-      gradient: where the gradient in h goes.
+      params, micro_batches, rng, step, states, grads: as in `front_step`.
+      hidden: channel of h.
+      gradient: channel of the gradient in h.
 
     Returns:
-      The batch's gradient, and the sum of the micro-batches' metrics.
+      The batch's gradient, the codecs' states, and the sum of the micro-batches'
+      metrics.
+
+    Raises:
+      session.RemoteProtocolError: if another tensor comes than the one due.
     """
     if grads is None:
-        grads = half.no_gradients(params)
+        grads = half.zero_grads(params)
     metrics = []
     for number, batch in enumerate(micro_batches):
-        tag = (step, number)
-        grads, measured = _answer(
-            half, params, batch, rng, tag, hidden, gradient, grads
+        grads, states, measured = _answer(
+            *(half, params, batch, rng, (step, number)),
+            *(hidden, gradient, states, grads),
         )
         metrics.append(measured)
-    return grads, _sum(metrics)
+    return grads, states, _sum(metrics)
 
 
-def looped_step(
+def in_process_step(
     halves: tuple[cut.Front, cut.Back],
     params: tuple[cut.Params, cut.Params],
     micro_batches: Iterable[tuple[cut.Batch, cut.Batch]],
@@ -112,39 +135,50 @@ def looped_step(
     step: int,
     hidden: tuple[channels.Sender, channels.Receiver],
     gradient: tuple[channels.Sender, channels.Receiver],
+    states: tuple[cut.CodecStates, cut.CodecStates],
     *,
     grads: tuple[cut.Params, cut.Params] | None = None,
-) -> tuple[tuple[cut.Params, cut.Params], jax.Array, Metrics]:
-    """Both halves in one process: what the codecs do, without a line.
+) -> tuple[
+    tuple[cut.Params, cut.Params],
+    tuple[cut.CodecStates, cut.CodecStates],
+    jax.Array,
+    Metrics,
+]:
+    """Takes one batch through both halves in one process: the codecs without a line.
 
     Args:
-      halves, params, micro_batches, rngs, grads: of the front and of the back.
+      halves, params, micro_batches, rngs, states, grads: of the front and of the back.
       step: as in `front_step`.
       hidden, gradient: both ends of each channel, of one `loopback.Loopback`.
 
     Returns:
-      The gradients of both, the front's own loss, the back's metrics.
+      The gradients and the codecs' states of both, the front's own loss, the back's
+      metrics.
     """
-    near, far = halves
+    front, back = halves
     if grads is None:
-        grads = near.no_gradients(params[0]), far.no_gradients(params[1])
-    near_grads, far_grads = grads
+        grads = front.zero_grads(params[0]), back.zero_grads(params[1])
+    front_grads, back_grads = grads
+    front_states, back_states = states
     losses, metrics = [], []
-    for number, (near_batch, far_batch) in enumerate(micro_batches):
-        tag = (step, number)
-        residuals, loss = _send_hidden(
-            near, params[0], near_batch, rngs[0], tag, hidden[0]
+    for number, (front_batch, back_batch) in enumerate(micro_batches):
+        residuals, loss, front_states = _send_hidden(
+            *(front, params[0], front_batch, rngs[0], (step, number)),
+            *(hidden[0], front_states),
         )
-        far_grads, measured = _answer(
-            far, params[1], far_batch, rngs[1], tag, hidden[1], gradient[0], far_grads
+        back_grads, back_states, measured = _answer(
+            *(back, params[1], back_batch, rngs[1], (step, number)),
+            *(hidden[1], gradient[0], back_states, back_grads),
         )
-        near_grads = _take_gradient(
-            *(near, params[0], near_batch, rngs[0], tag),
-            *(gradient[1], residuals, near_grads),
+        selected = gradient[1].recv_payload(step, number)
+        front_grads, front_states = front.backward(
+            *(params[0], front_batch, rngs[0], residuals),
+            *(selected, front_states, front_grads),
         )
         losses.append(loss)
         metrics.append(measured)
-    return (near_grads, far_grads), sum(losses), _sum(metrics)
+    grads, states = (front_grads, back_grads), (front_states, back_states)
+    return grads, states, sum(losses), _sum(metrics)
 
 
 def _send_hidden(
@@ -152,14 +186,14 @@ def _send_hidden(
     params: cut.Params,
     batch: cut.Batch,
     rng: jax.Array,
-    tag: tuple[int, int],
+    tag: Tag,
     hidden: channels.Sender,
-) -> tuple[cut.Residuals, jax.Array]:
+    states: cut.CodecStates,
+) -> tuple[cut.Residuals, jax.Array, cut.CodecStates]:
     step, number = tag
-    sent, residuals, loss = half.forward(params, batch, rng, hidden.state, step)
-    hidden.state = sent.state
-    hidden.send_payload(step, sent.payload, sent.option, number)
-    return residuals, loss
+    selected, residuals, loss, states = half.forward(params, batch, rng, states, step)
+    hidden.send_payload(step, selected, number)
+    return residuals, loss, states
 
 
 def _answer(
@@ -167,37 +201,19 @@ def _answer(
     params: cut.Params,
     batch: cut.Batch,
     rng: jax.Array,
-    tag: tuple[int, int],
+    tag: Tag,
     hidden: channels.Receiver,
     gradient: channels.Sender,
+    states: cut.CodecStates,
     grads: cut.Params,
-) -> tuple[cut.Params, Metrics]:
+) -> tuple[cut.Params, cut.CodecStates, Metrics]:
     step, number = tag
-    payload, option = hidden.recv_payload(step, number)
-    sent, grads, metrics, hidden.state = half.step(
-        *(params, batch, rng, payload, option),
-        *(hidden.state, gradient.state, grads, step),
+    received = hidden.recv_payload(step, number)
+    reply, grads, metrics, states = half.step(
+        params, batch, rng, received, states, grads, step
     )
-    gradient.state = sent.state
-    gradient.send_payload(step, sent.payload, sent.option, number)
-    return grads, metrics
-
-
-def _take_gradient(
-    half: cut.Front,
-    params: cut.Params,
-    batch: cut.Batch,
-    rng: jax.Array,
-    tag: tuple[int, int],
-    gradient: channels.Receiver,
-    residuals: cut.Residuals,
-    grads: cut.Params,
-) -> cut.Params:
-    payload, option = gradient.recv_payload(*tag)
-    grads, gradient.state = half.backward(
-        params, batch, rng, residuals, payload, option, gradient.state, grads
-    )
-    return grads
+    gradient.send_payload(step, reply, number)
+    return grads, states, metrics
 
 
 def _sum(metrics: Sequence[Metrics]) -> Metrics:

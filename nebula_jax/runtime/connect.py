@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import process
@@ -182,7 +183,7 @@ def listen(
     links: dict[str, Link] = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
-            bridge.Listener(
+            listener_lib.Listener(
                 listening_socket(settings),
                 hello,
                 peer_timeout=settings.peer_timeout,
@@ -216,4 +217,4 @@ def listening_socket(settings: Settings) -> socket.socket:
     """Returns the listener's socket: the launcher's, or one bound to `listen`."""
     if LISTEN_FD in os.environ:
         return socket.socket(fileno=int(os.environ[LISTEN_FD]))
-    return bridge.listen(host_and_port("listen", settings.listen))
+    return listener_lib.listen(host_and_port("listen", settings.listen))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO
 
-from nebula_jax.communication import bridge
+from nebula_jax.communication import listener
 from nebula_jax.runtime import connect, process
 from nebula_jax.runtime import screen as screen_lib
 from nebula_jax.security import tls
@@ -71,7 +71,7 @@ def prepared(
         for folder in folders.values():
             tls.client_contexts(pathlib.Path(folder))
     try:
-        with bridge.listen(address) as listening:
+        with listener.listen(address) as listening:
             host, port = listening.getsockname()[:2]
 
             def launch(module: str, arguments: Arguments) -> int:

@@ -2,15 +2,18 @@
 
 Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` (or that
 and a dict of metrics) become two halves, each jitted with its codecs inside. The front
-sends h; the back computes the loss and its own gradient, and returns the loss's
-gradient in h; the front finishes the backward pass. The residuals of `jax.vjp` wait on
-the device between the front's two calls, so nothing is computed twice.
+sends h; the back computes the loss, its parameters' gradient, and the loss's gradient
+in h, which it returns; the front finishes the backward pass. The residuals of `jax.vjp`
+wait on the device between the front's two calls, so nothing is computed twice.
 
-A codec that chooses among shapes is a small program beside the half's: the model is
-compiled once, not once for each shape or pair of shapes.
+A Selector's codecs are small programs beside the half's: the model is compiled once,
+not once for each shape or pair of shapes.
 
-    near = cut.front(front, forward_codec, backward_codec)
-    far = cut.back(back, forward_codec, backward_codec)
+    front_half = cut.front(front, forward_codec, backward_codec)
+    back_half = cut.back(back, forward_codec, backward_codec)
+
+A half is functions: whoever trains holds the states of its codecs, CodecStates, one for
+each channel pair, and saves them with the parameters.
 
 h is any pytree. Its floating-point leaves are activations and get a gradient; others (a
 mask, example numbers) go along as they are, and come back with the gradient: codecs
@@ -29,30 +32,29 @@ import jax.numpy as jnp
 from flax import struct, traverse_util
 
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
 
 Params = Any  # nested dict of arrays
 Batch = Any  # pytree of arrays
 IsTrained = Callable[[str], bool]
-"""Path of a parameter, as in `encoder/layer_0/output/kernel` -> whether it trains."""
+"""Path of a parameter, as in `encoder/layer_0/output/kernel` -> True if it trains."""
 
 
-class Sent(NamedTuple):
-    """What a half gives to the line.
+class CodecStates(NamedTuple):
+    """The states of a half's two codecs, for one pair of channels.
 
-    payload: what the codec made.
-    option: number of the codec's option that made it.
-    state: the codec's, for the next time.
+    sent: of the codec of what this half sends.
+    received: of the codec of what it receives.
     """
 
-    payload: codec_lib.Payload
-    option: int
-    state: codec_lib.State
+    sent: codec_lib.State
+    received: codec_lib.State
 
 
 @struct.dataclass
 class Residuals:
-    """What the front's backward pass needs of its forward pass.
+    """The arrays that the front's backward pass needs of its forward pass.
 
     kept: arrays of the forward pass. A weight is among them only if what the model
       multiplies by is not the weight itself, but a cast of it to bfloat16, say.
@@ -67,61 +69,74 @@ class Residuals:
 
 
 class Front(NamedTuple):
-    """The near half.
+    """The front half.
 
     Gradients so far and codec states are changed in place: what was given cannot be
     used again.
 
-    forward: (params, batch, rng, codec state, step) -> (Sent, Residuals, the half's own
-      loss, [] float32, 0 if it has none). The optimisation step is for codecs that
-      choose by it.
-    backward: (params, batch, rng, Residuals, payload, option, codec state, gradients so
-      far) -> (gradients with this micro-batch's added, codec state). The first three
-      as `forward` got them.
+    forward: (params, batch, rng, CodecStates, step) -> (Selected payload of h,
+      Residuals, the half's own loss, [] float32, 0 if it has none, CodecStates). The
+      optimization step is for a Selector to choose by.
+    backward: (params, batch, rng, Residuals, Selected payload of the gradient in h,
+      CodecStates, gradients so far) -> (gradients with this micro-batch's added,
+      CodecStates). The first three as `forward` got them.
     spec: (params, batch, rng) -> the ShapeDtypeStructs of h, for channels.
-    no_gradients: (params) -> zeros for the first micro-batch to add to.
+    init_codecs: (spec of h) -> CodecStates before the first step.
+    zero_grads: (params) -> zeros for the first micro-batch to add to.
     """
 
-    forward: Callable[..., tuple[Sent, Residuals, jax.Array]]
-    backward: Callable[..., tuple[Params, codec_lib.State]]
-    spec: Callable[..., codec_lib.Spec]
-    no_gradients: Callable[[Params], Params]
+    forward: Callable[
+        [Params, Batch, jax.Array, CodecStates, int],
+        tuple[selector.Selected, Residuals, jax.Array, CodecStates],
+    ]
+    backward: Callable[
+        [Params, Batch, jax.Array, Residuals, selector.Selected, CodecStates, Params],
+        tuple[Params, CodecStates],
+    ]
+    spec: Callable[[Params, Batch, jax.Array], codec_lib.Spec]
+    init_codecs: Callable[[codec_lib.Spec], CodecStates]
+    zero_grads: Callable[[Params], Params]
 
 
 class Back(NamedTuple):
-    """The far half; gradients so far and codec states as in Front.
+    """The back half; gradients so far and codec states as in Front.
 
-    step: (params, batch, rng, payload, option, codec state of what comes, codec state
-      of what goes, gradients so far, step) -> (Sent, gradients with this micro-batch's
-      added, metrics, codec state of what comes).
-    no_gradients: as in Front.
+    step: (params, batch, rng, Selected payload of h, CodecStates, gradients so far,
+      step) -> (Selected payload of the gradient in h, gradients with this
+      micro-batch's added, metrics, CodecStates).
+    init_codecs: as in Front.
+    zero_grads: as in Front.
     """
 
-    step: Callable[..., tuple[Sent, Params, Any, codec_lib.State]]
-    no_gradients: Callable[[Params], Params]
+    step: Callable[
+        [Params, Batch, jax.Array, selector.Selected, CodecStates, Params, int],
+        tuple[selector.Selected, Params, Any, CodecStates],
+    ]
+    init_codecs: Callable[[codec_lib.Spec], CodecStates]
+    zero_grads: Callable[[Params], Params]
 
 
-def everything(path: str) -> bool:
-    """All parameters train."""
+def train_all(path: str) -> bool:
+    """Returns True: every parameter trains."""
     return True
 
 
 def front(
     fn: Callable[[Params, Batch, jax.Array], Any],
-    send: codec_lib.Codec,
-    receive: codec_lib.Codec,
+    send: selector.CodecOrSelector,
+    receive: selector.CodecOrSelector,
     *,
-    is_trained: IsTrained = everything,
+    is_trained: IsTrained = train_all,
     has_loss: bool = False,
 ) -> Front:
-    """The near half of a model.
+    """Makes the front half of a model.
 
     Args:
       fn: (params, batch, rng) -> h; with `has_loss`, -> (h, a loss of its own), which
-        is added to the far one's.
+        is added to the back's.
       send: codec of h.
       receive: codec of the gradient in h.
-      is_trained: which parameters get a gradient.
+      is_trained: True for the paths of parameters that get a gradient.
       has_loss: see `fn`.
 
     Returns:
@@ -152,35 +167,45 @@ def front(
         (new,) = pullback((leaves.floats(received), jnp.ones(())))
         return jax.tree.map(jnp.add, grads, new), state
 
-    def forward(params, batch, rng, state, step):
-        payload, residuals, loss, state = run_forward(params, batch, rng, state)
-        return encode_after(payload, state, step), residuals, loss
+    def forward(params, batch, rng, states, step):
+        payload, residuals, loss, sent = run_forward(params, batch, rng, states.sent)
+        selected, sent = encode_after(payload, sent, step)
+        return selected, residuals, loss, states._replace(sent=sent)
 
-    def backward(params, batch, rng, residuals, payload, option, state, grads):
-        payload, state = decode_before(payload, option, state)
-        return run_backward(params, batch, rng, residuals, payload, state, grads)
+    def backward(params, batch, rng, residuals, selected, states, grads):
+        payload, received = decode_before(selected, states.received)
+        grads, received = run_backward(
+            params, batch, rng, residuals, payload, received, grads
+        )
+        return grads, states._replace(received=received)
 
     def spec(params, batch, rng):
         return jax.eval_shape(run, *split(params, is_trained), batch, rng)[1]
 
-    return Front(forward, backward, spec, lambda own: no_gradients(own, is_trained))
+    return Front(
+        forward,
+        backward,
+        spec,
+        functools.partial(_init_codecs, send, receive),
+        functools.partial(zero_grads, is_trained=is_trained),
+    )
 
 
 def back(
     fn: Callable[[Params, Any, Batch, jax.Array], Any],
-    receive: codec_lib.Codec,
-    send: codec_lib.Codec,
+    receive: selector.CodecOrSelector,
+    send: selector.CodecOrSelector,
     *,
-    is_trained: IsTrained = everything,
+    is_trained: IsTrained = train_all,
     sharding: Any = None,
 ) -> Back:
-    """The far half of a model.
+    """Makes the back half of a model.
 
     Args:
       fn: (params, h, batch, rng) -> the loss, a scalar, or (loss, dict of metrics).
       receive: codec of h.
       send: codec of the gradient in h.
-      is_trained: which parameters get a gradient.
+      is_trained: True for the paths of parameters that get a gradient.
       sharding: where the activations of h go within this cluster; None leaves it to
         the compiler.
 
@@ -210,48 +235,62 @@ def back(
         grads = jax.tree.map(jnp.add, grads, new)
         return reply, sent_state, grads, metrics, received_state
 
-    def answer(
-        params, batch, rng, payload, option, received_state, sent_state, grads, step
-    ):
-        payload, received_state = decode_before(payload, option, received_state)
-        reply, sent_state, grads, metrics, received_state = run_step(
-            params, batch, rng, payload, received_state, sent_state, grads
+    def step(params, batch, rng, selected, states, grads, number):
+        payload, received = decode_before(selected, states.received)
+        reply, sent, grads, metrics, received = run_step(
+            params, batch, rng, payload, received, states.sent, grads
         )
-        return encode_after(reply, sent_state, step), grads, metrics, received_state
+        selected, sent = encode_after(reply, sent, number)
+        return selected, grads, metrics, CodecStates(sent, received)
 
-    return Back(answer, lambda own: no_gradients(own, is_trained))
+    return Back(
+        step,
+        functools.partial(_init_codecs, send, receive),
+        functools.partial(zero_grads, is_trained=is_trained),
+    )
 
 
-def _encoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
-    """What encodes inside the half's program, and what does after it, on the host."""
-    if codec.choose is None:
-        return codec.encode, lambda payload, state, step: Sent(payload, 0, state)
-    options = [jax.jit(option.encode, donate_argnums=1) for option in codec.options]
+def _init_codecs(
+    send: selector.CodecOrSelector,
+    receive: selector.CodecOrSelector,
+    spec: codec_lib.Spec,
+) -> CodecStates:
+    return CodecStates(send.init(spec), receive.init(spec))
+
+
+def _encoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
+    """Splits encoding in two: inside the half's program, and after it, on the host."""
+    if isinstance(codec, codec_lib.Codec):
+        return codec.encode, lambda payload, state, step: (
+            selector.Selected(payload),
+            state,
+        )
+    encoders = [jax.jit(each.encode, donate_argnums=1) for each in codec.codecs]
 
     def encode_after(arrays, state, step):
         option = codec.choose(arrays, state, step)
-        payload, state = options[option](arrays, state)
-        return Sent(payload, option, state)
+        payload, state = encoders[option](arrays, state)
+        return selector.Selected(payload, option), state
 
     return codec_lib.identity().encode, encode_after
 
 
-def _decoder(codec: codec_lib.Codec) -> tuple[Callable, Callable]:
-    """What decodes before the half's program, and what does inside it."""
-    if codec.choose is None:
-        return lambda payload, option, state: (payload, state), codec.decode
-    options = [jax.jit(option.decode, donate_argnums=1) for option in codec.options]
+def _decoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
+    """Splits decoding in two: before the half's program, and inside it."""
+    if isinstance(codec, codec_lib.Codec):
+        return lambda selected, state: (selected.payload, state), codec.decode
+    decoders = [jax.jit(each.decode, donate_argnums=1) for each in codec.codecs]
 
-    def decode_before(payload, option, state):
-        return options[option](payload, state)
+    def decode_before(selected, state):
+        return decoders[selected.option](selected.payload, state)
 
     return decode_before, codec_lib.identity().decode
 
 
 def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
-    """Parameters -> (trained, frozen): only the first get gradients and moments.
+    """Splits parameters into (trained, frozen): only the first get gradients, moments.
 
-    Integers are frozen, whatever `is_trained` says.
+    Integers are frozen in any case.
     """
     flat = traverse_util.flatten_dict(params)
     trained = {
@@ -264,13 +303,13 @@ def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
 
 
 def merge(trained: Params, frozen: Params) -> Params:
-    """The inverse of `split`: no parameter is in both."""
+    """Inverts `split`: no parameter is in both."""
     flat = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(frozen)
     return traverse_util.unflatten_dict(flat)
 
 
-def no_gradients(params: Params, is_trained: IsTrained = everything) -> Params:
-    """Zeros like the trained parameters, for micro-batches to add to."""
+def zero_grads(params: Params, is_trained: IsTrained = train_all) -> Params:
+    """Makes zeros like the trained parameters, for micro-batches to add to."""
     return jax.tree.map(jnp.zeros_like, split(params, is_trained)[0])
 
 

@@ -14,7 +14,7 @@ from nebula_jax.models import transformer
 RATE, MASK_RATE = 1e-4, 0.15
 
 Step = Callable[[], Any]
-"""Takes an optimisation step from the state of the last; returns what is computed."""
+"""Takes an optimization step from the state of the last; returns what is computed."""
 
 
 class Shape(NamedTuple):

@@ -11,9 +11,8 @@ import trustme
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, wan
-from nebula_jax.communication import link as link_lib
-from nebula_jax.communication.wire import frames, session
-from nebula_jax.communication.wire import send_window as outgoing_lib
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.wire import frames, inbox, send_window, session
 from nebula_jax.security import tls
 
 SPEC = {
@@ -39,8 +38,8 @@ def credentials(tmp_path, encrypted):
 
 def listener(ours="discriminator", **settings):
     """A listener on loopback."""
-    return bridge.Listener(
-        bridge.listen(("127.0.0.1", 0)),
+    return listener_lib.Listener(
+        listener_lib.listen(("127.0.0.1", 0)),
         ours if isinstance(ours, frames.Hello) else hello(ours),
         **{"peer_timeout": 5.0, "reconnect_timeout": 0.0, "tls": None} | settings,
     )
@@ -123,8 +122,8 @@ def test_tensors_and_tokens_cross_unchanged_both_ways(
     far.result(10)
     if encrypted:
         assert here.certificate_names == {"generator-0"}
-    assert here.ledger["received Tensor[0]"] == there.ledger["sent Tensor[0]"]
-    assert here.ledger["received Tensor[0]"][0] == 6
+    assert here.ledger["received tokens"] == there.ledger["sent tokens"]
+    assert here.ledger["received tokens"][0] == 6
 
 
 def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool, meet):
@@ -168,7 +167,7 @@ def test_send_blocks_while_nobody_reads(pool, meet):
         done = pool.submit(far)
         time.sleep(1.0)
         # The reader's inbox, and what the window lets out beyond it.
-        assert 0 < len(sent) <= link_lib.MAX_UNREAD + outgoing_lib.WINDOW_TENSORS
+        assert 0 < len(sent) <= inbox.MAX_TENSORS + send_window.WINDOW_TENSORS
         for step in range(14):
             incoming.recv(step)
     done.result(10)
@@ -220,7 +219,7 @@ def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, meet):
     here.welcome(0)
     there.wait_for_welcome(5.0)
     ending = pool.submit(there.close)
-    words = "generator:0 said End while more was due"
+    words = "generator:0 sent End while more was due"
     with pytest.raises(session.RemoteProtocolError, match=words), here:
         incoming.recv(1)
     with pytest.raises(session.PeerAborted, match=words):
@@ -246,7 +245,7 @@ def test_closing_with_unread_tensors_ends(pool, meet):
 
 
 def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypatch):
-    monkeypatch.setattr(link_lib, "FLOOD_BYTES", 100_000)
+    monkeypatch.setattr(inbox, "FLOOD_BYTES", 100_000)
     here, there = meet()
     small = jax.ShapeDtypeStruct((2,), jnp.int32)
     here.receiver("flood", small, codec.identity())
@@ -362,10 +361,10 @@ def test_nobody_coming_is_an_error_after_the_timeout():
 
 
 def test_a_port_in_use_is_named():
-    with bridge.listen(("127.0.0.1", 0)) as taken:
+    with listener_lib.listen(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(bridge.ConnectError, match=f"127.0.0.1:{port}: .*in use"):
-            bridge.listen(("127.0.0.1", port))
+            listener_lib.listen(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
@@ -430,7 +429,7 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
 
 def test_a_vanished_peer_is_noticed_and_named(meet):
     here, there = meet()
-    there._pump._pipe.socket.shutdown(socket.SHUT_RDWR)
+    there._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(session.PeerGone, match="generator:0"):
         here.wait_for_step(1)
 

@@ -4,14 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import two_halves
 import zstandard
 
-from nebula_jax.communication import channels, codec, codecs
+from nebula_jax.communication import channels, codec, codecs, loopback, selector
 from nebula_jax.communication.wire import frames, session, zstd
 
 
 class Loop:
-    """A carrier from a sender to a receiver in one process."""
+    """A transport from a sender to a receiver in one process."""
 
     def __init__(self):
         self.peer = frames.Hello("generator:0", "0.1", {})
@@ -23,20 +24,13 @@ class Loop:
     def take_tensor(self, channel):
         message = self.sent.pop(0)
         buffers = [np.frombuffer(bytes(each), np.uint8) for each in message.buffers]
-        if self.has_table:  # which the protocol has read
-            buffers = buffers[1:]
-        return frames.Tensor(
-            message.channel, message.step, message.micro_batch, buffers, message.option
-        )
-
-    has_table = False
+        return message._replace(buffers=buffers)
 
 
-def ends(spec, each):
+def ends(spec, codec, level=None):
     loop = Loop()
-    loop.has_table = each.zstd is not None
-    sender = channels.Sender(loop, 0, "h", spec, each)
-    return loop, sender, channels.Receiver(loop, 0, "h", spec, each, None)
+    sender = channels.Sender(loop, 0, "h", spec, codec, level)
+    return loop, sender, channels.Receiver(loop, 0, "h", spec, codec, level)
 
 
 def halves_or_whole():
@@ -49,8 +43,8 @@ def halves_or_whole():
             decode=lambda x, n: (jnp.pad(x, (0, 8 - size)), n + 1),
         )
 
-    return codec.choice(
-        [option(4), option(8)], lambda x, state, step: int(np.any(np.asarray(x)[4:]))
+    return selector.Selector(
+        (option(4), option(8)), lambda x, state, step: int(np.any(np.asarray(x)[4:]))
     )
 
 
@@ -77,7 +71,6 @@ def test_compression_begins_at_its_step_in_every_channel():
             np.testing.assert_array_equal(receiver.recv(step), np.ones(8))
 
 
-ZSTD = codec.identity()._replace(zstd=1)
 SPEC = {
     "even": jax.ShapeDtypeStruct((5000,), jnp.int32),
     "noise": jax.ShapeDtypeStruct((5000,), jnp.float32),
@@ -91,16 +84,66 @@ def arrays(seed):
 
 
 def test_lossless_coding_gives_back_every_bit_and_leaves_noise_alone():
-    loop, sender, receiver = ends(SPEC, ZSTD)
+    loop, sender, receiver = ends(SPEC, codec.identity(), level=1)
     for step in range(20):
         sender.send(step, arrays(step))
-        table, even, noise = loop.sent[0].buffers
-        assert list(table.view(">u8")) == [len(even), len(noise)]
+        even, noise = loop.sent[0].buffers
         assert len(even) < 2000
         assert len(noise) == 20_000
         received = receiver.recv(step)
         for name, array in arrays(step).items():
             assert np.asarray(received[name]).tobytes() == array.tobytes()
+
+
+def test_the_table_of_lengths_is_big_endian_and_comes_first():
+    buffers = [np.zeros(3, np.uint8), np.ones(300, np.uint8)]
+    table, *rest = zstd.with_table(buffers)
+    assert table.tobytes() == bytes.fromhex("0000000000000003 000000000000012c")
+    assert all(a is b for a, b in zip(rest, buffers, strict=True))
+
+
+@pytest.mark.parametrize("level", [0, 20, 3.0, True, "fast"])
+def test_zstd_levels_are_checked(level):
+    with pytest.raises(ValueError, match=f"level must be 1 to 19, not {level!r}"):
+        channels.Sender(Loop(), 0, "h", SPEC, codec.identity(), level)
+    with pytest.raises(ValueError, match=f"level must be 1 to 19, not {level!r}"):
+        channels.Receiver(Loop(), 0, "h", SPEC, codec.identity(), level)
+
+
+def test_over_a_link_a_compressed_channel_costs_its_table_beside_a_loopbacks():
+    """And gives back every bit."""
+    levels = {"plain": None, "compressed": 3}
+    loop = loopback.Loopback()
+    for name, level in levels.items():
+        loop.sender(name, SPEC, codec.identity(), level).send(1, arrays(1))
+    with two_halves.met() as (front, back):
+
+        def send():
+            with front:
+                senders = [
+                    front.sender(name, SPEC, codec.identity(), level)
+                    for name, level in levels.items()
+                ]
+                front.wait_for_welcome(10.0)
+                for sender in senders:
+                    sender.send(1, arrays(1))
+            return [front.ledger[f"sent {name}"][1] for name in levels]
+
+        def receive():
+            with back:
+                receivers = [
+                    back.receiver(name, SPEC, codec.identity(), level)
+                    for name, level in levels.items()
+                ]
+                back.welcome(0)
+                return [receiver.recv(1) for receiver in receivers]
+
+        received, count = two_halves.both(send, receive)
+    for each in received:
+        for name, array in arrays(1).items():
+            assert np.asarray(each[name]).tobytes() == array.tobytes()
+    # Frame heads are alike; two buffers have a table of 16 bytes.
+    assert count[0] - loop.sent["plain"] == count[1] - loop.sent["compressed"] - 16
 
 
 def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
@@ -132,11 +175,11 @@ def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
 )
 def test_bytes_that_do_not_decode_to_the_plan_are_refused(coded, words):
     with pytest.raises(zstd.EntropyError, match=words):
-        zstd.Decompressor().decompress([np.frombuffer(coded, np.uint8)], [1000])
+        zstd.Decompressor(1).decompress([np.frombuffer(coded, np.uint8)], [1000])
 
 
-def test_the_far_end_names_who_sent_what_cannot_be_decoded():
-    loop, sender, receiver = ends(SPEC, ZSTD)
+def test_the_receiver_names_who_sent_what_cannot_be_decoded():
+    loop, sender, receiver = ends(SPEC, codec.identity(), level=1)
     sender.send(3, arrays(0))
     message = loop.sent[0]
     message.buffers[1] = np.frombuffer(b"x" * 50, np.uint8)

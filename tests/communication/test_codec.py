@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.communication import codec, codecs
+from nebula_jax.communication import codec, codecs, selector
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -24,8 +24,8 @@ def by_sign():
             decode=lambda x, count: (x / factor, count + 1),
         )
 
-    return codec.choice(
-        [option(1.0), option(0.5)], lambda x, count, step: int(x.reshape(-1)[0] < 0)
+    return selector.Selector(
+        (option(1.0), option(0.5)), lambda x, count, step: int(x.reshape(-1)[0] < 0)
     )
 
 
@@ -39,7 +39,7 @@ def test_a_choice_is_made_by_what_is_sent_and_state_is_shared():
 
 
 def test_a_chain_keeps_a_state_of_the_later_codec_for_each_option():
-    chained = codec.chain(by_sign(), codecs.int8("row", "stochastic"))
+    chained = selector.chain(by_sign(), codecs.int8("row", "stochastic"))
     state = chained.init(X)
     for x in (X + 1, -X - 1, X + 1):
         payload, state = chained.encode(x, state)
@@ -50,7 +50,7 @@ def test_a_chain_keeps_a_state_of_the_later_codec_for_each_option():
     assert [int(count) for count in later] == [2, 1]
 
 
-def test_like_wraps_every_option_and_keeps_how_they_are_chosen():
+def test_map_options_wraps_every_option_and_keeps_how_they_are_chosen():
     def negated(inner):
         return codec.Codec(
             init=lambda spec: {"inner": inner.init(spec)},
@@ -61,12 +61,31 @@ def test_like_wraps_every_option_and_keeps_how_they_are_chosen():
             decode=lambda x, state: (-inner.decode(x, state["inner"])[0], state),
         )
 
-    wrapped = codec.like(by_sign(), negated, lambda state: state["inner"])
+    wrapped = selector.map_options(by_sign(), negated, lambda state: state["inner"])
     payload, state = wrapped.encode(-X - 1, wrapped.init(X))
     assert (payload.option, state) == (1, {"inner": 1})
-    assert len(codec.fixed(wrapped)) == 2
-    plain = codec.like(codecs.zstd(3), lambda inner: inner, lambda state: state)
-    assert (plain.zstd, plain.options) == (3, ())
+    assert len(selector.variants(wrapped)) == 2
+    last = by_sign()._replace(ends_chain=True)
+    assert selector.map_options(last, negated, lambda state: state["inner"]).ends_chain
+    plain = selector.map_options(
+        codecs.fp16(), lambda inner: inner, lambda state: state
+    )
+    assert isinstance(plain, codec.Codec)
+
+
+def test_a_codec_is_a_selector_of_one():
+    fp16 = codecs.fp16()
+    alone = selector.as_selector(fp16)
+    assert (alone.codecs, alone.choose(X, (), 1), alone.ends_chain) == (
+        (fp16,),
+        0,
+        False,
+    )
+    assert selector.as_selector(alone) is alone
+    assert selector.variants(fp16) == (fp16,)
+    selected, state = alone.encode(X, alone.init(X))
+    assert selected.option == 0
+    np.testing.assert_array_equal(alone.decode(selected, state)[0], X)
 
 
 def test_the_ratio_of_a_choice_is_its_largest():
@@ -75,11 +94,11 @@ def test_the_ratio_of_a_choice_is_its_largest():
         "mask": jax.ShapeDtypeStruct((4, 8), jnp.bool_),
     }
     whole = 4 * 8 * 16 * 4 + 4 * 8
-    assert codec.ratio(codecs.pack_tokens(), spec) == (whole - 28) / whole
+    assert selector.ratio(codecs.pack_tokens(), spec) == (whole - 28) / whole
 
 
 def test_an_empty_chain_is_identity():
-    assert codec.chain() == codec.identity()
+    assert codec.chain() == codecs.chain() == codec.identity()
     np.testing.assert_array_equal(codec.chain().encode(X, ())[0], X)
 
 
@@ -87,7 +106,6 @@ def test_an_empty_chain_is_identity():
     ("make", "words"),
     [
         (lambda: [codecs.fp16(), codecs.pack_tokens()], "must be the first"),
-        (lambda: [codecs.zstd(), codecs.fp16()], "must be the last of its chain"),
         (
             lambda: [codecs.delta(codecs.fp16(), 9), codecs.fp16()],
             "only zstd may follow it",
@@ -103,11 +121,31 @@ def test_an_empty_chain_is_identity():
         ),
     ],
 )
-def test_a_chain_in_the_wrong_order_is_told(make, words):
+def test_a_chain_in_the_wrong_order_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
-        codec.chain(*make())
+        codecs.chain(*make())
 
 
-def test_zstd_may_follow_anything():
-    last = codec.chain(codecs.delta(codecs.fp16(), 9), codecs.zstd(2))
-    assert last.zstd == 2
+def test_identity_may_follow_anything():
+    last = codecs.chain(codecs.delta(codecs.fp16(), 9), codecs.identity())
+    assert len(last.codecs) == 2
+    assert last.ends_chain
+
+
+def test_a_chains_state_is_the_tuple_of_its_codecs_states():
+    def counting(factor):
+        return codec.Codec(
+            init=lambda spec: 10 * factor,
+            encode=lambda x, count: (x * factor, count + 1),
+            decode=lambda x, count: (x / factor, count + 1),
+        )
+
+    chained = codec.chain(counting(1), counting(2), counting(4))
+    state = chained.init(X)
+    assert state == (10, 20, 40)
+    payload, state = chained.encode(X, state)
+    np.testing.assert_array_equal(payload, 8 * X)
+    assert state == (11, 21, 41)
+    got, state = chained.decode(payload, state)
+    np.testing.assert_array_equal(got, X)
+    assert state == (12, 22, 42)

@@ -23,8 +23,10 @@ def arrays(seed):
 
 def ends(named, name="h", link=None):
     link = link or loopback.Loopback()
-    codec = codecs.from_string(named)
-    return link.sender(name, SPEC, codec), link.receiver(name, SPEC, codec)
+    compression = codecs.from_string(named)
+    return link.sender(name, SPEC, *compression), link.receiver(
+        name, SPEC, *compression
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,17 +80,17 @@ def test_bytes_are_counted_by_channel():
     assert 0 < link.sent["packed"] < link.sent["hidden"] / 2
 
 
-def test_two_ends_hear_each_other_and_not_themselves():
+def test_two_ends_receive_from_each_other_and_not_from_themselves():
     """Each opens its channels in its own order, as over a link."""
-    codec = codecs.from_string("identity")
-    near, far = loopback.ends()
-    there = near.sender("there", SPEC, codec)
-    answer = near.receiver("answer", SPEC, codec)
-    heard = far.receiver("there", SPEC, codec)
-    back = far.sender("answer", SPEC, codec)
-    there.send(1, arrays(1))
-    assert heard.has_arrived
+    codec = codecs.identity()
+    front, back = loopback.ends()
+    request = front.sender("request", SPEC, codec)
+    answer = front.receiver("answer", SPEC, codec)
+    requested = back.receiver("request", SPEC, codec)
+    answers = back.sender("answer", SPEC, codec)
+    request.send(1, arrays(1))
+    assert requested.has_arrived
     assert not answer.has_arrived
-    back.send(1, arrays(2))
-    for receiver, seed in ((heard, 1), (answer, 2)):
+    answers.send(1, arrays(2))
+    for receiver, seed in ((requested, 1), (answer, 2)):
         jax.tree.map(np.testing.assert_array_equal, receiver.recv(1), arrays(seed))

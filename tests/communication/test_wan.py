@@ -26,9 +26,9 @@ def test_each_direction_may_have_its_own_line():
     ("flag", "words"),
     [
         ("15ms,60mb", "cannot read '60mb'"),
-        ("15ms,20ms", "says the delay twice"),
-        ("up:15ms;up:20ms", "says up twice"),
-        ("15ms;up:20ms", "says up twice"),
+        ("15ms,20ms", "gives the delay twice"),
+        ("up:15ms;up:20ms", "names up twice"),
+        ("15ms;up:20ms", "names up twice"),
         ("sideways:15ms", "cannot read 'sideways'"),
         ("5ms,jitter=6ms", "the jitter exceeds the delay"),
         ("cut=2s", "cannot read 'cut=2s'"),

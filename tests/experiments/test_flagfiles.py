@@ -3,12 +3,11 @@ import pathlib
 import configured
 import jax.numpy as jnp
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from experiments import pretrain_m3, shared_flags, train_abnet
+from experiments import pretrain_m3
 from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
+from experiments.abnet import models as abnet_models
+from experiments.abnet import scaled_wan
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax.communication import wan
@@ -38,12 +37,16 @@ def test_every_flagfile_is_a_possible_run(path):
     "path", sorted(FOLDER.glob("abnet_*.flags")), ids=lambda p: p.stem
 )
 def test_every_translation_is_a_possible_run(path):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={path}"])
-        shared_flags.check_shared_flags(*train_abnet.CLUSTERS)
-        abnet_config.check()
-        abnet_data.check()
+    run = abnet_run(path)
+    connection = scaled_wan.without(run.local).connection()
+    connect.check_role(connection, run.local.cluster, "target", "source")
+    scaled_wan.check(run.local)
+    abnet_config.check(run)
+
+
+def abnet_run(path):
+    """The configuration that a flagfile of train_abnet makes."""
+    return configured.run(abnet_config, f"--flagfile={path}")
 
 
 @pytest.mark.parametrize(("name", "rate"), [("60mbit", 60e6), ("170mbit", 170e6)])
@@ -72,19 +75,14 @@ def test_the_papers_flagfile_has_the_papers_values():
 
 def test_the_papers_translation_has_the_papers_values():
     """Section 4.2; what it leaves open is ABNet's code's."""
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver():
-        flags.FLAGS(["test", f"--flagfile={FOLDER / 'abnet_paper.flags'}"])
-        assert abnet_config.OBJECTIVE.value == "cmlm"
-        assert abnet_config.ENCODER_INNER.value == 512
-        assert (shared_flags.BATCH_SIZE.value, abnet_config.buckets()) == (128, (64,))
-        assert (abnet_config.RISE_STEPS.value, abnet_config.PEAK_RATE.value) == (
-            4000,
-            5e-4,
-        )
-        assert abnet_config.LABEL_SMOOTHING.value == 0.1
-        assert (abnet_config.BEAMS.value, abnet_config.ITERATIONS.value) == (4, 10)
-        optimizer = abnet_config.optimizer()
+    agreed = abnet_run(FOLDER / "abnet_paper.flags").agreed
+    assert agreed.objective == "cmlm"
+    assert agreed.encoder_adapter_dim == 512
+    assert (agreed.batch_size, agreed.length_buckets) == (128, (64,))
+    assert (agreed.warmup_steps, agreed.learning_rate) == (4000, 5e-4)
+    assert agreed.label_smoothing == 0.1
+    assert (agreed.beams, agreed.iterations) == (4, 10)
+    optimizer = abnet_models.make_optimizer(agreed)
     params = {"w": jnp.zeros(1)}
     _, state = optimizer.update({"w": jnp.ones(1)}, optimizer.init(params), params)
     (adam,) = [each for each in state if hasattr(each, "mu")]

@@ -141,20 +141,20 @@ def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
     languages = {"generator-0": 2, "generator-1": 1}
     for cluster, count in languages.items():
         ledger = json.loads((folder / cluster / "summary.json").read_text())["ledger"]
-        assert ledger["sent Tensor[0]"] == [5, 5 * frame]
+        assert ledger["sent tokens"] == [5, 5 * frame]
         # Held-back text: before step 1, after step 4 and after the last one.
-        assert ledger["sent Tensor[1]"] == [3 * count, 3 * count * frame]
+        assert ledger["sent held_out"] == [3 * count, 3 * count * frame]
         assert ledger["received StepDone"] == [5, 5 * control]
         assert ledger["received Welcome"] == [1, control]
         assert set(ledger) <= {
-            "sent Open", "sent Hello", "sent Tensor[0]", "sent Tensor[1]", "sent Ping",
+            "sent Open", "sent Hello", "sent tokens", "sent held_out", "sent Ping",
             "received Open", "received Hello", "received Welcome",
             "received StepDone", "received Ping", "received End",
         }  # fmt: skip
         received = json.loads((folder / "discriminator/summary.json").read_text())
         theirs = received["ledgers"][cluster.replace("-", ":")]
-        assert theirs["received Tensor[0]"] == ledger["sent Tensor[0]"]
-        assert theirs["received Tensor[1]"] == ledger["sent Tensor[1]"]
+        assert theirs["received tokens"] == ledger["sent tokens"]
+        assert theirs["received held_out"] == ledger["sent held_out"]
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_the_command_splits_a_model_and_it_is_the_uncut_one(command):
     output = run.communicate(timeout=60)[0]
     assert run.returncode == 0, output
     line = re.compile(
-        r"far  step    6/6  accuracy (\S+)  loss (\S+)  \d+ ms/step"
+        r"back  step    6/6  accuracy (\S+)  loss (\S+)  \d+ ms/step"
         r"  ([\d,]+) bytes/step sent  ([\d,]+) bytes/step received"
     )
     _, loss, *moved = line.search(output).groups()
@@ -66,7 +66,7 @@ def test_the_command_splits_a_model_and_it_is_the_uncut_one(command):
 def test_when_a_cluster_dies_all_processes_end(command):
     run = command(steps=10_000, log_every=1)
     for line in run.stdout:
-        if "near step" in line:
+        if "front step" in line:
             break
     children = subprocess.run(
         ["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True
@@ -75,7 +75,7 @@ def test_when_a_cluster_dies_all_processes_end(command):
     os.kill(int(children[1]), signal.SIGKILL)
     output = run.communicate(timeout=20)[0]
     assert run.returncode == 1
-    assert "error: near was killed by SIGKILL; all clusters ended" in output
+    assert "error: front was killed by SIGKILL; all clusters ended" in output
     deadline = time.monotonic() + 5
     while any(pathlib.Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline
@@ -83,31 +83,31 @@ def test_when_a_cluster_dies_all_processes_end(command):
 
 
 def whole():
-    return {cluster: example.init(0, cluster) for cluster in ("near", "far")}
+    return {cluster: example.init(0, cluster) for cluster in ("front", "back")}
 
 
 def trained(named, steps):
     """The split model after some steps, its accuracy by step, and bytes received."""
-    codec, params, history = codecs.from_string(named), whole(), []
+    compression, params, history = codecs.from_string(named), whole(), []
     with two_halves.met() as (there, here):
 
-        def near():
+        def front():
             with there:
                 batches = example.micro_batches(0, steps, 0)
-                args = there, params["near"], batches, codec
-                return example.train_near(*args, lambda step, metrics: None)
+                args = there, params["front"], batches, *compression
+                return example.train_front(*args, lambda step, metrics: None)
 
-        def far():
+        def back():
             with here:
                 batches = example.micro_batches(0, steps, 1)
-                args = here, params["far"], batches, codec
-                own = example.train_far(
+                args = here, params["back"], batches, *compression
+                own = example.train_back(
                     *args, lambda step, metrics: history.append(metrics["accuracy"])
                 )
-            return own, here.ledger["received Tensor[0]"][1]
+            return own, here.ledger["received hidden"][1]
 
-        (own, received), other = two_halves.both(near, far)
-    return {"near": other, "far": own}, np.array(history), received
+        (own, received), other = two_halves.both(front, back)
+    return {"front": other, "back": own}, np.array(history), received
 
 
 def test_it_learns_with_an_eighth_of_the_bits_as_well():
@@ -126,8 +126,8 @@ def test_the_two_sides_read_the_same_batches_each_its_part():
         want = example.draw(3, number)
         np.testing.assert_array_equal(np.concatenate(images[number]), want[0])
         np.testing.assert_array_equal(np.concatenate(labels[number]), want[1])
-    near = whole()["near"]
-    shape = jax.eval_shape(example.front, near, images[0][0], example.RNG)
+    params = whole()["front"]
+    shape = jax.eval_shape(example.front, params, images[0][0], example.RNG)
     assert (shape.shape, shape.dtype) == (example.HIDDEN.shape, example.HIDDEN.dtype)
 
 

@@ -2,11 +2,13 @@
 
 import pathlib
 
+import configured
 import jax
 import numpy as np
 import tiny_runs
 from flax import traverse_util
 
+from experiments.abnet import config
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import names as state_names
 
@@ -23,17 +25,17 @@ PAIRS = {"train": 60, "dev": 5, "test": 4}
 TINY = {
     "pair": "es-en",
     "objective": "cmlm",
-    "encoder_inner": 8,
-    "decoder_inner": 8,
-    "cross_heads": 2,
-    "buckets": "8,16",
+    "encoder_adapter_dim": 8,
+    "decoder_adapter_dim": 8,
+    "cross_attention_heads": 2,
+    "length_buckets": "8,16",
     "batch_size": 8,
     "micro_batches": 2,
-    "ahead": 2,
-    "peak_rate": 1e-3,
-    "rise_steps": 1,
-    "head_steps": 3,
-    "bleu_every": 100,
+    "max_in_flight": 2,
+    "learning_rate": 1e-3,
+    "warmup_steps": 1,
+    "mlm_head_steps": 3,
+    "eval_every": 100,
     "bleu_sentences": 3,
     "beams": 2,
     "iterations": 2,
@@ -119,6 +121,11 @@ def write_model(
     about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
     pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
     return folder
+
+
+def run(**values) -> config.Run:
+    """The configuration that the command has if it is given these flags."""
+    return configured.run(config, **values)
 
 
 class Translations(tiny_runs.Runs):

@@ -15,34 +15,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 
 B, L, D = 8, 6, 16
 INPUTS = 5  # features of a position; a kernel's shape is no activation's
 
 
-class Near(nn.Module):
+class Front(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.tanh(nn.Dense(D, name="first")(x))
         return nn.tanh(nn.Dense(D, name="second")(x))
 
 
-class Far(nn.Module):
+class Back(nn.Module):
     @nn.compact
     def __call__(self, hidden):
         return nn.Dense(1, name="last")(nn.tanh(nn.Dense(D, name="third")(hidden)))
 
 
 def front(params, batch, rng):
-    """h with what codecs ask for: which positions are real, and which example it is."""
-    hidden = Near().apply({"params": params}, batch["x"])
+    """Computes h, with the mask and the example numbers that codecs read."""
+    hidden = Front().apply({"params": params}, batch["x"])
     keep = jax.random.bernoulli(rng, 0.9, (D,))  # alike for all micro-batches
     return {"h": hidden * keep, "mask": batch["mask"], "index": batch["index"]}
 
 
 def front_with_loss(params, batch, rng):
-    """A front that wants its own output small as well."""
+    """Computes h, and a loss of the front's own on its size."""
     hidden = front(params, batch, rng)
     return hidden, 0.1 * jnp.sum(hidden["h"] ** 2) / (B * L * D)
 
@@ -50,20 +51,20 @@ def front_with_loss(params, batch, rng):
 def back(params, hidden, batch, rng):
     """Squared error of real positions, over the whole batch's number of them."""
     del rng
-    errors = (Far().apply({"params": params}, hidden["h"])[..., 0] - batch["y"]) ** 2
+    errors = (Back().apply({"params": params}, hidden["h"])[..., 0] - batch["y"]) ** 2
     loss = jnp.sum(errors * hidden["mask"]) / batch["weight"]
     return loss, {"loss": loss, "positions": jnp.sum(hidden["mask"])}
 
 
-def whole_loss(params, batch, rngs, near=front):
+def whole_loss(params, batch, rngs, front=front):
     """The composition, uncut, of the whole batch."""
-    out = near(params[0], batch[0], rngs[0])
+    out = front(params[0], batch[0], rngs[0])
     hidden, own = (out, 0.0) if isinstance(out, dict) else out
     return own + back(params[1], hidden, batch[1], rngs[1])[0]
 
 
 def init_of(module, *inputs, seed=0):
-    """Parameters from numpy: to compile a module's own `init` takes seconds."""
+    """Makes parameters with numpy: to compile a module's own `init` takes seconds."""
     shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
     random = np.random.RandomState(seed)
 
@@ -77,8 +78,8 @@ def init_of(module, *inputs, seed=0):
 @functools.cache
 def init():
     """Parameters of both halves."""
-    near = init_of(Near(), jnp.zeros((1, L, INPUTS)))
-    return near, init_of(Far(), jnp.zeros((1, L, D)), seed=1)
+    front = init_of(Front(), jnp.zeros((1, L, INPUTS)))
+    return front, init_of(Back(), jnp.zeros((1, L, D)), seed=1)
 
 
 def rngs(step=0):
@@ -87,7 +88,7 @@ def rngs(step=0):
 
 
 def batch(seed=0):
-    """What the front reads, and what the back reads, of a whole batch."""
+    """Makes the front's and the back's inputs of a whole batch."""
     random = np.random.RandomState(seed)
     mask = np.arange(L) < random.randint(1, L + 1, (B, 1))
     x = random.randn(B, L, INPUTS).astype(np.float32)
@@ -114,23 +115,25 @@ def assert_close(got, want, atol=1e-6):
 
 @contextlib.contextmanager
 def met(line=""):
-    """Links of the near and of the far half, over a socket of this machine."""
+    """Links of the front and of the back half, over a socket of this machine."""
     settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.0, "tls": None}
     lines = wan.from_string(line)
-    listening = bridge.listen(("127.0.0.1", 0))
-    hellos = [frames.Hello(name, "0.1", {}) for name in ("near", "far")]
+    listening = listener_lib.listen(("127.0.0.1", 0))
+    hellos = [frames.Hello(name, "0.1", {}) for name in ("front", "back")]
     with (
-        bridge.Listener(listening, hellos[1], line=lines.down, **settings) as listener,
+        listener_lib.Listener(
+            listening, hellos[1], line=lines.down, **settings
+        ) as listener,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
-        settings |= {"line": lines.up, "connect_timeout": 10.0, "peer": "far"}
+        settings |= {"line": lines.up, "connect_timeout": 10.0, "peer": "back"}
         coming = pool.submit(bridge.connect, listener.address, hellos[0], **settings)
-        far = listener.accept(10.0)
-        yield coming.result(), far
+        back = listener.accept(10.0)
+        yield coming.result(), back
 
 
-def both(near, far):
-    """What two functions return that run at the same time."""
+def both(front, back):
+    """Runs two functions at the same time; returns the second's result first."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        other = pool.submit(near)
-        return far(), other.result(30)
+        other = pool.submit(front)
+        return back(), other.result(30)

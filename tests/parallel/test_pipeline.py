@@ -9,39 +9,41 @@ import optax
 import pytest
 import two_halves
 
-from nebula_jax.communication import codec, codecs, loopback
+from nebula_jax.communication import codec, codecs, loopback, selector
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
 COUNT = 4  # micro-batches
 PACKED = "pack_tokens(capacities=3)|int8(row)"
+PLAIN = codecs.Compression()
 OPTIMIZER = optax.adam(1e-2)
 
 
 def halves(forward, backward):
+    codecs = forward.codec, backward.codec
     return (
-        cut.front(two_halves.front_with_loss, forward, backward, has_loss=True),
-        cut.back(two_halves.back, forward, backward),
+        cut.front(two_halves.front_with_loss, *codecs, has_loss=True),
+        cut.back(two_halves.back, *codecs),
     )
 
 
-def spec_of(near):
+def spec_of(front):
     piece = two_halves.pieces(two_halves.batch(), COUNT)[0]
-    return near.spec(two_halves.init()[0], piece[0], two_halves.rngs()[0])
+    return front.spec(two_halves.init()[0], piece[0], two_halves.rngs()[0])
 
 
-def near_ends(link, spec, forward, backward):
+def front_ends(link, spec, forward, backward):
     return (
-        link.sender("hidden", spec, forward),
-        link.receiver("gradient", spec, backward),
+        link.sender("hidden", spec, *forward),
+        link.receiver("gradient", spec, *backward),
     )
 
 
-def far_ends(link, spec, forward, backward):
+def back_ends(link, spec, forward, backward):
     return (
-        link.receiver("hidden", spec, forward),
-        link.sender("gradient", spec, backward),
+        link.receiver("hidden", spec, *forward),
+        link.sender("gradient", spec, *backward),
     )
 
 
@@ -51,90 +53,96 @@ def update(params, state, grads):
     return optax.apply_updates(params, updates), state
 
 
-def trained(params, step_of, steps):
+def trained(params, states, step_of, steps):
     """The parameters after some steps, and what else each step returned."""
     state, others = OPTIMIZER.init(params), []
     for step in range(1, steps + 1):
-        grads, *other = step_of(params, step)
+        grads, states, *other = step_of(params, states, step)
         others.append(other)
         params, state = update(params, state, grads)
     return params, others
 
 
-def trained_in_a_loop(forward, backward, steps):
-    near, far = halves(forward, backward)
-    carrier, spec = loopback.Loopback(), spec_of(near)
+def trained_in_process(forward, backward, steps):
+    both = halves(forward, backward)
+    carrier, spec = loopback.Loopback(), spec_of(both[0])
     hidden = (
-        carrier.sender("hidden", spec, forward),
-        carrier.receiver("hidden", spec, forward),
+        carrier.sender("hidden", spec, *forward),
+        carrier.receiver("hidden", spec, *forward),
     )
     gradient = (
-        carrier.sender("gradient", spec, backward),
-        carrier.receiver("gradient", spec, backward),
+        carrier.sender("gradient", spec, *backward),
+        carrier.receiver("gradient", spec, *backward),
     )
 
-    def step_of(params, step):
+    def step_of(params, states, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         rngs = two_halves.rngs(step)
-        return pipeline.looped_step(
-            *((near, far), params, pieces, rngs, step, hidden, gradient)
+        return pipeline.in_process_step(
+            *(both, params, pieces, rngs, step, hidden, gradient, states)
         )
 
-    return trained(two_halves.init(), step_of, steps)
+    states = tuple(half.init_codecs(spec) for half in both)
+    return trained(two_halves.init(), states, step_of, steps)
 
 
-def near_step_of(near, ends, ahead=3):
-    def step_of(params, step):
+def front_step_of(front, ends, ahead=3):
+    def step_of(params, states, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         batches, rng = (piece[0] for piece in pieces), two_halves.rngs(step)[0]
-        return pipeline.front_step(near, params, batches, rng, step, *ends, ahead=ahead)
+        return pipeline.front_step(
+            front, params, batches, rng, step, *ends, states, ahead=ahead
+        )
 
     return step_of
 
 
-def far_step_of(far, ends, offset=0):
-    def step_of(params, step):
+def back_step_of(back, ends, offset=0):
+    def step_of(params, states, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         batches, rng = [piece[1] for piece in pieces], two_halves.rngs(step)[1]
-        return pipeline.back_step(far, params, batches, rng, step + offset, *ends)
+        return pipeline.back_step(
+            back, params, batches, rng, step + offset, *ends, states
+        )
 
     return step_of
 
 
 def trained_over_a_bridge(forward, backward, steps, line="", ahead=3):
     """Both halves' parameters, what else the steps returned, and a byte ledger."""
-    near, far = halves(forward, backward)
-    spec, params = spec_of(near), two_halves.init()
-    with two_halves.met(line) as (there, here):
+    front, back = halves(forward, backward)
+    spec, params = spec_of(front), two_halves.init()
+    with two_halves.met(line) as (front_link, back_link):
 
-        def run_near():
-            with there:
-                ends = near_ends(there, spec, forward, backward)
-                there.wait_for_welcome(10.0)
-                return trained(params[0], near_step_of(near, ends, ahead), steps)
+        def run_front():
+            with front_link:
+                ends = front_ends(front_link, spec, forward, backward)
+                front_link.wait_for_welcome(10.0)
+                step_of = front_step_of(front, ends, ahead)
+                return trained(params[0], front.init_codecs(spec), step_of, steps)
 
-        def run_far():
-            with here:
-                ends = far_ends(here, spec, forward, backward)
-                here.welcome(0)
-                result = trained(params[1], far_step_of(far, ends), steps)
-            return result, here.ledger
+        def run_back():
+            with back_link:
+                ends = back_ends(back_link, spec, forward, backward)
+                back_link.welcome(0)
+                step_of = back_step_of(back, ends)
+                result = trained(params[1], back.init_codecs(spec), step_of, steps)
+            return result, back_link.ledger
 
-        (fars, ledger), nears = two_halves.both(run_near, run_far)
-    return (nears[0], fars[0]), (nears[1], fars[1]), ledger
+        (backs, ledger), fronts = two_halves.both(run_front, run_back)
+    return (fronts[0], backs[0]), (fronts[1], backs[1]), ledger
 
 
 def test_five_steps_of_the_split_model_are_five_of_the_whole():
-    identity = codec.identity()
-    params, (nears, fars), _ = trained_over_a_bridge(identity, identity, steps=5)
+    params, (fronts, backs), _ = trained_over_a_bridge(PLAIN, PLAIN, steps=5)
     gradient = jax.jit(
-        jax.value_and_grad(two_halves.whole_loss), static_argnames="near"
+        jax.value_and_grad(two_halves.whole_loss), static_argnames="front"
     )
     whole, state = two_halves.init(), OPTIMIZER.init(two_halves.init())
     for step in range(1, 6):
         batch, rngs = two_halves.batch(step), two_halves.rngs(step)
-        loss, grads = gradient(whole, batch, rngs, near=two_halves.front_with_loss)
-        own, metrics = nears[step - 1][0], fars[step - 1][0]
+        loss, grads = gradient(whole, batch, rngs, front=two_halves.front_with_loss)
+        own, metrics = fronts[step - 1][0], backs[step - 1][0]
         np.testing.assert_allclose(own + metrics["loss"], loss, rtol=1e-5)
         assert metrics["positions"] == batch[0]["mask"].sum()
         whole, state = update(whole, state, grads)
@@ -151,52 +159,58 @@ def test_five_steps_of_the_split_model_are_five_of_the_whole():
 )
 def test_over_a_line_every_bit_is_as_in_one_process(forward, backward, line, ahead):
     forward, backward = map(codecs.from_string, (forward, backward))
-    params, (nears, fars), _ = trained_over_a_bridge(forward, backward, 3, line, ahead)
-    want, others = trained_in_a_loop(forward, backward, 3)
+    params, (fronts, backs), _ = trained_over_a_bridge(
+        forward, backward, 3, line, ahead
+    )
+    want, others = trained_in_process(forward, backward, 3)
     jax.tree.map(np.testing.assert_array_equal, params, want)
-    for near, far, (own, metrics) in zip(nears, fars, others, strict=True):
-        np.testing.assert_array_equal(near[0], own)
-        jax.tree.map(np.testing.assert_array_equal, far[0], metrics)
+    for front, back, (own, metrics) in zip(fronts, backs, others, strict=True):
+        np.testing.assert_array_equal(front[0], own)
+        jax.tree.map(np.testing.assert_array_equal, back[0], metrics)
 
 
 def test_the_ledger_counts_what_was_planned_and_nothing_else():
     forward, backward = map(codecs.from_string, ("fp16", "int8(64)"))
     ledger = trained_over_a_bridge(forward, backward, steps=3)[2]
     spec = spec_of(halves(forward, backward)[0])
-    for direction, each in (("received", forward), ("sent", backward)):
-        payload = jax.tree.leaves(codec.payload_spec(each, spec))
+    kinds = {"received hidden": forward, "sent gradient": backward}
+    for kind, each in kinds.items():
+        payload = jax.tree.leaves(codec.payload_spec(each.codec, spec))
         buffers = [bytes(codec.nbytes(leaf)) for leaf in payload]
         frame = frames.encode(frames.Tensor(0, 1, 0, buffers), 1, 1)
         count = 3 * COUNT
         size = sum(memoryview(part).nbytes for part in frame)
-        assert ledger[f"{direction} Tensor[0]"] == [count, count * size]
+        assert ledger[kind] == [count, count * size]
         assert size - codec.nbytes(payload) < 50 + 8 * len(payload)
-    tensors = {kind for kind in ledger if "Tensor" in kind}
-    assert tensors == {"received Tensor[0]", "sent Tensor[0]"}
+    tensors = {kind for kind in ledger if kind.split()[1].islower()}
+    assert tensors == kinds.keys()
 
 
 def test_halves_that_are_not_at_the_same_step_stop_with_an_error():
-    identity = codec.identity()
-    near, far = halves(identity, identity)
-    spec, params = spec_of(near), two_halves.init()
-    words = "near sent hidden for step 1, micro-batch 0; expected step 2, micro-batch 0"
-    with two_halves.met() as (there, here):
+    front, back = halves(PLAIN, PLAIN)
+    spec, params = spec_of(front), two_halves.init()
+    words = (
+        "front sent hidden for step 1, micro-batch 0; expected step 2, micro-batch 0"
+    )
+    with two_halves.met() as (front_link, back_link):
 
-        def run_near():
-            with there:
-                ends = near_ends(there, spec, identity, identity)
-                there.wait_for_welcome(10.0)
-                near_step_of(near, ends)(params[0], 1)
+        def run_front():
+            with front_link:
+                ends = front_ends(front_link, spec, PLAIN, PLAIN)
+                front_link.wait_for_welcome(10.0)
+                states = front.init_codecs(spec)
+                front_step_of(front, ends)(params[0], states, 1)
 
-        def run_far():
-            with here:
-                ends = far_ends(here, spec, identity, identity)
-                here.welcome(0)
-                far_step_of(far, ends, offset=1)(params[1], 1)
+        def run_back():
+            with back_link:
+                ends = back_ends(back_link, spec, PLAIN, PLAIN)
+                back_link.welcome(0)
+                states = back.init_codecs(spec)
+                back_step_of(back, ends, offset=1)(params[1], states, 1)
 
         two_halves.both(
-            lambda: fails(run_near, session.PeerAborted, words),
-            lambda: fails(run_far, session.RemoteProtocolError, words),
+            lambda: fails(run_front, session.PeerAborted, words),
+            lambda: fails(run_back, session.RemoteProtocolError, words),
         )
 
 
@@ -215,19 +229,19 @@ class Half:
     def __init__(self):
         self.calls, self._alive, self.most_alive = [], weakref.WeakSet(), 0
 
-    def forward(self, params, batch, rng, state, step):
+    def forward(self, params, batch, rng, states, step):
         self.calls.append(f"F{batch}")
         residuals = Residuals()
         self._alive.add(residuals)
         self.most_alive = max(self.most_alive, len(self._alive))
-        return cut.Sent(batch, 0, state), residuals, 0.0
+        return selector.Selected(batch), residuals, 0.0, states
 
-    def backward(self, params, batch, rng, residuals, payload, option, state, grads):
-        assert payload == batch
+    def backward(self, params, batch, rng, residuals, selected, states, grads):
+        assert selected.payload == batch
         self.calls.append(f"B{batch}")
-        return grads + 1, state
+        return grads + 1, states
 
-    def no_gradients(self, params):
+    def zero_grads(self, params):
         return 0
 
 
@@ -244,36 +258,39 @@ class Half:
 def test_no_more_than_ahead_micro_batches_are_under_way(ahead, arrive, calls):
     half, sent = Half(), []
     hidden = types.SimpleNamespace(
-        state=(), send_payload=lambda step, payload, *tag: sent.append(payload)
+        send_payload=lambda step, selected, *tag: sent.append(selected)
     )
     gradient = types.SimpleNamespace(
-        state=(), has_arrived=arrive, recv_payload=lambda *tag: (sent.pop(0), 0)
+        has_arrived=arrive, recv_payload=lambda *tag: sent.pop(0)
     )
-    grads, _ = pipeline.front_step(
-        half, None, range(4), None, 1, hidden, gradient, ahead=ahead
+    grads, states, _ = pipeline.front_step(
+        half, None, range(4), None, 1, hidden, gradient, "states", ahead=ahead
     )
+    assert states == "states"
     assert " ".join(half.calls) == calls
     assert grads == 4
     assert half.most_alive == (1 if arrive else min(ahead, 4))
 
 
-def test_codecs_go_by_the_optimisation_step_not_by_micro_batches():
-    late = codecs.from_step(2, codecs.fp16())
+def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
+    late = codecs.Compression(codecs.from_step(2, codecs.fp16()))
     sizes = []
-    near, far = halves(late, late)
-    loop, spec = loopback.Loopback(), spec_of(near)
-    hidden = loop.sender("hidden", spec, late), loop.receiver("hidden", spec, late)
-    gradient = loop.sender("back", spec, late), loop.receiver("back", spec, late)
+    both = halves(late, late)
+    loop, spec = loopback.Loopback(), spec_of(both[0])
+    hidden = loop.sender("hidden", spec, *late), loop.receiver("hidden", spec, *late)
+    gradient = loop.sender("back", spec, *late), loop.receiver("back", spec, *late)
+    states = tuple(half.init_codecs(spec) for half in both)
     for step in (1, 2):
         before = dict(loop.sent)
-        pipeline.looped_step(
-            *((near, far), two_halves.init()),
+        _, states, *_ = pipeline.in_process_step(
+            *(both, two_halves.init()),
             two_halves.pieces(two_halves.batch(step), COUNT),
-            *(two_halves.rngs(step), step, hidden, gradient),
+            *(two_halves.rngs(step), step, hidden, gradient, states),
         )
         sizes.append({way: loop.sent[way] - before.get(way, 0) for way in loop.sent})
     plain, half = (
-        COUNT * codec.nbytes(codec.payload_spec(each, spec)) for each in late.options
+        COUNT * codec.nbytes(codec.payload_spec(each, spec))
+        for each in late.codec.codecs
     )
     assert half < plain
     assert sizes == [dict.fromkeys(("hidden", "back"), size) for size in (plain, half)]
@@ -281,21 +298,21 @@ def test_codecs_go_by_the_optimisation_step_not_by_micro_batches():
 
 def test_none_ahead_is_refused():
     with pytest.raises(ValueError, match="ahead must be at least 1, not 0"):
-        pipeline.front_step(Half(), None, [], None, 1, None, None, ahead=0)
+        pipeline.front_step(Half(), None, [], None, 1, None, None, None, ahead=0)
 
 
 def test_a_micro_batch_is_made_when_it_is_due():
     log = []
 
     class End:
-        state, has_arrived = (), False
+        has_arrived = False
 
         def send_payload(self, *message):
             log.append("sent")
 
         def recv_payload(self, *tag):
             log.append("gradient")
-            return (), 0
+            return selector.Selected(())
 
     def batches():
         for number in range(3):
@@ -303,12 +320,13 @@ def test_a_micro_batch_is_made_when_it_is_due():
             yield number
 
     half = cut.Front(
-        forward=lambda *given: (cut.Sent((), 0, ()), None, 0.0),
-        backward=lambda *given: ({}, ()),
+        forward=lambda *given: (selector.Selected(()), None, 0.0, None),
+        backward=lambda *given: ({}, None),
         spec=None,
-        no_gradients=lambda params: {},
+        init_codecs=None,
+        zero_grads=lambda params: {},
     )
-    pipeline.front_step(half, {}, batches(), None, 1, End(), End(), ahead=1)
+    pipeline.front_step(half, {}, batches(), None, 1, End(), End(), None, ahead=1)
     assert log == [
         *("made", "sent", "made", "gradient", "sent"),
         *("made", "gradient", "sent", "gradient"),

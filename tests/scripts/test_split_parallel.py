@@ -2,7 +2,6 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.data import parallel_side
 from scripts import split_parallel
@@ -23,7 +22,7 @@ def test_two_folders_are_written_and_described(text_folder, tmp_path, capsys):
     flags.FLAGS(["test"])
     out = tmp_path / "sides"
     values = {"data_dir": str(text_folder), "out": str(out), "pair": "sw-en"}
-    with flagsaver.flagsaver(**values, pair_sources=["a"], max_pairs=3):
+    with flagsaver.flagsaver(**values, corpora=["a"], max_pairs=3):
         assert split_parallel.main() == 0
         assert split_parallel.main() == 0
     assert capsys.readouterr().out.splitlines()[:2] == [
@@ -46,4 +45,4 @@ def test_bad_flags_are_explained(text_folder, tmp_path, values, words):
     values = {"out": str(tmp_path / "x"), "data_dir": str(text_folder), **values}
     with flagsaver.flagsaver(**values), pytest.raises(errors.NebulaError, match=words):
         split_parallel.main()
-    assert issubclass(shared_flags.FlagError, errors.NebulaError)
+    assert issubclass(errors.SettingsError, errors.NebulaError)

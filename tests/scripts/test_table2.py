@@ -1,10 +1,11 @@
+import configured
 import numpy as np
 import tiny_translations
-from absl import flags
-from absl.testing import flagsaver
 from flax import traverse_util
 
+from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
+from experiments.abnet import target_model
 from nebula_jax.models import pretrained, transformer
 from scripts import table2_bleu
 from scripts.tables import abnet_markdown
@@ -127,14 +128,13 @@ def test_a_flagfile_is_read_as_settings(tmp_path):
 
 def test_the_flags_of_the_rows_train_everything_or_use_the_first_layers(tmp_path):
     folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
-    flags.FLAGS(["test"])
     path = "encoder/layer_0/output/kernel"
-    with flagsaver.flagsaver(buckets=["8"]):
-        assert abnet_models.load(folder).model.config.layers == 2
-        one = abnet_models.load(folder, layers=1)
-        assert one.model.config.layers == len(one.model.params["encoder"]) == 1
-        assert one.digest != abnet_models.load(folder).digest
-        assert not abnet_models.is_trained_source(path)
-    with flagsaver.flagsaver(train_all=True):
-        assert abnet_models.is_trained_source(path)
-        assert abnet_models.is_trained_target()(path)
+    run = configured.run(abnet_config, length_buckets="8")
+    assert abnet_models.load(run, folder).model.config.layers == 2
+    one = abnet_models.load(run, folder, layers=1)
+    assert one.model.config.layers == len(one.model.params["encoder"]) == 1
+    assert one.digest != abnet_models.load(run, folder).digest
+    assert not abnet_models.is_trained_source(run.local)(path)
+    everything = configured.run(abnet_config, train_all="true").local
+    assert abnet_models.is_trained_source(everything)(path)
+    assert target_model.is_trained(everything)(path)

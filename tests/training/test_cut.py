@@ -11,63 +11,64 @@ import pytest
 import two_halves
 from two_halves import B, D, L
 
-from nebula_jax.communication import codec, codecs
+from nebula_jax.communication import codec, codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import cut
 
 IDENTITY = codec.identity()
 
 
-def halves(forward=IDENTITY, backward=IDENTITY, near=two_halves.front, **settings):
-    has_loss = near is two_halves.front_with_loss
+def halves(forward=IDENTITY, backward=IDENTITY, front=two_halves.front, **settings):
+    has_loss = front is two_halves.front_with_loss
     return (
-        cut.front(near, forward, backward, has_loss=has_loss, **settings),
+        cut.front(front, forward, backward, has_loss=has_loss, **settings),
         cut.back(two_halves.back, forward, backward, **settings),
     )
 
 
-def piece_spec(near):
-    """Of h of half a batch."""
+def piece_spec(front):
+    """Returns the spec of h of half a batch."""
     batch = two_halves.pieces(two_halves.batch(), 2)[0]
-    return near.spec(two_halves.init()[0], batch[0], two_halves.rngs()[0])
+    return front.spec(two_halves.init()[0], batch[0], two_halves.rngs()[0])
+
+
+NO_STATES = cut.CodecStates((), ())
 
 
 class Run:
-    """Both halves without channels; what crosses is kept for the test to look at."""
+    """Both halves without channels; keeps what crosses for the test to look at."""
 
     def __init__(self, forward=IDENTITY, backward=IDENTITY, **settings):
-        self.near, self.far = halves(forward, backward, **settings)
-        spec = piece_spec(self.near)
-        self.states = [each.init(spec) for each in (forward, forward)]
-        self.states += [each.init(spec) for each in (backward, backward)]
+        self.front, self.back = halves(forward, backward, **settings)
+        spec = piece_spec(self.front)
+        self.states = [half.init_codecs(spec) for half in (self.front, self.back)]
         self.crossed = []
 
     def step(self, params, micro_batches, rngs, number=1):
-        grads = self.near.no_gradients(params[0]), self.far.no_gradients(params[1])
+        grads = self.front.zero_grads(params[0]), self.back.zero_grads(params[1])
         own_losses, metrics = [], []
         for batches in micro_batches:
-            there, residuals, own = self.near.forward(
+            hidden, residuals, own, self.states[0] = self.front.forward(
                 params[0], batches[0], rngs[0], self.states[0], number
             )
-            back, far_grads, measured, self.states[1] = self.far.step(
-                *(params[1], batches[1], rngs[1]),
-                *(there.payload, there.option, *self.states[1:3], grads[1], number),
+            gradient, back_grads, measured, self.states[1] = self.back.step(
+                *(params[1], batches[1], rngs[1], hidden),
+                *(self.states[1], grads[1], number),
             )
-            near_grads, self.states[3] = self.near.backward(
+            front_grads, self.states[0] = self.front.backward(
                 *(params[0], batches[0], rngs[0], residuals),
-                *(back.payload, back.option, self.states[3], grads[0]),
+                *(gradient, self.states[0], grads[0]),
             )
-            self.states[0], self.states[2] = there.state, back.state
-            self.crossed.append((there, back))
-            grads = near_grads, far_grads
+            self.crossed.append((hidden, gradient))
+            grads = front_grads, back_grads
             own_losses.append(own)
             metrics.append(measured)
         return grads, sum(own_losses), metrics
 
 
-@functools.partial(jax.jit, static_argnames="near")
-def whole_gradient(params, batch, rngs, near=two_halves.front):
-    return jax.grad(two_halves.whole_loss)(params, batch, rngs, near)
+@functools.partial(jax.jit, static_argnames="front")
+def whole_gradient(params, batch, rngs, front=two_halves.front):
+    return jax.grad(two_halves.whole_loss)(params, batch, rngs, front)
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
@@ -84,7 +85,7 @@ def test_micro_batches_add_up_to_the_whole_models_gradient(count):
 def test_a_back_may_have_nothing_but_a_loss():
     params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
     run = Run()
-    run.far = cut.back(
+    run.back = cut.back(
         lambda *given: two_halves.back(*given)[0], codec.identity(), codec.identity()
     )
     grads, _, metrics = run.step(params, two_halves.pieces(batch, 2), rngs)
@@ -94,37 +95,39 @@ def test_a_back_may_have_nothing_but_a_loss():
 
 def test_a_front_may_have_a_loss_of_its_own():
     params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
-    near = two_halves.front_with_loss
-    run = Run(near=near)
+    front = two_halves.front_with_loss
+    run = Run(front=front)
     grads, own, _ = run.step(params, two_halves.pieces(batch, 2), rngs)
-    two_halves.assert_close(grads, whole_gradient(params, batch, rngs, near))
-    want = near(params[0], batch[0], rngs[0])[1]
+    two_halves.assert_close(grads, whole_gradient(params, batch, rngs, front))
+    want = front(params[0], batch[0], rngs[0])[1]
     np.testing.assert_allclose(own, want, rtol=1e-6)
     assert own.dtype == jnp.float32
 
 
 def test_a_front_in_half_precision_sends_and_receives_it():
-    def near(params, batch, rng):
+    def fn(params, batch, rng):
         hidden = two_halves.front(params, batch, rng)
         hidden["h"] = hidden["h"].astype(jnp.bfloat16)
         return hidden, jnp.sum(hidden["h"]) / 100
 
     params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
-    front = cut.front(near, IDENTITY, IDENTITY, has_loss=True)
+    front = cut.front(fn, IDENTITY, IDENTITY, has_loss=True)
     back = cut.back(two_halves.back, IDENTITY, IDENTITY)
-    sent, residuals, own = front.forward(params[0], batch[0], rngs[0], (), 1)
+    sent, residuals, own, states = front.forward(
+        params[0], batch[0], rngs[0], NO_STATES, 1
+    )
     assert sent.payload["h"].dtype == jnp.bfloat16
     assert own.dtype == jnp.float32
     answer, grads, *_ = back.step(
-        *(params[1], batch[1], rngs[1], sent.payload, 0, (), ()),
-        *(back.no_gradients(params[1]), 1),
+        *(params[1], batch[1], rngs[1], sent),
+        *(NO_STATES, back.zero_grads(params[1]), 1),
     )
     assert answer.payload["h"].dtype == jnp.bfloat16
-    zeros = front.no_gradients(params[0])
+    zeros = front.zero_grads(params[0])
     first = params[0], batch[0], rngs[0]
-    grads = front.backward(*first, residuals, answer.payload, 0, (), zeros)[0], grads
+    grads = front.backward(*first, residuals, answer, states, zeros)[0], grads
     # bfloat16 keeps 8 bits, and the programs round in different places.
-    want = whole_gradient(params, batch, rngs, near)
+    want = whole_gradient(params, batch, rngs, fn)
     two_halves.assert_close(grads, want, atol=2e-3)
 
 
@@ -159,7 +162,7 @@ def test_a_half_may_be_frozen_as_a_whole():
 
 def test_split_and_merge_keep_every_parameter_and_integers_are_frozen():
     params = {"a/b": {"w": np.ones(2)}, "table": {"ids": np.arange(3)}}
-    trained, frozen = cut.split(params, cut.everything)
+    trained, frozen = cut.split(params, cut.train_all)
     assert jax.tree.structure(trained) == jax.tree.structure({"a/b": {"w": 0}})
     two_halves.assert_close(cut.merge(trained, frozen), params)
     trained, frozen = cut.split(params, lambda path: path != "a/b/w")
@@ -180,11 +183,11 @@ ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gra
 
 @pytest.mark.parametrize("named", ERRORS, ids=" and ".join)
 def test_gradients_are_those_of_what_was_received(named):
-    """What crossed, decoded by hand, put into plain JAX by hand: the same gradients."""
-    forward, backward = map(codecs.from_string, named)
+    """Payloads decoded by hand, put into plain JAX by hand, give the same gradients."""
+    forward, backward = (codecs.from_string(each).codec for each in named)
     run = Run(forward, backward)
     params = two_halves.init()
-    spec = piece_spec(run.near)
+    spec = piece_spec(run.front)
     states = [forward.init(spec), backward.init(spec)]
     for step in range(2):  # the same examples: delta remembers them
         batch, rngs = two_halves.batch(0), two_halves.rngs(0)
@@ -192,9 +195,9 @@ def test_gradients_are_those_of_what_was_received(named):
         grads, *_ = run.step(params, micro_batches, rngs, step + 1)
         wants, errors = [], []
         for number, batches in enumerate(micro_batches):
-            there, back = run.crossed[2 * step + number]
-            got, states[0] = decoded(forward, there, states[0])
-            error, states[1] = decoded(backward, back, states[1])
+            hidden, gradient = run.crossed[2 * step + number]
+            got, states[0] = decoded(forward, hidden, states[0])
+            error, states[1] = decoded(backward, gradient, states[1])
             want, losses = by_hand(params, batches, rngs, got, error)
             wants.append(want)
             errors.append(losses)
@@ -207,27 +210,24 @@ def test_gradients_are_those_of_what_was_received(named):
             assert [each[way].option for each in run.crossed] == [0, 0, 1, 1]
 
 
-def decoded(each, sent, state):
-    payload = sent.payload
-    if each.choose is not None:
-        payload = codec.Chosen(payload, sent.option)
-    return each.decode(payload, state)
+def decoded(each, selected, state):
+    return selector.as_selector(each).decode(selected, state)
 
 
 @jax.jit
 def by_hand(params, batches, rngs, got, error):
     """Gradients of what was received, and how far that is from what was sent."""
 
-    def far_loss(own, activations):
+    def back_loss(own, activations):
         return two_halves.back(own, got | {"h": activations}, batches[1], rngs[1])[0]
 
-    far_grads, true_error = jax.grad(far_loss, (0, 1))(params[1], got["h"])
+    back_grads, true_error = jax.grad(back_loss, (0, 1))(params[1], got["h"])
     hidden, pullback = jax.vjp(
         lambda own: two_halves.front(own, batches[0], rngs[0])["h"], params[0]
     )
-    (near_grads,) = pullback(error["h"])
+    (front_grads,) = pullback(error["h"])
     real = batches[0]["mask"][..., None]  # pack_tokens leaves out the others
-    return (near_grads, far_grads), (
+    return (front_grads, back_grads), (
         relative_error(got["h"] * real, hidden * real),
         relative_error(error["h"], true_error),
     )
@@ -241,7 +241,7 @@ PROGRAMS = ("run_forward", "run_step", "run_backward")
 
 
 def compiled(caplog, function):
-    """How often XLA compiles each of the halves' programs while `function` runs."""
+    """Counts XLA's compilations of each of the halves' programs in `function`."""
     caplog.clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         function()
@@ -253,7 +253,7 @@ def compiled(caplog, function):
 
 @pytest.mark.parametrize("named", ["fp16", "pack_tokens(capacities=5)|fp16"])
 def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
-    codec_ = codecs.from_string(named)
+    codec_ = codecs.from_string(named).codec
     params, run = two_halves.init(), Run(codec_, codec_)
 
     def steps():
@@ -263,8 +263,8 @@ def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
 
     assert compiled(caplog, steps) == [1, 1, 1]
     assert compiled(caplog, steps) == [0, 0, 0]
-    options = {there.option for there, _ in run.crossed}
-    assert len(options) > (2 if codec_.options else 0)
+    options = {hidden.option for hidden, _ in run.crossed}
+    assert len(options) > (2 if isinstance(codec_, selector.Selector) else 0)
 
 
 class Deep(nn.Module):
@@ -319,15 +319,15 @@ def test_weights_are_not_kept_from_forward_to_backward(name):
     def fn(params, x, rng):
         return model.apply({"params": params}, x)
 
-    near = cut.front(fn, IDENTITY, IDENTITY)
+    front = cut.front(fn, IDENTITY, IDENTITY)
     rng = jax.random.key(0)
-    sent, residuals, _ = near.forward(params, x, rng, (), 1)
+    sent, residuals, _, states = front.forward(params, x, rng, NO_STATES, 1)
     weights = {leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim > 1}
     weights |= {shape[1:] for shape in weights if len(shape) > 2}
     assert residuals.given
     assert not weights & {leaf.shape for leaf in residuals.kept}
-    grads, _ = near.backward(
-        *(params, x, rng, residuals, sent.payload, 0, ()), near.no_gradients(params)
+    grads, _ = front.backward(
+        *(params, x, rng, residuals, sent, states), front.zero_grads(params)
     )
     want = jax.jit(jax.grad(lambda own: jnp.sum(fn(own, x, rng) ** 2) / 2))(params)
     size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want))
@@ -338,9 +338,9 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
     params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
     mesh = mesh_lib.make_mesh(jax.devices())
     rows, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    int8 = codecs.from_string("int8(row)")
-    near = cut.front(two_halves.front, IDENTITY, int8)
-    far = cut.back(two_halves.back, IDENTITY, int8, sharding=rows)
+    int8 = codecs.int8("row")
+    front = cut.front(two_halves.front, IDENTITY, int8)
+    back = cut.back(two_halves.back, IDENTITY, int8, sharding=rows)
     placed = jax.device_put(params, everywhere)
     both = [
         jax.tree.map(
@@ -350,18 +350,20 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
     ]
 
     def grads_of(params, batch):
-        sent, residuals, _ = near.forward(params[0], batch[0], rngs[0], (), 1)
-        payload = jax.tree.map(np.asarray, sent.payload)  # as it comes off a line
-        answer, far_grads, *_ = far.step(
-            *(params[1], batch[1], rngs[1], payload, 0, (), ()),
-            *(far.no_gradients(params[1]), 1),
+        sent, residuals, _, states = front.forward(
+            params[0], batch[0], rngs[0], NO_STATES, 1
         )
-        payload = jax.tree.map(np.asarray, answer.payload)
-        near_grads, _ = near.backward(
-            *(params[0], batch[0], rngs[0], residuals, payload, 0, ()),
-            near.no_gradients(params[0]),
+        sent = jax.tree.map(np.asarray, sent)  # as it comes off a line
+        answer, back_grads, *_ = back.step(
+            *(params[1], batch[1], rngs[1], sent),
+            *(NO_STATES, back.zero_grads(params[1]), 1),
         )
-        return near_grads, far_grads
+        answer = jax.tree.map(np.asarray, answer)
+        front_grads, _ = front.backward(
+            *(params[0], batch[0], rngs[0], residuals),
+            *(answer, states, front.zero_grads(params[0])),
+        )
+        return front_grads, back_grads
 
     got = grads_of(placed, both)
     # int8 of a sum in another order: one of its 127 steps, of gradients below 0.1.

@@ -1,10 +1,13 @@
 """Integers at a few bits each, and the positions of marks in a bitmap.
 
-32 integers of b bits are exactly b words of 32 bits: so in a table of 32 columns, which
-of them make up a word, and by how much they are shifted, is the same in every row, and
-known when compiling. Least significant bit first, as `np.packbits(bitorder="little")`.
+The order of bits is that of `np.packbits(bitorder="little")`, least significant first.
+
+On a CPU packing works on words: 32 integers of b bits are exactly b words of 32 bits,
+so in a table of 32 columns the columns that make up a word, and their shifts, are the
+same in every row, and known when compiling.
 """
 
+import functools
 import math
 
 import jax
@@ -15,7 +18,7 @@ WORD = 32  # bits of the integers that packing works on
 
 
 def bits_for(size: int) -> int:
-    """Bits that tell `size` ids apart: 18 for the paper's 250,002.
+    """Returns the bits that distinguish `size` ids: 18 for the paper's 250,002.
 
     >>> bits_for(250_002)
     18
@@ -24,16 +27,46 @@ def bits_for(size: int) -> int:
 
 
 def pack(array: jax.Array, bits: int) -> jax.Array:
-    """[...] integers -> [ceil(size * bits / 8)] uint8; higher bits are dropped."""
-    ids = array.reshape(-1).astype(jnp.uint32)
-    ids = jnp.pad(ids, (0, -ids.size % WORD)).reshape(-1, WORD)
-    words = _bitmap(ids) if bits == 1 else _pack(ids, bits)
-    packed = jax.lax.bitcast_convert_type(words, jnp.uint8)
-    return packed.reshape(-1)[: math.ceil(array.size * bits / 8)]
+    """Packs [...] integers: [ceil(size * bits / 8)] uint8; higher bits are dropped."""
+    return jax.lax.platform_dependent(
+        array.reshape(-1).astype(jnp.uint32),
+        cpu=functools.partial(_pack_words, bits=bits),
+        default=functools.partial(_pack_bits, bits=bits),
+    )
 
 
 def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
-    """[ceil(size * bits / 8)] uint8 -> [size] uint32."""
+    """Unpacks [ceil(size * bits / 8)] uint8: [size] uint32."""
+    return jax.lax.platform_dependent(
+        data,
+        cpu=functools.partial(_unpack_words, size=size, bits=bits),
+        default=functools.partial(_unpack_bits, size=size, bits=bits),
+    )
+
+
+def _pack_bits(ids: jax.Array, bits: int) -> jax.Array:
+    table = (ids[:, None] >> jnp.arange(bits, dtype=jnp.uint32)) & 1
+    return jnp.packbits(table.astype(jnp.uint8).reshape(-1), bitorder="little")
+
+
+def _unpack_bits(data: jax.Array, size: int, bits: int) -> jax.Array:
+    table = jnp.unpackbits(data, count=size * bits, bitorder="little")
+    table = table.reshape(size, bits).astype(jnp.uint32)
+    shifts = jnp.arange(bits, dtype=jnp.uint32)
+    return jnp.sum(table << shifts, axis=1, dtype=jnp.uint32)
+
+
+def _pack_words(ids: jax.Array, bits: int) -> jax.Array:
+    """Returns the same bytes as `_pack_bits`."""
+    size = ids.size
+    ids = jnp.pad(ids, (0, -size % WORD)).reshape(-1, WORD)
+    words = _bitmap(ids) if bits == 1 else _pack(ids, bits)
+    packed = jax.lax.bitcast_convert_type(words, jnp.uint8)
+    return packed.reshape(-1)[: math.ceil(size * bits / 8)]
+
+
+def _unpack_words(data: jax.Array, size: int, bits: int) -> jax.Array:
+    """Returns the same integers as `_unpack_bits`."""
     words = to_words(data, math.ceil(size / WORD) * bits).reshape(-1, bits)
     word, shift = np.divmod(np.arange(WORD) * bits, WORD)
     ids = _columns(words, word) >> shift.astype(np.uint32)
@@ -44,7 +77,7 @@ def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
 
 
 def _pack(ids: jax.Array, bits: int) -> jax.Array:
-    """[rows, 32] -> [rows, bits] uint32."""
+    """Packs [rows, 32] integers into [rows, bits] uint32."""
     ids = ids & jnp.uint32((1 << bits) - 1)
     start = np.arange(bits) * WORD  # of each word, in bits
     first, last = start // bits, (start + WORD - 1) // bits  # ids in each word
@@ -62,7 +95,7 @@ def _columns(table: jax.Array, which: np.ndarray) -> jax.Array:
 
 
 def _bitmap(marks: jax.Array) -> jax.Array:
-    """[rows, 32] of 0 and 1 -> [rows] uint32."""
+    """Packs [rows, 32] of 0 and 1 into [rows] uint32."""
     shifts = jnp.arange(WORD, dtype=jnp.uint32)
     return jnp.sum((marks & 1) << shifts, axis=1, dtype=jnp.uint32)
 
@@ -74,18 +107,18 @@ def to_words(data: jax.Array, count: int) -> jax.Array:
 
 
 def bitmap(marks: jax.Array) -> jax.Array:
-    """[n] bool -> [ceil(n / 32)] uint32."""
+    """Packs [n] bool into [ceil(n / 32)] uint32."""
     marks = jnp.pad(marks, (0, -marks.size % WORD)).reshape(-1, WORD)
     return _bitmap(marks.astype(jnp.uint32))
 
 
 def count(words: jax.Array) -> jax.Array:
-    """How many marks a bitmap has; int32. On a CPU, faster than summing booleans."""
+    """Counts a bitmap's marks, int32; on a CPU faster than summing booleans."""
     return jnp.sum(jax.lax.population_count(words).astype(jnp.int32))
 
 
 def select(words: jax.Array, rank: jax.Array) -> jax.Array:
-    """Position of the set bit number `rank`, from 0, of each word, by halving it."""
+    """Finds the position of each word's set bit number `rank`, from 0, by halving."""
     words, rank = words.astype(jnp.uint32), rank.astype(jnp.uint32)
     position = jnp.zeros_like(words)
     for width in (16, 8, 4, 2, 1):
@@ -98,7 +131,7 @@ def select(words: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def first(words: jax.Array, count: jax.Array) -> jax.Array:
-    """A bitmap with only the first `count` of its marks left."""
+    """Returns a bitmap with only the first `count` of its marks left."""
     marks = jax.lax.population_count(words).astype(jnp.int32)
     left = jnp.clip(count - (jnp.cumsum(marks) - marks), 0, marks)
     below = (jnp.uint32(1) << select(words, left)) - 1
@@ -106,10 +139,11 @@ def first(words: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def positions(words: jax.Array, count: int) -> jax.Array:
-    """[count] int32: where the first `count` marks of a bitmap are, ascending.
+    """Returns [count] int32, positions of a bitmap's first `count` marks, ascending.
 
-    Prefix sums over words rather than bits, so 32 times shorter than `jnp.nonzero`'s,
-    which on a CPU are most of its time.
+    By prefix sums over words rather than bits, so 32 times shorter than those of
+    `jnp.nonzero`, which are most of its time. Beyond the last mark, positions are
+    arbitrary.
     """
     marks = jax.lax.population_count(words).astype(jnp.int32)
     before = jnp.cumsum(marks) - marks  # marks ahead of each word

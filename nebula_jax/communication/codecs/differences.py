@@ -1,4 +1,4 @@
-"""Differences from what an example was at its last visit: AQ-SGD.
+"""Differences from an example's values at its last visit: AQ-SGD.
 
 B batch.
 """
@@ -11,16 +11,18 @@ import numpy as np
 from flax import struct
 
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves, wrappers
 
 
 @struct.dataclass
 class Memory:
-    """State of `delta`, equal on both ends but for `encode`.
+    """The state of `delta`, equal on both ends but for `encode`.
 
     values: per floating-point leaf [examples, ...] of its dtype, what the receiver has.
     seen: [examples] bool; which have crossed, and are finite.
-    encode, decode: the inner codec's states; the receiver uses `decode` only.
+    encode: the inner codec's state as a sender.
+    decode: the inner codec's state as a receiver; the only one a receiver uses.
     """
 
     values: tuple[jax.Array, ...]
@@ -31,16 +33,16 @@ class Memory:
 
 @struct.dataclass
 class Difference:
-    """index: [B] int32. payload: the inner codec's, of a - m."""
+    """A payload of `delta`: index [B] int32, payload the inner codec's, of a - m."""
 
     index: jax.Array
     payload: Any
 
 
 def delta(
-    codec: codec_lib.Codec, examples: int, index: str = "index"
-) -> codec_lib.Codec:
-    """Activations as differences from the same example's last visit (AQ-SGD).
+    codec: selector.CodecOrSelector, examples: int, index: str = "index"
+) -> selector.Selector:
+    """Sends activations as differences from the same example's last visit (AQ-SGD).
 
     Wang et al. 2022: m(ξ) = a(ξ) on the first visit, in full; then d = Q(a - m) is
     sent, both ends add it to m, and the receiver computes on m. It needs a(ξ) to change
@@ -53,8 +55,8 @@ def delta(
     An example that came out NaN or Inf crosses in full at its next visit.
     State: `examples` times an example's floating-point leaves, on both ends.
 
-    >>> from nebula_jax.communication.codecs import casts
-    >>> codec = delta(casts.fp16(), examples=10)
+    >>> from nebula_jax.communication.codecs import floats
+    >>> codec = delta(floats.fp16(), examples=10)
     >>> batch = {"index": jnp.array([7]), "h": jnp.array([[1.0]])}
     >>> state = codec.init(batch)
     >>> first, state = codec.encode(batch, state)
@@ -121,18 +123,20 @@ def delta(
         where, rest = _without(arrays, index)
         return arrays, store(state, where, leaves.floats(rest))
 
-    def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
+    def wrap(each: codec_lib.Codec) -> codec_lib.Codec:
         def encode(arrays, state):
             where, rest = differences(arrays, state)
-            payload, encoder = inner.encode(rest, state.encode)
-            got, decoder = wrappers.received(inner, payload, state.decode)
+            payload, encoder = each.encode(rest, state.encode)
+            got, decoder = wrappers.decode_as_receiver(each, payload, state.decode)
             _, state = add(state, where, got)
             return Difference(where, payload), state.replace(
                 encode=encoder, decode=decoder
             )
 
         def decode(payload, state):
-            got, decoder = wrappers.received(inner, payload.payload, state.decode)
+            got, decoder = wrappers.decode_as_receiver(
+                each, payload.payload, state.decode
+            )
             arrays, state = add(state, payload.index, got)
             return arrays, state.replace(decode=decoder)
 
@@ -143,17 +147,18 @@ def delta(
         _check_index(where, examples)
         if not np.all(np.asarray(state.seen[where])):
             return 0
-        if codec.choose is None:
+        if len(inner.codecs) == 1:
             return 1
-        return 1 + codec.choose(differences(arrays, state)[1], state.encode, step)
+        return 1 + inner.choose(differences(arrays, state)[1], state.encode, step)
 
+    inner = selector.as_selector(codec)
     full = codec_lib.Codec(init, keep, keep)
-    later = codec_lib.fixed(codec_lib.like(codec, wrap, lambda state: state.encode))
-    return codec_lib.choice((full, *later), choose, codec.zstd)._replace(final=True)
+    later = tuple(map(wrap, inner.codecs))
+    return selector.Selector((full, *later), choose, ends_chain=True)
 
 
 def _without(arrays: Any, name: str) -> tuple[jax.Array, Any]:
-    """The leaf of that name, and the arrays with None in its place."""
+    """Returns the leaf of that name, and the arrays with None in its place."""
     where = leaves.named(arrays, name)
     if where.dtype != jnp.int32 or len(where.shape) != 1:
         raise ValueError(

@@ -1,22 +1,45 @@
-"""Eight- and four-bit integers, with a float32 scale for each group of values."""
+"""Eight- and four-bit integers, with a float32 scale for each group of values.
+
+A group that holds NaN or Inf gets the scale NaN, and so decodes as NaN throughout:
+errors stay visible. A group of zeros has the scale 0 and decodes to zeros; so does one
+whose scale would be denormal (below 1.2e-38), which no CPU or GPU keeps apart.
+
+n values of a leaf, g groups.
+"""
 
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from nebula_jax.communication import codec
-from nebula_jax.communication.codecs import leaves, scales
+from nebula_jax.communication.codecs import leaves
 
-# Added to |x| < 2^22, this leaves round(x) in the low bits of the sum: rounding and
-# conversion in one addition, where XLA's own conversion also saturates and tests NaN.
-ROUNDER = 1.5 * 2.0**23
+TINY = 2.0**-126  # least normal float32
+ROUNDER = 1.5 * 2.0**23  # added to |x| < 2^22, leaves round(x) in the sum's low bits
 FRACTION = 15  # bits of the random number that decides stochastic rounding
 
 
+@struct.dataclass
+class Scaled:
+    """Values of one leaf in units of their groups'
+
+    data: uint8 or int8; in the groups' shape, [g, values in each], if all are full,
+      else flat. A loop over a flat array would divide to find a value's group.
+    scale: [g] float32; one for the tensor.
+    shape, dtype: of the leaf.
+    """
+
+    data: jax.Array
+    scale: jax.Array
+    shape: tuple[int, ...] = struct.field(pytree_node=False)
+    dtype: str = struct.field(pytree_node=False)
+
+
 def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Codec:
-    """Eight-bit integers: q = round(x / s), s = max|x| / 127 of each group.
+    """Quantizes to eight-bit integers: q = round(x / s), s = max|x| / 127 of a group.
 
     Stochastic: q = floor(x / s + u) with u uniform in [0, 1), so that E[q s] = x (as
     QSGD, Alistarh et al. 2017; u in steps of 2^-15).
@@ -46,11 +69,11 @@ def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
 
 
 def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Codec:
-    """Four-bit integers, two a byte: as `int8` with s = max|x| / 7.
+    """Quantizes to four-bit integers, two a byte: as `int8` with s = max|x| / 7.
 
     Payload: per leaf of n values data of ceil(n / 2) uint8 and scale [groups] float32.
     Byte i holds value i in its low half and value ceil(n / 2) + i in its high one: two
-    contiguous streams, faster than neighbours in one byte.
+    contiguous streams, faster than neighbors in one byte.
     Wire: ceil(n / 2) + 4 groups bytes.
     Error at most s / 2, stochastic s. A group that holds NaN or Inf decodes as NaN.
 
@@ -58,7 +81,9 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
     0.140625
 
     Args:
-      per, rounding, seed: see `int8`.
+      per: see `int8`.
+      rounding: see `int8`.
+      seed: see `int8`.
 
     Raises:
       ValueError: if an argument is none of these.
@@ -83,7 +108,7 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
 
 
 def _halved_axis(array: jax.Array) -> int:
-    """Along which halves of the flattened values lie: of one group, its columns."""
+    """Returns the axis that separates the halves of the flattened values."""
     return 1 if array.ndim == 2 and len(array) == 1 else 0
 
 
@@ -110,28 +135,38 @@ def _integers(
         nodes, structure = jax.tree.flatten(arrays)
         for i, leaf in enumerate(nodes):
             if leaves.is_float(leaf):
-                groups, scale, inverse = scales.scaled(leaf, per, limit)
+                groups, scale, inverse = scaled(leaf, per, limit)
                 if stochastic:
                     key = _mix(_mix(jnp.uint32(seed) + count) + jnp.uint32(i))
                     q = _stochastic(groups, inverse, limit, key)
                 else:
                     q = _round(groups * inverse)
                 data = pack(q, leaf.size)
-                nodes[i] = scales.Scaled(data, scale, leaf.shape, str(leaf.dtype))
+                nodes[i] = Scaled(data, scale, leaf.shape, str(leaf.dtype))
         return structure.unflatten(nodes), count + 1 if stochastic else ()
 
-    def decode_leaf(node: scales.Scaled) -> jax.Array:
+    def decode_leaf(node: Scaled) -> jax.Array:
         q = unpack(node.data, math.prod(node.shape))
-        return scales.descaled(q.astype(jnp.float32), node, per)
+        return descaled(q.astype(jnp.float32), node, per)
 
     def decode(payload, state):
-        return leaves.decode(scales.Scaled, decode_leaf, payload), state
+        return leaves.decode(Scaled, decode_leaf, payload), state
 
     return codec.Codec(init, encode, decode)
 
 
 def _round(x: jax.Array) -> jax.Array:
-    """Nearest integer, to even if halfway, of |x| < 2^22; int32."""
+    """Rounds |x| < 2^22 to the nearest integer, to even if halfway; int32."""
+    return jax.lax.platform_dependent(
+        x, cpu=_round_by_adding, default=lambda x: jnp.round(x).astype(jnp.int32)
+    )
+
+
+def _round_by_adding(x: jax.Array) -> jax.Array:
+    """Rounds and converts by one addition, with the same result.
+
+    XLA's conversion for a CPU also saturates and tests for NaN.
+    """
     bits = jax.lax.bitcast_convert_type(x + jnp.float32(ROUNDER), jnp.int32)
     return bits - jnp.float32(ROUNDER).view(jnp.int32)
 
@@ -139,7 +174,7 @@ def _round(x: jax.Array) -> jax.Array:
 def _stochastic(
     groups: jax.Array, inverse: jax.Array, limit: int, key: jax.Array
 ) -> jax.Array:
-    """floor(x / s + u), in fixed point: 127 * 2^15 is just below 2^22."""
+    """Returns floor(x / s + u), in fixed point: 127 * 2^15 is just below 2^22."""
     number = jax.lax.iota(jnp.uint32, groups.size).reshape(groups.shape)
     random = _mix(number + key)
     fixed = _round(groups * inverse * 2.0**FRACTION)
@@ -149,10 +184,51 @@ def _stochastic(
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A 32-bit finaliser (lowbias32, C. Wellons): a hash at the price of a few shifts.
+    """Hashes uint32 by a few shifts (the finalizer lowbias32, C. Wellons).
 
     Enough for rounding, and several times cheaper than `jax.random.bits`.
     """
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
+
+
+def grouped(flat: jax.Array, shape: tuple[int, ...], per: str | int) -> jax.Array:
+    """Groups [n] values of a leaf of `shape`: [g, values in each], zeros at the end.
+
+    Per-tensor scaling also uses rows: XLA does not parallelize over one long row.
+    """
+    if per in ("tensor", "row"):
+        return flat.reshape(math.prod(shape[:-1]), shape[-1] if shape else 1)
+    size = max(1, min(per, flat.size))
+    return jnp.pad(flat, (0, -flat.size % size)).reshape(-1, size)
+
+
+def scaled(
+    leaf: jax.Array, per: str | int, limit: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns a leaf's groups, float32, their scales [g], and the inverses [g, 1].
+
+    Per tensor, the groups are rows, with one scale and one inverse.
+
+    Args:
+      leaf: floating-point.
+      per: the kind of group, see `int8`.
+      limit: value that the largest |x| of a group becomes.
+    """
+    groups = grouped(leaf.astype(jnp.float32).reshape(-1), leaf.shape, per)
+    peak = jnp.max(jnp.abs(groups), axis=-1, initial=0.0)
+    if per == "tensor":
+        peak = jnp.max(peak, keepdims=True, initial=0.0)
+    # Times the inverse, as XLA would have it in some programs and not in others.
+    scale = jnp.where(jnp.isfinite(peak), peak * (1 / limit), jnp.nan)
+    inverse = jnp.where(scale >= TINY, 1 / scale, 0.0)
+    return groups, jnp.where(scale < TINY, 0.0, scale), inverse[:, None]
+
+
+def descaled(values: jax.Array, node: Scaled, per: str | int) -> jax.Array:
+    """Returns the leaf of `node` from its values in units of their scales, float32."""
+    if values.shape[:-1] != node.scale.shape:
+        values = grouped(values.reshape(-1), node.shape, per)
+    flat = (values * node.scale[:, None]).reshape(-1)[: math.prod(node.shape)]
+    return flat.reshape(node.shape).astype(node.dtype)

@@ -1,4 +1,4 @@
-"""What codecs of floating-point leaves share: which leaves, and how they come back."""
+"""Floating-point leaves of a tree: found, encoded in their place, and brought back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from nebula_jax.communication import codec
 
 
 def is_float(leaf: Any) -> bool:
-    """Whether a leaf, or its spec, is of a floating-point type."""
+    """Returns True if a leaf, or its spec, is of a floating-point type."""
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
@@ -49,10 +49,10 @@ def codec_of(
     encode_leaf: Callable[[jax.Array], Any],
     decode_leaf: Callable[[Any], jax.Array],
 ) -> codec.Codec:
-    """A codec without state of all floating-point leaves; others pass untouched.
+    """Makes a stateless codec of all floating-point leaves; others pass untouched.
 
     Args:
-      kind: of the nodes that `encode_leaf` makes.
+      kind: type of the nodes that `encode_leaf` makes.
       encode_leaf: array -> node.
       decode_leaf: node -> array.
     """
@@ -63,18 +63,18 @@ def codec_of(
 
 
 def floats(arrays: codec.Arrays) -> list[Any]:
-    """The floating-point leaves, in order."""
+    """Returns the floating-point leaves, in order."""
     return [leaf for leaf in jax.tree.leaves(arrays) if is_float(leaf)]
 
 
 def with_floats(arrays: codec.Arrays, new: list[jax.Array]) -> codec.Arrays:
-    """`arrays` with other floating-point leaves, each cast to the old one's dtype."""
+    """Replaces the floating-point leaves, each cast to the old one's dtype."""
     remaining = iter(new)
     return encode(lambda leaf: next(remaining).astype(leaf.dtype), arrays)
 
 
 def named(arrays: codec.Arrays, name: str) -> Any:
-    """The leaf with that dict key or attribute.
+    """Returns the leaf with that dict key or attribute.
 
     Raises:
       ValueError: if there is none, or more than one.
@@ -90,7 +90,7 @@ def named(arrays: codec.Arrays, name: str) -> Any:
 
 
 def replace_named(arrays: codec.Arrays, name: str, new: Any) -> codec.Arrays:
-    """`arrays` with another leaf, or None, of that name; also in None's place."""
+    """Replaces the leaf of that name by `new`, or by None; also in None's place."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: new if _is_called(path, name) else leaf,
         arrays,

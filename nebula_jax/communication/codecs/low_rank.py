@@ -5,6 +5,7 @@ m rows, n columns of a matrix A; k its rank on the wire.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ GROUP = 16  # enough for two cores; the compiled program grows with it
 
 @struct.dataclass
 class Factors:
-    """A ≈ left @ right.
+    """Two factors: A ≈ left @ right.
 
     left: [..., m, k], right: [..., k, n], of the leaf's dtype.
     shape: of the leaf.
@@ -31,7 +32,11 @@ class Factors:
 
 @struct.dataclass
 class Triple:
-    """Eq. 2: A ≈ (u * s) @ v, with u [..., m, k], s [..., 1, k], v [..., k, n]."""
+    """The factors of eq. 2: A ≈ (u * s) @ v.
+
+    u: [..., m, k], s: [..., 1, k], v: [..., k, n], of the leaf's dtype.
+    shape: of the leaf; static.
+    """
 
     u: jax.Array
     s: jax.Array
@@ -40,7 +45,7 @@ class Triple:
 
 
 def rank(ratio: float, m: int, n: int) -> int:
-    """k = floor(ratio * min(m, n)), at least 1.
+    """Returns k = floor(ratio * min(m, n)), at least 1.
 
     >>> rank(0.29, 100, 768)
     29
@@ -50,7 +55,7 @@ def rank(ratio: float, m: int, n: int) -> int:
 
 
 def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Codec:
-    """The k largest singular values and vectors of every matrix: eq. 1-3, 5.
+    """Keeps the k largest singular values and vectors of every matrix: eq. 1-3, 5.
 
     Eckart and Young: no matrix of rank k is nearer. The factors sent are U_k S_k^1/2
     and S_k^1/2 V_k^T rather than eq. 2's three, so that eq. 4's "+ r" is unnecessary,
@@ -63,7 +68,7 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
     A matrix that holds NaN or Inf decodes as NaN throughout.
 
     By eigenvectors of the Gram matrix of the smaller side, several times faster than an
-    SVD. In float32, singular values below 3e-4 of the largest are not told apart, but
+    SVD. In float32, singular values below 3e-4 of the largest merge, but
     their share of the error is as small. Squares of values set the range: above 1e17 a
     matrix decodes as NaN; one all below 1e-15 loses more than it need.
 
@@ -114,7 +119,10 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
 
 
 def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """U_k S_k^1/2 and S_k^1/2 V_k^T of [..., m, n] float32; NaN unless A is finite."""
+    """Returns U_k S_k^1/2 and S_k^1/2 V_k^T of A [..., m, n] float32.
+
+    NaN throughout unless A is finite.
+    """
     if matrix.ndim == 2:
         return _truncated_svd(matrix, k)
     *batch, m, n = matrix.shape
@@ -127,7 +135,7 @@ def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _one_by_one(matrices: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Each matrix by itself, GROUP of them at once.
+    """Decomposes each matrix by itself, GROUP of them at once.
 
     jaxlib 0.10 spreads a batched LAPACK call over the thread pool that it is called
     in, and waits: a few such calls at once, of several leaves or threads, wait for each
@@ -159,14 +167,14 @@ def _truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of A A^T = U S^2 U^T: U_k [..., m, k], S_k^1/2 and S_k^-1/2 [..., 1, k].
+    """From A A^T = U S^2 U^T, returns U_k [..., m, k], S_k^1/2, S_k^-1/2 [..., 1, k].
 
     The factors' product is U_k U_k^T A whatever S is taken to be, so that rounding of
     small eigenvalues does not matter: they are kept from 0, which shares out the range.
     """
     diagonal = jnp.diagonal(gram, axis1=-2, axis2=-1)[..., None, :]
     finite = jnp.all(jnp.isfinite(diagonal), axis=-1, keepdims=True)
-    # What LAPACK makes of NaN is not to be relied on: it sees zeros instead.
+    # LAPACK promises nothing for NaN: it gets zeros instead.
     squares, vectors = jnp.linalg.eigh(jnp.where(finite, gram, 0.0))  # ascending
     singular = jnp.sqrt(jnp.maximum(squares[..., None, -k:], 0.0))
     root = jnp.sqrt(jnp.maximum(singular, 1e-4 * singular[..., -1:]))
@@ -175,10 +183,10 @@ def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def subspace(rank: int, seed: int = 0) -> codec.Codec:
-    """Warm-started power iteration: one step of it a tensor (PowerSGD, Vogels 2019).
+    """Approximates by one step of power iteration a tensor (PowerSGD, Vogels 2019).
 
-    P = orth(A Q), R = A^T P, sent as A ≈ P R^T, and the next Q is R. Where tensors
-    resemble their predecessors, the error approaches the truncated SVD's.
+    Warm-started: P = orth(A Q), R = A^T P, sent as A ≈ P R^T, and the next Q is R.
+    Where tensors resemble their predecessors, the error approaches the truncated SVD's.
     Payload: per leaf, viewed as one matrix [m, n] = [product of leading axes, last],
     left [m, k] and right [k, n] of its dtype, k = min(rank, m, n); leaves with fewer
     than 2 axes pass. Wire: k (m + n) values for m n.
@@ -200,10 +208,10 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
 
-    def is_matrix(leaf) -> bool:
+    def is_matrix(leaf: Any) -> bool:
         return leaves.is_float(leaf) and len(leaf.shape) >= 2
 
-    def size(leaf) -> tuple[int, int]:
+    def size(leaf: Any) -> tuple[int, int]:
         return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
     def init(spec):
@@ -233,7 +241,9 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
     return codec.Codec(init, encode, decode)
 
 
-def _power_step(matrix: jax.Array, q: jax.Array) -> tuple:
+def _power_step(
+    matrix: jax.Array, q: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     # Householder's QR gives orthonormal columns also where A Q has none: of zeros too.
     p = jnp.linalg.qr(_product(matrix, q))[0]
     r = _product(p.T, matrix)

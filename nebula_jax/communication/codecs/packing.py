@@ -1,4 +1,7 @@
-"""Codecs that lose nothing: ids at a few bits, batches without padding, zstd."""
+"""Codecs that lose nothing: ids at a few bits, batches without padding.
+
+B batch, L length.
+"""
 
 import math
 
@@ -6,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from nebula_jax.communication import codec
+from nebula_jax.communication import codec, selector
 from nebula_jax.communication.codecs import bits as bits_lib
 from nebula_jax.communication.codecs import leaves
 
@@ -28,7 +31,7 @@ class PackedIds:
 
 
 def pack_ids(vocab_size: int) -> codec.Codec:
-    """Exact: integers in [0, vocab_size) at ceil(log2 V) bits, booleans at one.
+    """Packs integers in [0, vocab_size) at ceil(log2 V) bits, booleans at one; exact.
 
     Payload: per int32 or bool leaf of n values data [ceil(n * bits / 8)] uint8; leaves
     of other types pass untouched, NaN and Inf too. Wire: ceil(n * bits / 8) bytes.
@@ -70,7 +73,11 @@ def pack_ids(vocab_size: int) -> codec.Codec:
 
 @struct.dataclass
 class Mask:
-    """Which positions are real. data: [ceil(B * L / 8)] uint8. shape, dtype: static."""
+    """A mask of real positions.
+
+    data: [ceil(B * L / 8)] uint8, one bit a position.
+    shape, dtype: of the mask; static.
+    """
 
     data: jax.Array
     shape: tuple[int, int] = struct.field(pytree_node=False)
@@ -79,15 +86,15 @@ class Mask:
 
 @struct.dataclass
 class Tokens:
-    """values: [capacity, ...], those at real positions in order, then zeros."""
+    """A leaf's values [capacity, ...] at real positions in order, then zeros."""
 
     values: jax.Array
 
 
-def pack_tokens(mask: str = "mask", capacities: int = 8) -> codec.Codec:
-    """Padding stays here: exact at real positions, zeros elsewhere.
+def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
+    """Leaves padding out: exact at real positions, zeros elsewhere.
 
-    A codec with an option for each capacity: ceil(i / capacities * B L) slots for
+    A Selector of a codec for each capacity: ceil(i / capacities * B L) slots for
     i = 1 ... capacities. The smallest that holds all real tokens is used, so that jit
     compiles a handful of shapes, and fewer than B L / capacities + 1 slots cross that
     are none of theirs. It must be the first of its chain:
@@ -106,8 +113,8 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> codec.Codec:
     [[3.0, 0.0]]
 
     Args:
-      mask: key or attribute of the leaf [B, L], bool or integer, that says which
-        positions are real. Values other than 0 come back as 1.
+      mask: key or attribute of the leaf [B, L], bool or integer, not 0 where a
+        position is real. Values other than 0 come back as 1.
       capacities: how many.
 
     Raises:
@@ -177,28 +184,8 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> codec.Codec:
             if slots(part, marks.shape) >= count
         )
 
-    return codec.choice([option(part + 1) for part in range(capacities)], choose)
-
-
-def zstd(level: int = 1) -> codec.Codec:
-    """Exact: the payload's bytes coded with Zstandard on the host.
-
-    Payload: what it is given. Wire: at most that and zstd's header; what is saved
-    depends on the contents, so `codec.ratio` does not count it. It must be the last of
-    its chain. NaN and Inf cross as they are.
-
-    >>> codec.chain(pack_ids(250_002), zstd(3)).zstd
-    3
-
-    Args:
-      level: 1, fastest, to 19.
-
-    Raises:
-      ValueError: if it is not.
-    """
-    if type(level) is not int or not 1 <= level <= 19:
-        raise ValueError(f"level must be 1 to 19, not {level!r}")
-    return codec.identity()._replace(zstd=level)
+    options = tuple(option(part + 1) for part in range(capacities))
+    return selector.Selector(options, choose)
 
 
 def _is_node(node) -> bool:
@@ -206,7 +193,7 @@ def _is_node(node) -> bool:
 
 
 def _mask(arrays: codec.Arrays, name: str) -> jax.Array:
-    """The leaf of that name."""
+    """Returns the leaf of that name, checked to be a mask."""
     marks = leaves.named(arrays, name)
     if len(marks.shape) != 2 or not (
         marks.dtype == jnp.bool_ or jnp.issubdtype(marks.dtype, jnp.integer)
@@ -219,7 +206,7 @@ def _mask(arrays: codec.Arrays, name: str) -> jax.Array:
 
 
 def _where(real: jax.Array, slots: int) -> jax.Array:
-    """[slots] positions of real tokens; beyond them, one that does not exist."""
+    """Returns [slots] positions of real tokens, then one that does not exist."""
     found = bits_lib.positions(real, slots)
     past = real.size * bits_lib.WORD
     return jnp.where(jnp.arange(slots) < bits_lib.count(real), found, past)

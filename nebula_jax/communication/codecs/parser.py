@@ -1,23 +1,26 @@
-"""Codecs in a flag: `pack_tokens|svd(0.6)|fp16`.
+"""Codecs in a flag: `pack_tokens|svd(0.6)|fp16`, `int8(64, stochastic)|zstd(3)`.
 
-    chain  = call { "|" call }
-    call   = name [ "(" [ argument { "," argument } ] ")" ]
-    argument = [ word "=" ] ( number | word | chain )
+The grammar is that of Python expressions: names and calls, chained by `|`. Arguments
+are numbers, words or codecs: `error_feedback(top_k(0.01)|fp16)`. `true` and `false` are
+booleans, other words are strings: `int8(row)`. Nothing is evaluated: the syntax tree is
+read, and any other expression is an error.
 
-A name that stands for a codec is one also as an argument: `error_feedback(fp16)`.
-`true` and `false` are booleans; other words are strings: `int8(row)`.
+`zstd(level)` is no codec: it compresses bytes, in the channel, after all codecs.
 """
 
+import ast
 import difflib
 import inspect
 import re
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import (
     differences,
-    float8,
     floats,
     integers,
     low_rank,
@@ -26,13 +29,14 @@ from nebula_jax.communication.codecs import (
     sparse,
     wrappers,
 )
+from nebula_jax.communication.wire import zstd as zstd_lib
 
 NAMES = {
     "bf16": floats.bf16,
     "delta": differences.delta,
     "error_feedback": wrappers.error_feedback,
     "fp16": floats.fp16,
-    "fp8": float8.fp8,
+    "fp8": floats.fp8,
     "from_step": wrappers.from_step,
     "hadamard": rotations.hadamard,
     "identity": codec_lib.identity,
@@ -43,40 +47,39 @@ NAMES = {
     "subspace": low_rank.subspace,
     "svd": low_rank.svd,
     "top_k": sparse.top_k,
-    "zstd": packing.zstd,
 }
 
-TOKEN = re.compile(
-    r"\s*(?:(?P<word>[A-Za-z_][A-Za-z_0-9]*)"
-    r"|(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
-    r"|(?P<sign>[|(),=])|(?P<end>$)|(?P<other>.))",
-    re.DOTALL,
-)
-MAX_DEPTH = 8  # wrappers in wrappers; Python's own limit would be met otherwise
+MAX_LENGTH = 500  # characters: the parser's recursion and an error's text stay short
+MAX_DEPTH = 8  # wrappers in wrappers: each doubles the inner codec's states
 MAX_DIGITS = 20  # enough for float64 and int64
+UNEXPECTED = re.compile(r"[^A-Za-z0-9_.,|()=+\-\s]")
+TOKEN = re.compile(r"\w+|\S|$")
 
 
 class CodecError(errors.NebulaError):
-    """A codec's string that means nothing; its text shows where."""
+    """A codec's string that cannot be read; the error's text shows the place."""
 
 
-class Token(NamedTuple):
-    """kind: word, number, sign, end or other. start: where in the text."""
+class Compression(NamedTuple):
+    """All that a channel does to make its tensors smaller.
 
-    kind: str
-    text: str
-    start: int
+    codec: of arrays, on the device.
+    zstd: level at which the channel compresses the payload's bytes, 1 to 19, or None.
+    """
+
+    codec: selector.CodecOrSelector = codec_lib.identity()
+    zstd: int | None = None
 
 
-def from_string(text: str) -> codec_lib.Codec:
-    """The codec that a string names.
+def from_string(text: str) -> Compression:
+    """Reads a codec string.
 
-    >>> from_string("svd(0.6)|fp16").options
-    ()
+    >>> from_string("pack_ids(250_002)|zstd(3)").zstd
+    3
     >>> from_string("svd(0.6)|fp15")
     Traceback (most recent call last):
     ...
-    nebula_jax.communication.codecs.strings.CodecError: unknown codec fp15; did you mean fp16?
+    nebula_jax.communication.codecs.parser.CodecError: unknown codec fp15; did you mean fp16?
       svd(0.6)|fp15
                ^
 
@@ -84,145 +87,145 @@ def from_string(text: str) -> codec_lib.Codec:
       text: see this module's head; empty is `identity`.
 
     Raises:
-      CodecError: with the text, a caret under what is wrong, and what was expected.
+      CodecError: with the text, a caret under the error, and the expectation.
     """  # noqa: E501
-    return _Parser(text).whole()
+    reader = _Reader(text)
+    return reader.chain(reader.parse(), depth=1) if text.strip() else Compression()
 
 
-class _Parser:
-    """Recursive descent, one method a line of the grammar."""
+def zstd(level: int = 1) -> Compression:
+    """Compresses nothing but the payload's bytes; see `wire.zstd`."""
+    return Compression(zstd=zstd_lib.check_level(level))
+
+
+CALLABLE: dict[str, Callable[..., Any]] = NAMES | {"zstd": zstd}
+
+
+class _Reader:
+    """A text, and what its syntax tree means; positions are for error messages."""
 
     def __init__(self, text: str):
         self._text = text
-        self._tokens = [
-            Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
-            for match in TOKEN.finditer(text)
-        ]
-        self._tokens.append(Token("end", "", len(text.rstrip())))
-        self._at = 0
-        self._depth = 0
+        # In one line of ASCII the syntax tree's offsets count characters.
+        self._line = re.sub(r"\s", " ", text.strip())
+        self._indent = len(text) - len(text.lstrip())
 
-    def whole(self) -> codec_lib.Codec:
-        if self._next().kind == "end":
-            return codec_lib.identity()
-        found = self._chain()
-        if self._next().kind != "end":
-            raise self._expected("| or the end")
-        return found
+    def parse(self) -> ast.expr:
+        if len(self._text) > MAX_LENGTH:
+            raise self._error(f"more than {MAX_LENGTH} characters", MAX_LENGTH)
+        if wrong := UNEXPECTED.search(self._text):
+            raise self._error(f"unexpected {wrong[0]!r}", wrong.start())
+        try:
+            with warnings.catch_warnings(action="error"):  # "1if" makes one
+                return ast.parse(self._line, mode="eval").body
+        except SyntaxError as error:
+            at = self._indent + error.offset - 1 if error.offset else len(self._text)
+            problem = error.msg
+            if problem == "invalid syntax":
+                found = TOKEN.match(self._text[at:].lstrip())[0]
+                problem = f"unexpected {found or 'end'}"
+            raise self._error(problem, at) from None
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise self._error(f"cannot be read: {error}", 0) from None
 
-    def _chain(self) -> codec_lib.Codec:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise self._error(f"more than {MAX_DEPTH} codecs in codecs")
-        found = self._call()
-        while self._accept("|"):
-            start = self._next()
-            following = self._call()
+    def chain(self, node: ast.expr, depth: int) -> Compression:
+        if depth > MAX_DEPTH:
+            raise self._error(f"more than {MAX_DEPTH} codecs in codecs", node)
+        nodes = []
+        while _is_chain(node):
+            nodes.insert(0, node.right)
+            node = node.left
+        codecs, chained, level = [], codec_lib.identity(), None
+        for each in (node, *nodes):
+            if level is not None:
+                problem = "zstd works on bytes: it must be the last of its chain"
+                raise self._error(problem, each)
+            read = self.chain if _is_chain(each) else self._call
+            codec, level = read(each, depth + 1)
+            if codec != codec_lib.identity():
+                codecs.append(codec)
             try:
-                found = codec_lib.chain(found, following)
+                chained = selector.chain(*codecs)
             except ValueError as error:
-                raise self._error(str(error), start) from None
-        self._depth -= 1
-        return found
+                raise self._error(str(error), each) from None
+        return Compression(chained, level)
 
-    def _call(self) -> codec_lib.Codec:
-        name = self._next()
-        if name.kind != "word":
-            raise self._expected("a codec's name")
-        if name.text not in NAMES:
-            close = difflib.get_close_matches(name.text, NAMES, n=1)
-            hint = (
-                f"did you mean {close[0]}?" if close else "known: " + ", ".join(NAMES)
-            )
-            raise self._error(f"unknown codec {name.text}; {hint}")
-        self._at += 1
-        arguments = []
-        if self._accept("(") and not self._accept(")"):
-            arguments.append(self._argument())
-            while self._accept(","):
-                arguments.append(self._argument())
-            if not self._accept(")"):
-                raise self._expected(", or )")
-        return self._build(name, arguments)
-
-    def _argument(self) -> tuple[str, Any, Token]:
-        """Its name or "", its value, and where it begins."""
-        start, name = self._next(), ""
-        if start.kind == "word" and self._tokens[self._at + 1].text == "=":
-            self._at += 2
-            name = start.text
-        return name, self._value(), start
-
-    def _value(self) -> Any:
-        token = self._next()
-        if token.kind == "number":
-            self._at += 1
-            if sum(letter.isdigit() for letter in token.text) > MAX_DIGITS:
-                raise self._error(f"more than {MAX_DIGITS} digits", token)
-            is_whole = token.text.lstrip("+-").isdigit()
-            return int(token.text) if is_whole else float(token.text)
-        if token.kind != "word":
-            raise self._expected("a number, a word or a codec")
-        following = self._tokens[self._at + 1].text
-        if token.text in NAMES or following in ("(", "|"):
-            return self._chain()
-        self._at += 1
-        return {"true": True, "false": False}.get(token.text, token.text)
-
-    def _build(self, name: Token, arguments: list) -> codec_lib.Codec:
-        make = NAMES[name.text]
-        signature = inspect.signature(make)
-        usage = f"{name.text}({', '.join(map(_shown, signature.parameters.values()))})"
-        known = list(signature.parameters)
-        given: dict[str, Any] = {}
-        for number, (keyword, value, start) in enumerate(arguments):
-            if keyword and keyword not in known:
-                raise self._error(f"no argument {keyword}: {usage}", start)
-            if not keyword and any(each[0] for each in arguments[:number]):
-                raise self._error(
-                    f"arguments without a name come first: {usage}", start
-                )
-            if not keyword and number >= len(known):
-                raise self._error(f"too many arguments: {usage}", start)
-            keyword = keyword or known[number]
+    def _call(self, node: ast.expr, depth: int) -> Compression:
+        match node:
+            case ast.Name(name):
+                arguments = []
+            case ast.Call(ast.Name(name), positional, keywords):
+                arguments = [(None, value, value) for value in positional]
+                arguments += [(each.arg, each.value, each) for each in keywords]
+            case _:
+                raise self._error(f"expected a codec, not {self._source(node)}", node)
+        if name not in CALLABLE:
+            close = difflib.get_close_matches(name, CALLABLE, n=1)
+            known = "known: " + ", ".join(CALLABLE)
+            hint = f"did you mean {close[0]}?" if close else known
+            raise self._error(f"unknown codec {name}; {hint}", node)
+        parameters = inspect.signature(CALLABLE[name]).parameters
+        usage = f"{name}({', '.join(map(_shown, parameters.values()))})"
+        given, places, level = {}, {}, None
+        for number, (keyword, value, place) in enumerate(arguments):
+            if keyword is None and number >= len(parameters):
+                raise self._error(f"too many arguments: {usage}", place)
+            keyword = keyword or list(parameters)[number]
+            if keyword not in parameters:
+                raise self._error(f"no argument {keyword}: {usage}", place)
             if keyword in given:
-                raise self._error(f"{keyword} is given twice: {usage}", start)
-            given[keyword] = value
+                raise self._error(f"{keyword} is given twice: {usage}", place)
+            found = self._value(value, depth)
+            if isinstance(found, Compression):
+                found, level = found
+            given[keyword], places[keyword] = found, place
+        for keyword, parameter in parameters.items():
+            if keyword not in given and parameter.default is parameter.empty:
+                raise self._error(f"argument {keyword} is missing: {usage}", node)
         try:
-            signature.bind(**given)
-        except TypeError as error:
-            raise self._error(f"{error}: {usage}", name) from None
-        try:
-            return make(**given)
+            made = CALLABLE[name](**given)
         except ValueError as error:
-            # A constructor's words begin with the argument's name.
-            places = dict(zip(given, (start for *_, start in arguments), strict=True))
-            start = places.get(str(error).split()[0], name)
-            raise self._error(f"{name.text}: {error}", start) from None
+            # A constructor's message begins with the argument's name.
+            place = places.get(str(error).split()[0], node)
+            raise self._error(f"{name}: {error}", place) from None
+        return made if isinstance(made, Compression) else Compression(made, level)
 
-    def _next(self) -> Token:
-        return self._tokens[self._at]
+    def _value(self, node: ast.expr, depth: int) -> Any:
+        match node:
+            case ast.UnaryOp(ast.USub() | ast.UAdd(), ast.Constant(number)):
+                sign = -1 if isinstance(node.op, ast.USub) else 1
+            case ast.Constant(number):
+                sign = 1
+            case ast.Name(word) if word not in CALLABLE:
+                return {"true": True, "false": False}.get(word, word)
+            case _:
+                return self.chain(node, depth)
+        if type(number) not in (int, float):
+            problem = f"expected a number, a word or a codec, not {self._source(node)}"
+            raise self._error(problem, node)
+        if sum(letter.isdigit() for letter in self._source(node)) > MAX_DIGITS:
+            raise self._error(f"more than {MAX_DIGITS} digits", node)
+        return sign * number
 
-    def _accept(self, sign: str) -> bool:
-        found = self._next().text == sign
-        self._at += found
-        return found
+    def _source(self, node: ast.expr) -> str:
+        return self._line[node.col_offset : node.end_col_offset]
 
-    def _expected(self, what: str) -> CodecError:
-        token = self._next()
-        got = repr(token.text) if token.text else "the end"
-        return self._error(f"expected {what}, not {got}")
-
-    def _error(self, problem: str, token: Token | None = None) -> CodecError:
-        start = (token or self._next()).start
+    def _error(self, problem: str, place: int | ast.AST) -> CodecError:
+        if isinstance(place, ast.AST):
+            place = self._indent + place.col_offset
         shown = "".join(
-            letter if letter.isprintable() else "?" for letter in self._text
+            letter if letter.isprintable() else "?"
+            for letter in self._text[:MAX_LENGTH]
         )
-        return CodecError(f"{problem}\n  {shown}\n  {' ' * start}^")
+        return CodecError(f"{problem}\n  {shown}\n  {' ' * place}^")
+
+
+def _is_chain(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
 
 
 def _shown(parameter: inspect.Parameter) -> str:
-    """`flatten=false`, as a person would write it."""
+    """Returns `flatten=false`, as a person would write it."""
     if parameter.default is parameter.empty:
         return parameter.name
     default = parameter.default

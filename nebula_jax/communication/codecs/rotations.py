@@ -1,4 +1,7 @@
-"""A random rotation before a quantiser: outliers are spread over their neighbours."""
+"""A random rotation before a quantizer: it spreads outliers over their neighbors.
+
+b: size of a block of the last axis.
+"""
 
 import functools
 import math
@@ -16,19 +19,19 @@ MAX_BLOCK = 4096  # its matrix takes 64 MB
 
 @struct.dataclass
 class Rotated:
-    """data: the leaf's shape, float32. dtype: the leaf's own."""
+    """A rotated leaf: data of its shape, float32, and its own dtype."""
 
     data: jax.Array
     dtype: str = struct.field(pytree_node=False)
 
 
 def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
-    """Random signs, then an orthonormal Hadamard rotation in blocks of the last axis.
+    """Rotates blocks of the last axis: random signs, an orthonormal Hadamard matrix.
 
     y = H S x / sqrt(b), with S diagonal of ±1 and b the largest power of two <= block
     that divides the last axis (Suresh et al. 2017). A rotation loses nothing but
-    rounding; it is meant before a quantiser: `hadamard|int4(64)`, since a block with
-    one outlier would otherwise be quantised in units of that outlier.
+    rounding; it is meant before a quantizer: `hadamard|int4(64)`, since a block with
+    one outlier would otherwise be quantized in units of that outlier.
     Payload: per leaf its shape, float32. Wire: 4 n bytes for n values.
     A block that holds NaN or Inf decodes as NaN.
 
@@ -67,7 +70,7 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
 
 @functools.cache
 def _rotation(size: int, seed: int) -> np.ndarray:
-    """S H / sqrt(size), [size, size]: the signs ride in the matrix and cost nothing."""
+    """Returns S H / sqrt(size), [size, size]: signs in the matrix cost nothing."""
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < size:  # Sylvester's construction
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

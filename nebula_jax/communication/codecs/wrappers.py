@@ -7,15 +7,17 @@ import jax.numpy as jnp
 from flax import struct
 
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
 
 
 @struct.dataclass
 class Feedback:
-    """State of `error_feedback`.
+    """The state of `error_feedback`.
 
     residual: per floating-point leaf its shape, float32; what was not sent yet.
-    encode, decode: the inner codec's states; the receiver uses `decode` only.
+    encode: the inner codec's state as a sender.
+    decode: the inner codec's state as a receiver; the only one a receiver uses.
     """
 
     residual: tuple[jax.Array, ...]
@@ -23,8 +25,8 @@ class Feedback:
     decode: Any
 
 
-def error_feedback(codec: codec_lib.Codec) -> codec_lib.Codec:
-    """What a tensor lost is added to the next one: e' = x + e - decode(encode(x + e)).
+def error_feedback(codec: selector.CodecOrSelector) -> selector.CodecOrSelector:
+    """Adds what a tensor lost to the next one: e' = x + e - decode(encode(x + e)).
 
     For sums of tensors over time, such as gradients (Karimireddy et al. 2019): what a
     biased codec drops is sent later. Not for hidden states of changing examples.
@@ -44,6 +46,9 @@ def error_feedback(codec: codec_lib.Codec) -> codec_lib.Codec:
 
     Args:
       codec: the inner one.
+
+    Returns:
+      A Codec around a codec, a Selector around a Selector.
 
     Raises:
       ValueError: if it is no codec.
@@ -67,7 +72,7 @@ def error_feedback(codec: codec_lib.Codec) -> codec_lib.Codec:
             payload, encoder = inner.encode(
                 leaves.with_floats(arrays, wanted), state.encode
             )
-            got, decoder = received(inner, payload, state.decode)
+            got, decoder = decode_as_receiver(inner, payload, state.decode)
             residual = tuple(
                 _finite_or_zero(want - leaf.astype(jnp.float32))
                 for want, leaf in zip(wanted, leaves.floats(got), strict=True)
@@ -80,18 +85,18 @@ def error_feedback(codec: codec_lib.Codec) -> codec_lib.Codec:
 
         return codec_lib.Codec(init, encode, decode)
 
-    return codec_lib.like(codec, wrap, lambda state: state.encode)
+    return selector.map_options(codec, wrap, lambda state: state.encode)
 
 
-def from_step(n: int, codec: codec_lib.Codec) -> codec_lib.Codec:
-    """Compression that begins at optimisation step n, counted from 1 (Figure 10).
+def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
+    """Begins to compress at optimization step n, counted from 1 (Figure 10).
 
     Option 0: the arrays as they are, while the step is below n. Option 1 + i: option i
     of the inner codec. State: of the inner codec. Payload, wire, NaN: of the arrays,
     then of the inner codec.
 
-    >>> from nebula_jax.communication.codecs import casts
-    >>> codec = from_step(2, casts.fp16())
+    >>> from nebula_jax.communication.codecs import floats
+    >>> codec = from_step(2, floats.fp16())
     >>> [codec.encode(jnp.ones(3), (), step)[0].option for step in (1, 2)]
     [0, 1]
 
@@ -106,30 +111,31 @@ def from_step(n: int, codec: codec_lib.Codec) -> codec_lib.Codec:
     if type(n) is not int or n < 1:
         raise ValueError(f"n must be a positive integer, not {n!r}")
 
-    def choose(arrays, state, step):
-        if step < n:
-            return 0
-        return 1 if codec.choose is None else 1 + codec.choose(arrays, state, step)
-
+    inner = selector.as_selector(codec)
     plain = codec_lib.identity()._replace(init=codec.init)
-    options = (plain, *codec_lib.fixed(codec))
-    return codec_lib.choice(options, choose, codec.zstd)._replace(final=codec.final)
+
+    def choose(arrays, state, step):
+        return 0 if step < n else 1 + inner.choose(arrays, state, step)
+
+    return inner._replace(codecs=(plain, *inner.codecs), choose=choose)
 
 
 def check_codec(codec: Any) -> None:
-    """Raises ValueError unless it is a codec."""
-    if not isinstance(codec, codec_lib.Codec):
+    """Raises ValueError unless `codec` is a Codec or a Selector."""
+    if not isinstance(codec, codec_lib.Codec | selector.Selector):
         raise ValueError(f"codec must be a codec such as fp16, not {codec!r}")
 
 
-def received(codec: codec_lib.Codec, payload: Any, state: Any) -> tuple[Any, Any]:
-    """`codec.decode`, so that what is computed on it has the same bits on both ends.
+def decode_as_receiver(
+    codec: codec_lib.Codec, payload: codec_lib.Payload, state: codec_lib.State
+) -> tuple[codec_lib.Arrays, codec_lib.State]:
+    """Decodes such that what is computed on it has the same bits on both ends.
 
-    A sender that keeps what the receiver has decodes its own payload, in a program of
-    its own. Two things could make that differ: XLA dropping a rounding to bfloat16 and
-    back, which the barrier prevents; and a product and sum that become one operation
-    with one rounding here but not there, which the selection between them prevents.
-    Inf comes out as NaN.
+    A sender that mirrors the receiver decodes its own payload, in another program. Two
+    things could make that differ: XLA dropping a rounding to bfloat16 and back, which
+    the barrier prevents; and a product and sum that become one operation with one
+    rounding here but not there, which the selection between them prevents. Inf comes
+    out as NaN.
     """
     payload, state = jax.lax.optimization_barrier((payload, state))
     arrays, state = codec.decode(payload, state)

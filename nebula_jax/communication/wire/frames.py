@@ -8,14 +8,14 @@ A frame is a fixed head, a small typed header, and a payload:
          5      1  kind, an index into KINDS
          6      2  length of the typed header
          8      8  sequence number of the frame in its direction; 0 if not numbered
-        16      8  frames that the sender has taken from the other direction
+        16      8  acknowledged: numbered frames received from the other direction
         24      8  length of the payload
         32      .  typed header, then payload
 
 Integers are big-endian, buffers are as they lie in memory (little-endian).
 
-What is said is numbered, from the first Hello to End, over as many connections as it
-takes. Open, Ping and Abort belong to one connection and have no number.
+The messages of a session are numbered, from Hello to End, over as many connections as
+it takes. Open, Ping and Abort belong to one connection and have no number.
 """
 
 import dataclasses
@@ -32,27 +32,27 @@ MAGIC = b"NEBL"
 HEAD = struct.Struct("!4sBBHQQQ")
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
-MAX_REASON_BYTES = 1 << 12  # an error in words
+MAX_REASON_BYTES = 1 << 12  # of an error
 _NAME = re.compile(r"[!-~]{1,100}")  # of a cluster, as it may stand in a message
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
 class FrameError(errors.NebulaError):
-    """Bytes that are no frame of ours."""
+    """Bytes that are no frame, or not one that was agreed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """The first frame of each side on every connection: which session goes on.
+    """The first frame of each side on every connection: it names the session.
 
-    The head's `taken` says from which frame on the other side shall send (again).
+    The other side sends again from the frame on that the head acknowledges.
     """
 
     LAYOUT: ClassVar = struct.Struct("!16sI")
-    session: bytes
+    session_id: bytes
     """16 random bytes, drawn by the connector."""
     epoch: int
-    """Counts the session's connections from 1; an older one is never taken up."""
+    """The connection's number in its session, from 1; an older one is refused."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,20 +61,20 @@ class Hello:
 
     LAYOUT: ClassVar = struct.Struct("")
     cluster: str
-    """Who speaks, such as `generator:0`."""
+    """The sender, such as `generator:0`."""
     version: str
-    """Of nebula_jax."""
+    """The sender's version of nebula_jax."""
     settings: dict[str, Any]
-    """What both sides must agree on; JSON values."""
+    """Values that must be equal on both sides; JSON."""
     checkpoints: tuple[int, ...] = ()
     """Steps that this cluster could go on from, 0 for a fresh start not included."""
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the peer should know but need not have alike; JSON values."""
+    """Values that the peer needs and that may differ; JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """All clusters are here; the run goes on after step `step`."""
+    """The start of a run: all clusters are there, and it goes on after `step`."""
 
     LAYOUT: ClassVar = struct.Struct("!Q")
     step: int
@@ -84,7 +84,7 @@ class Tensor(NamedTuple):
     """One encoded pytree: its leaves' bytes, one flat byte buffer each.
 
     On a channel with zstd a table of their lengths on the wire, 8 bytes each, comes
-    first; the length of the plan means: as it is.
+    first; the length in the schema means that a buffer is not coded.
     """
 
     channel: int
@@ -92,7 +92,7 @@ class Tensor(NamedTuple):
     micro_batch: int
     buffers: Sequence[Any]
     option: int = 0
-    """Which of the shapes that the channel's codec offers."""
+    """The number of the shape, of those that the channel's codec offers."""
 
     LAYOUT = struct.Struct("!HQIB")
 
@@ -107,7 +107,7 @@ class StepDone:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """To the listener: please stop. From the listener: the run ends after `step`."""
+    """A request to the listener to stop; from the listener, the step to stop after."""
 
     LAYOUT: ClassVar = struct.Struct("!Q")
     step: int
@@ -115,21 +115,21 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """I am still here, and have taken so many frames."""
+    """A sign of life, and an acknowledgement where no other frame is due."""
 
     LAYOUT: ClassVar = struct.Struct("")
 
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """Nothing more comes from me. (A closed connection alone is an error.)"""
+    """The sender's last message. (A closed connection alone is an error.)"""
 
     LAYOUT: ClassVar = struct.Struct("")
 
 
 @dataclasses.dataclass(frozen=True)
 class Abort:
-    """I give up, and this is why."""
+    """The end of a session because of an error, with its reason."""
 
     LAYOUT: ClassVar = struct.Struct("")
     reason: str
@@ -140,52 +140,46 @@ KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort, Open)
 UNNUMBERED = (Open, Ping, Abort)
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 
-# Head and typed header of a tensor at once: most frames are one.
-TENSOR = struct.Struct(HEAD.format + Tensor.LAYOUT.format.removeprefix("!"))
-TENSOR_START = (MAGIC, VERSION, _NUMBER[Tensor], Tensor.LAYOUT.size)
-
 
 class Head(NamedTuple):
     """The fixed part of a frame."""
 
     kind: type
     sequence: int
-    taken: int
+    acknowledged: int
     payload_bytes: int
 
 
 def tensor_bytes(message: Tensor) -> int:
-    """Bytes of its buffers together."""
-    buffers = message.buffers
-    return len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+    """Returns the size of a tensor's buffers together."""
+    return sum(map(len, message.buffers))
 
 
-def encode(message: Message, sequence: int, taken: int) -> list[Any]:
-    """The frame of a message as a list of buffers; a large tensor is not copied.
+def encode(message: Message, sequence: int, acknowledged: int) -> list[Any]:
+    """Returns the frame of a message: buffers, of which no large one is copied.
 
     Args:
-      message: what to say.
+      message: to send.
       sequence: its number; 0 for one of UNNUMBERED.
-      taken: numbered frames received so far.
+      acknowledged: numbered frames received so far.
+
+    Raises:
+      FrameError: if a Hello is too large.
     """
     kind = type(message)
-    if kind is Tensor:
-        channel, step, micro_batch, payload, option = message
-        size = tensor_bytes(message)
-        start = TENSOR.pack(
-            *TENSOR_START, sequence, taken, size, channel, step, micro_batch, option
-        )
-    else:
-        fields, payload = _parts(message)
-        size, layout = sum(map(len, payload)), kind.LAYOUT
-        start = HEAD.pack(
-            MAGIC, VERSION, _NUMBER[kind], layout.size, sequence, taken, size
-        ) + layout.pack(*fields)
+    fields, payload = _parts(message)
+    size, layout = sum(map(len, payload)), kind.LAYOUT
+    start = HEAD.pack(
+        MAGIC, VERSION, _NUMBER[kind], layout.size, sequence, acknowledged, size
+    ) + layout.pack(*fields)
     return [b"".join((start, *payload))] if size <= JOINED_BYTES else [start, *payload]
 
 
-def _parts(message: Message) -> tuple[Sequence[Any], Sequence[bytes]]:
-    """The fields of a message's typed header, and its payload."""
+def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the fields of a message's typed header, and its payload."""
+    if isinstance(message, Tensor):
+        channel, step, micro_batch, buffers, option = message
+        return (channel, step, micro_batch, option), buffers
     if isinstance(message, Hello):
         return (), (_hello_bytes(message),)
     if isinstance(message, Abort):
@@ -193,7 +187,7 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[bytes]]:
     if isinstance(message, Welcome | StepDone | Stop):
         return (message.step,), ()
     if isinstance(message, Open):
-        return (message.session, message.epoch), ()
+        return (message.session_id, message.epoch), ()
     return (), ()
 
 
@@ -203,13 +197,13 @@ def decode_head(data: bytes) -> Head:
     Raises:
       FrameError: where they are no head of this version, or contradict themselves.
     """
-    magic, version, kind, header_bytes, sequence, taken, payload_bytes = HEAD.unpack(
-        data
+    magic, version, kind, header_bytes, sequence, acknowledged, payload_bytes = (
+        HEAD.unpack(data)
     )
     if magic != MAGIC:
-        raise FrameError(f"sent {magic!r}, which begins no frame of ours")
+        raise FrameError(f"sent {magic!r}, which begins no frame")
     if version != VERSION:
-        raise FrameError(f"speaks frame version {version}; this is version {VERSION}")
+        raise FrameError(f"uses frame version {version}; this is version {VERSION}")
     if kind >= len(KINDS):
         raise FrameError(f"sent a frame of unknown kind {kind}")
     kind = KINDS[kind]
@@ -218,14 +212,14 @@ def decode_head(data: bytes) -> Head:
             f"sent {kind.__name__} with a header of {header_bytes} bytes;"
             f" expected {kind.LAYOUT.size}"
         )
-    return Head(kind, sequence, taken, payload_bytes)
+    return Head(kind, sequence, acknowledged, payload_bytes)
 
 
 def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
     """Builds the message from its parts, all of the announced lengths.
 
     Raises:
-      FrameError: where the contents are not what the kind says.
+      FrameError: if the contents do not fit the kind.
     """
     fields = head.kind.LAYOUT.unpack(header)
     if head.kind is Tensor:

@@ -2,10 +2,13 @@
 
 Small parts are read through a stage, many by one call. A large buffer is a hole that
 the stream fills directly; only what had already come to the stage is copied into it.
+
+`exact` and `fill` are generators, for a parser that reads like blocking code: they
+yield while bytes are missing, and are resumed when more have come.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -13,7 +16,7 @@ ALIGNMENT = 64  # bytes; XLA takes a host buffer as it is only if aligned so
 STAGE_BYTES = 1 << 12
 
 
-class Assembly:
+class ReceiveBuffer:
     """The bytes of one connection that are not yet a message."""
 
     def __init__(self):
@@ -23,15 +26,15 @@ class Assembly:
 
     @property
     def has_holes(self) -> bool:
-        """Whether a large buffer is being filled."""
+        """True if a large buffer is being filled."""
         return bool(self._holes)
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes belong; empty if the stage is full."""
+        """Returns the place of the next bytes; empty if the stage is full."""
         return self._holes[0] if self._holes else self._stage[self._end :]
 
-    def filled(self, count: int) -> None:
-        """`count` bytes were written to the start of `get_buffer()`."""
+    def receive(self, count: int) -> None:
+        """Records that `count` bytes were written to the start of `get_buffer()`."""
         if not self._holes:
             self._end += count
         elif count < len(self._holes[0]):
@@ -39,41 +42,46 @@ class Assembly:
         else:
             self._holes.popleft()
 
-    def staged(self) -> memoryview:
-        """All staged bytes."""
-        return self._stage[self._start : self._end]
+    def exact(self, count: int) -> Generator[None, None, bytes]:
+        """Waits for the next bytes, and takes them off the stage.
 
-    def peek(self, count: int) -> memoryview | None:
-        """The next `count` staged bytes; None if they are not there yet."""
-        end = self._start + count
-        return self._stage[self._start : end] if end <= self._end else None
+        Args:
+          count: at most STAGE_BYTES.
+        """
+        while self._end - self._start < count:
+            self._compact()
+            yield
+        return self._take(count)
 
-    def drop(self, count: int) -> None:
-        """Takes `count` staged bytes off."""
-        self._start += count
-        if self._start == self._end:
-            self._start = self._end = 0
+    def fill(self, sizes: Sequence[int]) -> Generator[None, None, list[np.ndarray]]:
+        """Waits for the next bytes, in buffers of these sizes.
 
-    def take(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """[size] uint8 each for the next bytes; what has not come yet makes holes."""
+        Returns:
+          [size] uint8 each.
+        """
         buffers = []
         for size in sizes:
             staged = self._end - self._start
             if size <= staged:  # small: aligning it would cost more than it saves
-                part = self._stage[self._start : self._start + size]
-                buffers.append(np.frombuffer(bytes(part), np.uint8))
-                self.drop(size)
+                buffers.append(np.frombuffer(self._take(size), np.uint8))
                 continue
             buffer = aligned_empty(size)
             view = memoryview(buffer)
-            if staged:
-                view[:staged] = self._stage[self._start : self._end]
-                self.drop(staged)
+            view[:staged] = self._take(staged)
             self._holes.append(view[staged:])
             buffers.append(buffer)
+        while self._holes:
+            yield
         return buffers
 
-    def compact(self) -> None:
+    def _take(self, count: int) -> bytes:
+        data = bytes(self._stage[self._start : self._start + count])
+        self._start += count
+        if self._start == self._end:
+            self._start = self._end = 0
+        return data
+
+    def _compact(self) -> None:
         """Makes room on the stage behind what is left there."""
         if self._start:
             rest = bytes(self._stage[self._start : self._end])

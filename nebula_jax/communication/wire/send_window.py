@@ -1,72 +1,78 @@
-"""What one side of a session has said, and the other has not yet taken."""
+"""Sent messages that the peer has not acknowledged."""
 
 import collections
 
 from nebula_jax.communication.wire import frames
 
-WINDOW_BYTES = 16 << 20  # not yet taken; 170 Mbit/s fill it in 0.8 s
+WINDOW_BYTES = 16 << 20  # not acknowledged; 170 Mbit/s fill it in 0.8 s
 WINDOW_TENSORS = 2  # however large: one on its way while the other is acknowledged
 WINDOW_FRAMES = 4096  # however small
 
 
-class Outgoing:
+class SendWindow:
     """Numbered messages, kept until they are acknowledged.
 
-    acked <= cursor <= said: the peer has taken all before `acked`; on the present
-    connection all before `cursor` were handed out; the next message gets number `said`.
+    acknowledged <= cursor <= next_sequence: the peer has all before `acknowledged`; on
+    the present connection all before `cursor` were handed out.
     """
 
     def __init__(self):
-        self.acked = self.cursor = self.said = 0
+        self.acknowledged = self.cursor = self.next_sequence = 0
         self._ever_sent = 0
         self._messages: collections.deque[frames.Message] = collections.deque()
         self._tensors = self._bytes = 0
 
     @property
-    def has_window(self) -> bool:
-        """Whether one more tensor may be said before the peer has taken others."""
-        return self.said - self.acked < WINDOW_FRAMES and (
+    def can_send(self) -> bool:
+        """True if one more tensor may be sent before others are acknowledged."""
+        return self.next_sequence - self.acknowledged < WINDOW_FRAMES and (
             self._tensors < WINDOW_TENSORS or self._bytes < WINDOW_BYTES
         )
 
+    @property
+    def is_pending(self) -> bool:
+        """True if a message waits to be handed out."""
+        return self.cursor < self.next_sequence
+
     def add(self, message: frames.Message) -> None:
-        """Says something."""
+        """Appends a message; its number is `next_sequence` before the call."""
         self._messages.append(message)
-        self.said += 1
+        self.next_sequence += 1
         if type(message) is frames.Tensor:
             self._tensors += 1
             self._bytes += frames.tensor_bytes(message)
 
     def next(self) -> frames.Message:
-        """What to send next; its number is `cursor` before the call."""
-        message = self._messages[self.cursor - self.acked]
+        """Hands out the next message; its number is `cursor` before the call."""
+        message = self._messages[self.cursor - self.acknowledged]
         self.cursor += 1
-        if self.cursor > self._ever_sent:
-            self._ever_sent = self.cursor
+        self._ever_sent = max(self._ever_sent, self.cursor)
         return message
 
     def rewind(self) -> None:
-        """A new connection: what was not taken is sent again."""
-        self.cursor = self.acked
+        """Starts a new connection: what is not acknowledged is sent again."""
+        self.cursor = self.acknowledged
 
-    def take_ack(self, taken: int) -> None:
-        """Drops what the peer has taken.
+    def acknowledge(self, count: int) -> None:
+        """Drops what the peer has.
+
+        Args:
+          count: numbered messages that the peer has received, in all.
 
         Raises:
-          ValueError: if it cannot have taken so much, or said more before.
+          frames.FrameError: if it cannot have so many, or has had more before.
         """
-        if taken == self.acked:
+        if count == self.acknowledged:
             return
-        if not self.acked < taken <= self._ever_sent:
-            raise ValueError(
-                f"has taken {taken} frames; it said {self.acked} before,"
-                f" and {self._ever_sent} were sent"
+        if not self.acknowledged < count <= self._ever_sent:
+            raise frames.FrameError(
+                f"acknowledged {count} frames; it had acknowledged"
+                f" {self.acknowledged}, and {self._ever_sent} were sent"
             )
-        for _ in range(taken - self.acked):
+        for _ in range(count - self.acknowledged):
             message = self._messages.popleft()
             if type(message) is frames.Tensor:
                 self._tensors -= 1
                 self._bytes -= frames.tensor_bytes(message)
-        self.acked = taken
-        if self.cursor < taken:
-            self.cursor = taken
+        self.acknowledged = count
+        self.cursor = max(self.cursor, count)

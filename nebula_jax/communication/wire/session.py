@@ -1,225 +1,127 @@
 """One side of a session between two clusters, without any I/O.
 
-A session outlives its connections. What is said is numbered and kept until the peer
-has taken it; when a connection breaks, both sides say on the next one how much they
-have taken, and the rest is sent again. So every message arrives exactly once and in
-order, or the session fails.
+A session outlives its connections. Messages are numbered and kept until the peer has
+acknowledged them; when a connection breaks, both sides report on the next one how many
+they have received, and the rest is sent again. So every message arrives exactly once
+and in order, or the session fails.
 
-    connection.begin(now)                    # or `resume`: there are bytes to exchange
-    connection.send(message, now)            # says something, now or later
-    for buffer in connection.data_to_send(now): ...write it...
-    view = connection.get_buffer()           # where the next bytes belong
-    n = sock.recv_into(view)
-    connection.buffer_updated(n, now)
-    while (message := connection.next_event()) is not None: ...
-    connection.lost()                        # the bytes have ended
+    session.begin(now)                       # or `resume`: there is a connection
+    session.send(message)                    # queues a message
+    while buffers := session.data_to_send(now): ...write them...
+    view = session.buffer.get_buffer()       # the place of the next bytes
+    session.receive(sock.recv_into(view), now)
+    for message in session.events(): ...
+    session.lost()                           # the connection has ended
 
 Bytes of a tensor land in the aligned buffers that will be handed to the device: there
 is no copy in between. Time is an argument: seconds on any clock that only goes forward.
-
-Everything that decides which message may come when is in TRANSITIONS.
 """
 
 import collections
-import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames, receive_buffer, schema, send_window
-from nebula_jax.communication.wire.frames import (
-    Abort,
-    End,
-    Hello,
-    Open,
-    Ping,
-    StepDone,
-    Stop,
-    Tensor,
-    Welcome,
+from nebula_jax.communication.wire import (
+    frames,
+    ledger,
+    liveness,
+    reader,
+    receive_buffer,
+    receive_window,
+    schema,
+    send_window,
+    states,
 )
-
-PINGS_PER_TIMEOUT = 4  # a peer is heard of this often before it counts as gone
-ACK_BYTES = 1 << 20  # taken without a word; small against the window
-ACK_FRAMES = 64
-OPENING_BYTES = frames.HEAD.size + frames.Open.LAYOUT.size
 
 
 class LocalProtocolError(errors.NebulaError):
-    """This side asked for something that the protocol does not allow now."""
+    """A request of this side that the protocol does not allow now."""
 
 
 class RemoteProtocolError(errors.NebulaError):
-    """The peer did something that the protocol does not allow."""
+    """A message of the peer that the protocol does not allow."""
 
 
 class PeerGone(errors.NebulaError):
-    """The peer's connection ended, or fell silent, without a goodbye."""
+    """A connection that ended, or fell silent, without a goodbye."""
 
 
 class PeerAborted(errors.NebulaError):
-    """The peer gave up and said why."""
+    """An Abort of the peer, with its reason."""
 
 
 class SessionOver(errors.NebulaError):
-    """The session has ended; nothing more can be said, nobody can come back to it."""
+    """An attempt to use, or to come back to, a session that has ended."""
 
 
-class Role(enum.Enum):
-    """The listener welcomes; the connector comes to it."""
-
-    LISTENER = "listener"
-    CONNECTOR = "connector"
-
-    __hash__ = object.__hash__
-
-    @property
-    def other(self) -> "Role":
-        return Role.CONNECTOR if self is Role.LISTENER else Role.LISTENER
-
-
-class State(enum.Enum):
-    """How far one direction of the conversation has come."""
-
-    START = "before Hello"
-    GREETED = "after Hello"
-    OPEN = "open"
-    ENDED = "after End or Abort"
-
-    __hash__ = object.__hash__  # the tables are asked for every frame
-
-
-# Who speaks -> state of that direction -> what may be said -> next state.
-# One rule stands outside: Welcome opens the connector's direction as well.
-TRANSITIONS = {
-    Role.LISTENER: {
-        State.START: {Hello: State.GREETED},
-        State.GREETED: {Welcome: State.OPEN},
-        State.OPEN: {
-            Tensor: State.OPEN,
-            StepDone: State.OPEN,
-            Stop: State.OPEN,
-            End: State.ENDED,
-        },
-        State.ENDED: {},
-    },
-    Role.CONNECTOR: {
-        State.START: {Hello: State.GREETED},
-        State.GREETED: {},
-        State.OPEN: {
-            Tensor: State.OPEN,
-            Stop: State.OPEN,
-            End: State.ENDED,
-        },
-        State.ENDED: {},
-    },
-}
-
-
-class Phase(enum.Enum):
-    """How far the present connection has come, and what may come on it."""
-
-    NONE = "without a connection"
-    OPENING = "before Open"
-    RUNNING = "after Open"
-
-    __hash__ = object.__hash__
-
-
-# Phase -> what the peer may send that is not numbered -> next phase. Numbered frames
-# may come when RUNNING, as far as TRANSITIONS allows them.
-UNNUMBERED = {
-    Phase.NONE: {},
-    Phase.OPENING: {Open: Phase.RUNNING, Abort: Phase.NONE},
-    Phase.RUNNING: {Ping: Phase.RUNNING, Abort: Phase.NONE},
-}
-
-
-class Connection:
+class Session:
     """The state of one session."""
 
-    def __init__(self, role: Role, session: bytes, peer_timeout: float):
+    def __init__(self, role: states.Role, session_id: bytes, peer_timeout: float):
         """Starts without a connection.
 
         Args:
           role: of this side.
-          session: 16 bytes that name it.
+          session_id: 16 bytes.
           peer_timeout: seconds of silence after which a connection counts as lost.
         """
-        self.role, self.session = role, session
+        self.role, self.session_id = role, session_id
         self.peer = "the peer"
         self.is_paused = False
-        """Whether nothing more is parsed before `all_planned`."""
-        self.local_state = self.remote_state = State.START
-        """How far each direction has come."""
-        self._peer_timeout = peer_timeout
-        self._ping_interval = peer_timeout / PINGS_PER_TIMEOUT
-        self._ledger: dict[tuple[str, type, int], list[int]] = {}
-        self._plan = schema.Plan()
-        self._outgoing = send_window.Outgoing()
-        self._taken = 0
-        self._events: collections.deque[frames.Message] = collections.deque()
-        self._phase, self._epoch = Phase.NONE, 0
+        """True if nothing more is parsed before `channels_ready`."""
+        self.ledger = ledger.Ledger()
+        self.window = send_window.SendWindow()
+        self.liveness = liveness.Liveness(peer_timeout)
+        self._schema = schema.Schema()
+        self.states = states.STARTED
+        """The progress of both directions, by sender."""
+        self._received = receive_window.ReceiveWindow()
+        self._events: list[frames.Message] = []
+        self._phase, self._epoch = states.Phase.NONE, 0
         self._forget_connection()
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a connection on which both sides have said Open."""
-        return self._phase is Phase.RUNNING
+        """True if there is a connection on which both sides have sent Open."""
+        return self._phase is states.Phase.RUNNING
 
     @property
     def is_over(self) -> bool:
-        """Whether both sides have said End and know that the other one has it."""
-        return (
-            self.local_state is State.ENDED
-            and self.remote_state is State.ENDED
-            and self._outgoing.acked == self._outgoing.said
-            and not self._unreported_frames
-        )
+        """True if both sides have sent End, and know that the other has it."""
+        is_known = self.window.acknowledged == self.window.next_sequence
+        return self.owes_only_end and is_known and not self._received.unacknowledged
 
     @property
     def owes_only_end(self) -> bool:
-        """Whether the peer has said all, and has taken all but perhaps our End."""
-        return (
-            self.local_state is State.ENDED
-            and self.remote_state is State.ENDED
-            and self._outgoing.acked >= self._outgoing.said - 1
-        )
+        """True if the peer has sent all, and has all but perhaps our End."""
+        missing = self.window.next_sequence - self.window.acknowledged
+        return missing <= 1 and set(self.states.values()) == {states.State.ENDED}
 
-    @property
-    def has_window(self) -> bool:
-        """Whether one more tensor may be said before the peer has taken others."""
-        return self._outgoing.has_window
+    def add_sender(self, name: str) -> int:
+        """Adds a channel of tensors that this side sends; returns its number."""
+        return self.ledger.add_channel(ledger.SENT, name)
 
-    @property
-    def ledger(self) -> dict[str, list[int]]:
-        """`sent Tensor[0]` and so on -> [frames, bytes]; sent again counts again."""
-        ledger = {}
-        for (direction, kind, channel), entry in list(self._ledger.items()):
-            suffix = f"[{channel}]" if kind is Tensor else ""
-            ledger[f"{direction} {kind.__name__}{suffix}"] = list(entry)
-        return ledger
-
-    def add_channel(
-        self, options: Sequence[Sequence[int]], is_compressed: bool = False
+    def add_receiver(
+        self,
+        name: str,
+        options: Sequence[Sequence[int]],
+        is_compressed: bool = False,
     ) -> int:
-        """Plans a channel of tensors that the peer may send.
+        """Adds a channel of tensors that the peer may send; returns its number.
 
         Args:
+          name: of the channel.
           options: for each shape, the exact size of each buffer of a tensor on it.
-          is_compressed: whether a buffer may be shorter, and a table says how long.
-
-        Returns:
-          The channel's number: channels count from 0 in the order they are added.
+          is_compressed: whether a buffer may be shorter, and a table has its length.
 
         Raises:
           ValueError: if it has too many buffers to be compressed.
         """
-        return self._plan.add(options, is_compressed)
+        self._schema.add(options, is_compressed)
+        return self.ledger.add_channel(ledger.RECEIVED, name)
 
-    def all_planned(self) -> None:
+    def channels_ready(self) -> None:
         """Connector: channels are added, so what follows the Welcome may be read."""
         self.is_paused = False
         self._parse()
@@ -227,403 +129,172 @@ class Connection:
     # Connections come and go.
 
     def begin(self, now: float) -> None:
-        """Connector: a new connection is there; the session begins, or goes on."""
+        """Connector: there is a new connection; the session begins, or goes on."""
         self._epoch += 1
-        self._start(Phase.OPENING, now)
+        self._start(states.Phase.OPENING, now)
 
-    def resume(self, opening: frames.Open, taken: int, now: float) -> None:
+    def resume(self, opening: frames.Open, acknowledged: int, now: float) -> None:
         """Listener: the peer has opened a new connection.
 
         Args:
-          opening: what it said.
-          taken: from the head of that frame.
+          opening: its first frame.
+          acknowledged: from the head of that frame.
           now: seconds.
 
         Raises:
-          RemoteProtocolError: if it is another session, or not newer than the present
-            connection, or has taken what was never sent.
+          RemoteProtocolError: if it is not a newer connection of this session.
         """
-        if opening.session != self.session or opening.epoch <= self._epoch:
-            raise RemoteProtocolError(
-                f"{self.peer} opened connection {opening.epoch} of a session at"
-                f" connection {self._epoch}"
-            )
-        self._take_ack(taken)
+        if opening.session_id != self.session_id or opening.epoch <= self._epoch:
+            text = f"opened connection {opening.epoch} of a session at connection"
+            raise RemoteProtocolError(f"{self.peer} {text} {self._epoch}")
+        self._checked(self.window.acknowledge, acknowledged)
         self._epoch = opening.epoch
-        self._start(Phase.RUNNING, now)
+        self._start(states.Phase.RUNNING, now)
 
-    def _start(self, phase: Phase, now: float) -> None:
+    def _start(self, phase: states.Phase, now: float) -> None:
         self._forget_connection()
         self._phase = phase
-        self._outgoing.rewind()
-        self._last_sent = self._last_received = now
-        self._control.append(Open(self.session, self._epoch))
+        self.window.rewind()
+        self.liveness.connected(now)
+        self._control.append(frames.Open(self.session_id, self._epoch))
 
     def lost(self) -> None:
-        """The connection has ended; half a frame of it is no frame."""
-        self._phase = Phase.NONE
+        """The connection ended; half a frame of it is no frame."""
+        self._phase = states.Phase.NONE
         self._forget_connection()
 
     def _forget_connection(self) -> None:
         self._control: collections.deque[frames.Message] = collections.deque()
-        self._unreported_bytes = self._unreported_frames = 0
-        self._assembly = receive_buffer.Assembly()
-        self._head: frames.Head | None = None  # of the frame that is being read
-        self._body: tuple[bytes, list[np.ndarray]] | None = None
+        self._received.acknowledge()  # Open does, on the next one
+        self.buffer = receive_buffer.ReceiveBuffer()
+        self._reader = reader.read(self.buffer, self._schema, self._admit)
 
     # Sending.
 
     def send(self, message: frames.Message) -> None:
-        """Says something: `data_to_send` will return its frame when it can go.
-
-        Raises:
-          LocalProtocolError: if it may not be said now.
-        """
-        kind = type(message)
-        allowed = TRANSITIONS[self.role][self.local_state]
-        if kind not in allowed:
-            raise LocalProtocolError(
-                f"cannot send {kind.__name__} to {self.peer} {self.local_state.value}"
-            )
-        self.local_state = allowed[kind]
-        if kind is Welcome and self.remote_state is State.GREETED:
-            self.remote_state = State.OPEN
-        self._outgoing.add(message)
+        """Queues a message; raises LocalProtocolError if it may not be sent now."""
+        try:
+            self.states = states.advance(self.states, self.role, type(message))
+        except states.OutOfPlace as error:
+            text = f"cannot send to {self.peer}: {error}"
+            raise LocalProtocolError(text) from None
+        self.window.add(message)
 
     def abort(self, reason: str, now: float) -> list[Any]:
-        """Gives up the session, whatever is still to be said.
+        """Ends the session, whatever is still queued.
 
         Returns:
-          The buffers to write behind those that `data_to_send` has returned; none
-          without a connection.
+          Buffers to write behind those that `data_to_send` has returned, if any.
         """
-        self.local_state = State.ENDED
-        if self._phase is Phase.NONE:
+        self.states = states.advance(self.states, self.role, frames.Abort)
+        if self._phase is states.Phase.NONE:
             return []
-        self._control.append(Abort(reason))
+        self._control.append(frames.Abort(reason))
         buffers = []
         while self._control:
             buffers += self._frame(self._control.popleft(), 0, now)
         return buffers
 
     def data_to_send(self, now: float) -> list[Any]:
-        """The next frame to write on the present connection.
-
-        Returns:
-          Its buffers, in order; none if there is nothing to say at present.
-        """
+        """Returns the buffers of the next frame to write; none if there is no frame."""
         if self._control:
             return self._frame(self._control.popleft(), 0, now)
-        if self._phase is not Phase.RUNNING:
-            return []
-        sequence = self._outgoing.cursor
-        if sequence < self._outgoing.said:
-            return self._frame(self._outgoing.next(), sequence, now)
-        if self._unreported_frames and self._owes_ack:
-            return self._frame(Ping(), 0, now)
-        return []
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether `data_to_send` would return something."""
-        if self._control:
-            return True
-        if self._phase is not Phase.RUNNING:
-            return False
-        if self._outgoing.cursor < self._outgoing.said:
-            return True
-        return self._unreported_frames > 0 and self._owes_ack
+        if self.is_running and self.window.is_pending:
+            sequence = self.window.cursor
+            return self._frame(self.window.next(), sequence, now)
+        return self._frame(frames.Ping(), 0, now) if self._owes_ack else []
 
     @property
     def _owes_ack(self) -> bool:
-        return (
-            self._unreported_frames >= ACK_FRAMES
-            or self._unreported_bytes >= ACK_BYTES
-            or self.remote_state is State.ENDED
-        )
+        if not self.is_running or not self._received.unacknowledged:
+            return False
+        is_last = self.states[self.role.other] is states.State.ENDED
+        return is_last or self._received.is_due
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
-        buffers = frames.encode(message, sequence, self._taken)
-        self._last_sent = now
-        self._unreported_bytes = self._unreported_frames = 0
-        size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
-        self._count("sent", message, size)
+        buffers = frames.encode(message, sequence, self._received.acknowledge())
+        self.liveness.sent(now)
+        self.ledger.count(ledger.SENT, message, sum(map(len, buffers)))
         return buffers
 
     def tick(self, now: float) -> None:
-        """Keeps the connection alive; to be called when `next_tick` has come.
-
-        Raises:
-          PeerGone: if the peer has been silent for longer than the timeout.
-        """
-        if self._phase is Phase.NONE:
-            return
-        silence = now - self._last_received
-        if silence >= self._peer_timeout:
+        """Keeps the connection alive; raises PeerGone if the peer is silent."""
+        if self.liveness.timed_out(now):
+            silence = self.liveness.silence(now)
             raise PeerGone(f"{self.peer} has been silent for {silence:.0f} s")
-        if (
-            self._phase is Phase.RUNNING
-            and now >= self._last_sent + self._ping_interval
-        ):
-            self._last_sent = now
-            self._control.append(Ping())
-
-    def is_silent(self, now: float) -> bool:
-        """Whether `tick` would raise."""
-        return (
-            self._phase is not Phase.NONE
-            and now - self._last_received >= self._peer_timeout
-        )
+        if self.is_running and self.liveness.needs_ping(now):
+            self.liveness.sent(now)
+            self._control.append(frames.Ping())
 
     def next_tick(self, now: float) -> float:
-        """Seconds from `now` after which `tick` has something to do."""
-        when = self._last_received + self._peer_timeout
-        if self._phase is Phase.RUNNING:
-            when = min(when, self._last_sent + self._ping_interval)
-        return max(0.0, when - now)
-
-    def not_reading(self, now: float) -> None:
-        """Silence does not count while this side itself leaves bytes unread."""
-        self._last_received = now
+        """Returns the seconds from `now` after which `tick` has something to do."""
+        return self.liveness.next_check(now, pings=self.is_running)
 
     # Receiving.
 
-    def get_buffer(self) -> memoryview:
-        """Where the next bytes from the peer belong; empty only while paused."""
-        return self._assembly.get_buffer()
-
-    def buffer_updated(self, count: int, now: float) -> None:
-        """Takes note of `count` bytes written to the start of `get_buffer()`.
+    def receive(self, count: int, now: float) -> None:
+        """Parses `count` bytes, written to the start of `buffer.get_buffer()`.
 
         Raises:
-          RemoteProtocolError: if they break the protocol or the plan.
+          RemoteProtocolError: if they break the protocol or the schema.
         """
-        self._last_received = now
-        self._assembly.filled(count)
+        self.liveness.received(now)
+        self.buffer.receive(count)
         self._parse()
 
     @property
-    def is_inside_tensor(self) -> bool:
-        """Whether more bytes of a large tensor are due."""
-        return self._assembly.has_holes
-
-    def receive_data(self, data: bytes, now: float) -> None:
-        """Takes bytes from anywhere: `get_buffer` and `buffer_updated` with a copy."""
-        data = memoryview(data)
-        while len(data):
-            view = self.get_buffer()
-            if not len(view):
-                raise LocalProtocolError("paused: channels are to be added first")
-            count = min(len(view), len(data))
-            view[:count] = data[:count]
-            self.buffer_updated(count, now)
-            data = data[count:]
-
-    def next_event(self) -> frames.Message | None:
-        """The next whole message from the peer, or None."""
-        return self._events.popleft() if self._events else None
-
-    @property
     def has_events(self) -> bool:
-        """Whether whole messages have come."""
+        """True if whole messages have come."""
         return bool(self._events)
 
     def events(self) -> list[frames.Message]:
-        """All whole messages that have come since the last call."""
-        events = list(self._events)
-        self._events.clear()
+        """Returns all whole messages that have come since the last call."""
+        events, self._events = self._events, []
         return events
 
     def _parse(self) -> None:
-        """Makes messages of what has come, as far as it goes."""
-        parts = self._assembly
-        while not parts.has_holes and not self._is_held:
-            if self._head is None:
-                if self._parse_small_tensor():
-                    continue
-                data = parts.peek(frames.HEAD.size)
-                if data is None:
-                    break
-                self._head = self._checked_head(data)
-                parts.drop(frames.HEAD.size)
-            if self._body is None:
-                self._body = self._begin_body(self._head)
-                if self._body is None:
-                    break
-            if not parts.has_holes:
-                self._finish()
-        else:
-            return
-        parts.compact()
+        while not (self.is_paused and self.is_running):
+            received = self._checked(next, self._reader)
+            if received is None:
+                return
+            self._accept(*received)
 
-    @property
-    def _is_held(self) -> bool:
-        """Whether what has come is left alone: paused, unless it is only an Open."""
-        return self.is_paused and self._phase is Phase.RUNNING
-
-    def _parse_small_tensor(self) -> bool:
-        """The most common case by a shorter way: a small tensor is all there.
-
-        Returns:
-          Whether it was. If anything is amiss, the long way will say what.
-        """
-        data = self._assembly.staged()
-        size = frames.TENSOR.size
-        if len(data) < size or self.remote_state is not State.OPEN:
-            return False
-        *start, sequence, taken, payload_bytes, channel, step, micro_batch, option = (
-            frames.TENSOR.unpack_from(data)
-        )
-        if (
-            tuple(start) != frames.TENSOR_START
-            or self._phase is not Phase.RUNNING
-            or sequence != self._taken
-            or len(data) < size + payload_bytes
-            or channel >= len(self._plan.channels)
-        ):
-            return False
-        options, is_compressed = self._plan.channels[channel]
-        if is_compressed or option >= len(options):
-            return False
-        sizes = options[option]
-        if payload_bytes != (sizes[0] if len(sizes) == 1 else sum(sizes)):
-            return False
-        if taken != self._outgoing.acked:
-            self._take_ack(taken)
-        self._assembly.drop(size)
-        buffers = self._assembly.take(sizes)
-        self._heard(
-            frames.Tensor(channel, step, micro_batch, buffers, option),
-            size + payload_bytes,
-        )
-        return True
-
-    def _checked_head(self, data: memoryview) -> frames.Head:
+    def _checked(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function, and names the peer in the errors that are its fault."""
         try:
-            head = frames.decode_head(data)
+            return function(*args)
         except frames.FrameError as error:
             raise RemoteProtocolError(f"{self.peer} {error}") from None
-        kind, sequence, taken, _ = head
-        expected = self._taken
-        if kind in frames.UNNUMBERED:
-            expected = 0
-            if kind not in UNNUMBERED[self._phase]:
-                raise self._out_of_place(kind, self._phase)
-        elif self._phase is not Phase.RUNNING:
-            raise self._out_of_place(kind, self._phase)
-        elif kind not in TRANSITIONS[self.role.other][self.remote_state]:
-            raise self._out_of_place(kind, self.remote_state)
-        if sequence != expected:
-            raise RemoteProtocolError(
-                f"{self.peer} sent frame {sequence}; expected {expected}"
-            )
-        if kind is not Abort:  # it may come from one who knows no session
-            self._take_ack(taken)
-        return head
+        except states.OutOfPlace as error:
+            raise RemoteProtocolError(f"{self.peer} sent {error}") from None
 
-    def _out_of_place(self, kind: type, where: enum.Enum) -> RemoteProtocolError:
-        return RemoteProtocolError(f"{self.peer} sent {kind.__name__} {where.value}")
+    def _admit(self, head: frames.Head) -> None:
+        """Checks that a frame may come now, and takes its acknowledgement."""
+        states.advance_phase(self._phase, head.kind)
+        expected = 0
+        if head.kind not in frames.UNNUMBERED:
+            states.advance(self.states, self.role.other, head.kind)
+            expected = self._received.count
+        if head.sequence != expected:
+            raise frames.FrameError(f"sent frame {head.sequence}; expected {expected}")
+        if head.kind is not frames.Abort:  # it may come from one without the session
+            self.window.acknowledge(head.acknowledged)
 
-    def _take_ack(self, taken: int) -> None:
-        try:
-            self._outgoing.take_ack(taken)
-        except ValueError as error:
-            raise RemoteProtocolError(f"{self.peer} {error}") from None
-
-    def _begin_body(self, head: frames.Head) -> tuple[bytes, list[np.ndarray]] | None:
-        """Reads the typed header and takes memory for the payload, within the plan.
-
-        Returns:
-          The header, and the payload's buffers, perhaps with holes; None if bytes are
-          missing yet.
-        """
-        header_bytes = head.kind.LAYOUT.size
-        header = self._assembly.peek(header_bytes)
-        if header is None:
-            return None
-        header, table_bytes = bytes(header), 0
-        try:
-            if head.kind is Tensor:
-                table_bytes, sizes = self._plan.tensor_sizes(
-                    head, header, self._assembly
-                )
-                header_bytes += table_bytes
-            else:
-                sizes = self._plan.message_sizes(head)
-        except ValueError as error:
-            raise RemoteProtocolError(f"{self.peer} {error}") from None
-        if sizes is None:
-            return None
-        self._assembly.drop(header_bytes)
-        return header, self._assembly.take(sizes)
-
-    def _finish(self) -> None:
-        """A whole message is there."""
-        head, (header, buffers) = self._head, self._body
-        self._head = self._body = None
-        try:
-            message = frames.decode(head, header, buffers)
-        except frames.FrameError as error:
-            raise RemoteProtocolError(f"{self.peer} {error}") from None
-        size = frames.HEAD.size + len(header) + head.payload_bytes
-        if head.kind in frames.UNNUMBERED:
-            self._heard_unnumbered(message, size)
-        else:
-            self._heard(message, size)
-
-    def _heard_unnumbered(self, message: frames.Message, size: int) -> None:
-        self._count("received", message, size)
+    def _accept(self, message: frames.Message, nbytes: int) -> None:
         kind = type(message)
-        self._phase = UNNUMBERED[self._phase][kind]
-        if kind is Open and message != Open(self.session, self._epoch):
+        self.ledger.count(ledger.RECEIVED, message, nbytes)
+        self._phase = states.advance_phase(self._phase, kind)
+        if kind is frames.Open and message != frames.Open(self.session_id, self._epoch):
             raise RemoteProtocolError(f"{self.peer} opened another session")
-        if kind is Abort:
-            self.remote_state = State.ENDED
-            self._events.append(message)
-
-    def _heard(self, message: frames.Message, size: int) -> None:
-        self._count("received", message, size)
-        self._taken += 1
-        self._unreported_frames += 1
-        self._unreported_bytes += size
-        kind = type(message)
-        if kind is not Tensor:  # which changes no state
-            self.remote_state = TRANSITIONS[self.role.other][self.remote_state][kind]
-        if kind is Hello:
-            self.peer = message.cluster
-        elif kind is Welcome:
-            self.is_paused = True  # until `all_planned`
-            if self.local_state is State.GREETED:
-                self.local_state = State.OPEN
+        if kind in (frames.Open, frames.Ping):
+            return
+        if kind is not frames.Tensor:  # which changes no state
+            self.states = states.advance(self.states, self.role.other, kind)
         self._events.append(message)
-
-    def _count(self, direction: str, message: frames.Message, size: int) -> None:
-        """The byte ledger: what crossed, by direction, kind and channel."""
-        kind = type(message)
-        key = (direction, kind, message.channel if kind is Tensor else 0)
-        entry = self._ledger.get(key)
-        if entry is None:
-            entry = self._ledger[key] = [0, 0]
-        entry[0] += 1
-        entry[1] += size
-
-
-def read_opening(data: bytes) -> tuple[frames.Open, int]:
-    """What a connector says first, on a connection of a session yet to be found.
-
-    Args:
-      data: the first OPENING_BYTES of the connection.
-
-    Returns:
-      The frame, and how much the connector has taken, for `Connection.resume`.
-
-    Raises:
-      RemoteProtocolError: if it is something else.
-    """
-    try:
-        head = frames.decode_head(data[: frames.HEAD.size])
-    except frames.FrameError as error:
-        raise RemoteProtocolError(f"the peer {error}") from None
-    if head.kind is not Open or head.sequence or head.payload_bytes:
-        raise RemoteProtocolError(f"the peer sent {head.kind.__name__} before Open")
-    return frames.decode(head, data[frames.HEAD.size :], []), head.taken
+        if kind is frames.Abort:
+            return
+        self._received.add(nbytes)
+        if kind is frames.Hello:
+            self.peer = message.cluster
+        elif kind is frames.Welcome:
+            self.is_paused = True  # until `channels_ready`

@@ -1,4 +1,4 @@
-"""One connection's bytes: out through the emulated line, in to where they belong."""
+"""One connection's bytes: out through the emulated line, in to their buffers."""
 
 import contextlib
 import select
@@ -8,93 +8,86 @@ import time
 from collections.abc import Callable
 
 from nebula_jax.communication import wan
-from nebula_jax.communication.wire import session
+from nebula_jax.communication.wire import session as session_lib
+from nebula_jax.communication.wire import waker
 
-CHUNK_BYTES = (
-    1 << 22
-)  # per call: a socket's buffer; a turn still ends within milliseconds
+# Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
+CHUNK_BYTES = 1 << 22
 WORTH_WAKING = 1 << 18  # bytes of a large tensor: a slow line brings them by the packet
-TURN_SECONDS = 0.05  # of reading or writing before the other gets its turn
+TURN_SECONDS = 0.02  # of reading or writing, before others get the mutex
 TLS_RECORD = 17 << 10  # bytes, at most, with all that is around them
-# An answer to something small often comes within this time, and being woken would take
-# as long again.
-AWAKE_SECONDS = 100e-6
-MOST_NAPS = 63
-LINGER_SECONDS = 1.0  # for the peer to read our last words before the socket is gone
+LINGER_SECONDS = 1.0  # for the peer to read the last frame before the socket is gone
 
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Pipe:
-    """A connected socket that never waits, except in `wait` and to say goodbye."""
+class SocketIO:
+    """A connected socket that never waits, except in `wait` and for the last frame."""
 
-    def __init__(self, sock: socket.socket, shaper: wan.Shaper, wakes: socket.socket):
+    def __init__(self, sock: socket.socket, shaper: wan.Shaper, wakes: waker.Waker):
         """Takes over a socket.
 
         Args:
           sock: connected, TLS or not.
           shaper: the line; it outlives connections.
-          wakes: ends `wait` when it can be read.
+          wakes: ends `wait`.
         """
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self.is_blocked = False
-        """Whether the socket takes no more at present."""
+        """True if the socket takes no more at present."""
         self.has_more = False
-        """Whether there was no time to write all."""
+        """True if there was no time to write all."""
+        self.has_unread = True
+        """True if bytes may wait where no poll sees them: TLS may have read beyond
+        what opened the connection."""
+        self.error: OSError | None = None
+        """The error of a write, for the thread that reads to deal with."""
         self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self._shaper = shaper
-        self._poller = select.poll()
-        self._poller.register(sock, select.POLLIN)
-        self._poller.register(wakes, select.POLLIN)
-        self._polls_out = False
-        self._naps = self._last_naps = 0  # waits that sleep at once
+        self._shaper, self._waker = shaper, wakes
         self._low_water = 1
-        self._fd = sock.fileno()
+        self._fd, self._polled = sock.fileno(), 0
+        self._poller = select.poll()
+        self._poller.register(wakes, select.POLLIN)
 
-    def wait(self, seconds: float, awake: bool = False) -> bool:
-        """Waits for bytes, or for room to write if it lacked any.
+    @property
+    def can_write(self) -> bool:
+        """True if the socket takes bytes, as far as is known."""
+        return not self.is_blocked and self.error is None
+
+    def wait(self, seconds: float, reads: bool) -> bool:
+        """Waits until something can be done, or somebody wakes.
 
         Args:
           seconds: at most.
-          awake: whether to look for a moment before going to sleep.
+          reads: whether to wait for bytes. For room to write it waits if it lacked any.
 
         Returns:
-          Whether it was woken.
+          True if there are bytes to read, or the connection has ended.
         """
-        if self.is_blocked != self._polls_out:
-            self._polls_out = self.is_blocked
-            events = select.POLLIN | (select.POLLOUT if self.is_blocked else 0)
-            self._poller.modify(self._fd, events)
-        ready = self._look(seconds) if awake else ()
-        if not ready:
-            ready = self._poller.poll(1000 * seconds)
-        return len(ready) > 1 or (len(ready) == 1 and ready[0][0] != self._fd)
+        events = select.POLLIN * reads | select.POLLOUT * self.is_blocked
+        if events != self._polled:
+            if not events:  # else the end of the connection would wake for ever
+                self._poller.unregister(self._fd)
+            else:
+                self._poller.register(self._fd, events)
+            self._polled = events
+        is_readable = reads and self.has_unread
+        for fd, happened in self._poller.poll(0 if is_readable else 1000 * seconds):
+            if fd != self._fd:
+                self._waker.clear()
+            elif happened & ~select.POLLOUT:
+                is_readable = True
+        return is_readable
 
-    def _look(self, seconds: float) -> list[tuple[int, int]]:
-        """Looks for bytes without sleeping; less often where that was in vain before.
-
-        Where both ends share a core, the answer cannot come while we look.
-        """
-        if self._naps:
-            self._naps -= 1
-            return []
-        give_up = time.monotonic() + min(seconds, AWAKE_SECONDS)
-        while not (ready := self._poller.poll(0)):
-            if time.monotonic() > give_up:
-                self._last_naps = self._naps = min(2 * self._last_naps + 1, MOST_NAPS)
-                return ready
-        self._last_naps = 0
-        return ready
-
-    def write(self, connection: session.Connection, now: float) -> None:
-        """Writes what the connection has to say and the line lets through by now."""
+    def write(self, session: session_lib.Session, now: float) -> None:
+        """Writes what the session has to send and the line lets through by now."""
         self.is_blocked = self.has_more = False
         shaper, deadline = self._shaper, now + TURN_SECONDS
         while shaper.is_transparent:
-            buffers = connection.data_to_send(now)
+            buffers = session.data_to_send(now)
             if not buffers:
                 return
             if len(buffers) == 1:  # small, and mostly gone at once
@@ -111,7 +104,7 @@ class Pipe:
                 self.has_more = time.monotonic() > deadline
             elif not shaper.ready(now):
                 return
-            elif buffers := connection.data_to_send(now):
+            elif buffers := session.data_to_send(now):
                 for buffer in buffers:
                     shaper.put(buffer, now)
             else:
@@ -124,40 +117,40 @@ class Pipe:
             self.is_blocked = True
             return 0
 
-    def read(self, connection: session.Connection, wants: Callable[[], bool]) -> bool:
+    def read(self, session: session_lib.Session, wants: Callable[[], bool]) -> None:
         """Reads what is there, while it is wanted, as it must be at first.
 
-        Returns:
-          Whether there may be more, perhaps where no selector sees it: TLS hands out a
-          record at a time.
+        `has_unread` is then True if there may be more: TLS hands out a record at a
+        time, and may keep others where no poll sees them.
 
         Raises:
-          protocol.PeerGone: if the peer has closed the connection.
-          protocol.RemoteProtocolError: if it breaks the protocol.
+          session.PeerGone: if the peer has closed the connection.
+          session.RemoteProtocolError: if it breaks the protocol.
         """
+        self.has_unread = True
         deadline = None
         while True:
-            view = connection.get_buffer()[:CHUNK_BYTES]
-            count, is_dry = self._fill(view, connection.is_inside_tensor)
-            if is_dry and not count:
-                self._wake_for(connection)
-                return False
+            view = session.buffer.get_buffer()[:CHUNK_BYTES]
+            count, is_dry = self._fill(view, session.buffer.has_holes)
             now = time.monotonic()
-            if count == 0:
-                raise session.PeerGone(
-                    f"{connection.peer} closed the connection without a goodbye"
+            if count:
+                session.receive(count, now)
+            elif not is_dry:
+                raise session_lib.PeerGone(
+                    f"{session.peer} closed the connection without a goodbye"
                 )
-            connection.buffer_updated(count, now)
-            if is_dry or (count < len(view) and self._is_drained(connection)):
-                self._wake_for(connection)
-                return False
+            if is_dry or (count < len(view) and self._is_drained(session)):
+                self._set_low_water(session)
+                self.has_unread = False
+                return
             deadline = deadline or now + TURN_SECONDS
-            if now > deadline or connection.has_events or not wants():
-                return True
+            if now > deadline or session.has_events or not wants():
+                return
 
-    def _wake_for(self, connection: session.Connection) -> None:
+    def _set_low_water(self, session: session_lib.Session) -> None:
         """Lets the system wake us for a good part of a large tensor, or the end."""
-        left = len(connection.get_buffer()) if connection.is_inside_tensor else 1
+        buffer = session.buffer
+        left = len(buffer.get_buffer()) if buffer.has_holes else 1
         if self._is_tls:
             left -= TLS_RECORD  # OpenSSL may have taken in the start of one
         count = max(1, min(left, WORTH_WAKING))
@@ -170,8 +163,8 @@ class Pipe:
         """Reads into a buffer; TLS hands out a record of at most 16 KiB at a time.
 
         Returns:
-          How many bytes, and whether there are no more at present. No bytes although
-          there are more means that the stream has ended.
+          The number of bytes, and True if there are no more at present. No bytes
+          although there are more mean that the stream has ended.
         """
         filled, goes_on = 0, True
         try:
@@ -186,13 +179,13 @@ class Pipe:
             return filled, True
         return filled, False
 
-    def _is_drained(self, connection: session.Connection) -> bool:
-        """After a short read: whether another one would surely find nothing."""
+    def _is_drained(self, session: session_lib.Session) -> bool:
+        """After a short read: returns True if another one would find nothing."""
         if not self._is_tls:
             return True
-        return not connection.is_inside_tensor and not self.socket.pending()
+        return not session.buffer.has_holes and not self.socket.pending()
 
-    def say_at_last(self, buffers: list, seconds: float) -> None:
+    def send_final(self, buffers: list, seconds: float) -> None:
         """Writes behind what is under way, waiting: a frame is never cut by another."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(OSError):
@@ -208,8 +201,8 @@ class Pipe:
         """Closes the socket.
 
         Args:
-          linger: first lets the peer read our last words: bytes that are unread here
-            would reset them away.
+          linger: whether to wait for the peer to read the last frame first: bytes that
+            are unread here would reset it away.
         """
         with contextlib.suppress(OSError, ValueError):
             if linger:
@@ -219,6 +212,6 @@ class Pipe:
                 while self.socket.recv(1 << 16) and time.monotonic() < deadline:
                     pass
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes a caller who reads it
+            self.socket.shutdown(socket.SHUT_RDWR)  # ends a poll of it
         self.socket.close()
         self._shaper.clear()

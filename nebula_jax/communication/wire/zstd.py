@@ -1,12 +1,15 @@
-"""Lossless coding of a payload's bytes, on the host (zstd).
+"""Lossless compression of a payload's bytes, on the host (zstd).
 
 A codec's payload has a fixed size, but its bytes need not be equally likely: int8 of
-hidden states shrinks by another tenth to half. What is received is never larger than
-the plan says, whatever a frame claims.
+hidden states shrinks by another tenth to half. Received buffers are never larger than
+the schema permits, whatever a frame claims.
+
+A tensor of a compressed channel crosses as a table, the length of each buffer as a
+big-endian uint64, and the buffers. Codecs know nothing of it: a channel compresses, and
+its link adds the table and takes it off.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import zstandard
@@ -16,35 +19,51 @@ from nebula_jax.communication.wire import receive_buffer
 
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
+MAX_LEVEL = 19  # above, a decoder needs more memory
 MAX_WINDOW = 8 << 20  # bytes that a decoder remembers: level 19 asks for no more
 
 
 class EntropyError(errors.NebulaError):
-    """Bytes from the peer that do not decode to what the plan says."""
+    """Bytes from the peer that do not decode to the schema's size."""
+
+
+def check_level(level: int) -> int:
+    """Returns `level` if it is one: 1, fastest, to 19.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    if type(level) is not int or not 1 <= level <= MAX_LEVEL:
+        raise ValueError(f"level must be 1 to {MAX_LEVEL}, not {level!r}")
+    return level
+
+
+def with_table(buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns a table of the lengths, [8 * buffers] uint8, and the buffers."""
+    table = np.array([len(each) for each in buffers], ">u8").view(np.uint8)
+    return [table, *buffers]
 
 
 class Compressor:
-    """The sending end of a channel. Each of a tensor's buffers is judged for itself."""
+    """The sending end of a channel; it treats each of a tensor's buffers by itself."""
 
     def __init__(self, level: int):
-        self._zstd = zstandard.ZstdCompressor(level=level)
+        self._zstd = zstandard.ZstdCompressor(level=check_level(level))
         self._rest: dict[tuple[int, int], int] = {}  # tensors to go without trying
         self._next_rest: dict[tuple[int, int], int] = {}
 
-    def compress(self, buffers: Sequence[np.ndarray]) -> list[Any]:
-        """Buffers for the wire: a table of lengths, then each coded or as it is.
+    def compress(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns each buffer, compressed or as it is.
 
         A buffer that does not shrink below WORTH_IT rests for 1, 2, 4, ... tensors, so
-        that what does not pay costs next to nothing.
+        that compression in vain costs next to nothing.
 
         Args:
           buffers: [n] uint8 each.
         """
-        coded = [self._coded(index, each) for index, each in enumerate(buffers)]
-        table = np.array([len(each) for each in coded], ">u8").view(np.uint8)
-        return [table, *coded]
+        return [self._coded(index, each) for index, each in enumerate(buffers)]
 
-    def _coded(self, index: int, buffer: np.ndarray) -> Any:
+    def _coded(self, index: int, buffer: np.ndarray) -> np.ndarray:
         key = (index, len(buffer))
         if self._rest.get(key, 0) > 0:
             self._rest[key] -= 1
@@ -60,19 +79,20 @@ class Compressor:
 
 
 class Decompressor:
-    """The receiving end."""
+    """The receiving end of a channel, opened with the sender's level."""
 
-    def __init__(self):
+    def __init__(self, level: int):
+        check_level(level)
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
     def decompress(
         self, buffers: Sequence[np.ndarray], sizes: Sequence[int]
     ) -> list[np.ndarray]:
-        """The buffers as they were, [size] uint8 each, aligned for the device.
+        """Returns the buffers as they were, [size] uint8 each, aligned for the device.
 
         Args:
-          buffers: as received, without the table: one of its planned size is not coded.
-          sizes: bytes of each by the plan.
+          buffers: as received, without the table; one of full size is not compressed.
+          sizes: bytes of each by the schema.
 
         Raises:
           EntropyError: if one decodes to more or less than its size, or not at all.
@@ -83,7 +103,7 @@ class Decompressor:
         ]
 
     def _decoded(self, buffer: np.ndarray, size: int) -> np.ndarray:
-        # Not `decompress(max_output_size=)`: it obeys the size that the bytes claim.
+        # Not `decompress(max_output_size=)`: it trusts the size that the bytes claim.
         out = receive_buffer.aligned_empty(size)
         count, view = 0, memoryview(out)
         try:

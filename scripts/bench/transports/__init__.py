@@ -1,9 +1,9 @@
-"""The transports that scripts/bench_bridge.py compares: a small file each.
+"""The transports that scripts/bench_bridge.py compares, in a small file each.
 
 A file has two functions. Both are context managers that yield an `End`:
 
     listen(meeting)     binds to the address and waits for the other end
-    connect(meeting)    comes to it, and tries again while nobody listens yet
+    connect(meeting)    connects to it, again and again until it listens
 
 To add a transport, write the file and name it in TRANSPORTS.
 """
@@ -21,7 +21,7 @@ RETRY_SECONDS = 0.02
 
 
 class Meeting(NamedTuple):
-    """How two ends come together."""
+    """The settings by which two ends connect."""
 
     address: tuple[str, int]
     """Host and port of the end that listens."""
@@ -30,7 +30,7 @@ class Meeting(NamedTuple):
     credentials: pathlib.Path | None
     """This end's folder for `nebula_jax.security.tls`; None for no encryption."""
     line: str
-    """What to emulate, as in `wan.from_string`; empty where a transport cannot."""
+    """Emulated line, as in `wan.from_string`; empty where a transport has none."""
 
 
 class End(Protocol):
@@ -40,28 +40,28 @@ class End(Protocol):
         """Sends [size] uint8, which does not change until the peer has answered."""
 
     def receive(self, size: int) -> Any:
-        """The next message; its memory is the caller's until the next `receive`."""
+        """Returns the next message; the next `receive` may reuse its memory."""
 
 
 class Transport(NamedTuple):
-    """What the benchmark has to know about a transport."""
+    """A transport, as the benchmark uses it."""
 
     file: str
-    """In this folder."""
+    """The name of its file in this folder."""
     tls: bool = False
-    """Whether both ends prove who they are."""
+    """True if both ends authenticate."""
     needs: str = ""
     """The module that must be installed."""
     reference: str = ""
-    """The transport that this one is held against: it has a target."""
+    """The transport that this one is compared with: it has a target."""
     throughput_target: float = 0.0
-    """Of the reference's throughput."""
+    """The smallest share of the reference's throughput."""
     emulates: bool = False
-    """Whether it heeds `Meeting.line`."""
+    """True if it emulates `Meeting.line`."""
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be used here."""
+        """True if its module is installed."""
         return not self.needs or importlib.util.find_spec(self.needs) is not None
 
     def meet(
@@ -90,7 +90,7 @@ TRANSPORTS = {
 
 
 def dial(address: tuple[str, int]) -> socket.socket:
-    """A TCP connection, as soon as somebody listens."""
+    """Opens a TCP connection as soon as the other end listens."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:

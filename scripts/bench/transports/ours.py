@@ -10,6 +10,7 @@ import numpy as np
 
 import nebula_jax
 from nebula_jax.communication import bridge, codec, wan
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import tls
@@ -46,8 +47,8 @@ def listen(meeting: transports.Meeting) -> Iterator[_Bridge]:
     """See `transports`."""
     own = meeting.credentials
     with (
-        bridge.Listener(
-            bridge.listen(meeting.address),
+        listener_lib.Listener(
+            listener_lib.listen(meeting.address),
             frames.Hello("discriminator", nebula_jax.__version__, {}),
             tls=tls.server_contexts(own) if own else None,
             line=wan.from_string(meeting.line).down,

@@ -87,7 +87,7 @@ class Pair:
         self._answers()
 
     def measure(self, what: str, **arguments: Any) -> dict[str, dict[str, Any]]:
-        """Has both ends do one of `worker.MEASUREMENTS`.
+        """Requests one of `worker.MEASUREMENTS` from both ends.
 
         Returns:
           side -> its answer: `connect` sends, `listen` receives.
@@ -95,16 +95,16 @@ class Pair:
         Raises:
           errors.NebulaError: if the transport fails.
         """
-        self._say({"do": what, **arguments})
+        self._request({"do": what, **arguments})
         return self._answers()
 
-    def _say(self, request: dict[str, Any]) -> None:
+    def _request(self, request: dict[str, Any]) -> None:
         for end in self._ends:
-            with contextlib.suppress(OSError):  # why it is gone is read, not written
+            with contextlib.suppress(OSError):  # the reason is read, not written
                 end.sendall(json.dumps(request).encode() + b"\n")
 
     def _answers(self) -> dict[str, dict[str, Any]]:
-        """One from each; the first that is an error ends the wait for the other."""
+        """Receives an answer of each end; an error ends the wait for the other."""
         answers: dict[str, dict[str, Any]] = {}
         while waiting := [
             end for end, side in self._ends.items() if side not in answers
@@ -121,8 +121,8 @@ class Pair:
         return answers
 
     def close(self, at_once: bool = False) -> None:
-        """Ends both processes: asks them to end, and sees to it."""
-        self._say({"do": ""})
+        """Ends both processes: by a request, then by force."""
+        self._request({"do": ""})
         deadline = time.monotonic() + (0 if at_once else END_SECONDS)
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):

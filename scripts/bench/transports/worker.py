@@ -2,11 +2,11 @@
 
     python -m scripts.bench.transports.worker REQUEST
 
-scripts/bench_bridge.py starts it. REQUEST is JSON, with the path of a Unix socket in it
-over which the benchmark asks for measurements, one JSON line each, and gets one back.
-When that socket closes, however the benchmark died, this process ends too. (A Unix
-socket, because its path holds in another network namespace as well, and what is said
-there is not on the line that is measured.)
+scripts/bench_bridge.py starts it. REQUEST is JSON with the path of a Unix socket. Over
+it the benchmark requests measurements, one JSON line each, and receives a line of
+figures for each. When that socket closes, however the benchmark died, this process ends
+too. (A Unix socket, because its path is valid in another network namespace as well, and
+its messages are not on the line that is measured.)
 
 CPU seconds are those of this whole process, all threads, user and system together, as
 `time.process_time` has them: the sum of `os.times`, but not rounded to 10 ms.
@@ -30,7 +30,7 @@ import numpy as np
 
 from scripts.bench import transports
 
-SMALL = 64  # bytes: of a round trip, and of whatever says `ready` or `done`
+SMALL = 64  # bytes: of a round trip, and of `ready` and `done`
 WARM_UP = 100  # round trips before those that count
 OVERLAP_SECONDS = 2.5  # of computing: less than the line takes for the tensor
 
@@ -180,7 +180,7 @@ def _computation() -> Callable[[], float]:
 
 
 def _answer(end: transports.End, sends: bool) -> None:
-    """The receiving end says that it is done; the sending one waits for that."""
+    """Confirms from the receiving end; the sending one waits for that."""
     if sends:
         end.receive(SMALL)
     else:
@@ -196,7 +196,7 @@ MEASUREMENTS = {
 
 
 def _requests(control: TextIO) -> Iterator[dict[str, Any]]:
-    """What the benchmark asks for. Ends the process when the benchmark is gone."""
+    """Yields the benchmark's requests; ends the process when the benchmark is gone."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read():
@@ -210,12 +210,12 @@ def _requests(control: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def main(request: dict[str, Any]) -> None:
-    """Meets the other end, and measures until told to end."""
+    """Connects to the other end, and measures until the request to end."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(request["control"])
     control = sock.makefile("rw")
 
-    def say(**answer: Any) -> None:
+    def reply(**answer: Any) -> None:
         control.write(json.dumps(answer) + "\n")
         control.flush()
 
@@ -231,12 +231,12 @@ def main(request: dict[str, Any]) -> None:
         )
         transport = transports.TRANSPORTS[request["transport"]]
         with transport.meet(request["side"], meeting) as end:
-            say()
+            reply()
             for asked in itertools.takewhile(lambda asked: asked["do"], requests):
                 measurement = MEASUREMENTS[asked.pop("do")]
-                say(**measurement(end, sends, **asked))
+                reply(**measurement(end, sends, **asked))
     except Exception as error:  # whatever a transport raises is a result
-        say(error=f"{type(error).__name__}: {error}")
+        reply(error=f"{type(error).__name__}: {error}")
         os._exit(1)  # its threads might hang
 
 

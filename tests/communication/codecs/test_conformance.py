@@ -1,4 +1,4 @@
-"""What every codec keeps to, as a caller sees it: one list, one suite.
+"""The promises of every codec, as a caller sees them: one list, one suite.
 
 B batch, L length, D width. A case's batch travels as buffers: the receiver knows the
 spec, the option's number and the bytes, and nothing else.
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint
 
@@ -38,12 +38,12 @@ class Case:
     nbytes: Callable[[int], int]
     """Bytes of a payload of the batch, by option."""
     bad: int | str = 1
-    """How far NaN and Inf reach: a group of so many neighbours; 1: carried as it is."""
+    """Reach of NaN and Inf: a group of so many neighbors; 1: carried as it is."""
     eager: float | None = 0.0
-    """What jit may differ from eager by, relative to the largest value. (A stream of
+    """Largest difference of jit and eager, relative to the largest value. (A stream of
     single operations takes long to compile: None where others show the same.)"""
     shards: float = 0.0
-    """What sharding over devices may differ by."""
+    """Largest difference that sharding over devices may make."""
 
 
 ROWS = B * L
@@ -207,8 +207,8 @@ class Functions:
 
     def __init__(self, string: str, jit: bool = True):
         wrap = jax.jit if jit else (lambda function: function)
-        self.codec = codecs.from_string(string)
-        self.options = codec_lib.fixed(self.codec)
+        self.codec = selector.as_selector(codecs.from_string(string).codec)
+        self.options = self.codec.codecs
         self.encoders = [wrap(option.encode) for option in self.options]
         self.decoders = [wrap(option.decode) for option in self.options]
         self.plans: dict = {}  # (option, spec) -> payload's structure; takes a trace
@@ -228,9 +228,7 @@ class Line:
 
     def encode(self, arrays: Any) -> tuple[Any, int]:
         self.step += 1
-        option = 0
-        if self.codec.choose:
-            option = self.codec.choose(arrays, self.sender, self.step)
+        option = self.codec.choose(arrays, self.sender, self.step)
         payload, self.sender = self.functions.encoders[option](arrays, self.sender)
         return payload, option
 
@@ -256,7 +254,7 @@ class Line:
         return arrays
 
     def send(self, arrays: Any) -> tuple[Any, int, int]:
-        """What arrives, the option, and the bytes on the wire."""
+        """Returns the arrays received, the option, and the bytes on the wire."""
         payload, option = self.encode(arrays)
         buffers = [leaf.tobytes() for leaf in numbers(payload)]
         return self.decode(buffers, option), option, sum(map(len, buffers))
@@ -297,7 +295,7 @@ def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
         assert nbytes == case.nbytes(option)
     largest = max(case.nbytes(option) for option in range(len(line.functions.options)))
     whole = 4 * N + BESIDE
-    assert codec_lib.ratio(line.codec, line.spec) == pytest.approx(largest / whole)
+    assert selector.ratio(line.codec, line.spec) == pytest.approx(largest / whole)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codecs
+from nebula_jax.communication.codecs import floats, integers
 
 
 def through(codec, x):
-    """What arrives, and the payload."""
+    """Returns the array received, and the payload."""
     payload, state = jax.jit(codec.encode)(x, codec.init(x))
     return np.asarray(jax.jit(codec.decode)(payload, state)[0]), payload
 
@@ -42,7 +43,7 @@ FP8 = {
 
 @pytest.mark.parametrize("format", FP8)
 def test_fp8_has_the_bits_of_ml_dtypes(format):
-    """Of every float8 value, every midpoint between two, and those beside them."""
+    """For every float8 value, every midpoint between two, and those beside them."""
     dtype, limit = FP8[format]
     grid = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
     grid = np.sort(grid[np.isfinite(grid)])
@@ -58,6 +59,35 @@ def test_fp8_has_the_bits_of_ml_dtypes(format):
     np.testing.assert_array_equal(got, row.astype(dtype).astype(np.float32))
 
 
+@pytest.mark.parametrize("format", FP8)
+def test_the_fast_conversion_to_fp8_has_the_bits_of_xlas(format):
+    dtype, limit = FP8[format]
+    random = np.random.RandomState(0)
+    grid = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    grid = np.sort(grid[np.isfinite(grid)])
+    middle = (grid[1:] + grid[:-1]) / 2
+    x = np.concatenate(
+        [
+            *(grid, middle, np.nextafter(middle, 9e9), np.nextafter(middle, -9e9)),
+            random.randn(10_000) * 10.0 ** random.uniform(-9, 2, 10_000),
+        ]
+    )
+    x = np.clip(x, -limit, limit).astype(np.float32)
+    plain = jnp.asarray(x).astype(dtype)
+    fast = jax.jit(floats._to_fp8_by_integers, static_argnums=1)(x, format)
+    np.testing.assert_array_equal(fast, np.asarray(plain).view(np.uint8))
+
+
+def test_rounding_by_an_addition_is_rounding():
+    random = np.random.RandomState(0)
+    halves = np.arange(-300, 300) + 0.5
+    wide = random.uniform(-(2**22) + 1, 2**22 - 1, 10_000)
+    x = np.concatenate([halves, [-0.0, 1e-40], wide]).astype(np.float32)
+    fast = jax.jit(integers._round_by_adding)(x)
+    np.testing.assert_array_equal(fast, jnp.round(x).astype(jnp.int32))
+    assert fast.dtype == jnp.int32
+
+
 def groups_of(x, per):
     """The oracle's groups: zeros after the last block."""
     if per == "tensor":
@@ -69,7 +99,7 @@ def groups_of(x, per):
 
 @pytest.mark.parametrize("per", ["tensor", "row", 8, 5, 1000])
 @pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
-def test_integers_equal_quantisation_by_hand(name, limit, per):
+def test_integers_equal_quantization_by_hand(name, limit, per):
     x = np.random.RandomState(0).randn(6, 10).astype(np.float32)
     groups = groups_of(x, min(per, x.size) if isinstance(per, int) else per)
     scale = np.abs(groups).max(1) * np.float32(1 / limit)
@@ -174,7 +204,7 @@ def test_very_large_and_very_small_rows(string):
         [[3e38, -3e38, 0], [1e-30, -1e-30, 0], [3e-36, 3e-36, 0], [1e-40, 0, 0]],
         np.float32,
     )
-    got, _ = through(codecs.from_string(string), x)
+    got, _ = through(codecs.from_string(string).codec, x)
     np.testing.assert_allclose(got[:2], x[:2], rtol=1e-5)
     assert (np.abs(got[2, :2] - x[2, :2]) <= x[2, :2]).all()
     np.testing.assert_array_equal(got[:, 2], 0)

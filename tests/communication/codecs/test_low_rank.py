@@ -87,7 +87,7 @@ def test_usv_are_numpys_up_to_sign_and_eq_4_holds():
 )
 def test_ratios_are_those_of_table_5_but_for_the_left_factor(ratio, paper):
     """64 tokens a sentence: m (1 + m / n) / m is 8 % above what the paper prints."""
-    codec = codecs.from_string(f"svd({ratio})|fp16")
+    codec = codecs.chain(codecs.svd(ratio), codecs.fp16())
     spec = jax.ShapeDtypeStruct((128, 64, 768), jnp.float32)
     assert codec_lib.ratio(codec, spec) == pytest.approx(paper * 13 / 12, rel=0.06)
 

@@ -8,24 +8,24 @@ import pytest
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 
 SPEC = jax.ShapeDtypeStruct((32, 64), jnp.float32)
 
 
-def same(string, codec):
-    """Whether two codecs are one program, traced and written out."""
-    ours = codecs.from_string(string)
-    got, want = (written(option) for option in (ours, codec))
+def same(string, codec, zstd=None):
+    """Asserts that two codecs are one program, traced and written out."""
+    compression = codecs.from_string(string)
+    got, want = (written(each) for each in (compression.codec, codec))
     assert got == want
-    assert ours.zstd == codec.zstd
+    assert compression.zstd == zstd
 
 
 def written(codec):
     state = codec.init(SPEC)
     programs = [
         str(jax.make_jaxpr(option.encode)(SPEC, state))
-        for option in codec_lib.fixed(codec)
+        for option in selector.variants(codec)
     ]
     return programs, str(state)
 
@@ -42,7 +42,8 @@ def test_a_string_means_what_the_calls_mean():
     same("int8(64, stochastic)", codecs.int8(64, "stochastic"))
     same(
         "int8(64, stochastic, seed=3)|zstd(3)",
-        codecs.chain(codecs.int8(64, "stochastic", 3), codecs.zstd(3)),
+        codecs.int8(64, "stochastic", 3),
+        zstd=3,
     )
     same("fp8(e5m2)", codecs.fp8("e5m2"))
     same(
@@ -52,21 +53,45 @@ def test_a_string_means_what_the_calls_mean():
     same("error_feedback(codec=fp16)", codecs.error_feedback(codecs.fp16()))
     same(
         "from_step(2, svd(0.6)|fp16)|zstd",
-        codecs.chain(
-            codecs.from_step(2, codecs.chain(codecs.svd(0.6), codecs.fp16())),
-            codecs.zstd(),
-        ),
+        codecs.from_step(2, codecs.chain(codecs.svd(0.6), codecs.fp16())),
+        zstd=1,
     )
+    three = codecs.int8("row", "stochastic"), codecs.bf16(), codecs.int4(64)
+    same("int8(row, stochastic)|bf16|int4(64)", codecs.chain(*three))
+    same("zstd(3)", codecs.identity(), zstd=3)
+    same("zstd(level=19)", codecs.identity(), zstd=19)
+    same("identity|fp16|zstd", codecs.fp16(), zstd=1)
+    same("(svd(0.6)|fp16)|zstd", codecs.chain(codecs.svd(0.6), codecs.fp16()), zstd=1)
+
+
+@pytest.mark.parametrize(
+    "string",
+    [
+        "error_feedback(int8(64)|zstd(4))",
+        "from_step(2, int8(64)|zstd(4))",
+        "delta(int8(64)|zstd(4), 9, h)",
+        "from_step(2, error_feedback(zstd(4)))",
+    ],
+)
+def test_zstd_inside_a_wrapper_is_the_channels_too(string):
+    """There is one place for it only: after everything."""
+    assert codecs.from_string(string).zstd == 4
+    with pytest.raises(codecs.CodecError, match="must be the last of its chain"):
+        codecs.from_string(f"{string}|zstd")
 
 
 def test_every_codec_of_the_package_has_a_name():
     """And the other way round: what a flag can say, a program can call."""
     for name, make in codecs.NAMES.items():
         assert getattr(codecs, name) is make
-        assert inspect.signature(make).return_annotation is codec_lib.Codec
-    assert codecs.from_string("delta(int4(64), 20000)").options
-    assert codecs.from_string("pack_tokens(real, 4)|svd(0.6)|fp16").options
-    assert codec_lib.ratio(codecs.from_string("svd(0.5)|fp16"), SPEC) == 0.375
+        made = inspect.signature(make).return_annotation
+        assert made in (codec_lib.Codec, selector.Selector, selector.CodecOrSelector)
+    for chosen in ("delta(int4(64), 20000)", "pack_tokens(real, 4)|svd(0.6)|fp16"):
+        assert isinstance(codecs.from_string(chosen).codec, selector.Selector)
+    assert codec_lib.ratio(codecs.from_string("svd(0.5)|fp16").codec, SPEC) == 0.375
+
+
+NESTED = "delta(" * 8 + "fp16" + ", 9)" * 8
 
 
 @pytest.mark.parametrize(
@@ -74,18 +99,20 @@ def test_every_codec_of_the_package_has_a_name():
     [
         ("svd(0.6)|fp15", "unknown codec fp15; did you mean fp16?", "fp15"),
         ("qqq", "unknown codec qqq; known: bf16, delta, error_feedback, fp16, ", "qqq"),
-        ("svd(0.6", "expected , or ), not the end", ""),
-        ("svd(0.6))", "expected | or the end, not ')'", "))"),
-        ("svd(0.6)fp16", "expected | or the end, not 'fp16'", "fp16"),
-        ("svd(0.6)|", "expected a codec's name, not the end", ""),
-        ("|fp16", "expected a codec's name, not '|'", "|fp16"),
-        ("0.6", "expected a codec's name, not '0.6'", "0.6"),
-        ("svd(,)", "expected a number, a word or a codec, not ','", ",)"),
-        ("svd()", "missing a required argument: 'ratio': svd(ratio, flatten", "svd()"),
+        ("svd(0.6", "'(' was never closed", "(0.6"),
+        ("svd(0.6))", "unmatched ')'", "))"),
+        ("svd(0.6)fp16", "unexpected fp16", "fp16"),
+        ("svd(0.6)|", "unexpected end", ""),
+        ("|fp16", "unexpected |", "|fp16"),
+        ("0.6", "expected a codec, not 0.6", "0.6"),
+        ("svd(,)", "unexpected ,", ",)"),
+        ("svd(0.6 0.7)", "Perhaps you forgot a comma?", "0.6 0.7"),
+        ("svd()", "argument ratio is missing: svd(ratio, flatten=false", "svd()"),
         ("svd(0.6, flat=true)", "no argument flat: svd(ratio, flatten=false", "flat="),
         ("fp16(3)", "too many arguments: fp16()", "3)"),
         ("svd(0.6, ratio=0.5)", "ratio is given twice: svd(", "ratio=0.5"),
-        ("svd(ratio=0.5, true)", "arguments without a name come first", "true"),
+        ("svd(ratio=0.5, true)", "positional argument follows keyword argument", ")"),
+        ("svd(ratio=1, ratio=2)", "ratio is given twice: svd(", "ratio=2"),
         ("fp16|svd(1.5)", "svd: ratio must be above 0 and at most 1", "1.5)"),
         ("int8(column)", "int8: per must be tensor, row or a block's size", "column"),
         ("int8(row, up)", "int8: rounding must be nearest or stochastic", "up)"),
@@ -96,10 +123,29 @@ def test_every_codec_of_the_package_has_a_name():
         ("fp16|pack_tokens", "must be the first of its chain", "pack_tokens"),
         ("zstd|fp16", "must be the last of its chain", "fp16"),
         ("delta(fp16, 9)|fp16", "only zstd may follow it", "fp16"),
-        ("svd(0.6)é", "expected | or the end, not 'é'", "é"),
+        ("svd(0.6)é", "unexpected 'é'", "é"),
+        ("error_feedback(fp16|zstd)|fp16", "must be the last of its chain", "fp16"),
+        ("fp16|zstd(20)", "zstd: level must be 1 to 19, not 20", "20)"),
+        ("fp16|zstd(0)", "zstd: level must be 1 to 19, not 0", "0)"),
+        ("fp16|zsdt", "unknown codec zsdt; did you mean zstd?", "zsdt"),
         ("svd(1e999)", "svd: ratio must be above 0 and at most 1, not inf", "1e999"),
         (f"top_k(0.{'1' * 30})", "more than 20 digits", "0.1"),
-        ("delta(" * 8 + "fp16", "more than 8 codecs in codecs", "fp16"),
+        (NESTED, "more than 8 codecs in codecs", "fp16"),
+        ("  svd(0.6)|fp15", "unknown codec fp15", "fp15"),
+        ("fp16 \t|\r fp15", "unknown codec fp15", "fp15"),
+        ("fp16.dtype", "expected a codec, not fp16.dtype", "fp16.dtype"),
+        ("fp16()()", "expected a codec, not fp16()()", "fp16()()"),
+        ("svd(0.6) + fp16", "expected a codec, not svd(0.6) + fp16", "svd"),
+        ("svd(0.5 if 1 else 2)", "expected a codec, not 0.5 if 1 else 2", "0.5"),
+        ("svd((0.5, 0.6))", "expected a codec, not (0.5, 0.6)", "(0.5, 0.6)"),
+        ("svd(1j)", "expected a number, a word or a codec, not 1j", "1j"),
+        ("svd(None)", "expected a number, a word or a codec, not None", "None"),
+        ("(ratio := 0.6)", "unexpected ':'", ":"),
+        ("f'{1}'", 'unexpected "\'"', "'{"),
+        ("svd(*ratios)", "unexpected '*'", "*"),
+        ("fp16 # fp16", "unexpected '#'", "#"),
+        ("svd(1if)", "invalid decimal literal", "1if"),
+        ("lambda", "unexpected end", ""),
     ],
 )
 def test_what_is_wrong_is_shown_with_a_caret(string, problem, caret):
@@ -107,21 +153,78 @@ def test_what_is_wrong_is_shown_with_a_caret(string, problem, caret):
         codecs.from_string(string)
     words, shown, mark = str(caught.value).split("\n")
     assert problem in words
-    assert shown == "  " + string
+    assert shown == "  " + string.replace("\t", "?").replace("\r", "?")
     position = string.rindex(caret) if caret else len(string)
     if caret == "))":
         position += 1
     assert mark == "  " + " " * position + "^"
 
 
-PIECES = [*codecs.NAMES, *"|(),=", "0.6", "64", "row", "true", "ratio", "-1", " ", "é"]
+@pytest.mark.parametrize(
+    "string",
+    [
+        "(" * 499,
+        "-" * 499,
+        "-" * 498 + "1",
+        "fp16|" * 99 + "fp16",
+        "a|(" * 120 + "b" + ")" * 120,
+        "fp16(" * 90 + ")" * 49,
+        "f" + "()" * 240,
+        "a" + ".a" * 240,
+        "not " * 120 + "a",
+        "top_k(" + "9" * 490,
+        "(" * 10**6,
+        "1" * 10**6,
+        "x" * 501,
+        "\0",
+        "\ud800",
+        "fp16\n|fp16",
+    ],
+)
+def test_hostile_text_is_a_codec_or_an_error_and_shown_in_short(string):
+    try:
+        found = codecs.from_string(string)
+    except codecs.CodecError as error:
+        found = str(error)
+    assert isinstance(found, codecs.Compression) or len(found) < 2000
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
-def test_any_text_is_a_codec_or_an_error_that_can_be_shown(text):
+PIECES = [*codecs.NAMES, *"|(),=.+-", "zstd", "0.6", "64", "row", "true", "ratio", "-1"]
+PIECES += [" ", "é", "1e9", "lambda", "if", "None", "1j", "0x", "\n", "fp16|fp16"]
+
+
+def is_codec_or_can_be_shown(text):
     try:
         found = codecs.from_string(text)
-    except errors.NebulaError as error:
-        found = str(error).split("\n")
-    assert isinstance(found, codec_lib.Codec) or len(found) == 3
+    except codecs.CodecError as error:
+        return len(str(error).split("\n")) == 3
+    parts = selector.Selector | codec_lib.Codec
+    return isinstance(found, codecs.Compression) and isinstance(found.codec, parts)
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(
+    st.text()
+    | st.text(alphabet="(){}[]fp16sv|,=.+-* \t\n'#:@0")
+    | st.lists(st.sampled_from(PIECES)).map("".join)
+)
+def test_any_text_is_a_codec_or_an_error_that_can_be_shown(text):
+    assert is_codec_or_can_be_shown(text)
+
+
+def calls(arguments):
+    names = st.sampled_from([*codecs.NAMES, "zstd", "row", "fp15"])
+    call = st.tuples(names, st.lists(arguments, max_size=3)).map(
+        lambda each: f"{each[0]}({','.join(each[1])})"
+    )
+    return st.lists(call | names, min_size=1, max_size=3).map("|".join)
+
+
+VALUES = st.sampled_from(["1", "0.5", "-3", "row", "true", "ratio=0.5", "seed=2", "9"])
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(st.recursive(VALUES, calls, max_leaves=12))
+def test_any_call_of_anything_is_a_codec_or_an_error_that_can_be_shown(text):
+    """Constructors are given all sorts of values, and other codecs."""
+    assert is_codec_or_can_be_shown(text)

@@ -40,7 +40,7 @@ def test_a_block_size_between_powers_is_rounded_down():
     assert (rotation(64, block=24) != 0).sum() == 64 * 16
 
 
-def test_it_makes_an_outlier_cheap_to_quantise():
+def test_it_makes_an_outlier_cheap_to_quantize():
     x = np.random.RandomState(0).randn(64, 256).astype(np.float32)
     x[:, 17] *= 50  # as hidden states have
 

@@ -4,6 +4,7 @@ import hypothesis
 import hypothesis.extra.numpy
 import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -76,6 +77,17 @@ def test_ties_go_to_the_lower_index_and_nan_counts_as_largest(x, fraction):
     got, _ = through(fraction, x)
     want, _ = by_sorting(x, max(1, int(fraction * 40)))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("k", [1, 100, 999, 1000])
+def test_both_ways_to_select_give_one_bitmap(k):
+    """With ties, zeros, Inf and NaN."""
+    x = np.random.RandomState(0).randint(-9, 9, 1000).astype(np.float32)
+    x[::97], x[5::97], x[7::97] = np.nan, -np.inf, 1e-40
+    size = jnp.asarray(x.view(np.uint32) & np.uint32(0x7FFFFFFF))
+    np.testing.assert_array_equal(
+        sparse._largest_by_threshold(size, k), sparse._largest_by_sorting(size, k)
+    )
 
 
 def test_it_selects_as_lax_top_k_does():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 
 
 def gaussian(seed, shape=(4, 8)):
@@ -20,15 +20,15 @@ class Ends:
     """Both ends of a line, each with its own state."""
 
     def __init__(self, codec, spec):
-        self.codec = codec
+        self.codec = codec = selector.as_selector(codec)
         self.sender, self.receiver = codec.init(spec), codec.init(spec)
         self.step = 0
-        self.encoders = [jax.jit(each.encode) for each in codec_lib.fixed(codec)]
-        self.decoders = [jax.jit(each.decode) for each in codec_lib.fixed(codec)]
+        self.encoders = [jax.jit(each.encode) for each in codec.codecs]
+        self.decoders = [jax.jit(each.decode) for each in codec.codecs]
 
     def send(self, arrays):
-        choose, self.step = self.codec.choose, self.step + 1
-        self.option = choose(arrays, self.sender, self.step) if choose else 0
+        self.step += 1
+        self.option = self.codec.choose(arrays, self.sender, self.step)
         payload, self.sender = self.encoders[self.option](arrays, self.sender)
         arrays, self.receiver = self.decoders[self.option](payload, self.receiver)
         return arrays
@@ -52,8 +52,8 @@ def test_error_feedback_is_numpys_top_k_with_memory():
     "string", ["top_k(0.1)|fp16", "int4(row)", "svd(0.25)", "bf16"]
 )
 def test_error_feedback_loses_nothing_in_the_long_run(string):
-    """What arrived and the residual together are what was sent, to rounding."""
-    ends = Ends(codecs.from_string(f"error_feedback({string})"), gaussian(0))
+    """The sum received and the residual are the sum sent, to rounding."""
+    ends = Ends(codecs.from_string(f"error_feedback({string})").codec, gaussian(0))
     xs = [gaussian(step) for step in range(20)]
     arrived = sum(np.asarray(ends.send(x), np.float64) for x in xs)
     (residual,) = ends.sender.residual
@@ -156,8 +156,8 @@ def test_delta_needs_an_index():
 
 
 def test_delta_asks_the_codec_inside_which_of_its_options_to_use():
-    codec = codecs.from_string("delta(pack_tokens(capacities=4)|int8(row), 20)")
-    assert len(codec.options) == 5
+    codec = codecs.from_string("delta(pack_tokens(capacities=4)|int8(row), 20)").codec
+    assert len(codec.codecs) == 5
     ends, options = Ends(codec, batch(0, [0, 1]) | {"mask": np.ones((2, 6), bool)}), []
     for real in (6, 1, 3, 6):
         arrays = batch(0, [0, 1]) | {"mask": np.arange(6) < np.full((2, 1), real)}
@@ -183,7 +183,7 @@ def test_wrappers_in_wrappers():
     string = "from_step(2, delta(pack_tokens|error_feedback(int8(row)), 20))"
     with pytest.raises(codecs.CodecError, match="must be the first of its chain"):
         codecs.from_string("delta(fp16|pack_tokens, 20)")
-    codec = codecs.from_string(string)
+    codec = codecs.from_string(string).codec
     arrays = batch(0, [0, 1]) | {"mask": np.ones((2, 6), bool)}
     ends = Ends(codec, arrays)
     options = []
@@ -210,9 +210,9 @@ def test_wrong_arguments_are_told(call, words):
 
 IN_STEP = """
 import jax, numpy as np
-from nebula_jax.communication import codec, codecs
+from nebula_jax.communication import codecs, selector
 for string in ("delta(int4(64), 9)", "delta(bf16, 9)", "error_feedback(int4(64))"):
-    here = codecs.from_string(string)
+    here = selector.as_selector(codecs.from_string(string).codec)
     index = np.arange(8, dtype=np.int32)
     random = np.random.RandomState(0)
     h = random.randn(8, 16, 256).astype(np.float32)
@@ -220,8 +220,7 @@ for string in ("delta(int4(64), 9)", "delta(bf16, 9)", "error_feedback(int4(64))
     for step in range(4):
         h = h + np.float32(0.1) * random.randn(*h.shape).astype(np.float32)
         arrays = {"h": h, "index": index}
-        option = here.choose(arrays, sender, 1) if here.choose else 0
-        this = codec.fixed(here)[option]
+        this = here.codecs[here.choose(arrays, sender, 1)]
         payload, eager = this.encode(arrays, eager)
         payload, sender = jax.jit(this.encode)(arrays, sender)
         got, receiver = jax.jit(this.decode)(payload, receiver)
@@ -232,8 +231,8 @@ for string in ("delta(int4(64), 9)", "delta(bf16, 9)", "error_feedback(int4(64))
 """
 
 
-def test_both_ends_stay_equal_in_fully_optimised_programs():
-    """In a process of its own: here, XLA's optimisations are turned down."""
+def test_both_ends_stay_equal_in_fully_optimized_programs():
+    """In a process of its own: here, XLA's optimizations are turned down."""
     environment = os.environ | {"XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", IN_STEP], env=environment, capture_output=True, text=True

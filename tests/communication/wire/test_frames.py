@@ -3,7 +3,7 @@ import pytest
 
 from nebula_jax.communication.wire import frames
 
-NUMBERS = bytes(7) + b"\x05" + bytes(7) + b"\x09"  # sequence 5, 9 frames taken
+NUMBERS = bytes(7) + b"\x05" + bytes(7) + b"\x09"  # sequence 5, 9 frames acknowledged
 
 LITERAL = {
     frames.StepDone(7): b"NEBL\x02\x03\x00\x08"
@@ -23,11 +23,11 @@ LITERAL = {
 
 @pytest.mark.parametrize(("message", "literal"), LITERAL.items())
 def test_frames_are_these_bytes(message, literal):
-    assert b"".join(frames.encode(message, sequence=5, taken=9)) == literal
+    assert b"".join(frames.encode(message, sequence=5, acknowledged=9)) == literal
     head = frames.decode_head(literal[: frames.HEAD.size])
     header = literal[frames.HEAD.size :][: message.LAYOUT.size]
     payload = literal[frames.HEAD.size + message.LAYOUT.size :]
-    assert (head.sequence, head.taken) == (5, 9)
+    assert (head.sequence, head.acknowledged) == (5, 9)
     assert head.payload_bytes == len(payload)
     assert frames.decode(head, header, [payload]) == message
 

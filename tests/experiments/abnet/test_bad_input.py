@@ -1,6 +1,6 @@
 """Bad input to train_abnet: one clear line on the side at fault, nothing that hangs."""
 
-import functools
+import dataclasses
 import gzip
 import re
 import shutil
@@ -16,15 +16,12 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments import shared_flags, train_abnet
-from experiments.abnet import channels as abnet_channels
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
-from experiments.abnet import models as abnet_models
-from experiments.abnet import target as abnet_target
+from experiments.abnet import channels, config, data, hello, target, target_model
 from nebula_jax import errors, files
 from nebula_jax.communication import bridge, loopback
 from nebula_jax.communication.wire import frames
-from nebula_jax.data import split_parallel
+from nebula_jax.data import split_parallel, tokenizers
+from nebula_jax.models import transformer
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +44,17 @@ def here(runs, monkeypatch):
     monkeypatch.chdir(runs.folder)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     flags.FLAGS(["test"])
-    names = {"devices_per_cluster": 0, "buckets": ["8", "16"], "workdir": "bad"}
+    names = {"devices_per_cluster": 0, "length_buckets": ["8", "16"], "workdir": "bad"}
     given = {"steps": 2, "micro_batches": 2, "batch_size": 8}
     with flagsaver.flagsaver(**runs.flags() | names | given):
         yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def configured(**values):
+    """The configuration of a tiny run."""
+    return tiny_translations.run(**tiny_translations.TINY | values)
 
 
 def fails_here(words, **values):
@@ -64,7 +66,7 @@ def fails_here(words, **values):
         train_abnet.main()
 
 
-ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "text": "source_side"}
+ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "side_dir": "source_side"}
 
 
 @pytest.mark.parametrize(
@@ -75,20 +77,26 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "text": "source_side"
         ({"pair": "-en"}, "--pair=-en: expected two, such as es-en"),
         ({"pair": "es-de"}, "one side has to be en"),
         ({"pair": "fr-en"}, "language 'fr' has no text"),
-        ({"buckets": ["8", "x"]}, "--buckets=8,x: expected numbers"),
-        ({"buckets": ["²"]}, "--buckets=²: expected numbers"),
-        ({"buckets": []}, "--buckets=: must ascend"),
-        ({"buckets": ["16", "8"]}, "--buckets=16,8: must ascend"),
-        ({"buckets": ["2"]}, "--buckets=2: must ascend, from 4 or more"),
-        ({"buckets": ["8", "64"]}, "--buckets ends with 64; models/spanish has 16"),
+        ({"length_buckets": ["8", "x"]}, "--length_buckets=8,x: expected numbers"),
+        ({"length_buckets": ["²"]}, "--length_buckets=²: expected numbers"),
+        ({"length_buckets": []}, "--length_buckets=: must ascend"),
+        ({"length_buckets": ["16", "8"]}, "--length_buckets=16,8: must ascend"),
+        ({"length_buckets": ["2"]}, "--length_buckets=2: must ascend, from 4 or more"),
+        (
+            {"length_buckets": ["8", "64"]},
+            "--length_buckets ends with 64; models/spanish has 16",
+        ),
         ({"micro_batches": 3}, "--micro_batches=3 does not divide --batch_size=8"),
-        ({"devices_per_cluster": 8}, "a micro-batch of 4 (--batch_size, --micro_b"),
-        ({"cross_heads": 5, "cluster": "whole"}, "--cross_heads=5 does not divide"),
+        ({"devices_per_cluster": 8}, "a micro-batch of 4 (--batch_size=8, --micro"),
+        (
+            {"cross_attention_heads": 5, "cluster": "whole"},
+            "--cross_attention_heads=5 does not divide",
+        ),
         ({"forward_codec": "fp15"}, "unknown codec fp15"),
         ({"backward_codec": "int8("}, "int8("),
         ({"wan": "fast"}, "cannot read 'fast'"),
-        ({"text": "own"}, "--text is for one cluster"),
-        (ALONE | {"text": ""}, "--cluster=source needs --text=FOLDER"),
+        ({"side_dir": "own"}, "--side_dir is for one cluster"),
+        (ALONE | {"side_dir": ""}, "--cluster=source needs --side_dir=FOLDER"),
         (ALONE | {"tls": "auto"}, "--cluster=source needs --tls=FOLDER"),
         (ALONE | {"peer": ""}, "--cluster=source needs --peer=HOST:PORT of the target"),
         (ALONE, "source_side: train.tsv.gz is missing"),
@@ -97,7 +105,7 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "text": "source_side"
         ({"source_model": "text"}, "text/config.json: No such file"),
         ({"target_model": "no-such-model"}, "no-such-model"),
         ({"data_dir": "nowhere"}, "language 'es' has no text"),
-        ({"pair_sources": ["web"]}, "no column 'source'"),
+        ({"corpora": ["web"]}, "no column 'source'"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(runs, here, values, words):
@@ -114,18 +122,12 @@ def test_what_cannot_work_is_refused_in_words(runs, here, values, words):
     ],
 )
 @pytest.mark.parametrize("which", ["forward_codec", "backward_codec"])
-def test_a_codec_that_is_not_for_what_crosses(here, which, codec, words):
+def test_a_codec_that_is_not_for_what_crosses(which, codec, words):
     """Both sides find out when they open the channels, before anything crosses."""
-    for opened, end in zip(
-        (abnet_channels.open_near, abnet_channels.open_far),
-        loopback.ends(),
-        strict=True,
-    ):
-        with (
-            flagsaver.flagsaver(**{which: codec}),
-            pytest.raises(shared_flags.FlagError, match=re.escape(words)),
-        ):
-            opened(end, 60, 16)
+    agreed = configured(**{which: codec}).agreed
+    for role, end in zip(("source", "target"), loopback.ends(), strict=True):
+        with pytest.raises(errors.SettingsError, match=re.escape(words)):
+            channels.open_ends(agreed, end, role, 60, 16)
 
 
 def test_damaged_checkpoints_are_named(runs, here):
@@ -175,47 +177,49 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     folder = max(folder, key=lambda path: path.stat().st_mtime)
     side = ("target", "source")[longer]
     model = ("english", "spanish")[longer]
-    words = abnet_data.tokenizers.load(runs.folder / "models" / model)
-    with flagsaver.flagsaver(truncate=True):
-        read = abnet_data.read(folder / side, words, is_translated=False)
-    assert read.rows["train"].lengths.max() == 16
+    tokenizer = tokenizers.load(runs.folder / "models" / model)
+    run = configured(prepared_dir=tmp_path / "prepared")
+    cut = config.with_local(run, truncate=True)
+    read = data.read(cut, folder / side, tokenizer, is_translated=False)
+    assert read.train.lengths.max() == 16
     # What is only translated is cut without asking.
     shutil.copyfile(folder / side / "train.tsv.gz", folder / side / "dev.tsv.gz")
-    with flagsaver.flagsaver(truncate=True):
-        read = abnet_data.read(folder / side, words, is_translated=True)
+    read = data.read(cut, folder / side, tokenizer, is_translated=True)
     with pytest.raises(errors.NebulaError, match="has 19 tokens"):
-        abnet_data.read(folder / side, words, is_translated=True)
+        data.read(run, folder / side, tokenizer, is_translated=True)
     assert "1 of 61 sentences were cut: train-000061" in capfd.readouterr().err
 
 
 def test_text_of_unknown_characters_is_remarked_on(runs, here, tmp_path, capfd):
     text = with_line(runs, tmp_path / "text", "the house", "家 🏠")
     folder, _ = split_parallel.split(text, ("es", "en"), tmp_path / "own")
-    words = abnet_data.tokenizers.load(runs.folder / "models" / "spanish")
-    read = abnet_data.read(folder, words, is_translated=True)
-    assert read.rows["train"].lengths[-1] == 4
+    tokenizer = tokenizers.load(runs.folder / "models" / "spanish")
+    run = configured(prepared_dir=tmp_path / "prepared")
+    read = data.read(run, folder, tokenizer, is_translated=True)
+    assert read.train.lengths[-1] == 4
     said = capfd.readouterr().err
     assert "have no character in the vocabulary: train-000061" in said
 
 
-@pytest.mark.parametrize("name", sorted({*abnet_config.AGREED}))
-def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(here, name):
+@pytest.mark.parametrize(
+    "name", sorted(each.name for each in dataclasses.fields(config.Agreed))
+)
+def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
     """Codecs, micro-batches, buckets, seed (so the order) and all the rest."""
-    others = {"pair": "de-en", "buckets": ["8"], "objective": "ar"}
-    others |= {"compute_dtype": "bfloat16", "forward_codec": "fp16"}
+    others = {"pair": "de-en", "length_buckets": (8,), "objective": "ar"}
+    others |= {"dtype": "bfloat16", "forward_codec": "fp16"}
     others |= {"backward_codec": "int8(64)"}
-    before = flags.FLAGS[name].value
+    run = configured()
+    before = getattr(run.agreed, name)
 
-    def hello(cluster):
-        settings = abnet_config.settings(abnet_data.PAIR.value)
-        return frames.Hello(cluster, "1", settings)
+    def hello_of(cluster, run):
+        return frames.Hello(cluster, "1", shared_flags.settings(run.agreed))
 
-    ours = hello("target")
     is_number = type(before) in (int, float)
     other = before / 2 + 0.25 if type(before) is float else before
     other = before + 1 if type(before) is int else other
-    with flagsaver.flagsaver(**{name: other if is_number else others[name]}):
-        theirs = hello("source")
+    changed = config.with_agreed(run, **{name: other if is_number else others[name]})
+    ours, theirs = hello_of("target", run), hello_of("source", changed)
     with pytest.raises(bridge.Mismatch, match=f"source has --{name}=.*target has --"):
         bridge.check_agreement(ours, theirs)
     bridge.check_agreement(ours, ours)
@@ -231,9 +235,9 @@ def start_both(runs, own_text, workdir, **of_source):
     address = f"127.0.0.1:{free_port()}"
     common = {"steps": 2, "tls": "off", "workdir": workdir, "connect_timeout": 120}
     processes = [
-        runs.start(cluster="source", peer=address, **{"text": own_text[0]} | of_source,
-                   **common),
-        runs.start(cluster="target", listen=address, text=own_text[1], **common),
+        runs.start(cluster="source", peer=address,
+                   **{"side_dir": own_text[0]} | of_source, **common),
+        runs.start(cluster="target", listen=address, side_dir=own_text[1], **common),
     ]  # fmt: skip
     start = time.monotonic()
     outputs = [process.communicate(timeout=120)[0] for process in processes]
@@ -253,7 +257,7 @@ def test_sides_that_do_not_hold_the_same_examples_name_the_one(
     more = [*lines[:10], *lines[11:], "train-000999\tla casa\n"]
     train.write_bytes(gzip.compress("".join(more).encode()))
     statuses, (source, target) = start_both(
-        runs, own_text, "examples", text=tmp_path / "source"
+        runs, own_text, "examples", side_dir=tmp_path / "source"
     )
     assert statuses == [1, 1]
     assert source.startswith("error: ")
@@ -274,62 +278,58 @@ def test_sides_with_another_codec_part(runs, own_text):
     assert "--forward_codec=" in source
 
 
-def test_hidden_states_of_other_examples_are_refused(here):
-    check = functools.partial(abnet_target.Side.check, None, 3)
-    check({"strangers": 0.0})
+def test_hidden_states_of_other_examples_are_refused():
+    target.check_alignment(3, {"strangers": 0.0})
     with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
-        check({"strangers": 1.0})
+        target.check_alignment(3, {"strangers": 1.0})
     ends = types.SimpleNamespace(
         buckets=types.SimpleNamespace(recv=lambda step: np.asarray([0, 2], np.uint8))
     )
-    with pytest.raises(errors.NebulaError, match="a bucket that is none"):
-        abnet_target.Side.meet(None, ends)
+    with pytest.raises(errors.NebulaError, match="a bucket that does not exist"):
+        target.exchange_lengths(configured().agreed, ends, None)
 
 
-def test_a_peer_says_what_its_run_is_made_of():
+def test_a_peer_sends_what_its_run_is_made_of():
     """Each side's checkpoint keeps it: see test_saved.py."""
-    hello = frames.Hello("target", "1", {}, (), {"own": {"target_text": "abc"}})
-    assert abnet_config.peers_own(hello) == {"the peer's target_text": "abc"}
-    for details in ({}, {"own": "abc"}, {"own": {str(n): "" for n in range(9)}}):
-        with pytest.raises(errors.NebulaError, match="target did not say what its run"):
-            abnet_config.peers_own(frames.Hello("target", "1", {}, (), details))
+    peer = frames.Hello("target", "1", {}, (), {"fingerprints": {"target_text": "abc"}})
+    assert hello.peer_fingerprints(peer) == {"the peer's target_text": "abc"}
+    for found in (None, "abc", {str(n): "" for n in range(9)}):
+        details = {} if found is None else {"fingerprints": found}
+        with pytest.raises(errors.NebulaError, match="target sent no fingerprints of"):
+            hello.peer_fingerprints(frames.Hello("target", "1", {}, (), details))
 
 
-def test_an_empty_key_is_no_key(here, tmp_path):
+def test_an_empty_key_is_no_key(tmp_path):
+    run = configured(id_key=tmp_path / "key")
     (tmp_path / "key").write_bytes(b"")
-    with (
-        flagsaver.flagsaver(id_key=str(tmp_path / "key")),
-        pytest.raises(errors.NebulaError, match="the file is empty"),
-    ):
-        abnet_data.id_key()
+    with pytest.raises(errors.NebulaError, match="the file is empty"):
+        data.id_key(run)
     (tmp_path / "key").write_bytes(b"secret")
-    with flagsaver.flagsaver(id_key=str(tmp_path / "key")):
-        assert abnet_data.id_key() == b"secret"
+    assert data.id_key(run) == b"secret"
 
 
-def test_what_a_side_says_of_its_model_is_keyed(here, tmp_path):
+def test_what_a_side_sends_of_its_model_is_keyed(tmp_path):
     """Else the other side could tell whether a text that it guesses is the same."""
-    manifest = tmp_path / "run" / "target" / "model" / abnet_models.MADE_OF
+    manifest = tmp_path / "run" / "target" / "model" / target_model.MADE_OF
     manifest.parent.mkdir(parents=True)
     manifest.write_text("['model', 'text']\n")
-    said = set()
+    sent = set()
     for key in (b"one", b"other"):
         (tmp_path / "key").write_bytes(key)
-        with flagsaver.flagsaver(
-            id_key=str(tmp_path / "key"), workdir=str(tmp_path / "run")
-        ):
-            said.add(abnet_models.target_digest())
-    assert len(said) == 2
-    assert files.digest_of([manifest.read_text()]) not in said
+        run = configured(id_key=tmp_path / "key", workdir=tmp_path / "run")
+        sent.add(target_model.fingerprint(run))
+    assert len(sent) == 2
+    assert files.digest_of([manifest.read_text()]) not in sent
 
 
 @pytest.mark.parametrize(
     "changes", [{"width": 0}, {"width": "24"}, {"layers": True}, {"more": 1}]
 )
-def test_a_peer_whose_model_cannot_be_is_refused(here, changes):
-    words = abnet_config.transformer.Config(60, 2, 16, 2, 32, 16)
-    hello = abnet_config.hello("target", {}, [], words, {}, {})
-    assert abnet_config.peers_config(hello) == words
-    hello.details["model"] |= changes
+def test_a_peer_whose_model_cannot_be_is_refused(changes):
+    model = transformer.Config(60, 2, 16, 2, 32, 16)
+    run = configured(cluster="target")
+    sent = hello.hello(run, [], model, {}, {})
+    assert hello.peer_model(sent) == model
+    sent.details["model"] |= changes
     with pytest.raises(errors.NebulaError, match="target"):
-        abnet_config.peers_config(hello)
+        hello.peer_model(sent)

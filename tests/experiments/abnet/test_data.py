@@ -1,28 +1,26 @@
 """Small functions of the ABNet experiment, in this process."""
 
+import dataclasses
 import operator
 
 import jax
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
+import tiny_translations
 
 from experiments import shared_flags
-from experiments.abnet import channels as abnet_channels
-from experiments.abnet import config as abnet_config
-from experiments.abnet import data as abnet_data
+from experiments.abnet import channels, config, data, models
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 from nebula_jax.data import ragged_rows
 from nebula_jax.models import transformer
 
 
-@pytest.fixture(autouse=True)
-def parsed():
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(buckets=["8", "16"], batch_size=4, micro_batches=2):
-        yield
+def configured(**values):
+    """A run with two buckets and a small batch."""
+    given = {"length_buckets": "8,16", "batch_size": 4, "micro_batches": 2}
+    return tiny_translations.run(**given | values)
 
 
 def rows(lengths, seed=0):
@@ -36,14 +34,16 @@ def rows(lengths, seed=0):
 
 @pytest.mark.parametrize(("longest", "expected"), [(0, 8), (8, 8), (9, 16), (16, 16)])
 def test_a_row_has_the_capacity_of_the_smallest_bucket(longest, expected):
-    assert abnet_data.capacity(np.asarray([3, longest, 2])) == expected
+    assert (
+        data.bucket_length(configured().agreed, np.asarray([3, longest, 2])) == expected
+    )
 
 
 def test_there_is_room_for_every_question_of_ar():
     random = np.random.RandomState(0)
     for _ in range(50):
         lengths = random.randint(2, 17, 8)
-        room = len(abnet_data.slots(lengths, 8, 16, "ar"))
+        room = len(data.slots(lengths, 8, 16, "ar"))
         assert lengths.sum() - 8 <= room <= 8 * 16
         assert room % 32 == 0
 
@@ -54,7 +54,7 @@ def test_there_is_room_for_the_masks_of_cmlm(count):
     random = np.random.RandomState(0)
     for _ in range(20):
         lengths = random.randint(2, 17, count)
-        room = len(abnet_data.slots(lengths, count, 16, "cmlm"))
+        room = len(data.slots(lengths, count, 16, "cmlm"))
         pieces = np.maximum(lengths - 2, 1)
         drawn = np.ceil(random.rand(1000, count) * pieces).sum(axis=1)
         assert (drawn > room).mean() < 0.005
@@ -64,7 +64,7 @@ def test_there_is_room_for_the_masks_of_cmlm(count):
 def test_shapes_are_few():
     random = np.random.RandomState(0)
     shapes = {
-        len(abnet_data.slots(random.randint(2, 17, 8), 8, 16, objective))
+        len(data.slots(random.randint(2, 17, 8), 8, 16, objective))
         for _ in range(200)
         for objective in ("ar", "cmlm")
     }
@@ -73,47 +73,61 @@ def test_shapes_are_few():
 
 def test_evaluation_batches_are_of_what_was_chosen_alike_ones_together():
     text = rows([4, 12, 5, 16, 3, 9])
-    chosen = abnet_data.chosen(5, len(text))
+    chosen = data.evaluation_indices(5, len(text))
     assert chosen.tolist() == [0, 1, 2, 3, 4]
-    assert abnet_data.chosen(9, 6).tolist() == [0, 1, 2, 3, 4, 5]
-    batches = abnet_data.evaluation_batches(text, chosen, 3)
+    assert data.evaluation_indices(9, 6).tolist() == [0, 1, 2, 3, 4, 5]
+    batches = data.evaluation_batches(
+        configured(batch_size=3, micro_batches=1).agreed, text, chosen
+    )
     assert [each.indices.tolist() for each in batches] == [[4, 0, 2], [1, 3, 3]]
     assert [each.count for each in batches] == [3, 2]
     assert [each.bucket for each in batches] == [0, 1]
 
 
 def test_a_digest_is_of_ids_tokens_and_where_sentences_end():
+    run = configured()
+
     def digest(lengths, seed=0):
         train = rows(lengths, seed)
-        return abnet_data.digest(abnet_data.Text(None, {}, {"train": train}, {}))
+        return data.digest(run, data.Text(None, {}, {"train": train}, {}))
 
     same = digest([3, 4])
     assert digest([3, 4]) == same
     assert len({same, digest([4, 3]), digest([3, 4], seed=1), digest([3, 3])}) == 4
 
 
-def test_settings_are_what_a_hello_can_say():
-    settings = abnet_config.settings("es-en")
-    assert settings["--buckets"] == "8,16"
+def test_settings_are_what_a_hello_can_hold():
+    settings = shared_flags.settings(configured().agreed)
+    assert settings["--length_buckets"] == "8,16"
     assert settings["--pair"] == "es-en"
-    assert settings.keys() == {f"--{name}" for name in abnet_config.AGREED}
+    fields = dataclasses.fields(config.Agreed)
+    assert settings.keys() == {f"--{each.name}" for each in fields}
     assert all(isinstance(v, str | int | float) for v in settings.values())
+
+
+def test_a_run_is_made_again_from_its_arguments():
+    """Both None and an empty list among the settings, and each kind of value."""
+    run = configured(corpora="a,b", max_pairs=3, train_all=True, plm_dropout=0.25)
+    for each in (run, configured()):
+        arguments = (text.removeprefix("--") for text in shared_flags.arguments(each))
+        given = dict(text.partition("=")[::2] for text in arguments)
+        for name in ("train_all", "truncate"):
+            given[name] = given.pop(f"no{name}", None) is None
+        assert tiny_translations.run(**given) == each
 
 
 def test_a_translator_has_the_flags_shape():
     source = transformer.Config(60, 2, 16, 2, 32, 16)
     target = transformer.Config(50, 2, 24, 2, 48, 16)
-    with flagsaver.flagsaver(cross_heads=3, objective="ar"):
-        config = abnet_config.config(source, target)
-    assert (config.source, config.target, config.heads) == (source, target, 3)
-    assert (config.objective, config.max_target_length) == ("ar", 16)
-    with (
-        flagsaver.flagsaver(cross_heads=5),
-        pytest.raises(
-            shared_flags.FlagError, match="does not divide the target model's"
-        ),
+    agreed = configured(cross_attention_heads=3, objective="ar").agreed
+    made = models.model(agreed, source, target)
+    assert (made.source, made.target, made.heads) == (source, target, 3)
+    assert (made.objective, made.max_target_length) == ("ar", 16)
+    agreed = configured(cross_attention_heads=5).agreed
+    with pytest.raises(
+        errors.SettingsError, match="does not divide the target model's"
     ):
-        abnet_config.config(source, target)
+        models.model(agreed, source, target)
 
 
 @pytest.mark.parametrize(
@@ -127,18 +141,19 @@ def test_a_translator_has_the_flags_shape():
         ("from_step(3,delta(fp16,9))", "pack_tokens|fp16"),
     ],
 )
-def test_sentences_to_judge_are_sent_as_the_model_was_trained(codec, expected):
+def test_sentences_to_translate_are_sent_as_the_model_was_trained(codec, expected):
     """Save by a codec that remembers training examples."""
-    spec = abnet_channels.judged_spec(16)
-    with flagsaver.flagsaver(forward_codec=codec):
-        used = abnet_config.evaluation_codec(spec)
+    agreed = configured(forward_codec=codec).agreed
+    spec = channels.evaluation_spec(agreed, 16)
+    used = channels.evaluation_codec(agreed, spec)
     want = codecs.from_string(expected)
-    for ours, theirs in zip(codec_lib.fixed(used), codec_lib.fixed(want), strict=True):
+    assert used.zstd == want.zstd
+    pair = (selector.variants(each.codec) for each in (used, want))
+    for ours, theirs in zip(*pair, strict=True):
         payloads = (codec_lib.payload_spec(each, spec) for each in (ours, theirs))
         assert operator.eq(*map(jax.tree.leaves, payloads))
 
 
-def test_dev_is_judged_every_so_often_and_at_the_end():
-    with flagsaver.flagsaver(bleu_every=4, steps=10):
-        judged = [step for step in range(1, 11) if abnet_config.is_evaluated(step)]
-    assert judged == [4, 8, 10]
+def test_dev_is_translated_every_so_often_and_at_the_end():
+    agreed = configured(eval_every=4, steps=10).agreed
+    assert [step for step in range(1, 11) if agreed.is_evaluated(step)] == [4, 8, 10]

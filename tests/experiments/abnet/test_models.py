@@ -2,10 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tiny_translations
-from absl import flags
-from absl.testing import flagsaver
 
-from experiments.abnet import models as abnet_models
+from experiments.abnet import models
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
 
@@ -13,14 +11,13 @@ from nebula_jax.parallel import mesh as mesh_lib
 def test_another_order_of_pieces_is_another_model(tmp_path):
     """Though it has as many of them: a run does not go on with it."""
     folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(buckets=["8"]):
-        before = abnet_models.load(folder).digest
-        assert abnet_models.load(folder).digest == before
-        *pieces, last, unsaid = (folder / "vocab.txt").read_text().splitlines()
-        pieces += [unsaid, last]
-        (folder / "vocab.txt").write_text("".join(f"{each}\n" for each in pieces))
-        assert abnet_models.load(folder).digest != before
+    run = tiny_translations.run(length_buckets="8")
+    before = models.load(run, folder).digest
+    assert models.load(run, folder).digest == before
+    *pieces, last, unsaid = (folder / "vocab.txt").read_text().splitlines()
+    pieces += [unsaid, last]
+    (folder / "vocab.txt").write_text("".join(f"{each}\n" for each in pieces))
+    assert models.load(run, folder).digest != before
 
 
 def test_frozen_matrices_are_placed_as_products_take_them():
@@ -33,7 +30,7 @@ def test_frozen_matrices_are_placed_as_products_take_them():
         dtype="bfloat16",
     )  # fmt: skip
     mesh = mesh_lib.make_mesh(jax.devices()[:1])
-    placed = abnet_models.place_frozen(mesh, frozen, config)
+    placed = models.place_frozen(mesh, frozen, config)
     dtypes = jax.tree.map(lambda leaf: leaf.dtype, placed)
     assert dtypes == {
         "dense": {"kernel": jnp.bfloat16, "bias": jnp.float32},

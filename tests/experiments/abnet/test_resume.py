@@ -17,7 +17,7 @@ RUN = {
     "data_dir": "alike",
     "source_model": "models/shallow_spanish",
     "target_model": "models/shallow_english",
-    "buckets": "8",
+    "length_buckets": "8",
     "objective": "ar",
     "steps": STEPS,
     "checkpoint_every": EVERY,
@@ -108,7 +108,7 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undis
     process.send_signal(signal.SIGINT)  # Ctrl-C
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, output
-    assert "stopping, both clusters save step" in output
+    assert "stopping, all clusters save step" in output
     assert_all_gone(family)
     (step,) = newest(runs, "killed")
     assert 3 * EVERY <= step < STEPS
@@ -126,7 +126,7 @@ def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
         "data_dir": "text",
         "source_model": "models/spanish",
         "target_model": "models/english",  # which is given a head
-        "buckets": "8,16",
+        "length_buckets": "8,16",
         "objective": "cmlm",
     }
     status, output = runs.run(workdir="masked", tls="off", timeout=300, **RUN | masked)

@@ -3,25 +3,21 @@ import json
 
 import pytest
 import tiny_translations
-from absl import flags
-from absl.testing import flagsaver
 
-from experiments import shared_flags
-from experiments.abnet import models as abnet_models
-from experiments.abnet import scaled_wan
+from experiments.abnet import config, scaled_wan, target_model
+from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.data import split_parallel
 
 
 @pytest.fixture
 def given(tmp_path):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(wan=scaled_wan.AUTO, cluster="all", workdir=str(tmp_path)):
-        yield
+    """A run whose line is yet to be measured."""
+    return tiny_translations.run(wan=scaled_wan.AUTO, cluster="all", workdir=tmp_path)
 
 
 def test_the_wire_weighs_what_it_weighed_in_the_paper():
-    found = scaled_wan.dilated(compute_seconds=2.0, padded_bits=40_000_000)
+    found = scaled_wan.scale(compute_seconds=2.0, padded_bits=40_000_000)
     lines = wan.from_string(found.wan)
     assert lines.up == lines.down
     wire = found.padded_bits / lines.up.rate
@@ -33,42 +29,37 @@ def test_the_wire_weighs_what_it_weighed_in_the_paper():
 
 
 def test_the_papers_own_step_gives_the_papers_line():
-    found = scaled_wan.dilated(scaled_wan.PAPER_COMPUTE, scaled_wan.PAPER_BITS)
+    found = scaled_wan.scale(scaled_wan.PAPER_COMPUTE, scaled_wan.PAPER_BITS)
     assert wan.from_string(found.wan).up == wan.Line(60e6, 0.015)
     assert found.factor == 1
 
 
-def test_the_line_takes_the_flags_place_is_told_and_kept(
-    given, monkeypatch, tmp_path, capsys
-):
+def test_the_line_is_returned_reported_and_kept(given, monkeypatch, tmp_path, capsys):
     measured = []
 
-    def measure(folders):
+    def measure(run, folders):
         measured.append(folders)
         return 0.5, 10_000_000
 
     monkeypatch.setattr(scaled_wan, "measure", measure)
-    scaled_wan.settle(("x", "y"))
-    assert shared_flags.WAN.value == "2000kbit,22.35ms"
-    told = capsys.readouterr().err
-    assert "--wan=2000kbit,22.35ms" in told
-    assert "1.49 times the paper's" in told
+    assert scaled_wan.resolve(given, ("x", "y")) == "2000kbit,22.35ms"
+    reported = capsys.readouterr().err
+    assert "--wan=2000kbit,22.35ms" in reported
+    assert "1.49 times the paper's" in reported
     kept = scaled_wan.read(tmp_path)
-    assert kept == dataclasses.asdict(scaled_wan.dilated(0.5, 10_000_000))
-    flags.FLAGS.wan = (
-        scaled_wan.AUTO
-    )  # the run goes on: the same line, not measured anew
-    scaled_wan.settle(("x", "y"))
-    assert shared_flags.WAN.value == "2000kbit,22.35ms"
+    assert kept == dataclasses.asdict(scaled_wan.scale(0.5, 10_000_000))
+    # The run goes on: the same line, not measured anew.
+    assert scaled_wan.resolve(given, ("x", "y")) == "2000kbit,22.35ms"
     assert len(measured) == 1
     json.dumps(kept)
 
 
 def test_a_line_that_is_given_stays(given, tmp_path):
-    flags.FLAGS.wan = "60mbit,15ms"
-    scaled_wan.settle(("x", "y"))
-    assert shared_flags.WAN.value == "60mbit,15ms"
+    run = config.with_local(given, wan="60mbit,15ms")
+    assert scaled_wan.resolve(run, ("x", "y")) == "60mbit,15ms"
     assert scaled_wan.read(tmp_path) == {}
+    assert scaled_wan.without(run.local).wan == "60mbit,15ms"
+    assert scaled_wan.without(given.local).wan == ""
 
 
 @pytest.mark.parametrize(
@@ -80,12 +71,11 @@ def test_a_line_that_is_given_stays(given, tmp_path):
     ],
 )
 def test_only_all_clusters_together_can_measure(given, cluster, message):
-    scaled_wan.check()
-    flags.FLAGS.cluster = cluster
-    with pytest.raises(shared_flags.FlagError, match=message):
-        scaled_wan.check()
-    flags.FLAGS.wan = ""
-    scaled_wan.check()
+    scaled_wan.check(given.local)
+    run = config.with_local(given, cluster=cluster)
+    with pytest.raises(errors.SettingsError, match=message):
+        scaled_wan.check(run.local)
+    scaled_wan.check(config.with_local(run, wan="").local)
 
 
 def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
@@ -99,17 +89,15 @@ def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
     }
     values = tiny_translations.TINY | models
     values |= {
-        "buckets": values["buckets"].split(","),
-        "workdir": str(tmp_path / "run"),
-        "prepared_dir": str(tmp_path / "prepared"),
+        "workdir": tmp_path / "run",
+        "prepared_dir": tmp_path / "prepared",
         "devices_per_cluster": 0,
         # What the codecs take is not the plain step's.
         "forward_codec": "fp16",
     }
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(**values):
-        abnet_models.prepare_target(folders[1])
-        seconds, padded = scaled_wan.measure(folders)
+    run = tiny_translations.run(**values)
+    target_model.prepare(run, folders[1])
+    seconds, padded = scaled_wan.measure(run, folders)
     assert 0 < seconds < 60
     rows, longest, width = values["batch_size"], 16, 16
     assert padded == 32 * rows * longest * width

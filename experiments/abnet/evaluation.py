@@ -1,0 +1,216 @@
+"""Translation of held-out sentences: the source side encodes, the target side decodes.
+
+The source side sends H^E of the sentences; the target side translates them, compares
+the translations with its own sentences and keeps them in the run's folder.
+
+B batch, L length of the longest bucket, l length of a batch's bucket, D width of PLM-S,
+Q longest target row.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.abnet import config, data
+from nebula_jax.communication import channels
+from nebula_jax.communication.wire import session
+from nebula_jax.evaluation import bleu, decode
+from nebula_jax.models import abnet
+from nebula_jax.runtime import process, run_folder
+from nebula_jax.training import abnet as abnet_training
+
+Hidden = dict[str, jax.Array]
+"""A batch as it crosses: `hidden` [B, L, D] float32, `mask` [B, L] bool, `index` [B]
+int32, -1 in rows that only fill the batch up; with `cmlm` also `length_logits`
+[B, L + 1] int32, the bits of float32."""
+
+
+def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
+    """Returns what is translated after `step`: dev, at the end the test sets too."""
+    if step < agreed.steps:
+        return ["dev"]
+    return [name for name in text.ids if name != "train"]
+
+
+def encoder(
+    agreed: config.Agreed, task: abnet_training.Task
+) -> Callable[[Any, np.ndarray, np.ndarray], Hidden]:
+    """Returns a jitted function that encodes a batch of source sentences.
+
+    Args:
+      agreed: of the run.
+      task: of the source side.
+
+    Returns:
+      (parameters of the source side, ids [B, l] int32, index [B] int32) -> Hidden.
+    """
+    pad, longest = task.source_controls.pad, agreed.length_buckets[-1]
+
+    @jax.jit
+    def encode(params: Any, input_ids: jax.Array, index: jax.Array) -> Hidden:
+        mask = input_ids != pad
+        encoded = abnet.encode(task.config, params, input_ids, mask)
+        missing = longest - input_ids.shape[1]
+        hidden = {
+            "hidden": jnp.pad(encoded.hidden, ((0, 0), (0, missing), (0, 0))),
+            "mask": jnp.pad(mask, ((0, 0), (0, missing))),
+            "index": index,
+        }
+        if encoded.length_logits is not None:
+            bits = jax.lax.bitcast_convert_type(encoded.length_logits, jnp.int32)
+            hidden["length_logits"] = bits
+        return hidden
+
+    return encode
+
+
+def send(
+    agreed: config.Agreed,
+    text: data.Text,
+    encode: Callable[[Any, np.ndarray, np.ndarray], Hidden],
+    params: Any,
+    step: int,
+    channel: channels.Sender,
+) -> None:
+    """Sends the hidden states of the sentences that are translated after `step`.
+
+    Args:
+      agreed: of the run.
+      text: of the source side.
+      encode: from `encoder`.
+      params: of the source side.
+      step: just taken.
+      channel: to the target side.
+    """
+    numbers = itertools.count()
+    for split in splits(agreed, text, step):
+        rows = text.rows[split]
+        indices = data.evaluation_indices(agreed.bleu_sentences, len(rows))
+        for batch in data.evaluation_batches(agreed, rows, indices):
+            length = agreed.length_buckets[batch.bucket]
+            index = indices[batch.indices].astype(np.int32)
+            ids = rows.rows(index, length, text.tokenizer.special.pad)
+            index[batch.count :] = -1  # they only fill the batch up
+            channel.send(step, encode(params, ids, index), next(numbers))
+
+
+def translate(
+    agreed: config.Agreed,
+    task: abnet_training.Task,
+    params: Any,
+    encoded: abnet.Encoded,
+    mask: jax.Array,
+) -> decode.Translations:
+    """Translates by beam search or mask-predict, as the objective is; to be jitted.
+
+    Args:
+      agreed: of the run.
+      task: of the target side.
+      params: of the target side.
+      encoded: hidden states [B, l, D] and length logits.
+      mask: [B, l] bool, false at padding.
+    """
+    arguments = (task.config, params, encoded, mask, task.target_controls)
+    if agreed.objective == "ar":
+        return decode.translate_ar(*arguments, beams=agreed.beams)
+    return decode.translate_cmlm(
+        *arguments, candidates=agreed.beams, iterations=agreed.iterations
+    )
+
+
+def decoder(
+    agreed: config.Agreed, task: abnet_training.Task
+) -> Callable[[Any, Hidden], jax.Array]:
+    """Returns a function that translates a batch of hidden states.
+
+    Args:
+      agreed: of the run.
+      task: of the target side.
+
+    Returns:
+      (parameters of the target side, Hidden) -> ids [B, Q] int32.
+    """
+
+    def of_length(params: Any, received: Hidden, length: int) -> jax.Array:
+        bits = received.get("length_logits")
+        logits = (
+            None if bits is None else jax.lax.bitcast_convert_type(bits, jnp.float32)
+        )
+        encoded = abnet.Encoded(received["hidden"][:, :length], logits)
+        mask = received["mask"][:, :length]
+        return translate(agreed, task, params, encoded, mask).ids
+
+    jitted = jax.jit(of_length, static_argnums=2)
+
+    def decode_batch(params: Any, received: Hidden) -> jax.Array:
+        lengths = np.asarray(received["mask"]).sum(axis=1)
+        return jitted(params, received, data.bucket_length(agreed, lengths))
+
+    return decode_batch
+
+
+def evaluate(
+    run: config.Run,
+    text: data.Text,
+    decode_batch: Callable[[Any, Hidden], jax.Array],
+    params: Any,
+    step: int,
+    channel: channels.Receiver,
+) -> dict[str, dict[str, float]]:
+    """Translates what `send` sends, and compares it with the target side's sentences.
+
+    The translations are written to the target cluster's folder.
+
+    Args:
+      run: of this process.
+      text: of the target side.
+      decode_batch: from `decoder`.
+      params: of the target side.
+      step: just taken.
+      channel: from the source side.
+
+    Returns:
+      Split -> {"bleu", "sentences"}.
+
+    Raises:
+      session.RemoteProtocolError: if the source side sends other sentences.
+    """
+    received = (channel.recv(step, number) for number in itertools.count())
+    found = {}
+    for split in splits(run.agreed, text, step):
+        wanted = min(run.agreed.bleu_sentences, len(text.ids[split]))
+        translations: dict[int, str] = {}
+        while len(translations) < wanted:
+            hidden = next(received)
+            ids = np.asarray(decode_batch(params, hidden))
+            translations |= _sentences(text, hidden["index"], ids)
+        if translations.keys() != set(range(wanted)):
+            raise session.RemoteProtocolError(
+                f"source sent other sentences of {split} than this side has"
+            )
+        hypotheses = [translations[index] for index in range(wanted)]
+        score = bleu.corpus_bleu(hypotheses, text.sentences[split][:wanted])
+        _write(run, split, step, hypotheses)
+        process.message(f"target: step {step}, {split}: {score}")
+        found[split] = {"bleu": score.score, "sentences": float(wanted)}
+    return found
+
+
+def _sentences(text: data.Text, index: jax.Array, ids: np.ndarray) -> dict[int, str]:
+    """Returns number of an example -> its translation."""
+    return {
+        int(number): text.tokenizer.decode(row)
+        for number, row in zip(np.asarray(index), ids, strict=True)
+        if number >= 0
+    }
+
+
+def _write(run: config.Run, split: str, step: int, sentences: Sequence[str]) -> None:
+    folder = run_folder.of_cluster(run.local.workdir, "target") / "translations"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"{sentence}\n" for sentence in sentences)
+    (folder / f"{split}-{step:08d}.txt").write_text(lines, "utf-8")

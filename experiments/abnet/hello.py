@@ -1,0 +1,77 @@
+"""The Hellos of an ABNet run: contents, and checks of the peer's."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import nebula_jax
+from experiments import shared_flags
+from experiments.abnet import config
+from nebula_jax import errors
+from nebula_jax.communication.wire import frames
+from nebula_jax.models import transformer
+
+MOST_FINGERPRINTS = 8
+FINGERPRINT_LENGTH = 64  # characters that are kept of one
+
+
+def hello(
+    run: config.Run,
+    checkpoints: Sequence[int],
+    model: transformer.Config,
+    examples: Mapping[str, Any],
+    fingerprints: Mapping[str, str],
+) -> frames.Hello:
+    """Returns this cluster's Hello.
+
+    Args:
+      run: of this process.
+      checkpoints: steps that it could go on from.
+      model: shape of its pretrained model, which the other side's adapters need.
+      examples: fingerprint of its examples' ids (`example_alignment.fingerprint`).
+      fingerprints: of its model and text, which must be the same when a run goes on.
+    """
+    return frames.Hello(
+        run.local.cluster,
+        nebula_jax.__version__,
+        shared_flags.settings(run.agreed),
+        tuple(checkpoints),
+        {
+            "model": dataclasses.asdict(model),
+            "examples": dict(examples),
+            "fingerprints": dict(fingerprints),
+        },
+    )
+
+
+def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
+    """Returns the fingerprints of the peer's model and text.
+
+    Raises:
+      errors.NebulaError: if its Hello has none.
+    """
+    found = peer.details.get("fingerprints")
+    if not isinstance(found, dict) or len(found) > MOST_FINGERPRINTS:
+        raise errors.NebulaError(
+            f"{peer.cluster} sent no fingerprints of its model and text"
+        )
+    return {
+        f"the peer's {name}": str(value)[:FINGERPRINT_LENGTH]
+        for name, value in found.items()
+    }
+
+
+def peer_model(peer: frames.Hello) -> transformer.Config:
+    """Returns the shape of the peer's pretrained model.
+
+    Raises:
+      errors.NebulaError: if its Hello has none that could be.
+    """
+    fields = peer.details.get("model")
+    wanted = {each.name: each.type for each in dataclasses.fields(transformer.Config)}
+    if not isinstance(fields, dict) or fields.keys() != wanted.keys():
+        raise errors.NebulaError(f"{peer.cluster} did not send the shape of its model")
+    sizes = ("vocab_size", "layers", "width", "heads", "feed_forward", "max_length")
+    if not all(type(fields[name]) is int and fields[name] > 0 for name in sizes):
+        raise errors.NebulaError(f"{peer.cluster} has a model of impossible shape")
+    return transformer.Config(**fields)

@@ -1,0 +1,163 @@
+"""PLM-T, made ready in the target cluster's folder: trimmed, with an MLM head.
+
+P slots for predictions.
+"""
+
+import dataclasses
+import functools
+import hmac
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import shared_flags
+from experiments.abnet import batches, config, data, models
+from nebula_jax import files
+from nebula_jax.data import parallel_side, tokenizers
+from nebula_jax.models import abnet_params, pretrained, transformer
+from nebula_jax.runtime import checkpoints, process, run_folder
+from nebula_jax.training import cut, mlm_head, optimizers
+from nebula_jax.training import state as train_state
+
+HEAD_RATE, HEAD_WARMUP = 1e-3, 30  # our choice: a head of 0.2 million parameters
+HEAD_RNG = 2  # a stream of randomness beside those of `models`
+MADE_OF = "made_of.json"
+"""In PLM-T's folder, a list: digests of model and text; if a head was made, of what."""
+
+
+def folder(workdir: pathlib.Path) -> pathlib.Path:
+    """Returns where `prepare` leaves PLM-T."""
+    return run_folder.of_cluster(workdir, "target") / "model"
+
+
+def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
+    """Makes PLM-T ready in the target cluster's folder, unless it is there.
+
+    Its vocabulary is trimmed to the pieces of the training text: logits are made for
+    what is left, and it could not learn to predict others. If it has no MLM head, one
+    is trained on that text (--mlm_head_steps).
+
+    Args:
+      run: of this process.
+      side_dir: text of the target side.
+
+    Raises:
+      errors.NebulaError: if the model or the text is not there, or a run has begun here
+        with another one.
+    """
+    agreed, local = run.agreed, run.local
+    source = models.folder_of(local, local.target_model)
+    train_file = parallel_side.path(side_dir, "train")
+    whole = models.load(run, source, local.target_layers)
+    has_head = "mlm_head" in whole.model.params
+    made_of = [whole.digest, files.digest(train_file)]
+    if not has_head:
+        made_of += [local.mlm_head_steps, agreed.objective, agreed.seed, agreed.dtype]
+        made_of += [agreed.batch_size, *agreed.length_buckets]
+    manifest = folder(local.workdir) / MADE_OF
+    made_of = json.dumps(made_of) + "\n"
+    if manifest.is_file() and manifest.read_text() == made_of:
+        return
+    fingerprints = {"target_model": _keyed(run, made_of)}
+    settings = shared_flags.settings(agreed)
+    for cluster in ("target", "whole"):
+        checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
+    texts = parallel_side.read(train_file).texts
+    counts = tokenizers.count_pieces(whole.tokenizer, texts)
+    keep = tokenizers.kept_ids(whole.tokenizer, np.flatnonzero(counts))
+    tokenizer = tokenizers.trim(whole.tokenizer, keep)
+    model = pretrained.trim(whole.model, keep)
+    for part in ("pooler", "rtd_head"):
+        model.params.pop(part, None)
+    process.message(
+        f"{source}: {tokenizer.size:,} of {whole.tokenizer.size:,} pieces are kept;"
+        f" {'it has' if has_head else 'no'} MLM head"
+    )
+    shutil.rmtree(manifest.parent, ignore_errors=True)
+    tokenizers.save(manifest.parent, tokenizer)
+    if not has_head:
+        with process.timed("training an MLM head on the target text"):
+            tokenizer = tokenizers.load(manifest.parent)
+            text = data.read(run, side_dir, tokenizer, is_translated=False)
+            head = jax.device_get(train_head(run, model, text))
+        model = model._replace(params=model.params | {"mlm_head": head})
+    pretrained.save(manifest.parent, model)
+    manifest.write_text(made_of)
+
+
+def load(run: config.Run) -> models.Plm:
+    """Reads PLM-T as `prepare` left it."""
+    return models.load(run, folder(run.local.workdir))
+
+
+def fingerprint(run: config.Run) -> str:
+    """Returns a digest of what `prepare` made PLM-T of.
+
+    The source cluster receives it, so it is keyed: the training text is part of it, and
+    nobody who has only this is to find out whether some text is the same.
+    """
+    return _keyed(run, (folder(run.local.workdir) / MADE_OF).read_text())
+
+
+def _keyed(run: config.Run, made_of: str) -> str:
+    key = data.id_key(run)
+    return hmac.new(key, made_of.encode(), "sha256").hexdigest()[:12]
+
+
+def is_trained(local: config.Local) -> cut.IsTrained:
+    """Returns a function of a path, True if the target side trains it.
+
+    It trains its adapters, and the MLM head if `prepare` made it; with --train_all
+    everything.
+    """
+    if local.train_all:
+        return cut.train_all
+    _, _, *head = json.loads((folder(local.workdir) / MADE_OF).read_text())
+    return functools.partial(abnet_params.is_trained, mlm_head=bool(head))
+
+
+def train_head(
+    run: config.Run, model: pretrained.Pretrained, text: data.Text
+) -> dict[str, Any]:
+    """Trains an MLM head for PLM-T, whose encoder is frozen.
+
+    Args:
+      run: of this process.
+      model: PLM-T without a head.
+      text: of the target side.
+
+    Returns:
+      The head's parameters, on the device.
+    """
+    agreed, steps, rows = run.agreed, run.local.mlm_head_steps, text.train
+    encoder_config = dataclasses.replace(model.config, dropout=0.0)
+    special = models.special_tokens(text.tokenizer)
+    optimizer = optimizers.adam(
+        optimizers.linear_decay(HEAD_RATE, HEAD_WARMUP, max(1, steps))
+    )
+    rng = jax.random.fold_in(jax.random.key(agreed.seed), HEAD_RNG)
+    head = mlm_head.init_head(encoder_config, rng)
+    state = train_state.create(head, optimizer, rng)
+    most = dataclasses.replace(agreed, batch_size=min(agreed.batch_size, len(rows)))
+    order = batches.schedule(most, batches.own_buckets(agreed, text))
+    encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
+    encoder = jax.device_put(transformer.cast_kernels(encoder, encoder_config))
+    first = last = 0.0
+    for number in range(steps):
+        bucket, indices = order.batch(number)
+        columns = agreed.length_buckets[bucket]
+        lengths = rows.lengths[indices]
+        slots = data.slots(lengths, len(indices), columns, agreed.objective)
+        ids = rows.rows(indices, columns, text.tokenizer.special.pad)
+        state, loss = mlm_head.step(
+            *(encoder_config, special, agreed.objective, len(slots)),
+            *(optimizer, state, encoder, ids),
+        )
+        last = float(loss)
+        first = first or last
+    process.message(f"MLM head: loss {first:.2f} -> {last:.2f}")
+    return state.params

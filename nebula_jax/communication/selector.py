@@ -1,0 +1,168 @@
+"""Codecs of which the sender chooses one, tensor by tensor, on the host.
+
+A codec's payload has one shape. Where the contents decide the shape (how many tokens
+are no padding, whether an example was seen before), or the step does (has compression
+begun?), a Selector holds a codec for each shape, and a function that names one by its
+number. The number crosses the line in the frame's header.
+
+All codecs of a Selector share one spec and one state.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from flax import struct
+
+from nebula_jax.communication import codec as codec_lib
+
+
+@struct.dataclass
+class Selected:
+    """A payload, and the number of the codec that encoded it."""
+
+    payload: codec_lib.Payload
+    option: int = struct.field(pytree_node=False, default=0)
+
+
+class Selector(NamedTuple):
+    """Codecs that share one state, and the choice among them.
+
+    codecs: of one payload shape each; any of their `init` makes the state.
+    choose: (arrays, state, step) -> number of the codec to use, on the host. step is
+      the optimization step, an int counted from 1.
+    ends_chain: True if the sender mirrors the decoder's state, so no further lossy
+      codec may follow.
+    """
+
+    codecs: tuple[codec_lib.Codec, ...]
+    choose: Callable[[codec_lib.Arrays, codec_lib.State, int], int]
+    ends_chain: bool = False
+
+    def init(self, spec: codec_lib.Spec) -> codec_lib.State:
+        """Makes the state that all codecs share."""
+        return self.codecs[0].init(spec)
+
+    def encode(
+        self, arrays: codec_lib.Arrays, state: codec_lib.State, step: int = 1
+    ) -> tuple[Selected, codec_lib.State]:
+        """Chooses and encodes; on the host, hence not to be jitted.
+
+        Args:
+          arrays: concrete, of the spec.
+          state: used by the codec that is chosen.
+          step: defaults to 1, so codecs with a start step stay inactive.
+        """
+        option = self.choose(arrays, state, step)
+        payload, state = self.codecs[option].encode(arrays, state)
+        return Selected(payload, option), state
+
+    def decode(
+        self, selected: Selected, state: codec_lib.State
+    ) -> tuple[codec_lib.Arrays, codec_lib.State]:
+        """Decodes with the codec that encoded."""
+        return self.codecs[selected.option].decode(selected.payload, state)
+
+
+CodecOrSelector = codec_lib.Codec | Selector
+
+
+def as_selector(codec: CodecOrSelector) -> Selector:
+    """Returns `codec` if it is a Selector, otherwise a Selector of it alone."""
+    if isinstance(codec, Selector):
+        return codec
+    return Selector((codec,), lambda arrays, state, step: 0)
+
+
+def variants(codec: CodecOrSelector) -> tuple[codec_lib.Codec, ...]:
+    """Returns the codecs of one payload shape each that `codec` consists of."""
+    return as_selector(codec).codecs
+
+
+def map_options(
+    codec: CodecOrSelector,
+    wrap: Callable[[codec_lib.Codec], codec_lib.Codec],
+    inner: Callable[[codec_lib.State], codec_lib.State],
+) -> CodecOrSelector:
+    """Wraps a codec, or each codec of a Selector, which chooses as before.
+
+    Args:
+      codec: to be wrapped.
+      wrap: codec -> the codec around it.
+      inner: state of a wrapped codec -> state of the codec inside.
+    """
+    if isinstance(codec, codec_lib.Codec):
+        return wrap(codec)
+    return codec._replace(
+        codecs=tuple(map(wrap, codec.codecs)),
+        choose=lambda arrays, state, step: codec.choose(arrays, inner(state), step),
+    )
+
+
+def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
+    """Applies one codec after the other; decoding runs from right to left.
+
+    `chain(svd(0.6), fp16())` is eq. 5. The next codec sees the payload of the one
+    before as its arrays. With a Selector at its head the chain is a Selector, in which
+    the later codecs have a state for each payload shape of the first.
+
+    Returns:
+      A Codec if all of them are; otherwise a Selector.
+
+    Raises:
+      ValueError: if a Selector is not the first, or if a codec follows one that ends
+        its chain.
+    """
+    first, *later = codecs or (codec_lib.identity(),)
+    if any(isinstance(codec, Selector) for codec in later):
+        raise ValueError(
+            "a codec that chooses a shape by the contents or the step (pack_tokens,"
+            " delta, from_step) must be the first of its chain"
+        )
+    if isinstance(first, codec_lib.Codec):
+        return codec_lib.chain(*codecs)
+    if first.ends_chain and any(codec != codec_lib.identity() for codec in later):
+        raise ValueError(
+            "delta mirrors the decoder's state: only zstd may follow it; other codecs"
+            " go inside, as in delta(svd(0.6)|fp16, 20000)"
+        )
+    return _with_tail(first, codec_lib.chain(*later)) if later else first
+
+
+def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:
+    def init(spec: codec_lib.Spec) -> codec_lib.State:
+        state = head.init(spec)
+        # The tail sees another shape from each codec of the head.
+        payloads = [jax.eval_shape(each.encode, spec, state)[0] for each in head.codecs]
+        return state, tuple(map(tail.init, payloads))
+
+    def pair(number: int) -> codec_lib.Codec:
+        codec = head.codecs[number]
+
+        def encode(arrays, states):
+            state, tails = states
+            payload, state = codec.encode(arrays, state)
+            payload, after = tail.encode(payload, tails[number])
+            return payload, (state, _replace(tails, number, after))
+
+        def decode(payload, states):
+            state, tails = states
+            payload, after = tail.decode(payload, tails[number])
+            arrays, state = codec.decode(payload, state)
+            return arrays, (state, _replace(tails, number, after))
+
+        return codec_lib.Codec(init, encode, decode)
+
+    return head._replace(
+        codecs=tuple(map(pair, range(len(head.codecs)))),
+        choose=lambda arrays, states, step: head.choose(arrays, states[0], step),
+    )
+
+
+def _replace(states: tuple, number: int, state: codec_lib.State) -> tuple:
+    return (*states[:number], state, *states[number + 1 :])
+
+
+def ratio(codec: CodecOrSelector, spec: codec_lib.Spec) -> float:
+    """Returns the largest payload's bytes over those before encoding; no zstd."""
+    return max(codec_lib.ratio(each, spec) for each in variants(codec))

@@ -1,0 +1,192 @@
+"""A session on the socket that it has at present, without threads.
+
+Nothing waits here, but for the last frame: all that is done at a time is bounded.
+Whoever calls holds the mutex of the driver.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+from nebula_jax import errors
+from nebula_jax.communication import wan
+from nebula_jax.communication.wire import (
+    frames,
+    reconnect,
+    session,
+    socket_io,
+    waker,
+)
+
+GOODBYE_SECONDS = 5.0  # to deliver an Abort, or for the acknowledgement of our End
+
+
+class Connection:
+    """Moves bytes between a session and its socket."""
+
+    def __init__(
+        self,
+        session_: session.Session,
+        line: wan.Line,
+        wakes: waker.Waker,
+        *,
+        receive: Callable[[frames.Message], None],
+        has_room: Callable[[], bool],
+        reconnect_timeout: float,
+        log: Callable[[str], None],
+    ):
+        """Starts without a socket; see `driver.Driver` for the arguments."""
+        self.session = session_
+        self.io: socket_io.SocketIO | None = None
+        self.is_stalled = False
+        """True if there was no room to read more."""
+        self.is_over = False
+        """True if all was sent and received."""
+        self.has_received_end = False
+        self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
+        self._receive, self._has_room, self._log = receive, has_room, log
+        self._shaper, self._waker = wan.Shaper(line), wakes
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Goes on with a new socket, on which the session has begun or resumed."""
+        self.drop()
+        self.io = socket_io.SocketIO(sock, self._shaper, self._waker)
+        self._note_recovery()
+        self._waker.wake()
+
+    def drop(self, linger: bool = False) -> None:
+        """Closes the socket, if any."""
+        if self.io is not None:
+            self.io.close(linger)
+            self.io = None
+
+    def send(self, message: frames.Message, is_small: bool) -> None:
+        """Queues a message; writes it if it is small and nothing is before it.
+
+        Raises:
+          session.LocalProtocolError: if the protocol does not allow it now.
+        """
+        io, is_first = self.io, not self.session.window.is_pending
+        self.session.send(message)
+        if is_small and is_first and io is not None and io.can_write:
+            try:
+                io.write(self.session, time.monotonic())
+            except OSError as error:  # there may still be something to read
+                io.error = error
+            if io.can_write and self._shaper.is_transparent:
+                return
+        self._waker.wake()
+
+    def turn(self, is_readable: bool) -> None:
+        """Does what there is to do at present.
+
+        Raises:
+          OSError, session.PeerGone: if the connection has broken.
+          session.PeerAborted: if the peer has given up.
+          session.RemoteProtocolError: if the peer breaks the protocol.
+        """
+        io, now = self.io, time.monotonic()
+        if io.error is not None:
+            raise io.error
+        if is_readable or self.session.liveness.timed_out(now):
+            self._read(now)
+        self.session.tick(now)
+        io.write(self.session, now)
+        if self.has_received_end and self.session.is_over and self._shaper.empty:
+            self.is_over = True
+
+    def sleep(self) -> float:
+        """Returns the seconds until there is something to do by the clock."""
+        if self.io.has_more or self.io.error is not None:
+            return 0.0
+        now = time.monotonic()
+        sleep = min(self.session.next_tick(now), self.deadline() - now)
+        if not self.io.is_blocked and (wait := self._shaper.wait(now)) is not None:
+            sleep = min(sleep, wait)
+        return max(0.0, sleep)
+
+    def can_read(self) -> bool:
+        """Returns True if what comes may be read."""
+        # First True: who makes room after that wakes the thread.
+        self.is_stalled = True
+        # Before both sides have sent Open, no more than that can come.
+        self.is_stalled = self.session.is_running and (
+            self.session.is_paused or not self._has_room()
+        )
+        return not self.is_stalled
+
+    def _read(self, now: float) -> None:
+        if not self.can_read():  # silence is this side's own
+            self.session.liveness.received(now)
+            return
+        try:
+            self.io.read(self.session, self.can_read)
+        finally:  # also what came just before the end of the stream
+            self.deliver()
+        self._note_recovery()
+
+    def deliver(self) -> None:
+        """Hands over the messages that have come.
+
+        Raises:
+          session.PeerAborted: if the last one is an Abort.
+        """
+        for message in self.session.events():
+            if type(message) is frames.Abort:
+                if self.has_received_end:  # and left: it has forgotten the session
+                    self.is_over = True
+                    return
+                raise session.PeerAborted(
+                    f"{self.session.peer} gave up: {message.reason}"
+                )
+            self._receive(message)
+            if type(message) is frames.End:
+                self.has_received_end = True
+
+    def lose(self, error: Exception) -> None:
+        """The connection has broken; the session goes on if it can.
+
+        Raises:
+          errors.NebulaError: if what had come before ends it.
+        """
+        with contextlib.suppress(OSError, session.PeerGone):
+            self.io.has_unread = True
+            while self.io.has_unread and self.can_read():
+                self._read(time.monotonic())
+        self.drop()
+        self.session.lost()
+        loss = as_error(error, self.session.peer)
+        is_first = self.reconnect.lost(time.monotonic(), str(loss))
+        if is_first and self.reconnect.timeout and not self.has_received_end:
+            self._log(f"{loss}; waiting for it to come back")
+
+    def _note_recovery(self) -> None:
+        """Once both sides have sent Open, the connection is back."""
+        if self.reconnect.is_lost and self.session.is_running:
+            away = self.reconnect.recovered(time.monotonic())
+            if not self.has_received_end:
+                self._log(
+                    f"the connection to {self.session.peer} is back after {away:.1f} s"
+                )
+
+    def deadline(self) -> float:
+        """Returns the time at which a session without a connection is given up."""
+        if not self.reconnect.is_lost:
+            return float("inf")
+        # What remains may be but a courtesy to a peer that has gone.
+        is_courtesy = self.session.owes_only_end
+        return self.reconnect.deadline(GOODBYE_SECONDS if is_courtesy else float("inf"))
+
+    def send_final(self, reason: str) -> None:
+        """Sends an Abort, if there is a connection; waits a while for it to leave."""
+        if self.io is not None:
+            buffers = self.session.abort(reason, time.monotonic())
+            self.io.send_final(buffers, GOODBYE_SECONDS)
+
+
+def as_error(error: Exception, peer: str) -> errors.NebulaError:
+    """Returns an error that names the peer."""
+    if isinstance(error, errors.NebulaError):
+        return error
+    return session.PeerGone(f"lost the connection to {peer}: {error}")

@@ -1,0 +1,56 @@
+"""Received tensors that nobody has taken yet."""
+
+import collections
+import threading
+
+from nebula_jax.communication.wire import frames
+
+MAX_TENSORS = 4  # enough that the line never waits for the reader,
+MAX_BYTES = 1 << 20  # or more of them if they are small together
+FLOOD_BYTES = 64 << 20  # while a caller waits for something else: too much
+TENSOR_OVERHEAD = 512  # bytes of memory that a tensor takes besides its buffers
+
+
+class Inbox:
+    """A queue for each channel, and a common bound on what waits in them."""
+
+    def __init__(self):
+        self.waiting: list[str] = []
+        """One entry for each caller who waits for something: its name."""
+        self.is_closed = False
+        """True if nobody will take more: it is dropped."""
+        self._queues: list[collections.deque[frames.Tensor]] = []
+        self._lock = threading.Lock()  # guards the two below
+        self.tensors = self._bytes = 0
+
+    def add_channel(self) -> None:
+        """Adds a queue; channels count from 0."""
+        self._queues.append(collections.deque())
+
+    def put(self, message: frames.Tensor) -> None:
+        """Appends a tensor to the queue of its channel."""
+        if not self.is_closed:
+            self._count(1, message)
+            self._queues[message.channel].append(message)
+
+    def take(self, channel: int) -> frames.Tensor:
+        """Returns the next tensor of a channel, which must be there."""
+        message = self._queues[channel].popleft()
+        self._count(-1, message)
+        return message
+
+    def has(self, channel: int) -> bool:
+        """Returns True if a tensor of the channel is there."""
+        return bool(self._queues[channel])
+
+    def has_room(self) -> bool:
+        """Returns True if more may be read."""
+        if self.is_closed or self.tensors < MAX_TENSORS:
+            return True
+        return self._bytes < (FLOOD_BYTES if self.waiting else MAX_BYTES)
+
+    def _count(self, sign: int, message: frames.Tensor) -> None:
+        size = frames.tensor_bytes(message) + TENSOR_OVERHEAD
+        with self._lock:
+            self.tensors += sign
+            self._bytes += sign * size

@@ -1,0 +1,38 @@
+"""The byte ledger of a session: what crossed, by direction, kind and channel."""
+
+from nebula_jax.communication.wire import frames
+
+SENT, RECEIVED = "sent", "received"
+
+
+class Ledger:
+    """Frames and bytes that crossed; what is sent again counts again."""
+
+    def __init__(self):
+        self._channels: dict[str, list[str]] = {SENT: [], RECEIVED: []}
+        self._entries: dict[str, list[int]] = {}
+
+    def add_channel(self, direction: str, name: str) -> int:
+        """Names the next channel of a direction; returns its number, from 0."""
+        self._channels[direction].append(name)
+        return len(self._channels[direction]) - 1
+
+    def count(self, direction: str, message: frames.Message, nbytes: int) -> None:
+        """Enters a frame.
+
+        Args:
+          direction: SENT or RECEIVED.
+          message: in the frame; a tensor counts under the name of its channel.
+          nbytes: of the frame.
+        """
+        if type(message) is frames.Tensor:
+            name = self._channels[direction][message.channel]
+        else:
+            name = type(message).__name__
+        entry = self._entries.setdefault(f"{direction} {name}", [0, 0])
+        entry[0] += 1
+        entry[1] += nbytes
+
+    def entries(self) -> dict[str, list[int]]:
+        """Returns `sent Hello`, `received tokens` and so on -> [frames, bytes]."""
+        return {key: list(entry) for key, entry in list(self._entries.items())}

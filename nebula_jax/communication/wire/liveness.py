@@ -1,0 +1,56 @@
+"""Silence of a connection: when to send a Ping, and when the peer counts as gone.
+
+Time is an argument: seconds on any clock that only goes forward.
+"""
+
+PINGS_PER_TIMEOUT = 4  # so that one late Ping does not look like silence
+
+
+class Liveness:
+    """The times at which something last crossed a connection."""
+
+    def __init__(self, timeout: float):
+        """Starts without a connection.
+
+        Args:
+          timeout: seconds of silence after which the peer counts as gone.
+        """
+        self._timeout = timeout
+        self._ping_interval = timeout / PINGS_PER_TIMEOUT
+        self._last_sent = self._last_received = 0.0
+
+    def connected(self, now: float) -> None:
+        """Starts anew: there is a new connection."""
+        self._last_sent = self._last_received = now
+
+    def sent(self, now: float) -> None:
+        """Records that a frame leaves."""
+        self._last_sent = now
+
+    def received(self, now: float) -> None:
+        """Records that bytes came, or that this side leaves them unread."""
+        self._last_received = now
+
+    def silence(self, now: float) -> float:
+        """Returns the seconds since the last bytes of the peer."""
+        return now - self._last_received
+
+    def timed_out(self, now: float) -> bool:
+        """Returns True if the peer has been silent for too long."""
+        return self.silence(now) >= self._timeout
+
+    def needs_ping(self, now: float) -> bool:
+        """Returns True if this side has been silent for long enough."""
+        return now >= self._last_sent + self._ping_interval
+
+    def next_check(self, now: float, pings: bool) -> float:
+        """Returns the seconds until `timed_out` may change.
+
+        Args:
+          now: seconds.
+          pings: whether `needs_ping` counts as well.
+        """
+        when = self._last_received + self._timeout
+        if pings:
+            when = min(when, self._last_sent + self._ping_interval)
+        return max(0.0, when - now)

@@ -1,0 +1,80 @@
+"""The parser of a peer's bytes: the only one, and it takes nothing on trust."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from nebula_jax.communication.wire import frames, receive_buffer, schema
+
+OPENING_BYTES = frames.HEAD.size + frames.Open.LAYOUT.size
+
+
+class Received(NamedTuple):
+    """A whole message."""
+
+    message: frames.Message
+    nbytes: int
+    """Bytes of its frame."""
+
+
+def read(
+    buffer: receive_buffer.ReceiveBuffer,
+    allowed: schema.Schema,
+    admit: Callable[[frames.Head], None],
+) -> Iterator[Received | None]:
+    """Reads one frame after the other, as code that waits for bytes would.
+
+    Args:
+      buffer: the bytes of a connection, from its first on.
+      allowed: what may come, and how large; read anew for every frame.
+      admit: given each head before anything is done about it; raises if the message
+        is out of place.
+
+    Yields:
+      A message, or None when more bytes are needed.
+
+    Raises:
+      frames.FrameError: if the bytes are no frame, or not one that the schema allows.
+    """
+    while True:
+        head = frames.decode_head((yield from buffer.exact(frames.HEAD.size)))
+        admit(head)
+        header = yield from buffer.exact(head.kind.LAYOUT.size)
+        if head.kind is frames.Tensor:
+            shape = allowed.shape(header)
+            sizes, expected = shape.sizes, shape.nbytes
+            if shape.is_compressed:
+                table = yield from buffer.exact(shape.table_bytes)
+                sizes = shape.table_sizes(table)
+                expected = len(table) + sum(sizes)
+            shape.check(head.payload_bytes, expected)
+        else:
+            sizes = allowed.message_sizes(head)
+        buffers = yield from buffer.fill(sizes)
+        message = frames.decode(head, header, buffers)
+        yield Received(message, frames.HEAD.size + len(header) + head.payload_bytes)
+
+
+def read_opening(data: bytes) -> tuple[frames.Open, int]:
+    """Reads the first frame of a connection whose session is yet to be found.
+
+    Args:
+      data: the first OPENING_BYTES of the connection.
+
+    Returns:
+      The frame, and how many frames the connector acknowledges in it.
+
+    Raises:
+      frames.FrameError: if it is something else.
+    """
+    heads = []
+
+    def admit(head: frames.Head) -> None:
+        if head.kind is not frames.Open or head.sequence:
+            raise frames.FrameError(f"sent {head.kind.__name__} before Open")
+        heads.append(head)
+
+    buffer = receive_buffer.ReceiveBuffer()
+    buffer.get_buffer()[: len(data)] = data
+    buffer.receive(len(data))
+    received = next(read(buffer, schema.Schema(), admit))
+    return received.message, heads[0].acknowledged

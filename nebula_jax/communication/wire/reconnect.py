@@ -1,0 +1,77 @@
+"""The policy for connections that break: when to dial again, and when to give up.
+
+Time is an argument: seconds on any clock that only goes forward.
+"""
+
+import random
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts
+
+
+class Reconnect:
+    """The state of a session that may have lost its connection."""
+
+    def __init__(self, timeout: float, seed: bytes):
+        """Starts with a connection.
+
+        Args:
+          timeout: seconds that the session may be without one; 0 to give up at once.
+          seed: of the pauses' jitter: many connectors shall not come back as one.
+        """
+        self.timeout = timeout
+        self._jitter = random.Random(seed)
+        self._lost_at: float | None = None
+        self._loss = self._failure = ""
+        self._pause = 0.0
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the connection broke, and no other one has opened since."""
+        return self._lost_at is not None
+
+    def lost(self, now: float, reason: str) -> bool:
+        """Records that the connection broke.
+
+        Returns:
+          True if there was one: an attempt that breaks half-way changes nothing.
+        """
+        if self._lost_at is not None:
+            return False
+        self._lost_at, self._loss = now, reason
+        return True
+
+    def failed(self, reason: str) -> None:
+        """Records why the latest attempt failed."""
+        self._failure = f": {reason}"
+
+    def next_pause(self) -> float:
+        """Returns the seconds before the next attempt; the first one is at once."""
+        pause = self._pause * self._jitter.uniform(0.5, 1.0)
+        self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
+        return pause
+
+    def deadline(self, limit: float = float("inf")) -> float:
+        """Returns the time at which to give up; infinity while connected.
+
+        Args:
+          limit: seconds without a connection, if less than the timeout.
+        """
+        if self._lost_at is None:
+            return float("inf")
+        return self._lost_at + min(self.timeout, limit)
+
+    def recovered(self, now: float) -> float:
+        """Records a new connection; returns the seconds without one."""
+        away = now - self._lost_at
+        self._lost_at, self._failure, self._pause = None, "", 0.0
+        return away
+
+    @property
+    def explanation(self) -> str:
+        """The reason for giving up."""
+        if not self.timeout:
+            return self._loss
+        return (
+            f"{self._loss}, and no new connection came about within"
+            f" {self.timeout:g} s (--reconnect_timeout){self._failure}"
+        )

@@ -1,0 +1,431 @@
+"""Exactly once, across reconnects: real sockets, and a line that breaks on purpose."""
+
+import concurrent.futures
+import contextlib
+import random
+import socket
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from breakable_line import Proxy
+
+from nebula_jax.communication import bridge, codec, wan
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.wire import frames, session
+from nebula_jax.security import tls
+
+SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
+
+
+def hello(cluster):
+    return frames.Hello(cluster, "0.1", {})
+
+
+def value(step, side):
+    return np.random.RandomState(2 * step + side).randn(40_000).astype(np.float32)
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+class Line:
+    """Both links, the proxy between them, and what they told the log."""
+
+    def __init__(self, stack, pool, server=None, client=None, **settings):
+        settings = {"peer_timeout": 5.0, "reconnect_timeout": 20.0} | settings
+        self.said = []
+        self.listener = stack.enter_context(
+            listener_lib.Listener(
+                listener_lib.listen(("127.0.0.1", 0)),
+                hello("discriminator"),
+                log=self.said.append,
+                **{"tls": None} | (server or {}) | settings,
+            )
+        )
+        self.proxy = Proxy(self.listener.address)
+        stack.callback(self.proxy.close)
+        coming = pool.submit(
+            bridge.connect,
+            self.proxy.address,
+            hello("generator:0"),
+            connect_timeout=5.0,
+            peer="discriminator",
+            log=self.said.append,
+            **{"tls": None} | (client or {}) | settings,
+        )
+        self.here, self.there = self.listener.accept(5.0), coming.result(5.0)
+
+    def talk(self, pool, steps, disturb):
+        """Tensors both ways and step tokens, while `disturb(step)` does its worst."""
+        outgoing = self.there.sender("up", SPEC, codec.identity())
+        back = self.there.receiver("down", SPEC, codec.identity())
+        incoming = self.here.receiver("up", SPEC, codec.identity())
+        reply = self.here.sender("down", SPEC, codec.identity())
+
+        def connector():
+            with self.there:
+                self.there.wait_for_welcome(5.0)
+                for step in range(1, steps + 1):
+                    outgoing.send(step, value(step, 0))
+                    if step > 2:
+                        np.testing.assert_array_equal(
+                            back.recv(step - 2), value(step - 2, 1)
+                        )
+                    self.there.wait_for_step(step - 2)
+                for step in (steps - 1, steps):
+                    np.testing.assert_array_equal(back.recv(step), value(step, 1))
+
+        far = pool.submit(connector)
+        with self.here:
+            self.here.welcome(0)
+            for step in range(1, steps + 1):
+                disturb(step)
+                np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
+                reply.send(step, value(step, 1))
+                self.here.step_done(step)
+        far.result(30.0)
+
+
+@pytest.fixture
+def line(pool):
+    with contextlib.ExitStack() as stack:
+        yield lambda **settings: Line(stack, pool, **settings)
+
+
+def credentials(tmp_path, encrypted):
+    if not encrypted:
+        return {}
+    tls.issue_for_run(tmp_path, ["discriminator", "generator:0", "generator:1"])
+    return {
+        "server": {"tls": tls.server_contexts(tmp_path / "discriminator")},
+        "client": {"tls": tls.client_contexts(tmp_path / "generator-0")},
+    }
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
+    tmp_path, line, pool, encrypted
+):
+    line = line(**credentials(tmp_path, encrypted))
+    is_done = threading.Event()
+
+    def break_it():
+        rng = random.Random(0)
+        while not is_done.wait(rng.uniform(0.02, 0.3)):
+            line.proxy.cut()
+
+    breaking = pool.submit(break_it)
+    try:
+        line.talk(pool, 40, lambda step: time.sleep(0.03))
+    finally:
+        is_done.set()
+        breaking.result()
+    assert line.proxy.connections > 3
+    assert any("waiting for it to come back" in said for said in line.said)
+    assert any("is back after" in said for said in line.said)
+    received = line.here.ledger["received up"][0]
+    assert received == 40  # what came twice in part was whole once
+
+
+@pytest.mark.parametrize("holes", [("up",), ("down",), ("up", "down")])
+def test_a_half_open_connection_is_noticed_and_replaced(line, pool, holes):
+    line = line(peer_timeout=0.5)
+
+    def disturb(step):
+        if step == 4:
+            line.proxy.swallow(*holes)
+
+    start = time.monotonic()
+    line.talk(pool, 8, disturb)
+    assert time.monotonic() - start < 5.0
+    assert line.proxy.connections == 2
+    assert any("has been silent for" in said for said in line.said)
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_a_slow_line_that_still_moves_is_never_cut_off(tmp_path, line, pool, encrypted):
+    line = line(peer_timeout=0.4, **credentials(tmp_path, encrypted))
+
+    def disturb(step):
+        if step == 2:
+            line.proxy.limit(300_000)  # a tensor takes half a second
+
+    line.talk(pool, 4, disturb)
+    assert line.proxy.connections == 1
+
+
+def test_a_cut_of_the_emulated_line_is_survived(line, pool):
+    lines = wan.from_string("50mbit,1ms,cut=1.5s@0.2s")
+    line = line(
+        peer_timeout=0.5, server={"line": lines.down}, client={"line": lines.up}
+    )
+    line.talk(pool, 12, lambda step: time.sleep(0.03))
+    assert line.proxy.connections > 1
+
+
+def test_a_line_that_stays_broken_ends_both_sides_in_words(line, pool):
+    line = line(reconnect_timeout=0.6)
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.proxy.refuse()
+    line.proxy.cut()
+    start = time.monotonic()
+    words = r"no new connection came about within 0\.6 s \(--reconnect_timeout\)"
+    waiting = pool.submit(line.there.wait_for_step, 1)
+    with pytest.raises(session.PeerGone, match=f"generator:0.* {words}"):
+        line.here.wait_for_step(1)
+    with pytest.raises(session.PeerGone, match=f"discriminator.* {words}"):
+        waiting.result(5.0)
+    assert time.monotonic() - start < 3.0
+
+
+def test_a_listener_that_was_started_anew_says_so(line, pool):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.listener._sessions.clear()
+    line.proxy.cut()
+    with pytest.raises(session.PeerAborted, match="does not have this session"):
+        line.there.wait_for_step(1)
+    line.here.abort("done")
+
+
+def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    ending = pool.submit(line.here.close)
+    time.sleep(0.2)  # its End has come, ours has not
+    line.proxy.cut()
+    line.there.close()
+    ending.result(10.0)
+
+
+def test_a_session_cannot_be_taken_over_with_another_certificate(tmp_path, line, pool):
+    line = line(**credentials(tmp_path, True))
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    context = tls.client_contexts(tmp_path / "generator-1")()
+    opening = frames.encode(frames.Open(line.there.session_id, 2), 0, 1)
+    raw = socket.create_connection(line.listener.address)
+    with context.wrap_socket(raw, server_hostname="discriminator") as thief:
+        thief.sendall(opening[0])
+        assert thief.recv(100) == b""
+    assert any("came back with another certificate" in said for said in line.said)
+    line.here.step_done(1)
+    line.there.wait_for_step(1)
+    assert line.proxy.connections == 1
+    line.here.abort("done")
+    line.there.abort("done")
+
+
+def test_an_older_connection_does_not_replace_a_newer_one(line, pool):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    raw = socket.create_connection(line.listener.address)
+    raw.sendall(frames.encode(frames.Open(line.there.session_id, 1), 0, 1)[0])
+    assert raw.recv(100) == b""
+    assert any("connection 1 of a session at connection 1" in s for s in line.said)
+    line.here.step_done(1)
+    line.there.wait_for_step(1)
+    line.here.abort("done")
+    line.there.abort("done")
+    raw.close()
+
+
+def test_what_was_read_when_the_break_was_noticed_is_not_lost(line, pool):
+    """Both sides send and receive at once, so that writes notice breaks too."""
+    line = line()
+    sizes = (8, 300_000)
+    ends = {line.here: line.there, line.there: line.here}
+    channels = {}
+    for link in ends:
+        channels[link] = [
+            (link.sender(str(size), spec, codec.identity()),
+             link.receiver(str(size), spec, codec.identity()))
+            for size in sizes
+            for spec in [jax.ShapeDtypeStruct((size,), jnp.uint8)]
+        ]  # fmt: skip
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+
+    def send(link):
+        for step in range(150):
+            for size, (sender, _) in zip(sizes, channels[link], strict=True):
+                sender.send(step, np.full(size, step, np.uint8))
+
+    def receive(link):
+        for step in range(150):
+            for _, receiver in channels[link]:
+                assert np.all(np.asarray(receiver.recv(step)) == step)
+
+    is_done = threading.Event()
+
+    def break_it():
+        rng = random.Random(1)
+        while not is_done.wait(rng.uniform(0.01, 0.1)):
+            line.proxy.cut()
+
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        breaking = threads.submit(break_it)
+        talking = [threads.submit(do, link) for link in ends for do in (send, receive)]
+        try:
+            for each in talking:
+                each.result(60.0)
+        finally:
+            is_done.set()
+            breaking.result()
+    closing = pool.submit(line.there.close)
+    line.here.close()
+    closing.result(10.0)
+    assert line.proxy.connections > 2
+
+
+@pytest.mark.parametrize("stalled", ["listener", "connector"])
+def test_a_side_with_a_full_inbox_comes_back_as_well(line, stalled):
+    line = line(peer_timeout=1.0, reconnect_timeout=2.0)
+    ours, theirs = (
+        (line.here, line.there) if stalled == "listener" else (line.there, line.here)
+    )
+    incoming = ours.receiver("h", SPEC, codec.identity())
+    outgoing = theirs.sender("h", SPEC, codec.identity())
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    for step in range(20):
+        outgoing.send(step, value(step, 0))
+    time.sleep(0.3)
+    line.proxy.cut()
+    time.sleep(3.0)  # longer than a session may be without a connection
+    for step in range(20):
+        np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
+    line.here.abort("done")
+    line.there.abort("done")
+
+
+def test_a_first_connection_that_breaks_at_once_keeps_nobody_out(pool):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(
+            listener_lib.Listener(
+                listener_lib.listen(("127.0.0.1", 0)),
+                hello("discriminator"),
+                peer_timeout=5.0,
+                reconnect_timeout=5.0,
+                tls=None,
+                log=lambda line: None,
+            )
+        )
+        proxy = Proxy(listener.address)
+        stack.callback(proxy.close)
+        proxy.refuse()
+        coming = pool.submit(
+            bridge.connect,
+            proxy.address,
+            hello("generator:0"),
+            connect_timeout=10.0,
+            peer_timeout=5.0,
+            reconnect_timeout=5.0,
+            peer="discriminator",
+            tls=None,
+            log=lambda line: None,
+        )
+        time.sleep(0.5)
+        proxy.refuse(False)
+        here, there = listener.accept(10.0), coming.result(10.0)
+        here.abort("done")
+        there.abort("done")
+
+
+def test_silent_strangers_keep_nobody_out(pool, monkeypatch):
+    monkeypatch.setattr(listener_lib, "HANDSHAKE_SECONDS", 1.0)
+    with listener_lib.Listener(
+        listener_lib.listen(("127.0.0.1", 0)),
+        hello("discriminator"),
+        peer_timeout=5.0,
+        reconnect_timeout=0.0,
+        tls=None,
+        log=lambda line: None,
+    ) as listener:
+        strangers = [
+            socket.create_connection(listener.address)
+            for _ in range(2 * listener_lib.MAX_HANDSHAKES)
+        ]
+        coming = pool.submit(
+            bridge.connect,
+            listener.address,
+            hello("generator:0"),
+            connect_timeout=30.0,
+            peer_timeout=20.0,
+            reconnect_timeout=20.0,
+            peer="discriminator",
+            tls=None,
+        )
+        here, there = listener.accept(30.0), coming.result(5.0)
+        here.abort("done")
+        there.abort("done")
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_who_gives_up_right_after_the_welcome_is_heard(line):
+    line = line()
+    line.here.welcome(0)
+    line.here.abort("cannot restore the checkpoint")
+
+    def go_on():
+        line.there.wait_for_welcome(5.0)
+        line.there.wait_for_step(1)
+
+    with pytest.raises(session.PeerAborted, match="cannot restore the checkpoint"):
+        go_on()
+
+
+def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):
+    line = line()
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.proxy.refuse()
+    line.proxy.cut()
+    time.sleep(0.2)
+    line.here.abort("disk full")
+    line.proxy.refuse(False)
+    with pytest.raises(session.PeerAborted, match="disk full"):
+        line.there.wait_for_step(1)
+
+
+@pytest.mark.parametrize("ending", ["close", "abort", "gone"])
+def test_no_thread_is_left_behind(line, pool, ending):
+    line = line(reconnect_timeout=0.3)
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    if ending == "close":
+        closing = pool.submit(line.there.close)
+        line.here.close()
+        closing.result(5.0)
+    elif ending == "abort":
+        line.here.abort("enough")
+        line.there.abort("enough")
+    else:
+        line.proxy.refuse()
+        line.proxy.cut()
+    for link in (line.here, line.there):
+        link._driver._thread.join(5.0)
+        assert not link._driver._thread.is_alive()
+        assert link.is_over
+
+
+def test_closing_before_the_run_began_ends_both_sides(line, pool):
+    line = line(peer_timeout=1.0)
+    line.here.welcome(0)
+    while line.there._welcome is None:
+        time.sleep(0.01)
+    closing = pool.submit(line.there.close)
+    line.here.close()
+    closing.result(5.0)

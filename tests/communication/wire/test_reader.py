@@ -1,0 +1,120 @@
+"""The parser, given the same bytes in different pieces."""
+
+import numpy as np
+import pytest
+
+from nebula_jax.communication.wire import frames, reader, receive_buffer, schema
+
+LARGE = 5000  # bytes: more than the stage has
+MESSAGES = [
+    frames.Open(b"sixteen bytes id", 3),
+    frames.Hello("generator:0", "0.1", {"steps": 5}),
+    frames.Welcome(7),
+    frames.Tensor(0, 1, 2, [b"abc", b"", b"defgh"]),
+    frames.Tensor(0, 1, 3, [b"xy"], 1),
+    frames.Tensor(1, 1, 0, [np.array([2, 4], ">u8").tobytes(), b"ab", b"cdef"]),
+    frames.Tensor(2, 1, 0, [bytes(range(250)) * 20, b"end"]),
+    frames.StepDone(1),
+    frames.Abort("why"),
+]
+
+
+def made_schema():
+    made = schema.Schema()
+    made.add([[3, 0, 5], [2]], is_compressed=False)
+    made.add([[2, 100]], is_compressed=True)
+    made.add([[LARGE, 3]], is_compressed=False)
+    return made
+
+
+def joined(message, sequence=0):
+    parts = frames.encode(message, sequence, 0)
+    return b"".join(bytes(part) for part in parts)
+
+
+def parsed(pieces):
+    """What the reader makes of bytes that come in these pieces."""
+    heads, found = [], []
+    buffer = receive_buffer.ReceiveBuffer()
+    reading = reader.read(buffer, made_schema(), heads.append)
+    for piece in pieces:
+        piece = memoryview(piece)
+        while len(piece):
+            view = buffer.get_buffer()
+            count = min(len(view), len(piece))
+            view[:count] = piece[:count]
+            buffer.receive(count)
+            piece = piece[count:]
+            while (received := next(reading)) is not None:
+                found.append(received)
+    return heads, found
+
+
+def plain(message, has_table=False):
+    if not isinstance(message, frames.Tensor):
+        return message
+    buffers = [bytes(each) for each in message.buffers]
+    return message._replace(buffers=buffers[1:] if has_table else buffers)
+
+
+EXPECTED = [
+    plain(message, isinstance(message, frames.Tensor) and message.channel == 1)
+    for message in MESSAGES
+]
+STREAM = b"".join(map(joined, MESSAGES))
+SIZES = [len(joined(message)) for message in MESSAGES]
+
+
+def test_every_frame_comes_out_as_it_went_in():
+    heads, found = parsed([STREAM])
+    assert [plain(each.message) for each in found] == EXPECTED
+    assert [each.nbytes for each in found] == SIZES
+    assert [head.kind for head in heads] == [type(each) for each in MESSAGES]
+
+
+def test_a_stream_may_be_split_at_every_byte():
+    for position in range(1, len(STREAM)):
+        _, found = parsed([STREAM[:position], STREAM[position:]])
+        assert [plain(each.message) for each in found] == EXPECTED, position
+
+
+@pytest.mark.parametrize("size", [1, 2, 31, 33, 4096])
+def test_a_stream_may_come_in_pieces_of_any_size(size):
+    pieces = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
+    _, found = parsed(pieces)
+    assert [plain(each.message) for each in found] == EXPECTED
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_no_message_comes_before_its_last_byte(message):
+    _, found = parsed([joined(message)[:-1]])
+    assert not found
+
+
+REFUSED = [
+    (joined(frames.Tensor(3, 1, 0, [b"a"])), "channel 3; 3 channels are agreed"),
+    (joined(frames.Tensor(0, 1, 0, [b"a"], 2)), "option 2 on channel 0; 2 are agreed"),
+    (joined(frames.Tensor(0, 1, 0, [b"a"])), "1 bytes on channel 0; expected 8"),
+    (joined(frames.Tensor(1, 1, 0, [b"\xff" * 16])), "exceeds the schema"),
+    (frames.HEAD.pack(b"NEBL", 2, 7, 0, 0, 0, 2**63), "at most 4096"),
+    (b"GET / HTTP/1.1\r\nHost: localhost:", "begins no frame"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), REFUSED)
+def test_what_is_refused_is_refused_however_it_is_split(data, words):
+    for position in range(1, len(data)):
+        with pytest.raises(frames.FrameError, match=words):
+            parsed([data[:position], data[position:]])
+
+
+def test_a_message_out_of_place_is_refused_by_its_head_alone():
+    def refuse(head):
+        raise ValueError(head.kind)
+
+    buffer = receive_buffer.ReceiveBuffer()
+    reading = reader.read(buffer, made_schema(), refuse)
+    buffer.get_buffer()[: frames.HEAD.size] = joined(MESSAGES[6])[: frames.HEAD.size]
+    buffer.receive(frames.HEAD.size)
+    with pytest.raises(ValueError, match="Tensor"):
+        next(reading)
