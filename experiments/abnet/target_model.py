@@ -132,7 +132,7 @@ def train_head(
     """
     agreed, steps, rows = run.agreed, run.local.mlm_head_steps, text.train
     encoder_config = dataclasses.replace(model.config, dropout=0.0)
-    special = models.special_tokens(text.tokenizer)
+    special = text.tokenizer.special
     optimizer = optimizers.adam(
         optimizers.linear_decay(HEAD_RATE, HEAD_WARMUP, max(1, steps))
     )
