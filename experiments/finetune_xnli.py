@@ -18,7 +18,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime import devices, run_folder
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
@@ -32,7 +32,7 @@ def main() -> int:
             raise errors.SettingsError("--eval_only and --run=FOLDER go together")
         run = config.from_flags()
         config.check(run)
-        shared_flags.simulate_devices(run.local)
+        devices.simulate(run.local.devices_per_cluster)
         with run_folder.lock(run.local.workdir):
             return train.train(run)
     # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
@@ -40,7 +40,7 @@ def main() -> int:
     shared_flags.parse_run(earlier, "finetune_xnli")
     run = config.with_agreed(config.from_flags(), dataset=dataset)
     config.check(run)
-    shared_flags.simulate_devices(run.local)
+    devices.simulate(run.local.devices_per_cluster)
     split, out = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))
     return evaluate.evaluate(run, split, out)
 

@@ -24,18 +24,25 @@ from absl import flags
 from experiments import shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
 from nebula_jax import errors
-from nebula_jax.runtime import checkpoints, connect, launcher, process, run_folder
+from nebula_jax.runtime import (
+    checkpoints,
+    connect,
+    devices,
+    launcher,
+    process,
+    run_folder,
+)
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 
 
 def main() -> int:
-    """Does what --cluster says."""
+    """Runs the part that --cluster names."""
     run = config.from_flags()
     cluster = run.local.cluster
     connect.check_role(run.local.connection(), cluster, "discriminator", "generator")
-    shared_flags.simulate_devices(run.local)
+    devices.simulate(run.local.devices_per_cluster)
     config.check(run)
     match cluster.split(":"):
         case ["all" | "whole"]:

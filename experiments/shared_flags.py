@@ -14,12 +14,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import jax
 from absl import app, flags, logging
 
 from nebula_jax import errors
 from nebula_jax.models import transformer
-from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import connect, process, report
 
 # What a process is, and where its files are.
@@ -147,7 +145,7 @@ class Agreed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process of any run has its files and devices."""
+    """Files and devices of a process of any run."""
 
     workdir: pathlib.Path
     """The run's folder."""
@@ -203,7 +201,7 @@ class Local(Place):
 
 
 class Run(Protocol):
-    """What an experiment passes on: both halves of its configuration."""
+    """A configuration as an experiment passes it on: both halves."""
 
     agreed: Any
     local: Any
@@ -315,64 +313,6 @@ def parse_run(folder: str, module: str) -> pathlib.Path:
             f"{path} is of no run of {module}: {reason}"
         ) from None
     return pathlib.Path(folder)
-
-
-def check_devices(agreed: Agreed, place: Place, parts: int = 1) -> None:
-    """Raises errors.SettingsError if a batch cannot be spread evenly over the devices.
-
-    Args:
-      agreed: of the run.
-      place: of this process.
-      parts: micro-batches of a batch.
-    """
-    devices, shared_by = place.devices_per_cluster, place.model_parallel
-    if agreed.batch_size % parts:
-        raise errors.SettingsError(
-            f"--micro_batches={parts} does not divide --batch_size={agreed.batch_size}"
-        )
-    if devices % shared_by:
-        raise errors.SettingsError(
-            f"--model_parallel={shared_by} does not divide"
-            f" --devices_per_cluster={devices}"
-        )
-    if devices:
-        _check_rows(agreed, devices // shared_by, parts)
-
-
-def _check_rows(agreed: Agreed, replicas: int, parts: int) -> None:
-    if agreed.batch_size // parts % replicas:
-        what = f"--batch_size={agreed.batch_size}"
-        if parts > 1:
-            what = f"a micro-batch of {agreed.batch_size // parts} ({what}"
-            what += f", --micro_batches={parts})"
-        raise errors.SettingsError(f"{what} does not divide over {replicas} devices")
-
-
-def simulate_devices(place: Place) -> None:
-    """Makes as many CPU devices as wanted; to be called before JAX is used."""
-    if place.devices_per_cluster:
-        jax.config.update("jax_num_cpu_devices", place.devices_per_cluster)
-
-
-def mesh(agreed: Agreed, place: Place, parts: int = 1) -> jax.sharding.Mesh:
-    """Returns this cluster's devices as a mesh.
-
-    Args:
-      agreed: of the run.
-      place: of this process.
-      parts: micro-batches of a batch.
-
-    Raises:
-      errors.SettingsError: if there are fewer, or a batch cannot be spread over them.
-    """
-    devices, wanted = jax.devices(), place.devices_per_cluster
-    if wanted > len(devices):
-        raise errors.SettingsError(
-            f"--devices_per_cluster={wanted}: this machine has {len(devices)}"
-        )
-    found = mesh_lib.make_mesh(devices[: wanted or None], place.model_parallel)
-    _check_rows(agreed, found.shape["data"], parts)
-    return found
 
 
 def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> None:

@@ -36,7 +36,7 @@ from experiments.abnet import (
     whole,
 )
 from nebula_jax import errors
-from nebula_jax.runtime import checkpoints, connect, launcher, run_folder
+from nebula_jax.runtime import checkpoints, connect, devices, launcher, run_folder
 
 CLUSTERS = ("target", "source")  # the first one listens
 
@@ -57,7 +57,7 @@ def main() -> int:
         scaled_wan.without(run.local).connection(), cluster, "target", "source"
     )
     config.check(run)
-    shared_flags.simulate_devices(run.local)
+    devices.simulate(run.local.devices_per_cluster)
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):
             return _run_here(run)

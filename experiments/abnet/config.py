@@ -10,6 +10,7 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.communication import codecs
 from nebula_jax.models import abnet
+from nebula_jax.runtime import devices
 
 # The text.
 flags.DEFINE_string(
@@ -281,7 +282,10 @@ def check(run: Run) -> None:
     _check_buckets(agreed.length_buckets)
     codecs.from_string(agreed.forward_codec)
     codecs.from_string(agreed.backward_codec)
-    shared_flags.check_devices(agreed, local, agreed.micro_batches)
+    devices.check(
+        *(agreed.batch_size, local.devices_per_cluster),
+        *(local.model_parallel, agreed.micro_batches),
+    )
     if local.cluster not in ("all", "whole"):
         side_dir(local)
     elif local.side_dir:

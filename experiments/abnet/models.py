@@ -12,7 +12,6 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments import shared_flags
 from experiments.abnet import config
 from nebula_jax import errors, files
 from nebula_jax.communication import codecs
@@ -20,7 +19,7 @@ from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.runtime import process
+from nebula_jax.runtime import devices, process
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut, optimizers
 from nebula_jax.training import state as train_state
@@ -184,7 +183,10 @@ def _half(
 
 def _mesh(run: config.Run) -> Mesh:
     """Returns this cluster's devices, over which a micro-batch is spread."""
-    return shared_flags.mesh(run.agreed, run.local, run.agreed.micro_batches)
+    return devices.mesh(
+        *(run.agreed.batch_size, run.local.devices_per_cluster),
+        *(run.local.model_parallel, run.agreed.micro_batches),
+    )
 
 
 def is_trained_source(local: config.Local) -> cut.IsTrained:

@@ -16,7 +16,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import config_json, packages
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.runtime import process
+from nebula_jax.runtime import devices, process
 from nebula_jax.training import m3, masking
 
 flags.DEFINE_string(
@@ -132,9 +132,9 @@ class Agreed(shared_flags.Agreed):
     generator_size: str
     discriminator_size: str
     generator_layers: int
-    """Of --hot_start; 0 for a quarter."""
+    """First layers of --hot_start; 0 for a quarter."""
     discriminator_layers: int
-    """Of --hot_start; 0 for all."""
+    """First layers of --hot_start; 0 for all."""
     max_length: int
     """L, tokens."""
     dtype: str
@@ -152,11 +152,11 @@ class Agreed(shared_flags.Agreed):
     warmup_steps: int
     weight_decay: float
     clip_norm: float
-    """Of each model's gradient; 0 for none."""
+    """Largest global norm of a model's gradient; 0 for no clipping."""
     eval_every: int
     """Steps."""
     eval_batches: int
-    """Of each language."""
+    """Batches of each language."""
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of each generator."""
@@ -215,7 +215,7 @@ def with_local(run: Run, **changes: Any) -> Run:
 def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
-    shared_flags.check_devices(agreed, local)
+    devices.check(agreed.batch_size, local.devices_per_cluster, local.model_parallel)
     if not local.hot_start:
         for name in ("generator_layers", "discriminator_layers"):
             if layers := getattr(agreed, name):

@@ -4,13 +4,19 @@ import functools
 
 import jax
 
-from experiments import shared_flags
 from experiments.m3 import config, data, export, models
 from nebula_jax.communication import codecs
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, connect, process, progress, run_folder
+from nebula_jax.runtime import (
+    checkpoints,
+    connect,
+    devices,
+    process,
+    progress,
+    run_folder,
+)
 from nebula_jax.training import m3
 
 
@@ -21,7 +27,9 @@ def train(run: config.Run) -> int:
     vocabulary = data.vocabulary(local)
     made = models.load(run, vocabulary)
 
-    mesh = shared_flags.mesh(agreed, local)
+    mesh = devices.mesh(
+        agreed.batch_size, local.devices_per_cluster, local.model_parallel
+    )
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.discriminator_init(mesh, made, agreed.seed)
     train_step = mesh_lib.jit_step(

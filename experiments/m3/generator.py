@@ -7,12 +7,11 @@ import functools
 
 import jax
 
-from experiments import shared_flags
 from experiments.m3 import config, data, models
 from nebula_jax.communication import codecs
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, connect, process, progress
+from nebula_jax.runtime import checkpoints, connect, devices, process, progress
 from nebula_jax.training import m3
 
 
@@ -24,7 +23,9 @@ def train(run: config.Run, index: int) -> int:
     text = data.GeneratorText(run, index, vocabulary)
     made = models.load(run, vocabulary)
 
-    mesh = shared_flags.mesh(agreed, local)
+    mesh = devices.mesh(
+        agreed.batch_size, local.devices_per_cluster, local.model_parallel
+    )
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
     train_step = mesh_lib.jit_step(

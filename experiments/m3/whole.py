@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 
-from experiments import shared_flags
 from experiments.m3 import config, data, export, models
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, process, progress, run_folder
+from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
 from nebula_jax.training import m3
 
 
@@ -25,7 +24,9 @@ def train(run: config.Run) -> int:
     texts = [data.GeneratorText(run, k, vocabulary) for k in range(len(groups))]
     made = models.load(run, vocabulary)
 
-    mesh = shared_flags.mesh(agreed, local)
+    mesh = devices.mesh(
+        agreed.batch_size, local.devices_per_cluster, local.model_parallel
+    )
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.whole_init(mesh, made, agreed.seed, len(groups))
     train_step = mesh_lib.jit_step(

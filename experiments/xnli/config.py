@@ -11,6 +11,7 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
+from nebula_jax.runtime import devices
 from nebula_jax.training import optimizers
 
 flags.DEFINE_string(
@@ -153,7 +154,7 @@ class Agreed(shared_flags.Agreed):
     max_train_pairs: int | None
     """None for all."""
     max_test_pairs: int
-    """Of each language; 0 for all."""
+    """Test pairs of each language; 0 for all."""
     length_buckets: tuple[int, ...]
     """Tokens of a row, ascending."""
     trim_vocabulary: bool
@@ -168,7 +169,7 @@ class Agreed(shared_flags.Agreed):
     """Share of all steps."""
     layer_decay: float
     clip_norm: float
-    """Of the gradient; 0 for none."""
+    """Largest global norm of the gradient; 0 for no clipping."""
     eval_every: int
     """Steps."""
     checkpoint_selection: str
@@ -224,7 +225,10 @@ def with_epochs(run: Run, steps_per_epoch: int) -> Run:
 
 def check(run: Run) -> None:
     """Raises errors.SettingsError at what cannot work, before anything starts."""
-    shared_flags.check_devices(run.agreed, run.local)
+    devices.check(
+        *(run.agreed.batch_size, run.local.devices_per_cluster),
+        run.local.model_parallel,
+    )
     lengths = run.agreed.length_buckets
     is_ascending = list(lengths) == sorted(set(lengths))
     if not lengths or not is_ascending or lengths[0] < 6 or len(lengths) > 250:

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import shared_flags
 from experiments.xnli import config, data, models, report, restored
 from nebula_jax.data import length_buckets, nli
 from nebula_jax.models import classifier
-from nebula_jax.runtime import process
+from nebula_jax.runtime import devices, process
 from nebula_jax.runtime import report as run_report
 
 
@@ -90,7 +89,10 @@ def evaluate(run: config.Run, split: str, predictions_dir: str) -> int:
     whole = trained.with_trained_rows(model)
     text = data.read(run, {split: languages}, whole, tokenizer)
     shape = models.describe(run, text)
-    mesh = shared_flags.mesh(run.agreed, run.local)
+    mesh = devices.mesh(
+        *(run.agreed.batch_size, run.local.devices_per_cluster),
+        run.local.model_parallel,
+    )
     fresh = classifier.init(shape, jax.random.key(0), text.model)
     params, _ = models.place(mesh, trained.as_classifier_params(fresh))
     predict, parts = models.predictor(run, shape, mesh), text.parts[split]

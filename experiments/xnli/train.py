@@ -15,7 +15,7 @@ from experiments.xnli import selection as selection_lib
 from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, process, progress, run_folder
+from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
 from nebula_jax.runtime import report as run_report
 from nebula_jax.training import classification, cut
 
@@ -37,7 +37,9 @@ def train(run: config.Run) -> int:
     )
     shared_flags.write_run_flags(local.workdir, run)
 
-    mesh = shared_flags.mesh(agreed, local)
+    mesh = devices.mesh(
+        agreed.batch_size, local.devices_per_cluster, local.model_parallel
+    )
     batch_at = mesh_lib.batch_sharding(mesh)
     shape = models.describe(run, text)
     optimizer = config.optimizer(agreed, shape.encoder.layers)

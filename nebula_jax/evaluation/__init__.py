@@ -1,1 +1,1 @@
-"""How good a model is, on text it was not trained on."""
+"""Figures of a model on text it was not trained on."""

@@ -100,8 +100,8 @@ def follow(
       start: the step that the run goes on after.
       last: of the run, unless the leader names an earlier one.
       window: how many steps this cluster may be ahead.
-      stop_requested: True once the run should end; the leader is then asked for a last
-        step that all clusters can reach.
+      stop_requested: True once the run should end; the leader then names a last step
+        that all clusters can reach.
     """
     step = start
     while step < last:

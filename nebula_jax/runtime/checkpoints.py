@@ -14,7 +14,7 @@ def _nothing() -> None:
 
 
 class Checkpoints:
-    """What a cluster has saved so far, and where it saves more.
+    """A cluster's checkpoints: those it has, and where it saves more.
 
     saved = Checkpoints(workdir, "generator:0", settings, every=100)
     state, position = saved.restore(start, fresh)

@@ -1,4 +1,4 @@
-"""How the clusters of a run meet: one listens, the others dial.
+"""The meeting of a run's clusters: one listens, the others dial.
 
 with connect.dial(settings, hello, peer="discriminator") as link: ...
 with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: ...
@@ -28,7 +28,7 @@ Check = Callable[[frames.Hello], None]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How one cluster reaches the others. Each field is the flag of its name."""
+    """Addresses, TLS, line and timeouts of one cluster; fields are named like flags."""
 
     listen: str = "127.0.0.1:0"
     """HOST:PORT where the listener waits."""

@@ -1,4 +1,4 @@
-"""How a cluster's training goes: means between log lines, totals for its summary."""
+"""Progress of a cluster: means between log lines, totals for its summary."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from nebula_jax.training import metrics
 
 
 class Traffic(NamedTuple):
-    """What a cluster's links have done since the process started."""
+    """Traffic of a cluster's links since the process started."""
 
     sent: int = 0
     """Bytes."""

@@ -1,4 +1,4 @@
-"""What a person sees of several clusters: their progress lines and messages."""
+"""The progress lines and messages of several clusters, on one screen."""
 
 from collections.abc import Sequence
 

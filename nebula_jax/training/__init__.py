@@ -1,1 +1,1 @@
-"""Layer 1, training optimisation: objectives, and where a model is cut."""
+"""Layer 1, training optimization: objectives, and where a model is cut."""

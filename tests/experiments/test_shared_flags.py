@@ -16,6 +16,7 @@ from experiments import shared_flags
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax import errors
+from nebula_jax.runtime import devices
 
 ROOT = pathlib.Path(shared_flags.__file__).parents[1]
 CONFIGS = {"pretrain_m3": m3_config, "finetune_xnli": xnli_config}
@@ -157,4 +158,7 @@ def test_the_runs_folder_is_named_after_its_flagfile(monkeypatch):
 def test_devices_that_cannot_share_a_batch_are_refused(given, parts, words):
     run = configured.run(m3_config, **given)
     with pytest.raises(errors.SettingsError, match=re.escape(words)):
-        shared_flags.check_devices(run.agreed, run.local, parts)
+        devices.check(
+            *(run.agreed.batch_size, run.local.devices_per_cluster),
+            *(run.local.model_parallel, parts),
+        )
