@@ -61,3 +61,15 @@ def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     found = classification.predict(config, cut.merge(state.params, frozen), IDS)
     np.testing.assert_array_equal(found.argmax(-1), LABELS)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_step_moves_nothing_between_host_and_device(made):
+    config, params = made
+    optimizer = optax.sgd(0.1)
+    state = train_state.create(params, optimizer, jax.random.key(1))
+    step = jax.jit(functools.partial(classification.step, config, optimizer))
+    batch = jax.device_put((IDS, LABELS))
+    state, _ = step(state, {}, *batch)
+    with jax.transfer_guard("disallow"):
+        state, _ = step(state, {}, *batch)
+    assert state.step == 2

@@ -288,3 +288,20 @@ def test_what_is_sent_is_the_formulas_size():
     bits = tokens * (18 + 1) + 2048 * 79 * 18
     assert codec.nbytes(payload) == bits // 8
     assert bits / 1e6 == pytest.approx(22.8, abs=0.1)
+
+
+def test_a_step_moves_nothing_between_host_and_device():
+    """Once its state and its batch are there: what a loop pays for is in the loop."""
+    state = (m3.init_generator(CONFIG, 0, 0), m3.init_discriminator(CONFIG, 0))
+    batch = jax.device_put(text(0))
+    generator_step = jax.jit(functools.partial(m3.generator_step, CONFIG))
+    discriminator_step = jax.jit(functools.partial(m3.discriminator_step, CONFIG))
+
+    def step(generator, discriminator):
+        generator, tokens, _ = generator_step(generator, batch)
+        return generator, discriminator_step(discriminator, [tokens])[0]
+
+    state = step(*state)
+    with jax.transfer_guard("disallow"):
+        state = step(*state)
+    assert all(each.step == 2 for each in state)
