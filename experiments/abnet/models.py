@@ -81,10 +81,10 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
         )
     tokenizer = tokenizers.load(folder)
     pretrained.check_tokenizer(model, tokenizer)
-    files = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    tensors = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    digest = files.digest_of([tokenizer.digest, *files, layers])
+    digest = files.digest_of([tokenizer.digest, *tensors, layers])
     return Plm(model, tokenizer, digest)
 
 

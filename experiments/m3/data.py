@@ -163,7 +163,7 @@ def vocabulary(local: config.Local) -> vocabularies.Vocabulary:
 
 
 class GeneratorText:
-    """What one generator reads: an endless stream to train on, and held-out lines."""
+    """The text of one generator: an endless stream to train on, and held-out lines."""
 
     def __init__(
         self, run: config.Run, index: int, vocabulary: vocabularies.Vocabulary

@@ -153,7 +153,7 @@ class Agreed(shared_flags.Agreed):
     max_train_pairs: int | None
     """None for all."""
     max_test_pairs: int
-    """Of each language; 0 for all."""
+    """Pairs of each language; 0 for all."""
     length_buckets: tuple[int, ...]
     """Tokens of a row, ascending."""
     trim_vocabulary: bool
@@ -168,7 +168,7 @@ class Agreed(shared_flags.Agreed):
     """Share of all steps."""
     layer_decay: float
     clip_norm: float
-    """Of the gradient; 0 for none."""
+    """Largest norm of the gradient; 0 for none."""
     eval_every: int
     """Steps."""
     checkpoint_selection: str
