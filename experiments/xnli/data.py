@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 class Text(NamedTuple):
-    """All pairs of a run, and a model that knows their pieces."""
+    """All pairs of a run, and a model with their pieces."""
 
     model: pretrained.Pretrained
     tokenizer: tokenizers.Tokenizer

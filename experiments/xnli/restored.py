@@ -1,4 +1,4 @@
-"""What a fine-tuning run trained, put back into the encoder that it began with.
+"""The trained parameters of a run, put back into the encoder that it began with.
 
 V pieces of the whole model, K of them kept for the run.
 """

@@ -42,7 +42,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
 class Listener:
     """A thread that takes connections.
 
-    It gives those of known sessions to their links, and drops strangers. It has to stay
+    It gives those of known sessions to their links, and drops others. It has to stay
     open for as long as its links live.
     """
 

@@ -27,9 +27,9 @@ class Bleu(NamedTuple):
     score: float
     """0 to 100."""
     signature: str
-    """sacrebleu's own; without it a BLEU says little."""
+    """sacrebleu's signature, without which a BLEU means little."""
     precisions: tuple[float, ...]
-    """Of 1- to 4-grams, in percent, after smoothing."""
+    """Precisions of 1- to 4-grams, in percent, after smoothing."""
     brevity_penalty: float
     """At most 1."""
     hypothesis_length: int

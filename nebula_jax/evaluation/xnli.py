@@ -16,7 +16,7 @@ languages that guess, one in 50 tables would have one beyond it."""
 
 
 class Score(NamedTuple):
-    """How a classifier did on the examples of one language."""
+    """The score of a classifier on the examples of one language."""
 
     correct: int
     total: int
@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """What always saying the commonest label would have."""
+        """Accuracy of always predicting the most frequent label."""
         return max(self.labels) / self.total
 
 
@@ -52,13 +52,13 @@ def average(accuracies: Mapping[str, float]) -> float:
 
 
 def is_at_chance(of: Score) -> bool:
-    """Whether it may as well be a guess, by the spread of N guesses."""
+    """Returns True if it may as well be a guess, by the spread of N guesses."""
     spread = (of.chance * (1 - of.chance) / of.total) ** 0.5
     return of.accuracy <= of.chance + SURE * spread
 
 
 def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
-    """What a person should know of a table, in words.
+    """Returns warnings about a table, in words.
 
     Args:
       scores: language -> score.

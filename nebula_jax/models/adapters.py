@@ -1,6 +1,6 @@
 """ABNet's adapters: the trained modules between frozen layers (eq. 12, 13; Fig. 5).
 
-The paper says between "each sub-layer"; its equations and ABNet's code have one adapter
+The paper has "each sub-layer"; its equations and ABNet's code have one adapter
 after each whole layer, that is, after the layer norm of its feed-forward part.
 
 The output kernels of an adapter are initialized as Xavier times `output_scale`; ABNet's

@@ -37,7 +37,7 @@ def save(
 
     Args:
       folder: of this cluster's checkpoints.
-      step: optimisation steps taken.
+      step: optimization steps taken.
       state: pytree of arrays.
       about: metadata, JSON values that `restore` returns: data position, settings.
       keep: how many to keep.

@@ -1,8 +1,7 @@
 """Scenario I, M3: K generators, each with its own text, and one discriminator.
 
-Section 3.1, Fig. 4. `generator_step` and `discriminator_step` are the two sides of the
-cut; only `Tokens` pass between them. `whole_step` is the same computation uncut, one
-gradient of eq. 11: the reference that the split run must equal.
+Section 3.1, Fig. 4. Between `generator_step` and `discriminator_step` pass only Tokens.
+`whole_step` is the same uncut, one gradient of eq. 11: the split run must equal it.
 
 B batch, L length, V vocabulary, M mask capacity (see `training.masking`), K generators.
 """
@@ -29,7 +28,7 @@ class Config:
     generator: transformer.Config
     discriminator: transformer.Config
     steps: int
-    """Optimisation steps; the learning rate is 0 at the last."""
+    """Optimization steps; the learning rate is 0 at the last."""
     mask_rate: float = 0.15
     """Share of tokens that are masked."""
     mask_policy: str = "electra"
@@ -44,8 +43,7 @@ class Config:
     """Peak, section 4.1."""
     warmup_steps: int = 10_000
     """Section 4.1."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay; the paper names none."""
+    weight_decay: float = 0.0  # decoupled; the paper names none
     clip_norm: float = 1.0
     """Largest norm of each model's gradient; the paper names none, ELECTRA has 1."""
 

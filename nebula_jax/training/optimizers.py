@@ -15,7 +15,7 @@ def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Sche
     """Rises from 0 to `peak` over the warm-up, then falls linearly to 0 at the end.
 
     (ELECTRA's code multiplies the warm-up onto an already decaying rate; the paper
-    says linear decay with 10k warm-up steps, which is this.)
+    has linear decay with 10k warm-up steps, which is this.)
     """
     warmup_steps = min(warmup_steps, total_steps)
     return optax.join_schedules(

@@ -105,7 +105,7 @@ def test_the_fake_token_rate_is_told_from_the_first_step(split):
     assert [each["step"] for each in summary["held_out"]] == [0, 2]
     for each in summary["held_out"]:
         assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
-    assert "fakes at step 0" in split[1]
+    assert "Held-out text after step 2 (in brackets: 0;" in split[1]
 
 
 def test_the_discriminator_leaves_its_encoder(split, checkpoint):
