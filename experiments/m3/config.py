@@ -97,7 +97,7 @@ flags.DEFINE_enum(
     "mask_policy",
     "electra",
     list(masking.POLICIES),
-    "What stands at masked positions: mask (always [MASK]), electra (15 % kept), bert"
+    "Pieces at masked positions: mask (always [MASK]), electra (15 % kept), bert"
     " (10 % random, 10 % kept).",
 )
 flags.DEFINE_float(

@@ -29,8 +29,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"), cache)
+    return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"))
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +246,7 @@ def in_line(split, number, old, new):
     ("damage", "words"),
     [
         (no_checkpoint, "config.json: No such file"),
-        (other_config, "not as config.json says"),
+        (other_config, "not of the shape in config.json"),
         (truncated_tensors, "model.safetensors"),
         (missing_tensor, "missing: embeddings.word_embeddings.weight"),
         (other_tokenizer, "a tokenizer of 53 pieces is not that of a model of 44"),

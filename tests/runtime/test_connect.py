@@ -1,0 +1,101 @@
+import re
+import threading
+
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge
+from nebula_jax.communication.wire import frames
+from nebula_jax.runtime import connect
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"connect_timeout": 0.0}, "--connect_timeout=0: must be above 0 seconds"),
+        ({"peer_timeout": float("inf")}, "--peer_timeout=inf: must be above 0"),
+        ({"reconnect_timeout": -1.0}, "--reconnect_timeout=-1: must not be negative"),
+        ({"wan": "fast"}, "cannot read 'fast'"),
+        ({"listen": "h:99999"}, "--listen=h:99999: expected HOST:PORT"),
+        ({"peer": "nowhere"}, "--peer=nowhere: expected HOST:PORT"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values, words):
+    with pytest.raises(errors.NebulaError, match=re.escape(words)):
+        connect.Settings(**values)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "values", "words"),
+    [
+        ("g:0", {}, "--cluster=g:0 needs --peer=HOST:PORT of the d"),
+        ("all", {"peer": "h:1"}, "--peer is for a g, not for --cluster=all"),
+        ("d", {"peer": "h:1"}, "--peer is for a g"),
+        ("d", {}, "--cluster=d needs --listen=HOST:PORT"),
+        ("g:0", {"peer": "h:1", "tls": "auto"}, "needs --tls=FOLDER with its"),
+        ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),
+        ("all", {}, None),
+        ("d", {"listen": "h:1"}, None),
+        ("g:0", {"peer": "h:1"}, None),
+    ],
+)
+def test_a_cluster_must_have_what_it_needs_to_meet_the_others(cluster, values, words):
+    settings = connect.Settings(**values)
+    if words is None:
+        connect.check_role(settings, cluster, "d", "g")
+        return
+    with pytest.raises(errors.NebulaError, match=re.escape(words)):
+        connect.check_role(settings, cluster, "d", "g")
+
+
+def test_hosts_may_be_in_brackets():
+    assert connect.host_and_port("peer", "[::1]:70") == ("::1", 70)
+
+
+def hello(name, steps=9):
+    return frames.Hello(name, "1", {"--steps": steps}, ())
+
+
+def meet(names, wanted, steps=9):
+    """Lets clusters dial a listener that waits for `wanted`; returns their names."""
+    with connect.listening_socket(connect.Settings()) as probe:
+        port = probe.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+
+    def dial(name):
+        settings = connect.Settings(peer=address, connect_timeout=20)
+        try:
+            with connect.dial(settings, hello(name, steps), peer="d") as link:
+                link.wait_for_welcome(20)
+        except errors.NebulaError:
+            pass  # the listener's own error is what is tested
+
+    threads = [threading.Thread(target=dial, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        settings = connect.Settings(listen=address, connect_timeout=20)
+        with connect.listen(settings, hello("d"), wanted) as links:
+            for link in links:
+                link.welcome(0)
+            return [link.peer.cluster for link in links]
+    finally:
+        for thread in threads:
+            thread.join(30)
+
+
+def test_links_are_in_the_order_that_was_wanted():
+    assert meet(["g:1", "g:0"], ["g:0", "g:1"]) == ["g:0", "g:1"]
+
+
+def test_a_cluster_that_was_not_expected_is_refused():
+    with pytest.raises(bridge.Mismatch, match="g:7 came, but was not expected"):
+        meet(["g:7"], ["g:0"])
+
+
+def test_who_did_not_come_is_named():
+    settings = connect.Settings(connect_timeout=0.2)
+    words = "g:0, g:1 did not come within 0.2 s (--connect_timeout)"
+    refused = pytest.raises(bridge.ConnectError, match=re.escape(words))
+    with refused, connect.listen(settings, hello("d"), ["g:0", "g:1"]):
+        pass

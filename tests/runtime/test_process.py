@@ -1,0 +1,63 @@
+import os
+import signal
+
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication.wire import session
+from nebula_jax.runtime import process
+
+
+@pytest.fixture
+def interrupt():
+    """An installed one; signals are as they were afterwards."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield process.Interrupt().install()
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_a_request_while_there_is_something_to_save(
+    interrupt, number, capsys
+):
+    interrupt.is_graceful = True
+    assert not interrupt.requested()
+    os.kill(os.getpid(), number)
+    assert interrupt.requested()
+    assert interrupt.exit_status("finetune", 3, 9) == 128 + number
+    message = "finetune: stopped after step 3; the same command goes on\n"
+    assert capsys.readouterr().err == message
+    assert interrupt.exit_status("finetune", 9, 9) == 0
+
+
+def test_who_stops_for_a_peer_has_a_status_of_its_own():
+    status = process.Interrupt().exit_status("finetune", 3, 9)
+    assert status == process.STOPPED_BY_PEER
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (errors.SettingsError("--steps=x: no"), 2, "error: --steps=x: no"),
+        (errors.NebulaError("no text"), 1, "error: no text"),
+        (OSError("disk full"), 1, "error: disk full"),
+        (session.PeerGone("gone"), process.ENDED_BY_PEER, "error: gone"),
+        (session.PeerAborted("bad"), process.ENDED_BY_PEER, "error: bad"),
+        (KeyboardInterrupt(), 130, "interrupted before training began"),
+    ],
+)
+def test_an_error_is_one_line_and_a_status(capsys, error, status, line):
+    def main():
+        raise error
+
+    assert process.guarded(main) == status
+    assert capsys.readouterr().err == line + "\n"
+    assert process.guarded(lambda: 7) == 7
+
+
+def test_what_a_person_waits_for_is_timed(capsys):
+    with process.timed("reading"):
+        pass
+    assert capsys.readouterr().err == "reading: 0.0 s\n"
