@@ -182,10 +182,10 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
         for way in ("sent ", "received ")
     )
     # Buckets of the source's rows; two buckets of hidden states; dev and test.
-    assert sent.keys() == {"buckets", "hidden[8]", "hidden[16]", "judged"}
+    assert sent.keys() == {"buckets", "hidden[8]", "hidden[16]", "evaluation"}
     assert sent["buckets"][0] == 1
     assert sent["hidden[8]"][0] + sent["hidden[16]"][0] == 2 * STEPS
-    assert sent["judged"][0] == 2
+    assert sent["evaluation"][0] == 2
     # Lengths, once; two buckets of gradients.
     assert back.keys() == {"lengths", "gradient[8]", "gradient[16]"}
     head = frames.HEAD.size + frames.Tensor.LAYOUT.size
