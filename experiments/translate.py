@@ -74,8 +74,8 @@ class Translator:
         self._task = models.make_task(
             agreed,
             translator,
-            models.special_tokens(self._source.tokenizer),
-            models.special_tokens(self._target.tokenizer),
+            self._source.tokenizer.special,
+            self._target.tokenizer.special,
         )
         trained, self.step = trained_params(local.workdir, step)
         fresh = (

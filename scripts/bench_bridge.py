@@ -44,7 +44,7 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.runtime import process, report
-from nebula_jax.security import tls
+from nebula_jax.security import certificates
 from scripts.bench import config as bench_config
 from scripts.bench import report as bench_report
 from scripts.bench import transports
@@ -133,7 +133,7 @@ def started(names: Sequence[str], line: str = "", netns: str = "") -> Iterator[B
     sizes = [*SIZES.values(), worker.SMALL]
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         path = pathlib.Path(folder)
-        tls.issue_for_run(path, pair_lib.OWNERS.values())
+        certificates.issue_for_run(path, pair_lib.OWNERS.values())
         done = False
         try:
             for name in names:

@@ -3,8 +3,9 @@
     python -m scripts.issue_certificates --out=credentials --clusters=discriminator,generator:0,generator:1
 
 Each cluster gets a folder of its own: carry it to that cluster's machine by a way you
-trust, delete it here, and start the cluster with --tls=FOLDER. The authority's own key
-is forgotten, so nobody can add a cluster later: make them all at once.
+trust, delete it here, and start the cluster with --tls=FOLDER. Certificates are valid
+for a year. The authority's key is not kept, so no cluster can be added and no certificate
+renewed: make them all at once.
 """  # noqa: E501
 
 import pathlib
@@ -13,7 +14,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.security import tls
+from nebula_jax.security import certificates, tls
 
 flags.DEFINE_list(
     "clusters", [], "Names of the clusters, such as discriminator,generator:0."
@@ -29,7 +30,7 @@ def main() -> int:
     out = pathlib.Path(given)
     if out.exists():
         raise errors.SettingsError(f"--out={out} is there already")
-    tls.issue_for_run(out, clusters)
+    certificates.issue_for_run(out, clusters)
     for cluster in clusters:
         print(f"{cluster}: --tls={out / tls.certificate_name(cluster)}")
     return 0

@@ -1,14 +1,61 @@
-"""Four host devices for every test, so that sharding is tested without a cluster."""
+"""What every test has: four host devices, JAX's checks, and a cache of programs.
+
+Settings are environment variables, so that the processes that tests start have them.
+"""
 
 import os
+import pathlib
+import shutil
+
+import pytest
 
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=4",
+        "--xla_force_host_platform_device_count=4",  # sharding without a cluster
         # Most of a test's time is compilation of programs that run a few times.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
     ]
 )
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ |= {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+    # From host to device stays "allow": "disallow" refuses `x + 1` and `jnp.zeros(3)`
+    # outside of jit. Tests of the training steps turn it on around a step.
+    "JAX_TRANSFER_GUARD_DEVICE_TO_HOST": "disallow",
+    "JAX_TRANSFER_GUARD_DEVICE_TO_DEVICE": "disallow",
+}
+
+# Programs that an earlier run compiled, or another process of this one. JAX writes an
+# entry in place: one that a killed process left half-written, or that is read too soon,
+# is compiled again, with a warning.
+_USER_CACHE = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+_PROGRAMS = pathlib.Path(_USER_CACHE) / "nebula_jax" / "compiled_tests"
+_MOST_BYTES = 2 * 2**30  # entries of code that has changed since are never used again
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_PROGRAMS))
+os.environ |= {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def pytest_sessionstart(session):
+    """Empties the cache when it has grown large; before any worker begins."""
+    if hasattr(session.config, "workerinput") or not _PROGRAMS.is_dir():
+        return
+    if sum(path.stat().st_size for path in _PROGRAMS.iterdir()) > _MOST_BYTES:
+        shutil.rmtree(_PROGRAMS, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_key_is_used_twice(request):
+    """Makes it an error, except in tests marked `reuses_keys`.
+
+    A cut model's front gets the same key for all micro-batches and steps, since dropout
+    is drawn per example; so processes that tests start do without the check.
+    """
+    import jax  # not before the environment is set
+
+    with jax.debug_key_reuse(not request.node.get_closest_marker("reuses_keys")):
+        yield

@@ -18,7 +18,7 @@ import numpy as np
 from experiments.abnet import config, data
 from nebula_jax.communication import channels
 from nebula_jax.communication.wire import session
-from nebula_jax.evaluation import bleu, decode
+from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
 from nebula_jax.models import abnet
 from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import abnet as abnet_training
@@ -104,7 +104,7 @@ def translate(
     params: Any,
     encoded: abnet.Encoded,
     mask: jax.Array,
-) -> decode.Translations:
+) -> hypotheses.Translations:
     """Translates by beam search or mask-predict, as the objective is; to be jitted.
 
     Args:
@@ -116,8 +116,8 @@ def translate(
     """
     arguments = (task.config, params, encoded, mask, task.target_controls)
     if agreed.objective == "ar":
-        return decode.translate_ar(*arguments, beams=agreed.beams)
-    return decode.translate_cmlm(
+        return abnet_translate.by_beam_search(*arguments, beams=agreed.beams)
+    return abnet_translate.by_mask_predict(
         *arguments, candidates=agreed.beams, iterations=agreed.iterations
     )
 

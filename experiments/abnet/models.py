@@ -73,18 +73,18 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
         positions than the longest row has tokens.
     """
     agreed, longest = run.agreed, run.agreed.length_buckets[-1]
-    model = pretrained.load(folder, dropout=agreed.plm_dropout, dtype=agreed.dtype)
+    model, tokenizer = pretrained.load_with_tokenizer(
+        folder, dropout=agreed.plm_dropout, dtype=agreed.dtype
+    )
     if model.config.max_length < longest:
         raise errors.SettingsError(
             f"--length_buckets ends with {longest}; {folder} has"
             f" {model.config.max_length} positions"
         )
-    tokenizer = tokenizers.load(folder)
-    pretrained.check_tokenizer(model, tokenizer)
-    tensors = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    weights = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
-    digest = files.digest_of([tokenizer.digest, *tensors, layers])
+    digest = files.digest_of([tokenizer.digest, *weights, layers])
     return Plm(model, tokenizer, digest)
 
 
@@ -109,7 +109,7 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     """
     agreed = run.agreed
     translator = model(agreed, plm.model.config, target)
-    task = make_task(agreed, translator, source=special_tokens(plm.tokenizer))
+    task = make_task(agreed, translator, source=plm.tokenizer.special)
     # Dropout belongs to the example: the same key at every step.
     key = jax.random.fold_in(jax.random.key(agreed.seed), DROPOUT_RNG)
     is_trained = is_trained_source(run.local)
@@ -140,7 +140,7 @@ def target_half(
     """
     agreed = run.agreed
     translator = model(agreed, source, plm.model.config)
-    task = make_task(agreed, translator, target=special_tokens(plm.tokenizer))
+    task = make_task(agreed, translator, target=plm.tokenizer.special)
     mesh = _mesh(run)
     back = cut.back(
         functools.partial(abnet_training.back, task),
@@ -223,11 +223,6 @@ def model(
         dropout=agreed.adapter_dropout,
         max_target_length=agreed.length_buckets[-1],
     )
-
-
-def special_tokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.SpecialTokens:
-    """Returns the ids of a tokenizer that are no text."""
-    return tokenizers.SpecialTokens(*tokenizer.special.ids, tokenizer.size)
 
 
 def make_task(

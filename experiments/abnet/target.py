@@ -142,7 +142,7 @@ def check_alignment(step: int, metrics: Mapping[str, jax.Array]) -> None:
     Raises:
       session.RemoteProtocolError: if not.
     """
-    if float(metrics["strangers"]):
+    if float(metrics["mismatched_examples"]):
         raise session.RemoteProtocolError(
             f"source sent hidden states of other examples than step {step} has: the two"
             " sides order their examples differently"
@@ -155,6 +155,6 @@ def step_metrics(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     return {
         "loss": metrics["loss"],
         "tokens": metrics["tokens"],
-        "accuracy": metrics["hits"] / predicted,
-        "unasked": metrics["unasked"],
+        "accuracy": metrics["correct"] / predicted,
+        "dropped_targets": metrics["dropped_targets"],
     }

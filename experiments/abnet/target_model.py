@@ -12,7 +12,6 @@ import shutil
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments import shared_flags
 from experiments.abnet import batches, config, data, models
@@ -68,9 +67,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
         checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
     texts = parallel_side.read(train_file).texts
     counts = tokenizers.count_pieces(whole.tokenizer, texts)
-    keep = tokenizers.kept_ids(whole.tokenizer, np.flatnonzero(counts))
-    tokenizer = tokenizers.trim(whole.tokenizer, keep)
-    model = pretrained.trim(whole.model, keep)
+    model, tokenizer, _ = pretrained.trim_to(whole.model, whole.tokenizer, counts)
     for part in ("pooler", "rtd_head"):
         model.params.pop(part, None)
     process.message(
@@ -135,7 +132,7 @@ def train_head(
     """
     agreed, steps, rows = run.agreed, run.local.mlm_head_steps, text.train
     encoder_config = dataclasses.replace(model.config, dropout=0.0)
-    special = models.special_tokens(text.tokenizer)
+    special = text.tokenizer.special
     optimizer = optimizers.adam(
         optimizers.linear_decay(HEAD_RATE, HEAD_WARMUP, max(1, steps))
     )

@@ -28,7 +28,7 @@ def train(run: config.Run) -> int:
         functools.partial(m3.discriminator_step, made.config), fresh.sharding
     )
     predict = jax.jit(
-        functools.partial(m3.judge, made.config),
+        functools.partial(m3.predict, made.config),
         in_shardings=(fresh.sharding.params, batch_at),
         out_shardings=everywhere,
     )
@@ -68,7 +68,7 @@ def train(run: config.Run) -> int:
         )
 
         def evaluate(step: int) -> None:
-            found = rtd.Judged()
+            found = rtd.RtdAccumulator()
             for channel, group in zip(held_out, groups, strict=True):
                 order = data.held_out_order(agreed, group)
                 for micro_batch, (language, _) in enumerate(order):

@@ -37,7 +37,7 @@ def train(run: config.Run) -> int:
     @functools.partial(jax.jit, out_shardings=everywhere)
     def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
         corrupted = m3.corrupt(made.config, generator, rng, batch)
-        return m3.judge(made.config, discriminator, corrupted)
+        return m3.predict(made.config, discriminator, corrupted)
 
     saved = checkpoints.Checkpoints(
         *(local.workdir, local.cluster, config.settings(run, vocabulary)),
@@ -56,7 +56,7 @@ def train(run: config.Run) -> int:
 
     def evaluate(step: int) -> None:
         generators, discriminator = state
-        found = rtd.Judged()
+        found = rtd.RtdAccumulator()
         for text, generator in zip(texts, generators, strict=True):
             for micro_batch, (language, batch) in enumerate(text.held_out()):
                 rng = data.held_out_rng(micro_batch)

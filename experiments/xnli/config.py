@@ -11,7 +11,7 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
-from nebula_jax.training import layer_decay, optimizers
+from nebula_jax.training import optimizers
 
 flags.DEFINE_string(
     "encoder",
@@ -261,7 +261,7 @@ def optimizer(agreed: Agreed, layers: int) -> optax.GradientTransformation:
     )
     return optax.chain(
         optimizers.adam(schedule, clip_norm=agreed.clip_norm),
-        layer_decay.scale_by_layer(agreed.layer_decay, layers),
+        optimizers.scale_by_layer(agreed.layer_decay, layers),
     )
 
 

@@ -1,9 +1,11 @@
-"""Replaced token detection on held-back text.
+"""Replaced token detection on held-out text.
 
-Accuracy says little here: nine tokens in ten are original, and a model that always says
-so is right that often. So the area under the ROC curve comes first: the chance that a
-replaced token scores higher than an original one, 0.5 for a guess. It counts text only:
-[CLS] and [SEP] are never replaced and would make the task look easier.
+The area under the ROC curve is the probability that a replaced token scores higher than
+an original one, 0.5 for a guess. (Nine tokens in ten are original, and a model that
+always predicts so has that accuracy.) It counts text only: [CLS] and [SEP] are never
+replaced and would make the task look easier.
+
+N tokens.
 """
 
 from collections.abc import Sequence
@@ -15,11 +17,11 @@ from nebula_jax.training import m3
 
 
 def auc(scores: np.ndarray, replaced: np.ndarray) -> float:
-    """Area under the ROC curve; NaN where only one kind of token is there.
+    """Computes the area under the ROC curve; NaN if all tokens are of one kind.
 
     Args:
-      scores: [N] float, higher for tokens thought replaced.
-      replaced: [N] bool, the truth.
+      scores: [N] float, higher for tokens predicted as replaced.
+      replaced: [N] bool, the labels.
     """
     positive = int(np.sum(replaced))
     negative = len(replaced) - positive
@@ -32,44 +34,45 @@ def auc(scores: np.ndarray, replaced: np.ndarray) -> float:
     return float(wins / (positive * negative))
 
 
-def report(judgements: Sequence[m3.Judgement]) -> dict[str, float]:
-    """The figures of one language.
+def report(predictions: Sequence[m3.Predictions]) -> dict[str, float]:
+    """Computes the figures of one language.
 
     Args:
-      judgements: of its held-back batches, as numpy arrays.
+      predictions: on its held-out batches, as numpy arrays.
 
     Returns:
       rtd_auc: see above.
       fake_token_rate: share of text tokens that were replaced by another. (A training
         step's metric of that name counts [CLS] and [SEP] among the tokens.)
       sampled_mlm_accuracy: share of masked tokens that the generator sampled right.
-      clm_accuracy: share of masked tokens that the discriminator named right.
-      tokens: text tokens judged.
+      clm_accuracy: share of masked tokens that the discriminator predicted right.
+      tokens: number of text tokens.
     """
-    text = np.concatenate([np.asarray(j.text).ravel() for j in judgements])
-    scores = np.concatenate([np.asarray(j.replaced_score).ravel() for j in judgements])
-    replaced = np.concatenate([np.asarray(j.replaced).ravel() for j in judgements])
-    masked = max(1, sum(int(j.masked) for j in judgements))
+    text = np.concatenate([np.asarray(p.text).ravel() for p in predictions])
+    scores = np.concatenate([np.asarray(p.replaced_score).ravel() for p in predictions])
+    replaced = np.concatenate([np.asarray(p.replaced).ravel() for p in predictions])
+    masked = max(1, sum(int(p.masked) for p in predictions))
+    sampled_correct = sum(int(p.sampled_correct) for p in predictions)
     return {
         "rtd_auc": auc(scores[text], replaced[text]),
         "fake_token_rate": float(replaced[text].mean()) if text.any() else 0.0,
-        "sampled_mlm_accuracy": sum(int(j.sampled_hits) for j in judgements) / masked,
-        "clm_accuracy": sum(int(j.clm_hits) for j in judgements) / masked,
+        "sampled_mlm_accuracy": sampled_correct / masked,
+        "clm_accuracy": sum(int(p.clm_correct) for p in predictions) / masked,
         "tokens": int(text.sum()),
     }
 
 
-class Judged:
-    """Judgements of one evaluation, by language."""
+class RtdAccumulator:
+    """The predictions of one evaluation, by language."""
 
-    def __init__(self):
-        self._judgements: dict[str, list[m3.Judgement]] = {}
+    def __init__(self) -> None:
+        self._predictions: dict[str, list[m3.Predictions]] = {}
 
-    def add(self, language: str, judgement: m3.Judgement) -> None:
-        """Takes what was made of one batch."""
-        batches_so_far = self._judgements.setdefault(language, [])
-        batches_so_far.append(jax.device_get(judgement))
+    def add(self, language: str, predictions: m3.Predictions) -> None:
+        """Adds the predictions on one batch."""
+        batches = self._predictions.setdefault(language, [])
+        batches.append(jax.device_get(predictions))
 
     def report(self) -> dict[str, dict[str, float]]:
-        """Language -> figures (see the function `report`)."""
-        return {name: report(each) for name, each in self._judgements.items()}
+        """Returns language -> figures (see the function `report`)."""
+        return {name: report(each) for name, each in self._predictions.items()}

@@ -1,17 +1,18 @@
-"""ABNet: two frozen language models, and adapters that make a translator of them.
+"""ABNet: two frozen language models that adapters join into a translator.
 
 Section 3.2, Fig. 5; facts that the paper leaves open are from ABNet's code. `Source`
-stands on cluster S and never sees a target sentence; `Target` stands on cluster T and
-never sees a source sentence. What crosses is `Encoded.hidden`.
+runs on cluster S and never receives a target sentence; `Target` runs on cluster T and
+never receives a source sentence. `Encoded.hidden` is sent from S to T.
 
-Frozen parts have the names that their modules have elsewhere, so that the tree of a
-pretrained model fits in (`abnet_parameters.with_pretrained`).
+Frozen parts have the names that their modules have elsewhere, so that the parameters of
+a pretrained model fit in (`abnet_params.with_pretrained`).
 
 B batch, L source length, Q target length, D width (S's or T's own), V vocabulary of T,
-N hypotheses of a sentence, P predictions, T lengths that can be named.
+N hypotheses of a sentence, P predictions, T lengths that can be predicted.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,33 +25,33 @@ OBJECTIVES = ("cmlm", "ar")
 
 Params = dict[str, Any]
 Memory = tuple[transformer.KeyValues, ...]
-"""For every decoder adapter, the source's keys and values [B, L, H, K]."""
+"""The source's keys and values [B, L, H, K] for every decoder adapter."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Shape of a translator. Both sides must agree on it."""
+    """The shape of a translator, the same on both sides."""
 
     source: transformer.Config
     """PLM-S; its dropout is that of the frozen layers while training."""
     target: transformer.Config
-    """PLM-T, likewise."""
+    """PLM-T; its dropout is that of the frozen layers while training."""
     objective: str = "cmlm"
-    """`cmlm`: masked target, both directions read, length named by S. `ar`: causal."""
+    """`cmlm`: masked target, bidirectional, length predicted by S. `ar`: causal."""
     encoder_inner: int = 512
     """Inner width of an encoder adapter, section 4.2."""
     decoder_inner: int = 512
     """Inner width of a decoder adapter's feed-forward part, ABNet's code for IWSLT."""
     heads: int = 4
-    """Of the cross attention, ABNet's code for IWSLT."""
+    """Heads of the cross attention, ABNet's code for IWSLT."""
     dropout: float = 0.1
-    """Of decoder adapters, ABNet's code; encoder adapters have none."""
+    """Dropout of decoder adapters, ABNet's code; encoder adapters have none."""
     output_scale: float = 0.1
-    """How much adapters say at the start; see `adapters`. ABNet's code: 1."""
+    """Scale of the adapters' initial output; see `adapters`. ABNet's code: 1."""
     max_target_length: int = 64
     """Longest target row, [CLS] and [SEP] included, section 4.2."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective {self.objective!r}: not one of {OBJECTIVES}")
         if self.target.width % self.heads:
@@ -60,7 +61,7 @@ class Config:
 
 
 class Encoded(NamedTuple):
-    """What S knows of a sentence.
+    """The output of S for a batch of sentences.
 
     hidden: [B, L, D of PLM-S] float32, H^E of eq. 12 and 13.
     length_logits: [B, T] float32, T = max_target_length + 1, for the number of tokens
@@ -76,7 +77,7 @@ class Source(nn.Module):
 
     config: Config
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         self.embeddings = transformer.Embeddings(config.source)
         self.encoder = transformer.Encoder(config.source)
@@ -99,11 +100,11 @@ class Source(nn.Module):
         attention_mask: jax.Array,
         deterministic: bool = True,
     ) -> Encoded:
-        """Reads source sentences.
+        """Encodes source sentences.
 
-        Row 0 of the length table, which stands for no length, is what the length token
-        is at the input: prepended after the embeddings, without a position or a layer
-        norm, and taken off after the last layer (ABNet's code).
+        Row 0 of the length table, which is no length's, embeds the length token:
+        prepended after the embeddings, without a position or a layer norm, and removed
+        after the last layer (ABNet's code).
 
         Args:
           input_ids: [B, L] int32.
@@ -143,7 +144,7 @@ class Target(nn.Module):
 
     config: Config
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         self.embeddings = transformer.Embeddings(config.target)
         self.encoder = transformer.Encoder(config.target)
@@ -168,7 +169,7 @@ class Target(nn.Module):
         positions: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Logits, where asked.
+        """Computes logits, at `positions` or everywhere.
 
         Args:
           input_ids: [B, Q] int32.
@@ -176,7 +177,7 @@ class Target(nn.Module):
           source_hidden: [B, L, D of PLM-S] float32.
           source_mask: [B, L] bool, false at padding.
           positions: [P] int32, places b Q + q in the batch laid out in one row; B Q in
-            empty slots, whose logits mean nothing. None: everywhere.
+            empty slots, whose logits are arbitrary. None: everywhere.
           deterministic: no dropout.
 
         Returns:
@@ -194,7 +195,7 @@ class Target(nn.Module):
         return self.logits(mask_slots.gather_positions(hidden, positions))
 
     def read(self, source_hidden: jax.Array) -> Memory:
-        """H^E [B, L, D of PLM-S] -> what every decoder adapter reads of it."""
+        """Projects H^E [B, L, D of PLM-S] to the keys and values of every adapter."""
         return tuple(adapter.read(source_hidden) for adapter in self.adapters)
 
     def hidden(
@@ -205,7 +206,7 @@ class Target(nn.Module):
         source_mask: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """H^D of the last layer.
+        """Computes H^D of the last layer.
 
         Args:
           input_ids: [B N, Q] int32; hypotheses of a sentence follow each other.
@@ -228,7 +229,7 @@ class Target(nn.Module):
         )
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """H^D at P places, [P, D] -> [P, V] float32."""
+        """Computes logits of H^D at P places: [P, D] float32 -> [P, V] float32."""
         return self.mlm_head(hidden[None], self.embeddings.table)[0]
 
     def step(
@@ -239,7 +240,7 @@ class Target(nn.Module):
         memory: Memory,
         source_mask: jax.Array,
     ) -> tuple[jax.Array, tuple[transformer.KeyValues, ...]]:
-        """One more token of every hypothesis; equal to `__call__` on all so far.
+        """Decodes one more token of every hypothesis, as `__call__` on all so far.
 
         Args:
           input_ids: [B N] int32, the tokens at `position`.
@@ -262,7 +263,9 @@ class Target(nn.Module):
         )
         return self.logits(hidden[:, 0]), cache
 
-    def _after_layer(self, memory: Memory, source_mask: jax.Array, deterministic: bool):
+    def _after_layer(
+        self, memory: Memory, source_mask: jax.Array, deterministic: bool
+    ) -> Callable[[int, jax.Array], jax.Array]:
         return lambda layer, hidden: self.adapters[layer](
             hidden, memory[layer], source_mask, deterministic
         )
@@ -275,10 +278,10 @@ def encode(
     attention_mask: jax.Array,
     keys: jax.Array | None = None,
 ) -> Encoded:
-    """`Source`, with dropout that belongs to the example.
+    """Applies `Source`, with dropout drawn per example.
 
-    The same key gives an example the same dropout in whatever batch it stands, so that
-    micro-batches add up to the batch, and that H^E of the next epoch differs little.
+    An example's dropout depends on its key and not on its batch, so that micro-batches
+    add up to the batch, and H^E differs little between epochs.
 
     Args:
       config: of the translator.
@@ -313,7 +316,7 @@ def decode(
     positions: jax.Array,
     keys: jax.Array | None = None,
 ) -> jax.Array:
-    """`Target` at `positions`, with dropout that belongs to the example.
+    """Applies `Target` at `positions`, with dropout drawn per example.
 
     Args:
       config: of the translator.

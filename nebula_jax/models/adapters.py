@@ -1,21 +1,22 @@
-"""ABNet's adapters: what is trained between the frozen layers (eq. 12, 13; Fig. 5).
+"""ABNet's adapters: the trained modules between frozen layers (eq. 12, 13; Fig. 5).
 
 The paper says between "each sub-layer"; its equations and ABNet's code have one adapter
 after each whole layer, that is, after the layer norm of its feed-forward part.
 
-What an adapter adds to its residual begins as Xavier times `output_scale`. ABNet's code
-has 1. A frozen layer was trained on what the frozen layer before it says, and should
-hear that at first; but with 0 the decoder would not read the source at all, and the
-first gradient that crosses the line would be exactly zero. Our choice is 0.1. With it,
-and layer norms as `matched` makes them, the last hidden states of all-MiniLM-L6-v2 keep
-a cosine of 0.9 with those they had without adapters; with 0.3 it is 0.6, with 1 it is
-0.03: noise. (Measured on three sentences.)
+The output kernels of an adapter are initialized as Xavier times `output_scale`; ABNet's
+code has 1. Outputs near zero let each frozen layer at first receive the input it was
+trained on; but with 0 the decoder would not read the source at all, and the first
+gradient sent to the source would be exactly zero. Our choice is 0.1. With it, and with
+`match_layer_norms`, the last hidden states of all-MiniLM-L6-v2 keep a cosine of 0.9
+with those they have without adapters; with 0.3 it is 0.6, with 1 it is 0.03: noise.
+(Measured on three sentences.)
 
 B batch, L source length, Q target length, D width (of the adapter's own side), H heads,
 K head width, R inner width.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ XAVIER = nn.initializers.xavier_uniform()
 
 
 def scaled_xavier(scale: float) -> nn.initializers.Initializer:
-    """Xavier-uniform times `scale`."""
+    """Makes an initializer: Xavier-uniform times `scale`."""
     if not scale:
         return nn.initializers.zeros
     return nn.initializers.variance_scaling(scale**2, "fan_avg", "uniform")
@@ -37,14 +38,14 @@ class EncoderAdapter(nn.Module):
     """A_ENC of eq. 12: y = x + W_up ReLU(W_down LN(x)), without biases."""
 
     config: transformer.Config
-    """Of PLM-S."""
+    """PLM-S."""
     inner: int
     """R; 512 in section 4.2."""
     output_scale: float
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """hidden [B, L, D] float32 -> [B, L, D] float32."""
+        """Adds the adapter's output: hidden [B, L, D] float32 -> [B, L, D] float32."""
         config = self.config
         dense = functools.partial(transformer.dense, config=config, use_bias=False)
         normal = transformer.layer_norm("layer_norm", config.layer_norm_epsilon)(hidden)
@@ -58,21 +59,21 @@ class EncoderAdapter(nn.Module):
 class DecoderAdapter(nn.Module):
     """A_DEC of eq. 13: x <- LN(x + MHA(x, H^E, H^E)), then x <- LN(x + FFN(x)).
 
-    Both layer norms stand after a residual, as in the frozen blocks. So even where MHA
-    and FFN say nothing, what a frozen layer said is changed: see `matched`.
+    Both layer norms stand after a residual, as in the frozen blocks. So even with MHA
+    and FFN at zero the output of a frozen layer is changed: see `match_layer_norms`.
     """
 
     config: transformer.Config
-    """Of PLM-T. H^E may have another width."""
+    """PLM-T. H^E may have another width."""
     inner: int
     """R of the FFN; ABNet's code has 512 for IWSLT."""
     heads: int
     """H of the cross attention; ABNet's code has 4 for IWSLT."""
     dropout: float
-    """Of both sublayers' outputs; not of attention probabilities (ABNet's code)."""
+    """On both sublayers' outputs; not on attention probabilities (ABNet's code)."""
     output_scale: float
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         dense = functools.partial(transformer.dense, config=config, name=None)
         split = (self.heads, config.width // self.heads)
@@ -90,7 +91,7 @@ class DecoderAdapter(nn.Module):
         self.drop = nn.Dropout(self.dropout)
 
     def read(self, source_hidden: jax.Array) -> transformer.KeyValues:
-        """H^E [B, L, D of PLM-S] float32 -> K and V of eq. 13, [B, L, H, K] each."""
+        """Projects H^E [B, L, D of PLM-S] float32 to K and V, [B, L, H, K] each."""
         return transformer.KeyValues(self.key(source_hidden), self.value(source_hidden))
 
     def __call__(
@@ -100,7 +101,7 @@ class DecoderAdapter(nn.Module):
         source_mask: jax.Array,
         deterministic: bool,
     ) -> jax.Array:
-        """Translates what it read into what the next frozen layer hears.
+        """Attends to the source, then applies the FFN (eq. 13).
 
         Args:
           hidden: [B N, Q, D] float32; N hypotheses of a sentence follow each other.
@@ -112,7 +113,7 @@ class DecoderAdapter(nn.Module):
           [B N, Q, D] float32.
         """
         drop = functools.partial(self.drop, deterministic=deterministic)
-        # All hypotheses ask the one copy of the source, as one long target.
+        # All hypotheses attend to one copy of the source, as one long target.
         together = hidden.reshape(source.key.shape[0], -1, hidden.shape[-1])
         context = transformer.attend(
             self.query(together), source, source_mask, self.config, lambda p: p
@@ -123,24 +124,26 @@ class DecoderAdapter(nn.Module):
         return self.output_layer_norm(hidden + drop(outer))
 
 
-def matched(adapter: dict, said: jax.Array) -> dict:
-    """A decoder adapter whose layer norms begin by changing as little as they can.
+def match_layer_norms(
+    adapter: dict[str, Any], activations: jax.Array
+) -> dict[str, Any]:
+    """Initializes a decoder adapter's layer norms so that they change little.
 
-    A layer norm takes a token's mean and deviation away, which a frozen layer gave it
-    and the next one expects. With the average ones as every unit's bias and scale, it
-    puts them back, but for how much tokens differ.
+    A layer norm removes a token's mean and deviation, which the next frozen layer
+    expects. With the average mean and deviation as every unit's bias and scale it
+    restores them, up to the differences between tokens.
 
     Args:
       adapter: parameters of a DecoderAdapter.
-      said: [B, Q, D] float32, what the frozen layer before it says of some text.
+      activations: [B, Q, D] float32, output of the frozen layer before it on some text.
 
     Returns:
       The adapter's parameters with new layer norms.
     """
-    width = said.shape[-1]
+    width = activations.shape[-1]
     layer_norm = {
-        "scale": jnp.full(width, jnp.std(said, axis=-1).mean()),
-        "bias": jnp.full(width, jnp.mean(said)),
+        "scale": jnp.full(width, jnp.std(activations, axis=-1).mean()),
+        "bias": jnp.full(width, jnp.mean(activations)),
     }
     return adapter | {
         "attention_layer_norm": layer_norm,

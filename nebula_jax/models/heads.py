@@ -54,4 +54,5 @@ class RTDHead(nn.Module):
 
 def _tied(head: nn.Module, hidden: jax.Array, table: jax.Array) -> jax.Array:
     bias = head.param("bias", nn.initializers.zeros, (table.shape[0],))
-    return transformer.einsum("bmd,vd->bmv", hidden, table, head.config) + bias
+    logits = transformer.einsum("bmd,vd->bmv", hidden, table, head.config)
+    return logits + bias[None, None]

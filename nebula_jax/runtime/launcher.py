@@ -24,7 +24,7 @@ from typing import IO
 from nebula_jax.communication import listener
 from nebula_jax.runtime import connect, process
 from nebula_jax.runtime import screen as screen_lib
-from nebula_jax.security import tls
+from nebula_jax.security import certificates, tls
 
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
@@ -64,7 +64,7 @@ def prepared(
     folders = {name: str(base / tls.certificate_name(name)) for name in names}
     if is_made:
         shutil.rmtree(base, ignore_errors=True)
-        tls.issue_for_run(base, names)
+        certificates.issue_for_run(base, names)
     elif settings.tls == connect.TLS_OFF:
         folders = dict.fromkeys(names, connect.TLS_OFF)
     else:

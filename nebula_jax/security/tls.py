@@ -1,25 +1,22 @@
 """Mutual TLS between clusters (section 2.4, third mechanism).
 
 A folder of credentials holds `ca.pem`, the authority both sides trust, and `cert.pem`
-with `key.pem`, this cluster's own. The certificate's DNS name is the cluster's:
-`discriminator`, `generator-0`.
+with `key.pem` of this cluster. The certificate's DNS name is the cluster's, such as
+`discriminator` or `generator-0`. `certificates` issues them.
 """
 
-import os
 import pathlib
 import ssl
-from collections.abc import Callable, Iterable
-
-import trustme
+from collections.abc import Callable
 
 from nebula_jax import errors
 
 
 def server_contexts(folder: pathlib.Path) -> Callable[[], ssl.SSLContext]:
-    """Makes a fresh server context per call.
+    """Returns a function that makes a server context from the folder's present files.
 
-    One per connection: a context that lived longer would resume sessions, and let a
-    peer in again whose certificate was revoked in the meantime.
+    Make one per connection: a context that lived longer would resume sessions, and
+    admit a peer whose certificate was revoked in the meantime.
 
     Raises:
       errors.NebulaError: if the folder's files cannot be used.
@@ -29,7 +26,7 @@ def server_contexts(folder: pathlib.Path) -> Callable[[], ssl.SSLContext]:
 
 
 def client_contexts(folder: pathlib.Path) -> Callable[[], ssl.SSLContext]:
-    """Makes a client context per call, of the folder's files as they are then.
+    """Returns a function that makes a client context from the folder's present files.
 
     It trusts only the folder's authority, and shows the folder's certificate.
 
@@ -58,27 +55,5 @@ def _load(side: int, folder: pathlib.Path) -> ssl.SSLContext:
 
 
 def certificate_name(cluster: str) -> str:
-    """`generator:0` -> `generator-0`, which a certificate can carry."""
+    """Returns a cluster's DNS name: `generator:0` -> `generator-0`."""
     return cluster.replace(":", "-")
-
-
-def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
-    """Makes a throw-away authority and credentials for the clusters of one run.
-
-    For clusters on one machine and for tests: the authority's own key is forgotten.
-
-    Args:
-      folder: gets one sub-folder per cluster, readable by this user only.
-      clusters: their names.
-    """
-    authority = trustme.CA()
-    for cluster in clusters:
-        name = certificate_name(cluster)
-        own = folder / name
-        own.mkdir(parents=True, exist_ok=True, mode=0o700)
-        certificate = authority.issue_cert(name)
-        authority.cert_pem.write_to_path(own / "ca.pem")
-        certificate.cert_chain_pems[0].write_to_path(own / "cert.pem")
-        key = os.open(own / "key.pem", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(key, "wb") as stream:
-            stream.write(certificate.private_key_pem.bytes())

@@ -18,63 +18,65 @@ from nebula_jax.training import masking
 
 
 class SourceBatch(NamedTuple):
-    """What cluster S has of a micro-batch.
+    """The micro-batch of cluster S.
 
     input_ids: [B, L] int32, padded.
-    index: [B] int32, numbers of the examples.
+    example_ids: [B] int32, numbers of the examples.
     lengths: [B] int32, tokens of their target rows; 0 with the objective `ar`.
     tokens: [] float32, target tokens of the whole batch; with `ar` 1.
     """
 
     input_ids: jax.Array
-    index: jax.Array
+    example_ids: jax.Array
     lengths: jax.Array
     tokens: jax.Array
 
 
 class TargetBatch(NamedTuple):
-    """What cluster T has of a micro-batch.
+    """The micro-batch of cluster T.
 
     target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-    index: [B] int32, numbers of the examples.
+    example_ids: [B] int32, numbers of the examples.
     tokens: [] float32, target tokens of the whole batch.
-    slots: [P] of anything: its size says how many predictions there is room for.
+    slots: [P] of any values: its size is the number of slots for predictions.
     """
 
     target_ids: jax.Array
-    index: jax.Array
+    example_ids: jax.Array
     tokens: jax.Array
     slots: jax.Array
 
 
 class Task(NamedTuple):
-    """What both sides of a run have in common, apart from parameters and data."""
+    """The settings that both sides of a run share."""
 
     config: abnet.Config
     source_controls: tokenizers.SpecialTokens
     target_controls: tokenizers.SpecialTokens
     smoothing: float = 0.1
-    """Of labels; printed as 1 in section 4.2."""
+    """Smoothing of labels; printed as 1 in section 4.2."""
     source_corruption: float = 0.0
     """Share of a source sentence that is masked; ABNet's code has 0.1."""
     has_dropout: bool = True
 
 
-def front(task: Task, params: Any, batch: SourceBatch, rng: jax.Array):
-    """PLM-S (eq. 12): what crosses, and the length loss.
+def front(
+    task: Task, params: Any, batch: SourceBatch, rng: jax.Array
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Computes the hidden states of PLM-S (eq. 12) and the length loss.
 
     Args:
       task: of the run.
       params: of an `abnet.Source`.
       batch: of cluster S.
-      rng: key of the run, not of the step: dropout belongs to the example, so that H^E
-        may be sent as a difference to its last visit.
+      rng: key of the run, not of the step: dropout is drawn per example, so that H^E
+        may be sent as a difference to its value in the epoch before.
 
     Returns:
       {"hidden": [B, L, D] float32, "mask": [B, L] bool, "index": [B] int32} and the
       length loss over the batch's tokens, [] float32.
     """
-    keys = objectives.example_keys(rng, batch.index)
+    keys = objectives.example_keys(rng, batch.example_ids)
     mask = batch.input_ids != task.source_controls.pad
     input_ids = batch.input_ids
     if task.source_corruption:
@@ -85,62 +87,72 @@ def front(task: Task, params: Any, batch: SourceBatch, rng: jax.Array):
     encoded = abnet.encode(
         task.config, params, input_ids, mask, keys if task.has_dropout else None
     )
-    hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.index}
+    hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.example_ids}
     if encoded.length_logits is None:
         return hidden, jnp.zeros(())
     loss, _ = objectives.length_loss(encoded.length_logits, batch.lengths)
     return hidden, loss / batch.tokens
 
 
-def back(task: Task, params: Any, hidden: Any, batch: TargetBatch, rng: jax.Array):
-    """PLM-T (eq. 13): the translation loss.
+def back(
+    task: Task,
+    params: Any,
+    hidden: dict[str, jax.Array],
+    batch: TargetBatch,
+    rng: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Computes the translation loss with PLM-T (eq. 13).
 
     Args:
       task: of the run.
       params: of an `abnet.Target`.
-      hidden: what `front` made.
+      hidden: output of `front`.
       batch: of cluster T.
-      rng: key of the step: a sentence is masked anew at each visit.
+      rng: key of the step: a sentence is masked anew in every epoch.
 
     Returns:
       The loss over the batch's tokens, [] float32, and metrics that add up over
-      micro-batches: loss, tokens, predicted, hits, unasked, and strangers: rows of
-      hidden states that are of other examples than this side's.
+      micro-batches: loss, tokens, predicted, correct, dropped_targets, and
+      mismatched_examples, rows whose hidden states are another example's.
     """
-    questions = ask(task, batch, rng)
-    keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.index)
+    targets = make_targets(task, batch, rng)
+    keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.example_ids)
     logits = abnet.decode(
         task.config,
         params,
-        questions.input_ids,
-        questions.attention_mask,
+        targets.input_ids,
+        targets.attention_mask,
         hidden["hidden"],
         hidden["mask"],
-        questions.positions,
+        targets.positions,
         keys if task.has_dropout else None,
     )
-    total, _ = objectives.translation_loss(logits, questions, task.smoothing)
+    total, _ = objectives.translation_loss(logits, targets, task.smoothing)
     loss = total / batch.tokens
-    asked = questions.positions < questions.input_ids.size
+    is_target = targets.positions < targets.input_ids.size
     # Not argmax, which on CPU takes longer than all of the logits' gradient.
-    own = jnp.take_along_axis(logits, questions.labels[:, None], axis=-1)[:, 0]
-    hits = asked & (own >= jnp.max(logits, axis=-1))
+    of_label = jnp.take_along_axis(logits, targets.labels[:, None], axis=-1)[:, 0]
+    correct = is_target & (of_label >= jnp.max(logits, axis=-1))
     return loss, {
         "loss": loss,
-        "tokens": questions.tokens,
-        "predicted": jnp.sum(asked, dtype=jnp.float32),
-        "hits": jnp.sum(hits, dtype=jnp.float32),
-        "unasked": questions.unasked.astype(jnp.float32),
-        "strangers": jnp.sum(hidden["index"] != batch.index, dtype=jnp.float32),
+        "tokens": targets.tokens,
+        "predicted": jnp.sum(is_target, dtype=jnp.float32),
+        "correct": jnp.sum(correct, dtype=jnp.float32),
+        "dropped_targets": targets.dropped_targets.astype(jnp.float32),
+        "mismatched_examples": jnp.sum(
+            hidden["index"] != batch.example_ids, dtype=jnp.float32
+        ),
     }
 
 
-def ask(task: Task, batch: TargetBatch, rng: jax.Array) -> objectives.Questions:
-    """What the target side is asked of a micro-batch at this step."""
+def make_targets(
+    task: Task, batch: TargetBatch, rng: jax.Array
+) -> objectives.TargetInputs:
+    """Makes the inputs and labels of a micro-batch at this step."""
     slots = len(batch.slots)
     if task.config.objective == "ar":
         return objectives.autoregressive(batch.target_ids, task.target_controls, slots)
-    keys = objectives.example_keys(rng, batch.index)
+    keys = objectives.example_keys(rng, batch.example_ids)
     return objectives.conditional_masked(
         keys, batch.target_ids, task.target_controls, slots
     )

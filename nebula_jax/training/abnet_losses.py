@@ -1,12 +1,13 @@
-"""What ABNet's two sides are asked while training (section 3.2; ABNet's code).
+"""Training inputs and losses of ABNet (section 3.2; ABNet's code).
 
-Each side makes its own from its own sentences. Randomness belongs to the example, not
-to the batch: `example_keys` folds the example's id into a key, so that micro-batches
-draw what the whole batch draws, and a row may be padded more. Fold the epoch into the
-key of the target, which must be masked anew each time; leave it out on the source, so
-that H^E can be computed again, or sent as a difference to the epoch before.
+Each side makes its own from its own sentences. Randomness is drawn per example:
+`example_keys` folds the example's id into a key, so that micro-batches draw what the
+whole batch draws, and a row may be padded more. Fold the epoch into the key of the
+target, which must be masked anew in every epoch; leave it out on the source, so that
+H^E can be computed again, or sent as a difference to the epoch before.
 
-B batch, L source length, Q target length, P slots for predictions.
+B batch, L source length, Q target length, P slots for predictions, V vocabulary of the
+target, T lengths that can be predicted.
 """
 
 from typing import NamedTuple
@@ -21,17 +22,17 @@ from nebula_jax.training import losses, masking
 LENGTH_WEIGHT = 0.1  # of the length loss beside the translation loss; ABNet's code
 
 
-class Questions(NamedTuple):
-    """What the target side is asked of a batch.
+class TargetInputs(NamedTuple):
+    """Inputs of the target side and the labels of its predictions, for a batch.
 
-    input_ids: [B, Q] int32, what it reads.
+    input_ids: [B, Q] int32, corrupted or shifted.
     attention_mask: [B, Q] bool, false at padding.
-    positions: [P] int32, ascending places b Q + q where it is asked; B Q in empty
+    positions: [P] int32, ascending places b Q + q that are predicted; B Q in empty
       slots.
-    labels: [P] int32, the answers; 0 in empty slots.
-    tokens: [] float32, tokens of the target rows: what losses are divided by (ABNet's
+    labels: [P] int32, the tokens to predict; 0 in empty slots.
+    tokens: [] float32, tokens of the target rows, the divisor of the losses (ABNet's
       code, for the masked objective too, so that a row with more masks weighs more).
-    unasked: [] int32, places that found no slot.
+    dropped_targets: [] int32, places without a slot, which are not predicted.
     """
 
     input_ids: jax.Array
@@ -39,15 +40,18 @@ class Questions(NamedTuple):
     positions: jax.Array
     labels: jax.Array
     tokens: jax.Array
-    unasked: jax.Array
+    dropped_targets: jax.Array
 
 
 def example_keys(key: jax.Array, example_ids: jax.Array) -> jax.Array:
-    """[B] keys: of every example the same in whatever batch it stands.
+    """Derives a key for each example that does not depend on its batch.
 
     Args:
       key: of the run, or of the epoch.
       example_ids: [B] int32 or uint32.
+
+    Returns:
+      [B] keys.
     """
     return jax.vmap(lambda example: jax.random.fold_in(key, example))(example_ids)
 
@@ -55,83 +59,84 @@ def example_keys(key: jax.Array, example_ids: jax.Array) -> jax.Array:
 def conditional_masked(
     keys: jax.Array,
     target_ids: jax.Array,
-    controls: tokenizers.SpecialTokens,
+    special: tokenizers.SpecialTokens,
     slots: int,
     policy: masking.Policy = masking.BERT,
-) -> Questions:
-    """The conditional masked language model's corruption of the target.
+) -> TargetInputs:
+    """Corrupts targets for the conditional masked language model.
 
     Of a row's n pieces, m ~ U{1..n} are chosen, uniformly and without replacement; of
     these, 80 % become [MASK], 10 % a random piece, 10 % stay. Unlike in ABNet's code
-    [SEP] is never chosen: the length, which is given when decoding, says where it is.
+    [SEP] is never chosen: the length, which is given when decoding, implies its place.
 
     Args:
       keys: [B] keys, from `example_keys`.
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-      controls: of the target vocabulary.
+      special: tokens of the target vocabulary.
       slots: P. Half of all tokens are chosen on average; choices beyond P, the last of
-        the batch, are masked but not asked (`Questions.unasked`).
-      policy: what stands at chosen positions.
+        the batch, are masked but not predicted (`TargetInputs.dropped_targets`).
+      policy: shares of [MASK] and of random pieces.
 
     Returns:
-      Questions.
+      TargetInputs of [B, Q].
     """
-    input_ids, chosen = masking.mask_random_count(keys, target_ids, controls, policy)
-    return _questions(input_ids, target_ids, chosen, target_ids, controls, slots)
+    input_ids, chosen = masking.mask_random_count(keys, target_ids, special, policy)
+    return _target_inputs(input_ids, target_ids, chosen, target_ids, special, slots)
 
 
 def autoregressive(
-    target_ids: jax.Array, controls: tokenizers.SpecialTokens, slots: int
-) -> Questions:
-    """Every token from those before it: reads all but the last, is asked all but [CLS].
+    target_ids: jax.Array, special: tokenizers.SpecialTokens, slots: int
+) -> TargetInputs:
+    """Shifts targets for a causal model: every token is predicted from those before it.
 
     Args:
       target_ids: [B, Q + 1] int32, [CLS] y_1 ... y_n [SEP], padded.
-      controls: of the target vocabulary.
+      special: tokens of the target vocabulary.
       slots: P, as in `conditional_masked`.
 
     Returns:
-      Questions about [B, Q].
+      TargetInputs of [B, Q]: all tokens but the last, which predict all but [CLS].
     """
     labels = target_ids[:, 1:]
-    asked = labels != controls.pad
-    return _questions(target_ids[:, :-1], labels, asked, target_ids, controls, slots)
+    is_target = labels != special.pad
+    shifted = target_ids[:, :-1]
+    return _target_inputs(shifted, labels, is_target, target_ids, special, slots)
 
 
-def lengths(target_ids: jax.Array, controls: tokenizers.SpecialTokens) -> jax.Array:
-    """[B, Q] -> [B] int32: tokens of each row, [CLS] and [SEP] included.
+def lengths(target_ids: jax.Array, special: tokenizers.SpecialTokens) -> jax.Array:
+    """Counts the tokens of each row, [CLS] and [SEP] included: [B, Q] -> [B] int32.
 
-    The one label that cluster T tells cluster S.
+    The only label that cluster T sends to cluster S.
     """
-    return jnp.sum(target_ids != controls.pad, axis=-1, dtype=jnp.int32)
+    return jnp.sum(target_ids != special.pad, axis=-1, dtype=jnp.int32)
 
 
 def translation_loss(
-    logits: jax.Array, questions: Questions, smoothing: float = 0.1
+    logits: jax.Array, targets: TargetInputs, smoothing: float = 0.1
 ) -> tuple[jax.Array, jax.Array]:
-    """Label-smoothed cross-entropy of the answers.
+    """Computes the label-smoothed cross-entropy of the predictions.
 
     (The paper's "label smoothing of value = 1" is ABNet's 0.1.)
 
     Args:
       logits: [P, V] float32.
-      questions: that they answer.
+      targets: with the labels of these predictions.
       smoothing: ε.
 
     Returns:
-      Sum of the losses, and the number of target tokens.
+      Sum of the losses, and the number of target tokens, [] float32 each.
     """
-    asked = questions.positions < questions.input_ids.size
+    is_target = targets.positions < targets.input_ids.size
     total, _ = losses.label_smoothed_cross_entropy(
-        logits, questions.labels, asked.astype(jnp.float32), smoothing
+        logits, targets.labels, is_target.astype(jnp.float32), smoothing
     )
-    return total, questions.tokens
+    return total, targets.tokens
 
 
 def length_loss(
     length_logits: jax.Array, lengths: jax.Array, weight: float = LENGTH_WEIGHT
 ) -> tuple[jax.Array, jax.Array]:
-    """-Σ log p(length), times its weight; added to the translation loss.
+    """Computes -Σ log p(length) times its weight, a part of the total loss.
 
     Args:
       length_logits: [B, T] float32, of `abnet.Encoded`.
@@ -139,8 +144,8 @@ def length_loss(
       weight: 0.1 in ABNet's code.
 
     Returns:
-      The weighted sum, and the number of target tokens: what the lengths add up to, so
-      that S divides by the same number as T without being told.
+      The weighted sum, and the number of target tokens, [] float32 each. The latter is
+      the sum of the lengths, so that S divides by the same number as T.
     """
     total, _ = losses.masked_cross_entropy(
         length_logits, lengths, jnp.ones(lengths.shape, jnp.float32)
@@ -148,13 +153,21 @@ def length_loss(
     return weight * total, jnp.sum(lengths).astype(jnp.float32)
 
 
-def _questions(input_ids, labels, asked, target_ids, controls, slots) -> Questions:
-    positions = mask_slots.find(asked.reshape(1, -1), slots)[0]
-    return Questions(
+def _target_inputs(
+    input_ids: jax.Array,
+    labels: jax.Array,
+    is_target: jax.Array,
+    target_ids: jax.Array,
+    special: tokenizers.SpecialTokens,
+    slots: int,
+) -> TargetInputs:
+    """Gathers the labels [B, Q] where is_target [B, Q] into P slots."""
+    positions = mask_slots.find(is_target.reshape(1, -1), slots)[0]
+    return TargetInputs(
         input_ids,
-        input_ids != controls.pad,  # no random piece is padding
+        input_ids != special.pad,  # no random piece is padding
         positions,
         mask_slots.gather(labels.reshape(1, -1), positions[None])[0],
-        jnp.sum(lengths(target_ids, controls)).astype(jnp.float32),
-        jnp.sum(asked, dtype=jnp.int32) - jnp.sum(positions < asked.size),
+        jnp.sum(lengths(target_ids, special)).astype(jnp.float32),
+        jnp.sum(is_target, dtype=jnp.int32) - jnp.sum(positions < is_target.size),
     )

@@ -4,12 +4,13 @@
     FOLDER/00000040.json      SHA-256 of every file in it, written last
 
 A checkpoint without its manifest, or with a file that differs from it, does not count.
+
+Retention is not left to `orbax.checkpoint.CheckpointManager(max_to_keep)`: it counts
+steps that have no manifest yet, and removes good ones in their favor.
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -20,33 +21,32 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from nebula_jax import errors
+from nebula_jax import errors, files
 
 _STEP = re.compile(r"(\d{8})(\.json)?")
 
 
 class CheckpointError(errors.NebulaError):
-    """A checkpoint could not be written, or is of another run."""
+    """A checkpoint cannot be written, read, or used by this run."""
 
 
 def save(
     folder: pathlib.Path, step: int, state: Any, about: dict[str, Any], keep: int
 ) -> None:
-    """Writes the checkpoint of `step`, then drops all but the newest `keep`.
+    """Writes the checkpoint of `step`, then removes all but the newest `keep`.
 
     Args:
       folder: of this cluster's checkpoints.
       step: optimisation steps taken.
       state: pytree of arrays.
-      about: JSON values to come back with it: the data position, the settings.
+      about: metadata, JSON values that `restore` returns: data position, settings.
       keep: how many to keep.
 
     Raises:
-      CheckpointError: if it cannot be written, such as on a full disk. What was there
-        before stays.
+      CheckpointError: if it cannot be written, such as on a full disk. Earlier
+        checkpoints stay.
     """
     path, manifest = _paths(folder, step)
-    partial = manifest.with_suffix(".partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         discard(folder, step)
@@ -58,15 +58,11 @@ def save(
                     state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about)
                 ),
             )
-        with partial.open("w") as stream:
-            json.dump(_digests(path), stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, manifest)
+        with files.writing(manifest) as partial:
+            partial.write_text(json.dumps(_digests(path), indent=1))
     except Exception as error:  # orbax and tensorstore raise many kinds
         for leftover in folder.glob(f"{path.name}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        partial.unlink(missing_ok=True)
         raise CheckpointError(
             f"could not save step {step} in {folder}: {_reason(error)}"
         ) from None
@@ -90,7 +86,7 @@ def _check_room(folder: pathlib.Path, state: Any) -> None:
 
 
 def verified_steps(folder: pathlib.Path, log: Callable[[str], None]) -> list[int]:
-    """Steps whose checkpoint is whole, ascending; tells `log` about the others."""
+    """Returns the steps whose checkpoint is undamaged, ascending; logs the others."""
     good = []
     for step in _steps(folder):
         damage = _damage(*_paths(folder, step))
@@ -107,10 +103,10 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
     Args:
       folder: of this cluster's checkpoints.
       step: one of `verified_steps`.
-      like: pytree of ShapeDtypeStructs with shardings; where the arrays go.
+      like: pytree of ShapeDtypeStructs with shardings, see `abstract`.
 
     Returns:
-      The state and what was saved about it.
+      The state and its metadata.
 
     Raises:
       CheckpointError: if the checkpoint has another structure.
@@ -130,9 +126,9 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
 
 
 def read(folder: pathlib.Path, step: int) -> Any:
-    """The state of a verified checkpoint as nested dicts of arrays on the host.
+    """Reads the state of a verified checkpoint as nested dicts of arrays on the host.
 
-    For a reader who wants parts of it and has nothing to compare it with.
+    For a reader that needs parts of it and has no state to compare it with.
 
     Raises:
       CheckpointError: if it cannot be read.
@@ -147,7 +143,7 @@ def read(folder: pathlib.Path, step: int) -> Any:
 
 
 def newest_about(folder: pathlib.Path) -> dict[str, Any]:
-    """What was saved about the newest finished checkpoint; {} if there is none."""
+    """Reads the metadata of the newest finished checkpoint; {} if there is none."""
     for step in reversed(_steps(folder)):
         path, _ = _paths(folder, step)
         try:
@@ -155,7 +151,7 @@ def newest_about(folder: pathlib.Path) -> dict[str, Any]:
                 arguments = ocp.args.Composite(about=ocp.args.JsonRestore())
                 return checkpointer.restore(path.absolute(), args=arguments)["about"]
         except (ValueError, KeyError, TypeError, OSError):
-            continue  # damaged: `verified_steps` will say so
+            continue  # damaged: `verified_steps` logs it
     return {}
 
 
@@ -167,16 +163,22 @@ def discard(folder: pathlib.Path, step: int) -> None:
 
 
 def discard_after(folder: pathlib.Path, step: int) -> None:
-    """Removes what lies beyond the step that a run goes on from, and torn leftovers."""
-    for path in folder.glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Removes checkpoints after the step at which a run resumes, and torn leftovers."""
+    for pattern in ("*.orbax-checkpoint-tmp*", ".*.partial"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
     for later in _all_steps(folder):
         if later > step:
             discard(folder, later)
 
 
 def abstract(state: Any, sharding: Any) -> Any:
-    """`like` for `restore`: shapes and dtypes of `state` with a tree of shardings."""
+    """Makes `like` for `restore`: shapes and dtypes of `state`, with shardings.
+
+    Args:
+      state: pytree of arrays or ShapeDtypeStructs.
+      sharding: the same tree of shardings.
+    """
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=where
@@ -188,7 +190,7 @@ def abstract(state: Any, sharding: Any) -> Any:
 
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[ocp.Checkpointer]:
-    """Orbax without its tracebacks: what goes wrong is raised, and said once."""
+    """Yields an orbax checkpointer that raises errors and does not log them too."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
     try:
@@ -199,7 +201,7 @@ def _checkpointer() -> Iterator[ocp.Checkpointer]:
 
 
 def _reason(error: Exception) -> str:
-    """The cause in a few words: the last part of tensorstore's long messages."""
+    """Shortens an error to its cause, the last part of tensorstore's long messages."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, OSError):
         return error.strerror or lines[0]
@@ -211,7 +213,7 @@ def _paths(folder: pathlib.Path, step: int) -> tuple[pathlib.Path, pathlib.Path]
 
 
 def _all_steps(folder: pathlib.Path) -> list[int]:
-    """Every step that left any trace."""
+    """Returns every step with a checkpoint or a manifest, ascending."""
     if not folder.is_dir():
         return []
     matches = (_STEP.fullmatch(path.name) for path in folder.iterdir())
@@ -219,22 +221,17 @@ def _all_steps(folder: pathlib.Path) -> list[int]:
 
 
 def _steps(folder: pathlib.Path) -> list[int]:
-    """Steps that have a manifest."""
+    """Returns the steps that have a manifest, ascending."""
     return [step for step in _all_steps(folder) if _paths(folder, step)[1].is_file()]
 
 
-def _digest(file: pathlib.Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _digests(path: pathlib.Path) -> dict[str, str]:
-    files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return {str(file.relative_to(path)): _digest(file) for file in files}
+    written = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return {str(file.relative_to(path)): files.digest(file) for file in written}
 
 
 def _damage(path: pathlib.Path, manifest: pathlib.Path) -> str:
-    """In words, what of a checkpoint is not as it was written; empty if nothing."""
+    """Returns the damage of a checkpoint in words; empty if there is none."""
     try:
         expected = json.loads(manifest.read_text())
     except (OSError, ValueError):
@@ -243,6 +240,6 @@ def _damage(path: pathlib.Path, manifest: pathlib.Path) -> str:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if _digest(file) != digest:
+        if files.digest(file) != digest:
             return f"{name} differs from what was written"
     return ""

@@ -1,4 +1,4 @@
-"""Fine-tuning of a classifier: one step, and what it says of pairs; both pure.
+"""Fine-tuning of a classifier: a step and its predictions, both pure.
 
 B batch, L length, C classes.
 """
@@ -15,7 +15,7 @@ from nebula_jax.training import state as train_state
 
 
 def is_trained(path: str) -> bool:
-    """All but the embeddings, where those are frozen."""
+    """Returns True for all parameters but the embeddings, where those are frozen."""
     return not path.startswith("embeddings/")
 
 
@@ -27,13 +27,13 @@ def step(
     input_ids: jax.Array,
     labels: jax.Array,
 ) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
-    """One optimisation step.
+    """Takes one optimization step.
 
     Args:
       config: of the classifier.
       optimizer: of the trained parameters.
-      state: of them.
-      frozen: the other parameters (`cut.split`).
+      state: of the trained parameters.
+      frozen: the other parameters, from `cut.split`.
       input_ids: [B, L] int32, padded.
       labels: [B] int32.
 
@@ -42,7 +42,7 @@ def step(
     """
     rng = state.key()
 
-    def loss_of(trained):
+    def loss_of(trained: Any) -> tuple[jax.Array, jax.Array]:
         params = cut.merge(trained, frozen)
         found = classifier.logits(config, params, input_ids, rng)
         weights = jnp.ones(labels.shape, jnp.float32)
@@ -58,5 +58,5 @@ def step(
 
 
 def predict(config: classifier.Config, params: Any, input_ids: jax.Array) -> jax.Array:
-    """Probabilities of the classes: input_ids [B, L] -> [B, C] float32."""
+    """Computes class probabilities: input_ids [B, L] int32 -> [B, C] float32."""
     return jax.nn.softmax(classifier.logits(config, params, input_ids))

@@ -12,7 +12,7 @@ import optax
 def masked_cross_entropy(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """-Σ_{i∈M} log p(x_i): eq. 6 for the generator, eq. 10 for the discriminator.
+    """Computes -Σ_{i∈M} log p(x_i): eq. 6, and eq. 10 of the discriminator.
 
     Eq. 10 is printed without its minus sign and logarithm; COCO-LM, which it
     simplifies, has both.
@@ -32,7 +32,7 @@ def masked_cross_entropy(
 def replaced_token_detection(
     logits: jax.Array, is_original: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Eq. 8: binary cross-entropy of D(x^corrupt, i) = p(token i is original).
+    """Computes eq. 8, binary cross-entropy of D(x^corrupt, i) = p(token i is original).
 
     Args:
       logits: [B, L] float32, log-odds that the token is original.
@@ -49,27 +49,27 @@ def replaced_token_detection(
 def label_smoothed_cross_entropy(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float = 0.1
 ) -> tuple[jax.Array, jax.Array]:
-    """Σ (1-ε) (-log p(label)) + ε/V Σ_v -log p(v); plain cross-entropy if ε is 0.
+    """Computes Σ (1-ε) (-log p(label)) + ε/V Σ_v -log p(v); ε = 0 is cross-entropy.
 
-    Log-probabilities of all V are never laid out: log p(v) is a logit minus one number,
-    so their sum follows from the logits' mean.
+    Log-probabilities of all V are never in memory: log p(v) is a logit minus one
+    number, so their sum follows from the logits' mean.
 
     Args:
       logits: [..., V] float32, finite.
       labels: [...] int32.
-      weights: [...] float32, 0 where nothing is asked.
+      weights: [...] float32, 0 where nothing is predicted.
       smoothing: ε; 0.1 in section 4.2 (printed as 1).
 
     Returns:
       Sum of the losses and sum of the weights, float32 scalars.
     """
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    smooth = (1 - smoothing) * own + smoothing * jnp.mean(logits, axis=-1)
-    return jnp.sum((normaliser - smooth) * weights), jnp.sum(weights)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    smooth = (1 - smoothing) * of_label + smoothing * jnp.mean(logits, axis=-1)
+    return jnp.sum((normalizer - smooth) * weights), jnp.sum(weights)
 
 
 def mean(sum_and_weight: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Sum over weight; 0 where there was nothing to weigh."""
+    """Divides a sum by its weight; 0 if the weight is 0."""
     total, weight = sum_and_weight
     return total / jnp.maximum(weight, 1.0)

@@ -1,8 +1,8 @@
 """Scenario I, M3: K generators, each with its own text, and one discriminator.
 
 Section 3.1, Fig. 4. `generator_step` and `discriminator_step` are the two sides of the
-cut; all that passes between them is `Tokens`. `whole_step` is the same computation
-uncut, one gradient of eq. 11: the reference that the split run must equal.
+cut; only `Tokens` pass between them. `whole_step` is the same computation uncut, one
+gradient of eq. 11: the reference that the split run must equal.
 
 B batch, L length, V vocabulary, M mask capacity (see `training.masking`), K generators.
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, mask_slots, transformer
@@ -23,7 +24,7 @@ from nebula_jax.training import state as train_state
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that M3's arithmetic depends on, apart from data and seed."""
+    """The settings that determine M3's arithmetic, apart from data and seed."""
 
     generator: transformer.Config
     discriminator: transformer.Config
@@ -34,7 +35,7 @@ class Config:
     mask_policy: str = "electra"
     """A name in masking.POLICIES."""
     temperature: float = 1.0
-    """Of the generators' samples: above 1, a good generator makes worse fakes."""
+    """Temperature of the generators' samples; above 1, fakes are less convincing."""
     rtd_weight: float = 50.0
     """λ of eq. 9 and 11."""
     clm_weight: float = 1.0
@@ -44,18 +45,18 @@ class Config:
     warmup_steps: int = 10_000
     """Section 4.1."""
     weight_decay: float = 0.0
-    """Decoupled; the paper names none."""
+    """Decoupled weight decay; the paper names none."""
     clip_norm: float = 1.0
-    """Of each model's gradient; the paper names none, ELECTRA clips at 1."""
+    """Largest norm of each model's gradient; the paper names none, ELECTRA has 1."""
 
     @property
     def capacity(self) -> int:
-        """M, mask slots of a row."""
+        """Mask slots of a row, M."""
         return masking.capacity(self.mask_rate, self.generator.max_length)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """Adam, linear decay: of every generator and of the discriminator."""
+        """Adam with linear decay, for every generator and the discriminator."""
         return optimizers.adam(
             optimizers.linear_decay(self.learning_rate, self.warmup_steps, self.steps),
             weight_decay=self.weight_decay,
@@ -64,7 +65,7 @@ class Config:
 
 
 class Tokens(NamedTuple):
-    """What a generator tells the discriminator: word indices, and nothing else.
+    """The message from a generator to the discriminator: word indices only.
 
     input_ids: [B, L] int32, x^corrupt of eq. 7.
     masked: [B, L] bool, the positions in M, whose tokens the generator sampled.
@@ -76,22 +77,22 @@ class Tokens(NamedTuple):
     originals: jax.Array
 
 
-class Judgement(NamedTuple):
-    """The discriminator's answers about a batch, for evaluation.
+class Predictions(NamedTuple):
+    """The discriminator's predictions on a batch, for evaluation.
 
     replaced_score: [B, L] float32, log-odds that the token was replaced.
     replaced: [B, L] bool, the truth.
     text: [B, L] bool, true where a token is text (no padding, no control piece).
-    clm_hits: [] int32, masked positions whose original CLM named.
-    sampled_hits: [] int32, masked positions where the generator sampled the original.
+    clm_correct: [] int32, masked positions whose original CLM predicted.
+    sampled_correct: [] int32, masked positions whose original the generator sampled.
     masked: [] int32, masked positions.
     """
 
     replaced_score: jax.Array
     replaced: jax.Array
     text: jax.Array
-    clm_hits: jax.Array
-    sampled_hits: jax.Array
+    clm_correct: jax.Array
+    sampled_correct: jax.Array
     masked: jax.Array
 
 
@@ -99,23 +100,27 @@ Metrics = dict[str, jax.Array]
 
 
 def tokens_spec(config: Config, batch_size: int) -> Tokens:
-    """The shapes of a generator's Tokens, for the bridge."""
+    """Returns the shapes and dtypes of a generator's Tokens, for the bridge."""
     shape = (batch_size, config.generator.max_length)
-    return Tokens(
-        jax.ShapeDtypeStruct(shape, jnp.int32),
-        jax.ShapeDtypeStruct(shape, jnp.bool_),
-        jax.ShapeDtypeStruct((batch_size, config.capacity), jnp.int32),
-    )
+
+    def tokens() -> Tokens:
+        return Tokens(
+            jnp.zeros(shape, jnp.int32),
+            jnp.zeros(shape, jnp.bool_),
+            jnp.zeros((batch_size, config.capacity), jnp.int32),
+        )
+
+    return jax.eval_shape(tokens)
 
 
 def init_generator(
     config: Config, seed: int, index: int, encoder: Any = None
 ) -> train_state.TrainState:
-    """Generator `index` (0 to K-1) at step 0.
+    """Initializes generator `index` (0 to K-1).
 
     Args:
       config: of the run.
-      seed: likewise.
+      seed: of the run.
       index: K generators draw K different heads.
       encoder: `embeddings` and `encoder` of a pretrained model to begin with (section
         4.1); random ones if None.
@@ -127,17 +132,19 @@ def init_generator(
 def init_discriminator(
     config: Config, seed: int, encoder: Any = None
 ) -> train_state.TrainState:
-    """The discriminator at step 0; arguments as for `init_generator`."""
+    """Initializes the discriminator; arguments as for `init_generator`."""
     rng = jax.random.fold_in(jax.random.key(seed), 0)
     return _init(electra.Discriminator(config.discriminator), config, rng, encoder)
 
 
-def _init(module, config: Config, rng: jax.Array, encoder) -> train_state.TrainState:
+def _init(
+    module: nn.Module, config: Config, rng: jax.Array, encoder: Any
+) -> train_state.TrainState:
     init_rng, step_rng = jax.random.split(rng)
     ids = jnp.zeros((1, config.generator.max_length), jnp.int32)
     slots = jnp.zeros((1, config.capacity), jnp.int32)
 
-    def init():
+    def init() -> Any:
         return module.init(init_rng, ids, ids == 0, slots)["params"]
 
     if encoder is None:
@@ -150,9 +157,13 @@ def _init(module, config: Config, rng: jax.Array, encoder) -> train_state.TrainS
 
 
 def generator_loss(
-    config: Config, params, rng: jax.Array, input_ids: jax.Array, training: bool = True
+    config: Config,
+    params: Any,
+    rng: jax.Array,
+    input_ids: jax.Array,
+    training: bool = True,
 ) -> tuple[jax.Array, tuple[Tokens, Metrics]]:
-    """Eq. 6, and the corruption of eq. 7 sampled from the same logits.
+    """Computes eq. 6, and samples the corruption of eq. 7 from the same logits.
 
     Args:
       config: sizes and mask rate.
@@ -162,7 +173,7 @@ def generator_loss(
       training: with dropout. ELECTRA too samples from the training-mode logits.
 
     Returns:
-      L_G, a scalar, and (what to send, metrics).
+      L_G, [] float32, and (tokens to send, metrics).
     """
     mask_rng, sample_rng, dropout_rng = jax.random.split(rng, 3)
     masked = masking.mask_tokens(
@@ -203,19 +214,21 @@ def generator_loss(
     )
 
 
-class _Read(NamedTuple):
+class _Inputs(NamedTuple):
+    """The discriminator's inputs and labels, derived from Tokens."""
+
     attention_mask: jax.Array  # [B, L] bool
     positions: jax.Array  # [B, M] int32, L in empty slots
     filled: jax.Array  # [B, M] float32
     is_original: jax.Array  # [B, L] bool
 
 
-def _read(tokens: Tokens) -> _Read:
-    """All that the discriminator needs follows from what was sent."""
+def _inputs(tokens: Tokens) -> _Inputs:
+    """Derives the discriminator's inputs and labels from the tokens sent."""
     length = tokens.input_ids.shape[-1]
     positions = mask_slots.find(tokens.masked, tokens.originals.shape[-1])
     text = mask_slots.scatter(tokens.input_ids, positions, tokens.originals)
-    return _Read(
+    return _Inputs(
         # A generator may sample [PAD] itself: a masked position is never padding.
         attention_mask=(tokens.input_ids != vocabularies.SPECIAL.pad) | tokens.masked,
         positions=positions,
@@ -225,40 +238,52 @@ def _read(tokens: Tokens) -> _Read:
 
 
 def discriminator_loss(
-    config: Config, params, rng: jax.Array, tokens: Tokens
+    config: Config, params: Any, rng: jax.Array, tokens: Tokens
 ) -> tuple[jax.Array, Metrics]:
-    """λ L_D + γ L_CLM of eq. 11: eq. 8 over all tokens, eq. 10 over masked ones."""
-    read = _read(tokens)
+    """Computes λ L_D + γ L_CLM of eq. 11.
+
+    Eq. 8 over all tokens, eq. 10 over masked ones.
+
+    Args:
+      config: of the run.
+      params: of the discriminator.
+      rng: key of this step.
+      tokens: one batch.
+
+    Returns:
+      The loss, [] float32, and metrics.
+    """
+    inputs = _inputs(tokens)
     rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
         {"params": params},
         tokens.input_ids,
-        read.attention_mask,
-        read.positions,
+        inputs.attention_mask,
+        inputs.positions,
         False,
         rngs={"dropout": rng},
     )
-    real = read.attention_mask.astype(jnp.float32)
+    real = inputs.attention_mask.astype(jnp.float32)
     rtd_loss = losses.mean(
-        losses.replaced_token_detection(rtd_logits, read.is_original, real)
+        losses.replaced_token_detection(rtd_logits, inputs.is_original, real)
     )
     clm_loss = losses.mean(
-        losses.masked_cross_entropy(clm_logits, tokens.originals, read.filled)
+        losses.masked_cross_entropy(clm_logits, tokens.originals, inputs.filled)
     )
     loss = config.rtd_weight * rtd_loss + config.clm_weight * clm_loss
-    replaced = jnp.sum(~read.is_original & read.attention_mask)
+    replaced = jnp.sum(~inputs.is_original & inputs.attention_mask)
     return loss, {
         "loss": loss,
         "rtd_loss": rtd_loss,
         "clm_loss": clm_loss,
         "fake_token_rate": losses.mean((replaced, jnp.sum(real))),
-        "tokens": jnp.sum(read.attention_mask),
+        "tokens": jnp.sum(inputs.attention_mask),
     }
 
 
 def generator_step(
     config: Config, state: train_state.TrainState, input_ids: jax.Array
 ) -> tuple[train_state.TrainState, Tokens, Metrics]:
-    """One optimisation step of a generator; the discriminator is not asked.
+    """Takes one optimization step of a generator, independent of the discriminator.
 
     Args:
       config: of the run.
@@ -266,7 +291,7 @@ def generator_step(
       input_ids: [B, L] int32, its own text.
 
     Returns:
-      The next state, what to send, and metrics.
+      The next state, the tokens to send, and metrics.
     """
     gradient = jax.grad(generator_loss, argnums=1, has_aux=True)
     grads, (tokens, metrics) = gradient(config, state.params, state.key(), input_ids)
@@ -276,7 +301,7 @@ def generator_step(
 def discriminator_step(
     config: Config, state: train_state.TrainState, tokens: Sequence[Tokens]
 ) -> tuple[train_state.TrainState, Metrics]:
-    """One optimisation step on the concatenation of the generators' micro-batches.
+    """Takes one optimization step on the concatenation of the generators' batches.
 
     Args:
       config: of the run.
@@ -303,7 +328,7 @@ def whole_step(
     tuple[Metrics, ...],
     Metrics,
 ]:
-    """One step of everything: a single gradient of eq. 11 in all parameters.
+    """Takes one step of all models: a single gradient of eq. 11 in all parameters.
 
     Args:
       config: of the run.
@@ -315,11 +340,11 @@ def whole_step(
       The next states, the tokens that a split run would have sent, and metrics.
     """
 
-    def total_loss(params):
+    def total_loss(params: tuple[Any, Any]) -> tuple[jax.Array, Any]:
         generator_params, discriminator_params = params
         outcomes = [
-            generator_loss(config, own, state.key(), batch)
-            for own, state, batch in zip(
+            generator_loss(config, each, state.key(), batch)
+            for each, state, batch in zip(
                 generator_params, generators, batches, strict=True
             )
         ]
@@ -337,8 +362,8 @@ def whole_step(
     optimizer = config.optimizer
     return (
         tuple(
-            state.apply_gradients(own, optimizer)
-            for state, own in zip(generators, grads[0], strict=True)
+            state.apply_gradients(each, optimizer)
+            for state, each in zip(generators, grads[0], strict=True)
         ),
         discriminator.apply_gradients(grads[1], optimizer),
         tokens,
@@ -347,26 +372,28 @@ def whole_step(
     )
 
 
-def corrupt(config: Config, params, rng: jax.Array, input_ids: jax.Array) -> Tokens:
-    """Held-back text [B, L] as the generator would send it; no dropout."""
+def corrupt(
+    config: Config, params: Any, rng: jax.Array, input_ids: jax.Array
+) -> Tokens:
+    """Corrupts held-out text [B, L] as the generator does, without dropout."""
     return generator_loss(config, params, rng, input_ids, training=False)[1][0]
 
 
-def judge(config: Config, params, tokens: Tokens) -> Judgement:
-    """What the discriminator makes of `tokens`; no dropout."""
-    read = _read(tokens)
+def predict(config: Config, params: Any, tokens: Tokens) -> Predictions:
+    """Applies the discriminator to `tokens` without dropout."""
+    inputs = _inputs(tokens)
     rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
-        {"params": params}, tokens.input_ids, read.attention_mask, read.positions
+        {"params": params}, tokens.input_ids, inputs.attention_mask, inputs.positions
     )
-    sampled = mask_slots.gather(tokens.input_ids, read.positions)
-    named = jnp.argmax(clm_logits, axis=-1)
-    filled = read.filled > 0
-    return Judgement(
+    sampled = mask_slots.gather(tokens.input_ids, inputs.positions)
+    predicted = jnp.argmax(clm_logits, axis=-1)
+    filled = inputs.filled > 0
+    return Predictions(
         replaced_score=-rtd_logits,
-        replaced=~read.is_original,
+        replaced=~inputs.is_original,
         text=(tokens.input_ids >= vocabularies.NUM_SPECIAL) | tokens.masked,
-        clm_hits=jnp.sum((named == tokens.originals) & filled),
-        sampled_hits=jnp.sum((sampled == tokens.originals) & filled),
+        clm_correct=jnp.sum((predicted == tokens.originals) & filled),
+        sampled_correct=jnp.sum((sampled == tokens.originals) & filled),
         masked=jnp.sum(filled),
     )
 

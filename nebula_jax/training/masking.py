@@ -90,7 +90,7 @@ def mask_tokens(
 
     order = jax.random.uniform(order_rng, input_ids.shape)
     _, chosen = jax.lax.top_k(jnp.where(maskable, order, -1.0), slots)
-    chosen = jnp.where(jnp.arange(slots) < wanted[:, None], chosen, length)
+    chosen = jnp.where(jnp.arange(slots)[None] < wanted[:, None], chosen, length)
     positions = jnp.sort(chosen, axis=-1).astype(jnp.int32)
     originals = mask_slots.gather(input_ids, positions)
 

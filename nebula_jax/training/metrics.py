@@ -1,4 +1,4 @@
-"""What a cluster tells about its training: metrics.jsonl, TensorBoard, a live line."""
+"""Metrics of a cluster: metrics.jsonl, TensorBoard, a line for the screen."""
 
 import json
 import pathlib
@@ -11,15 +11,15 @@ from tensorboardX.proto import event_pb2
 
 
 class MetricsLog:
-    """The metrics files of one cluster, written as values come.
+    """The metrics files of one cluster.
 
     metrics.jsonl has one JSON object a line: `step`, `time` (seconds since the epoch),
-    and numbers. Events are written in the calling thread: a background writer that
-    meets a full disk would leave the training waiting for it.
+    and numbers. Events are written in the calling thread: with a full disk, a
+    background writer would block the training.
     """
 
     def __init__(self, folder: pathlib.Path, step: int):
-        """Opens the files, without what was logged after `step`, which comes again."""
+        """Opens the files and removes the records after `step`, which come again."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
         if step == 0:
@@ -43,7 +43,7 @@ class MetricsLog:
                 self._event(step, summary=summary.scalar(tag, number))
         self._events.flush()
 
-    def _event(self, step: int, **content) -> None:
+    def _event(self, step: int, **content: Any) -> None:
         event = event_pb2.Event(step=step, wall_time=time.time(), **content)
         self._events.write_event(event)
 
@@ -53,7 +53,7 @@ class MetricsLog:
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The records of a cluster's metrics.jsonl; a torn last line is left out."""
+    """Reads the records of a cluster's metrics.jsonl, up to an incomplete one."""
     path = folder / "metrics.jsonl"
     records = []
     for line in path.read_text().splitlines() if path.is_file() else []:
@@ -65,7 +65,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
-    """One line for a person: where the cluster is, and what it waits for."""
+    """Formats a record as one line for the screen."""
     return (
         f"{cluster:<13} step {record['step']:>6}/{steps}"
         f"  loss {record['loss']:8.4f}"
@@ -76,7 +76,7 @@ def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """12_345_678 -> `12.3 MB`."""
+    """Formats a number of bytes: 12_345_678 -> `12.3 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,7 +1,8 @@
-"""An MLM head for a pretrained model that has none, from text of its own cluster.
+"""Training of an MLM head for a pretrained model that has none.
 
-Only the head learns; the encoder is frozen, so no gradient passes through it. What is
-asked is what the translator will ask of the head: masked pieces, or the next piece.
+It uses text of the model's cluster. The encoder is frozen, so no gradient passes
+through it. The head predicts what it will predict in the translator: masked pieces, or
+the next piece.
 
 B batch, Q length, P slots for predictions.
 """
@@ -21,7 +22,7 @@ from nebula_jax.training import state as train_state
 
 
 def init_head(config: transformer.Config, rng: jax.Array) -> Any:
-    """Random parameters of an MLM head."""
+    """Draws the parameters of an MLM head."""
     hidden = jnp.zeros((1, 1, config.width))
     table = jnp.zeros((config.vocab_size, config.embedding_width or config.width))
     return heads.MLMHead(config).init(rng, hidden, table)["params"]
@@ -30,7 +31,7 @@ def init_head(config: transformer.Config, rng: jax.Array) -> Any:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=5)
 def step(
     config: transformer.Config,
-    controls: tokenizers.SpecialTokens,
+    special: tokenizers.SpecialTokens,
     objective: str,
     slots: int,
     optimizer: optax.GradientTransformation,
@@ -38,11 +39,11 @@ def step(
     encoder: Any,
     target_ids: jax.Array,
 ) -> tuple[train_state.TrainState, jax.Array]:
-    """One optimisation step of the head.
+    """Takes one optimization step of the head.
 
     Args:
       config: of the encoder; its dropout is not used.
-      controls: of its vocabulary.
+      special: tokens of its vocabulary.
       objective: one of `abnet.OBJECTIVES`.
       slots: P.
       optimizer: of the head.
@@ -51,32 +52,32 @@ def step(
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
 
     Returns:
-      The next state, and the mean loss of a prediction.
+      The next state, and the mean loss of a prediction, [] float32.
     """
     if objective == "ar":
-        questions = objectives.autoregressive(target_ids, controls, slots)
-        causal = transformer.causal_mask(questions.input_ids.shape[-1])
-        mask = questions.attention_mask[:, None, :] & causal
+        targets = objectives.autoregressive(target_ids, special, slots)
+        causal = transformer.causal_mask(targets.input_ids.shape[-1])
+        mask = targets.attention_mask[:, None, :] & causal
     else:
         keys = objectives.example_keys(state.key(), jnp.arange(len(target_ids)))
-        questions = objectives.conditional_masked(keys, target_ids, controls, slots)
-        mask = questions.attention_mask
+        targets = objectives.conditional_masked(keys, target_ids, special, slots)
+        mask = targets.attention_mask
     embeddings = transformer.Embeddings(config)
     hidden = embeddings.apply(
-        {"params": encoder["embeddings"]}, questions.input_ids, True
+        {"params": encoder["embeddings"]}, targets.input_ids, True
     )
     hidden = transformer.Encoder(config).apply(
         {"params": encoder["encoder"]}, hidden, mask, True
     )
-    hidden = mask_slots.gather_positions(hidden, questions.positions)
+    hidden = mask_slots.gather_positions(hidden, targets.positions)
     table = encoder["embeddings"]["word_embeddings"]["embedding"]
-    asked = questions.positions < questions.input_ids.size
+    is_target = targets.positions < targets.input_ids.size
 
-    def loss(head):
+    def loss(head: Any) -> jax.Array:
         logits = heads.MLMHead(config).apply({"params": head}, hidden[None], table)[0]
         return losses.mean(
             losses.label_smoothed_cross_entropy(
-                logits, questions.labels, asked.astype(jnp.float32), 0.0
+                logits, targets.labels, is_target.astype(jnp.float32), 0.0
             )
         )
 

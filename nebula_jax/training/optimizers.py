@@ -1,12 +1,18 @@
-"""Adam, and how its rate rises and falls (sections 4.1, 4.2)."""
+"""Adam, learning-rate schedules, and a rate by layer (sections 4.1, 4.2)."""
+
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+_LAYER = re.compile(r"(?:^|/)encoder/layer_(\d+)/")
+_EMBEDDINGS = re.compile(r"(?:^|/)embeddings/")
+
 
 def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """0 to `peak` over the warm-up, then straight down to 0 at the last step.
+    """Rises from 0 to `peak` over the warm-up, then falls linearly to 0 at the end.
 
     (ELECTRA's code multiplies the warm-up onto an already decaying rate; the paper
     says linear decay with 10k warm-up steps, which is this.)
@@ -24,7 +30,9 @@ def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Sche
 def inverse_square_root(
     peak: float = 5e-4, warmup_steps: int = 4000, initial: float = 1e-7
 ) -> optax.Schedule:
-    """`initial` to `peak` over the warm-up, then peak sqrt(warm-up / step).
+    """Rises from `initial` to `peak` over the warm-up, then falls as 1 / sqrt(step).
+
+    After the warm-up the rate is peak sqrt(warmup_steps / step).
 
     Section 4.2 names Adam with β 0.9 and 0.98, ε 1e-8 and 4000 warm-up steps, and so
     means fairseq's schedule; the rates are those of ABNet's code.
@@ -32,7 +40,7 @@ def inverse_square_root(
     warmup_steps = max(1, warmup_steps)
     rise = optax.linear_schedule(initial, peak, warmup_steps)
 
-    def schedule(step):
+    def schedule(step: jax.Array) -> jax.Array:
         fall = peak * (warmup_steps / jnp.maximum(step, warmup_steps)) ** 0.5
         return jnp.where(step < warmup_steps, rise(step), fall)
 
@@ -48,7 +56,7 @@ def adam(
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Adam after clipping by global norm, with decoupled weight decay.
+    """Makes Adam after clipping by global norm, with decoupled weight decay.
 
     Args:
       schedule: learning rate of each step.
@@ -68,5 +76,48 @@ def adam(
     )
 
 
-def _has_decay(params):
+def _has_decay(params: Any) -> Any:
+    """Returns a tree of bool: True for matrices, False for biases and layer norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def layer_factor(path: str, decay: float, layers: int) -> float:
+    """Returns the factor on the learning rate of a parameter.
+
+    Layer i of an encoder, counted from 0, learns at d^(n-i) of the rate, so the top one
+    at d; embeddings at d^(n+1); heads at the whole rate. That is ERNIE's rule, and what
+    ELECTRA intended: its code gives the top layer d^2, left over from a pooler.
+
+    >>> layer_factor("encoder/layer_11/output/kernel", decay=0.8, layers=12)
+    0.8
+
+    Args:
+      path: of the parameter.
+      decay: d; 1 for one rate everywhere.
+      layers: n.
+    """
+    layer = _LAYER.search(path)
+    if layer:
+        return decay ** (layers - int(layer[1]))
+    return decay ** (layers + 1) if _EMBEDDINGS.search(path) else 1.0
+
+
+def scale_by_layer(decay: float, layers: int) -> optax.GradientTransformation:
+    """Multiplies each parameter's update by its `layer_factor`; last in a chain.
+
+    Smaller steps for lower layers (ELECTRA; ERNIE-M's fine-tuning, section 4.1):
+
+        optax.chain(optimizers.adam(rates), optimizers.scale_by_layer(0.8, layers=12))
+
+    Args:
+      decay: d of `layer_factor`.
+      layers: n of `layer_factor`.
+    """
+
+    def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return update * layer_factor(name, decay, layers)
+
+    return optax.stateless(
+        lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates)
+    )

@@ -1,9 +1,9 @@
-"""A sample of a distribution over a vocabulary, for two random numbers each.
+"""Sampling from a distribution over a vocabulary with two random numbers per sample.
 
 `jax.random.categorical` draws a number for every piece of the vocabulary and takes two
-logarithms of it: on a CPU a sixth of a generator's step. Here one number is looked up
-in the cumulative distribution of blocks of about sqrt(V) pieces, and another in that
-of the block's pieces. Probabilities are exact to 2^-23 of the whole and of the block.
+logarithms of it: on a CPU a sixth of a generator's step. Here one number selects a
+block of about sqrt(V) pieces by their cumulative distribution, and another one a piece
+of the block. Probabilities are exact to 2^-23 of the whole and of the block.
 
 V vocabulary, C pieces of a block, N blocks or pieces.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 
 def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:
-    """Draws from softmax(logits).
+    """Draws a sample of softmax(logits) per row.
 
     Args:
       rng: key.
@@ -34,12 +34,12 @@ def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:
     weights = jnp.pad(weights, padding).reshape(*logits.shape[:-1], count, block)
     which_rng, inside_rng = jax.random.split(rng)
     which = _draw(which_rng, jnp.sum(weights, axis=-1))
-    own = jnp.take_along_axis(weights, which[..., None, None], axis=-2)[..., 0, :]
-    return which * block + _draw(inside_rng, own)
+    inside = jnp.take_along_axis(weights, which[..., None, None], axis=-2)[..., 0, :]
+    return which * block + _draw(inside_rng, inside)
 
 
 def _draw(rng: jax.Array, weights: jax.Array) -> jax.Array:
-    """[..., N], at least 0 -> [...] int32, each as often as its weight says."""
+    """Draws indices in proportion to weights [..., N], at least 0 -> [...] int32."""
     is_possible = weights > 0
     cumulative = jnp.where(is_possible, jnp.cumsum(weights, axis=-1), 0.0)
     # A uniform number is at most 1 - 2^-23, so that this is less than the maximum.

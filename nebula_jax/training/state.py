@@ -1,5 +1,6 @@
-"""What a cluster trains, and all it needs to go on from where it was."""
+"""The state of a model in training: parameters, optimizer, step and randomness."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -11,13 +12,13 @@ from flax import struct
 
 @struct.dataclass
 class TrainState:
-    """One model in training.
+    """The state of one model, sufficient to resume its training.
 
-    step: [] int32, optimisation steps taken.
+    step: [] int32, optimization steps taken.
     params: parameter tree, float32.
     opt_state: optax state.
     rng: [2] uint32, key data; step t draws from `key(t)`, so that the randomness of a
-      step does not depend on how the run came there.
+      step does not depend on where the run was resumed.
     """
 
     step: jax.Array
@@ -26,15 +27,16 @@ class TrainState:
     rng: jax.Array
 
     def key(self) -> jax.Array:
-        """The key of the coming step."""
+        """Returns the key of the coming step."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
 
     def apply_gradients(
         self, grads: Any, optimizer: optax.GradientTransformation
     ) -> "TrainState":
-        """The state after one optimisation step."""
+        """Returns the state after one optimization step."""
         updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
-        return self.replace(
+        return dataclasses.replace(
+            self,
             step=self.step + 1,
             params=optax.apply_updates(self.params, updates),
             opt_state=opt_state,
@@ -43,11 +45,11 @@ class TrainState:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def running_mean(mean: Any, new: Any, count: jax.Array) -> Any:
-    """The mean of `count` trees of parameters.
+    """Updates the mean of `count` trees of parameters.
 
     Args:
-      mean: of the first count - 1; used up. What it is does not matter if count is 1.
-      new: the last one.
+      mean: of the first count - 1, donated; not used if count is 1.
+      new: the last tree.
       count: [] int32, at least 1.
     """
     before = (count - 1) / count
@@ -57,7 +59,7 @@ def running_mean(mean: Any, new: Any, count: jax.Array) -> Any:
 def create(
     params: Any, optimizer: optax.GradientTransformation, rng: jax.Array
 ) -> TrainState:
-    """A state at step 0; `rng` is a key."""
+    """Makes a state at step 0; `rng` is a key."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

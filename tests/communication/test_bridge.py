@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import trustme
+from cryptography import x509
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, inbox, send_window, session
-from nebula_jax.security import tls
+from nebula_jax.security import certificates, tls
 
 SPEC = {
     "ids": jax.ShapeDtypeStruct((4, 33), jnp.int32),
@@ -29,7 +29,7 @@ def hello(cluster, settings=SETTINGS, version="0.1", checkpoints=()):
 def credentials(tmp_path, encrypted):
     if not encrypted:
         return {}, {}
-    tls.issue_for_run(tmp_path, ["discriminator", "generator:0"])
+    certificates.issue_for_run(tmp_path, ["discriminator", "generator:0"])
     return (
         {"tls": tls.server_contexts(tmp_path / "discriminator")},
         {"tls": tls.client_contexts(tmp_path / "generator-0")},
@@ -408,16 +408,13 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
 
 
 def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
-    authority = trustme.CA()
-    credentials = {
-        "discriminator": authority.issue_cert("discriminator"),
-        "person": authority.issue_cert("someone@example.org"),
+    authority = certificates.new_authority()
+    names = {
+        "discriminator": x509.DNSName("discriminator"),
+        "person": x509.RFC822Name("someone@example.org"),
     }
-    for name, certificate in credentials.items():
-        (tmp_path / name).mkdir()
-        authority.cert_pem.write_to_path(tmp_path / name / "ca.pem")
-        certificate.cert_chain_pems[0].write_to_path(tmp_path / name / "cert.pem")
-        certificate.private_key_pem.write_to_path(tmp_path / name / "key.pem")
+    for folder, name in names.items():
+        certificates.write(tmp_path / folder, certificates.issue(authority, name))
     with listener(tls=tls.server_contexts(tmp_path / "discriminator")) as listening:
         coming = pool.submit(
             connect, listening.address, tls=tls.client_contexts(tmp_path / "person")

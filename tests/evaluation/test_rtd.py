@@ -32,15 +32,15 @@ def test_auc_of_one_kind_alone_is_not_a_number():
 
 
 def test_a_report_counts_text_only_and_adds_batches():
-    one = m3.Judgement(
+    one = m3.Predictions(
         replaced_score=np.asarray([[9.0, 2.0, 1.0, 9.0]]),
         replaced=np.asarray([[False, True, False, False]]),
         text=np.asarray([[False, True, True, False]]),
-        clm_hits=1,
-        sampled_hits=0,
+        clm_correct=1,
+        sampled_correct=0,
         masked=2,
     )
-    two = one._replace(clm_hits=0, sampled_hits=1, masked=2)
+    two = one._replace(clm_correct=0, sampled_correct=1, masked=2)
     report = rtd.report([one, two])
     assert report == {
         "rtd_auc": 1.0,

@@ -7,5 +7,4 @@ import tiny_runs
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that share prepared text; each test names its own workdir."""
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return tiny_runs.Runs(tmp_path_factory.mktemp("runs"), cache)
+    return tiny_runs.Runs(tmp_path_factory.mktemp("runs"))

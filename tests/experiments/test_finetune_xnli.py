@@ -29,8 +29,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"), cache)
+    return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"))
 
 
 @pytest.fixture(scope="module")

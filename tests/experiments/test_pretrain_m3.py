@@ -16,7 +16,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.security import tls
+from nebula_jax.security import certificates
 from nebula_jax.training import masking, metrics
 
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
@@ -189,7 +189,7 @@ def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
     Each generator has the text of its own languages, and the discriminator has none.
     """
     address = f"127.0.0.1:{free_port()}"
-    tls.issue_for_run(
+    certificates.issue_for_run(
         runs.folder / "tls", ["discriminator", "generator:0", "generator:1"]
     )
     texts = [runs.folder / "text0", runs.folder / "text1"]

@@ -25,8 +25,6 @@ def command(tmp_path_factory):
     folder = tmp_path_factory.mktemp("split_your_model")
     environment = {
         "PYTHONPATH": str(ROOT),
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
     def start(**flags):

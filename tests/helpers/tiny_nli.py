@@ -143,8 +143,8 @@ class Finetunings(tiny_runs.Runs):
 
     module = "experiments.finetune_xnli"
 
-    def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
-        super().__init__(folder, cache)
+    def __init__(self, folder: pathlib.Path):
+        super().__init__(folder)
         write_model(folder / "models" / "bert")
 
     def write_text(self, folder: pathlib.Path) -> pathlib.Path:

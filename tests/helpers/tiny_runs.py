@@ -64,10 +64,9 @@ class Runs:
 
     module = "experiments.pretrain_m3"
 
-    def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
+    def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self.text = self.write_text(folder / "text")
-        self._cache = cache
 
     def write_text(self, folder: pathlib.Path) -> pathlib.Path:
         """Writes the corpus of all runs; its folder."""
@@ -78,12 +77,8 @@ class Runs:
         return TINY | {"data_dir": self.text, "prepared_dir": "prepared"}
 
     def environment(self) -> dict[str, str]:
-        """Of the command: it finds the project, and what was compiled before."""
-        return os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "JAX_COMPILATION_CACHE_DIR": str(self._cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        }
+        """Returns this process's environment with the project on the path."""
+        return os.environ | {"PYTHONPATH": str(ROOT)}
 
     def start(self, *arguments: str, **flags) -> subprocess.Popen:
         """Starts a run; its standard error is merged into its output."""

@@ -133,8 +133,8 @@ class Translations(tiny_runs.Runs):
 
     module = "experiments.train_abnet"
 
-    def __init__(self, folder: pathlib.Path, cache: pathlib.Path):
-        super().__init__(folder, cache)
+    def __init__(self, folder: pathlib.Path):
+        super().__init__(folder)
         write_text(folder / "alike", is_alike=True)
         # The paper's pair: ERNIE-M reads, BERT writes.
         write_model(folder / "models" / "spanish", 16, seed=0, family="ernie_m")

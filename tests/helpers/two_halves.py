@@ -38,7 +38,7 @@ class Back(nn.Module):
 def front(params, batch, rng):
     """Computes h, with the mask and the example numbers that codecs read."""
     hidden = Front().apply({"params": params}, batch["x"])
-    keep = jax.random.bernoulli(rng, 0.9, (D,))  # alike for all micro-batches
+    keep = jax.random.bernoulli(rng, 0.9, (1, 1, D))  # alike for all micro-batches
     return {"h": hidden * keep, "mask": batch["mask"], "index": batch["index"]}
 
 

@@ -125,5 +125,7 @@ def test_a_matched_adapter_puts_back_what_its_layer_norms_take_away():
     def heard(params):
         return apply(params, said, source, np.ones((3, 7), bool))
 
-    np.testing.assert_allclose(heard(adapters.matched(params, said)), said, atol=1e-5)
+    np.testing.assert_allclose(
+        heard(adapters.match_layer_norms(params, said)), said, atol=1e-5
+    )
     assert np.abs(heard(params) - said).mean() > 0.2

@@ -243,7 +243,7 @@ def test_matrices_rounded_once_give_the_same_bits(dtype):
     config = dataclasses.replace(CONFIG, dtype=dtype)
     block = transformer.Block(config)
     hidden = jax.random.normal(jax.random.key(0), (2, 5, 16))
-    mask = jnp.arange(5) < jnp.asarray([[5], [3]])
+    mask = jnp.arange(5)[None] < jnp.asarray([[5], [3]])
     params = block.init(jax.random.key(1), hidden, mask, True)["params"]
     rounded = transformer.cast_kernels(params, config)
     kernels = {leaf.dtype for leaf in jax.tree.leaves(rounded) if leaf.ndim > 1}

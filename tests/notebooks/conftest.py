@@ -12,8 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "notebooks"))
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """The folder of a run of 4 steps with two checkpoints, and its text beside it."""
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    runs = tiny_runs.Runs(tmp_path_factory.mktemp("notebooks"), cache)
+    runs = tiny_runs.Runs(tmp_path_factory.mktemp("notebooks"))
     status, output = runs.run(steps=4, checkpoint_every=2, workdir="runs/tiny")
     assert status == 0, output
     return runs.folder / "runs" / "tiny"

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +63,6 @@ def test_an_axis_that_does_not_divide_stays_whole():
 def train(devices, model_parallel, steps=3):
     """The two sides of M3 on a mesh; final parameters and losses."""
     mesh = mesh_lib.make_mesh(jax.devices()[:devices], model_parallel)
-    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     generator = m3.init_generator(CONFIG, 0, 0)
     discriminator = m3.init_discriminator(CONFIG, 0)
     states = []
@@ -71,26 +72,20 @@ def train(devices, model_parallel, steps=3):
             jax.device_put(state, mesh_lib.state_sharding(mesh, rules, state))
         )
     at = [jax.tree.map(lambda leaf: leaf.sharding, state) for state in states]
-    generator_step = jax.jit(
-        m3.generator_step,
-        static_argnums=0,
-        in_shardings=(at[0], batch_at),
-        out_shardings=(at[0], batch_at, everywhere),
-        donate_argnums=1,
+    generator_step = mesh_lib.jit_step(
+        functools.partial(m3.generator_step, CONFIG),
+        at[0],
+        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED),
     )
-    discriminator_step = jax.jit(
-        m3.discriminator_step,
-        static_argnums=0,
-        in_shardings=(at[1], batch_at),
-        out_shardings=(at[1], everywhere),
-        donate_argnums=1,
+    discriminator_step = mesh_lib.jit_step(
+        functools.partial(m3.discriminator_step, CONFIG), at[1]
     )
     random = np.random.RandomState(0)
     for _ in range(steps):
         ids = random.randint(5, 64, (8, 16)).astype(np.int32)
-        ids = jax.device_put(ids, batch_at)
-        states[0], tokens, _ = generator_step(CONFIG, states[0], ids)
-        states[1], metrics = discriminator_step(CONFIG, states[1], [tokens, tokens])
+        ids = jax.device_put(ids, mesh_lib.batch_sharding(mesh))
+        states[0], tokens, _ = generator_step(states[0], ids)
+        states[1], metrics = discriminator_step(states[1], [tokens, tokens])
     return jax.device_get([state.params for state in states]), jax.device_get(metrics)
 
 
@@ -110,3 +105,63 @@ def test_four_devices_compute_what_one_does(on_one_device, model_parallel):
         on_one_device[0],
     )
     np.testing.assert_allclose(metrics["loss"], on_one_device[1]["loss"], rtol=1e-5)
+
+
+def toy_step(weights, batch, scale):
+    """A step with one state, two inputs and two outputs."""
+    loss = jnp.mean(batch) * scale
+    return weights + loss, batch * 2, loss
+
+
+def toy_sharding(spec):
+    mesh = mesh_lib.make_mesh(jax.devices(), model_parallel=2)
+    return jax.sharding.NamedSharding(mesh, spec)
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_jitted_step_puts_everything_where_it_is_said_to_be(donate):
+    split = toy_sharding(PartitionSpec("model"))
+    step = mesh_lib.jit_step(
+        toy_step,
+        split,
+        inputs=(mesh_lib.BATCH, toy_sharding(mesh_lib.REPLICATED)),
+        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED),
+        donate=donate,
+    )
+    weights = jax.device_put(jnp.arange(8.0), split)
+    found, doubled, loss = step(weights, np.ones((4, 2), np.float32), np.float32(3))
+    np.testing.assert_array_equal(found, np.arange(8.0) + 3)
+    np.testing.assert_array_equal(doubled, np.full((4, 2), 2))
+    assert found.sharding.spec == PartitionSpec("model")
+    assert doubled.sharding.spec == PartitionSpec("data")
+    assert loss.sharding.spec == PartitionSpec()
+    assert weights.is_deleted() == donate
+
+
+def test_a_step_without_outputs_returns_its_state_alone():
+    split = toy_sharding(PartitionSpec("model"))
+    step = mesh_lib.jit_step(
+        lambda weights, update: weights + update, split, outputs=()
+    )
+    found = step(jax.device_put(jnp.zeros(8), split), np.full(8, 4, np.float32))
+    np.testing.assert_array_equal(found, np.full(8, 4))
+    assert found.sharding.spec == PartitionSpec("model")
+
+
+def table(vocabulary):
+    return {"word_embeddings": {"embedding": vocabulary}}
+
+
+@pytest.mark.parametrize(
+    "plan", [mesh_lib.sharded_init, mesh_lib.sharded_init_from_arrays]
+)
+def test_a_state_is_made_in_its_place(plan):
+    mesh = mesh_lib.make_mesh(jax.devices(), model_parallel=2)
+    arrays = table(jnp.arange(32.0).reshape(8, 4))
+    planned = plan(mesh, lambda: arrays)
+    made = planned.init()
+    jax.tree.map(np.testing.assert_array_equal, made, arrays)
+    assert jax.tree.map(lambda leaf: leaf.sharding, made) == planned.sharding
+    assert planned.shapes == jax.eval_shape(lambda: arrays)
+    jax.tree.map(lambda leaf: leaf.delete(), made)  # as a step does that donates it
+    jax.tree.map(np.asarray, arrays)

@@ -14,6 +14,8 @@ from nebula_jax.communication.wire import frames, session
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
+pytestmark = pytest.mark.reuses_keys
+
 COUNT = 4  # micro-batches
 PACKED = "pack_tokens(capacities=3)|int8(row)"
 PLAIN = codecs.Compression()

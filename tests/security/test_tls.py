@@ -1,33 +1,16 @@
 import ssl
-import stat
 
 import pytest
+from two_contexts import shake_hands
 
 from nebula_jax import errors
-from nebula_jax.security import tls
+from nebula_jax.security import certificates, tls
 
 
 @pytest.fixture
 def folder(tmp_path):
-    tls.issue_for_run(tmp_path, ["discriminator", "generator:0"])
+    certificates.issue_for_run(tmp_path, ["discriminator", "generator:0"])
     return tmp_path
-
-
-def shake_hands(server_context, client_context, name="discriminator"):
-    """A handshake in memory; the client's SSLObject."""
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
-    open_ends = [client, server]
-    for _ in range(10):
-        for end in list(open_ends):
-            try:
-                end.do_handshake()
-                open_ends.remove(end)
-            except ssl.SSLWantReadError:
-                pass
-    assert not open_ends
-    return client
 
 
 def test_both_sides_show_certificates_and_speak_tls_1_3(folder):
@@ -64,11 +47,6 @@ def test_contexts_are_fresh_so_that_no_session_is_resumed(folder):
     make = tls.server_contexts(folder / "discriminator")
     assert make() is not make()
     assert make().num_tickets == 0
-
-
-def test_keys_are_for_the_user_alone(folder):
-    mode = (folder / "generator-0" / "key.pem").stat().st_mode
-    assert stat.S_IMODE(mode) == 0o600
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage"])

@@ -12,6 +12,8 @@ from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet as training
 from nebula_jax.training import losses
 
+pytestmark = pytest.mark.reuses_keys
+
 PAD, CLS, SEP = 1, 0, 2
 CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
 B = 4
@@ -98,7 +100,7 @@ def test_micro_batches_add_up_to_the_whole_batch_and_may_be_padded_more(objectiv
         for of in (slice(0, 2), slice(2, 4))
     ]
     assert_close(jax.tree.map(jnp.add, *parts), whole)
-    assert whole[1]["unasked"] == whole[1]["strangers"] == 0
+    assert whole[1]["dropped_targets"] == whole[1]["mismatched_examples"] == 0
     assert whole[1]["tokens"] == sum(TARGET_LENGTHS)
 
 
@@ -155,7 +157,7 @@ def test_the_translation_loss_is_that_of_the_answers():
     np.testing.assert_allclose(loss, total / sum(TARGET_LENGTHS), rtol=1e-5)
     assert metrics["predicted"] == asked.sum()
     hits = asked & (np.argmax(logits, axis=-1) == ids[:, 1:])
-    assert metrics["hits"] == hits.sum()
+    assert metrics["correct"] == hits.sum()
 
 
 def test_too_little_room_for_questions_is_counted():
@@ -164,21 +166,23 @@ def test_too_little_room_for_questions_is_counted():
     target = target._replace(slots=np.zeros(10, np.int8))
     _, metrics, _ = uncut(plain, params, (source, target))
     assert metrics["predicted"] == 10
-    assert metrics["unasked"] == sum(TARGET_LENGTHS) - B - 10
+    assert metrics["dropped_targets"] == sum(TARGET_LENGTHS) - B - 10
 
 
 def test_hidden_states_of_other_examples_are_counted():
     source, target = batches("ar")
-    source = source._replace(index=INDEX[::-1].copy())
+    source = source._replace(example_ids=INDEX[::-1].copy())
     plain = task("ar", dropout=0.0)
     _, metrics, _ = uncut(plain, init("ar"), (source, target))
-    assert metrics["strangers"] == B
+    assert metrics["mismatched_examples"] == B
 
 
 def test_the_target_is_masked_anew_at_each_visit():
     """The key of the back is the step's."""
     asked = [
-        training.ask(task("cmlm"), batches("cmlm")[1], jax.random.key(step)).positions
+        training.make_targets(
+            task("cmlm"), batches("cmlm")[1], jax.random.key(step)
+        ).positions
         for step in (3, 4)
     ]
     assert not np.array_equal(*asked)

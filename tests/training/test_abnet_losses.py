@@ -30,18 +30,18 @@ corrupt_span = jax.jit(masking.corrupt_span, static_argnames=("special",))
 
 
 def masked(keys, ids):
-    return corrupt(keys, ids, CONTROLS, 40)
+    return corrupt(jax.random.clone(keys), ids, CONTROLS, 40)
 
 
 def draws(count=2000, length=12):
     """Many corruptions of one row of `length` tokens."""
     keys = jax.random.split(jax.random.key(1), count)
     ids = np.tile(rows((length,)), (count, 1))
-    questions = corrupt(keys, ids, CONTROLS, count * length)
+    targets = corrupt(keys, ids, CONTROLS, count * length)
     asked = np.zeros(ids.size, bool)
-    positions = np.asarray(questions.positions)
+    positions = np.asarray(targets.positions)
     asked[positions[positions < ids.size]] = True
-    return ids, np.asarray(questions.input_ids), asked.reshape(ids.shape)
+    return ids, np.asarray(targets.input_ids), asked.reshape(ids.shape)
 
 
 def test_the_number_of_masks_is_uniform_and_control_pieces_are_spared():
@@ -62,33 +62,33 @@ def test_chosen_pieces_become_masks_or_others_or_stay():
 
 
 def test_questions_are_where_tokens_were_chosen_with_the_true_answers():
-    questions = masked(KEYS, IDS)
-    positions = np.asarray(questions.positions)
+    targets = masked(KEYS, IDS)
+    positions = np.asarray(targets.positions)
     filled = positions < IDS.size
     assert 0 < filled.sum() < len(filled)
     assert (np.diff(positions[filled]) > 0).all()
     np.testing.assert_array_equal(
-        questions.labels[filled], IDS.reshape(-1)[positions[filled]]
+        targets.labels[filled], IDS.reshape(-1)[positions[filled]]
     )
-    assert (np.asarray(questions.labels)[~filled] == 0).all()
-    np.testing.assert_array_equal(questions.attention_mask, IDS != PAD)
-    assert questions.tokens == sum(LENGTHS)
-    assert questions.unasked == 0
+    assert (np.asarray(targets.labels)[~filled] == 0).all()
+    np.testing.assert_array_equal(targets.attention_mask, IDS != PAD)
+    assert targets.tokens == sum(LENGTHS)
+    assert targets.dropped_targets == 0
 
 
 def test_choices_without_a_slot_are_counted():
     want = masked(KEYS, IDS)
-    few = corrupt(KEYS, IDS, CONTROLS, 3)
+    few = corrupt(jax.random.clone(KEYS), IDS, CONTROLS, 3)
     np.testing.assert_array_equal(few.input_ids, want.input_ids)
     np.testing.assert_array_equal(few.positions, want.positions[:3])
-    assert few.unasked == np.sum(np.asarray(want.positions) < IDS.size) - 3
+    assert few.dropped_targets == np.sum(np.asarray(want.positions) < IDS.size) - 3
 
 
 @pytest.mark.parametrize("side", ["target", "source"])
 def test_an_example_is_corrupted_alike_in_every_batch_and_padding(side):
     def seen(keys, ids):
         if side == "source":
-            return corrupt_span(keys, ids, special=CONTROLS)
+            return corrupt_span(jax.random.clone(keys), ids, special=CONTROLS)
         return masked(keys, ids).input_ids
 
     whole = seen(KEYS, IDS)
@@ -117,17 +117,17 @@ def test_a_source_span_has_the_rates_length_and_often_an_end_of_the_sentence():
 
 
 def test_autoregressive_inputs_are_labels_a_place_later():
-    questions = abnet_losses.autoregressive(IDS, CONTROLS, slots=40)
-    assert questions.input_ids.shape == (4, 11)
-    positions = np.asarray(questions.positions)
+    targets = abnet_losses.autoregressive(IDS, CONTROLS, slots=40)
+    assert targets.input_ids.shape == (4, 11)
+    positions = np.asarray(targets.positions)
     filled = positions < 44
     asked = [(p // 11, p % 11) for p in positions[filled]]
     assert asked == [(b, q) for b, n in enumerate(LENGTHS) for q in range(n - 1)]
-    labels = np.asarray(questions.labels)[filled]
+    labels = np.asarray(targets.labels)[filled]
     for label, (b, q) in zip(labels, asked, strict=True):
-        assert questions.input_ids[b, q] == IDS[b, q]
+        assert targets.input_ids[b, q] == IDS[b, q]
         assert label == IDS[b, q + 1]
-    assert questions.unasked == 0
+    assert targets.dropped_targets == 0
 
 
 def test_lengths_count_control_pieces_and_add_up_to_what_the_target_divides_by():
@@ -146,16 +146,16 @@ def test_lengths_count_control_pieces_and_add_up_to_what_the_target_divides_by()
 
 
 def test_empty_slots_cost_nothing():
-    questions = masked(KEYS, IDS)
+    targets = masked(KEYS, IDS)
     logits = np.random.RandomState(0).randn(40, 60).astype(np.float32)
-    want, weight = abnet_losses.translation_loss(logits, questions)
+    want, weight = abnet_losses.translation_loss(logits, targets)
     assert weight == sum(LENGTHS)
-    filled = np.asarray(questions.positions) < IDS.size
+    filled = np.asarray(targets.positions) < IDS.size
     noisy = np.where(filled[:, None], logits, 50.0)
-    got, _ = abnet_losses.translation_loss(noisy, questions)
+    got, _ = abnet_losses.translation_loss(noisy, targets)
     np.testing.assert_allclose(got, want, rtol=1e-6)
     own, _ = losses.label_smoothed_cross_entropy(
-        logits[filled], questions.labels[filled], np.ones(filled.sum())
+        logits[filled], targets.labels[filled], np.ones(filled.sum())
     )
     np.testing.assert_allclose(got, own, rtol=1e-6)
 
@@ -180,27 +180,27 @@ def test_micro_batches_add_up_to_the_batch():
 
     @functools.partial(jax.jit, static_argnums=3)
     def loss_and_gradient(keys, ids, hidden, slots):
-        questions = abnet_losses.conditional_masked(keys, ids, CONTROLS, slots)
+        targets = abnet_losses.conditional_masked(keys, ids, CONTROLS, slots)
 
         def loss(trained):
             logits = abnet.decode(
                 config,
                 cut.merge(trained, frozen),
-                questions.input_ids,
-                questions.attention_mask,
+                targets.input_ids,
+                targets.attention_mask,
                 hidden,
                 jnp.ones(hidden.shape[:2], bool),
-                questions.positions,
+                targets.positions,
                 keys,
             )
-            return abnet_losses.translation_loss(logits, questions)
+            return abnet_losses.translation_loss(logits, targets)
 
         (total, weight), pull = jax.vjp(loss, trained)
         return total, weight, pull((jnp.ones(()), jnp.zeros(())))
 
-    whole = loss_and_gradient(KEYS, IDS, hidden, 48)
+    whole = loss_and_gradient(jax.random.clone(KEYS), IDS, hidden, 48)
     halves = [
-        loss_and_gradient(KEYS[half], IDS[half], hidden[half], 24)
+        loss_and_gradient(jax.random.clone(KEYS)[half], IDS[half], hidden[half], 24)
         for half in (slice(0, 2), slice(2, 4))
     ]
     added = jax.tree.map(lambda a, b: a + b, *halves)

@@ -15,6 +15,8 @@ from nebula_jax.communication import codec, codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import cut
 
+pytestmark = pytest.mark.reuses_keys
+
 IDENTITY = codec.identity()
 
 

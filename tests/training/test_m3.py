@@ -172,12 +172,12 @@ def test_a_sampled_gold_token_counts_as_original(discriminator):
     originals[:, :2] = ids[:, 3:5]
     wrong = np.where(ids[:, 4] == 50, 51, 50)
     tokens = m3.Tokens(ids.at[:, 4].set(wrong), jnp.asarray(masked), originals)
-    judgement = m3.judge(CONFIG, discriminator.params, tokens)
+    predictions = m3.predict(CONFIG, discriminator.params, tokens)
     expected = np.zeros((B, L), bool)
     expected[:, 4] = True
-    np.testing.assert_array_equal(judgement.replaced, expected)
-    assert judgement.sampled_hits == B
-    assert judgement.masked == 2 * B
+    np.testing.assert_array_equal(predictions.replaced, expected)
+    assert predictions.sampled_correct == B
+    assert predictions.masked == 2 * B
 
 
 def test_a_generator_that_samples_padding_does_not_shorten_the_text(discriminator):
@@ -187,8 +187,8 @@ def test_a_generator_that_samples_padding_does_not_shorten_the_text(discriminato
     originals = np.zeros((B, CONFIG.capacity), np.int32)
     originals[:, 0] = text(0)[:, 3]
     tokens = m3.Tokens(ids, jnp.asarray(masked), originals)
-    judgement = m3.judge(CONFIG, discriminator.params, tokens)
-    assert np.asarray(judgement.replaced)[:, 3].all()
+    predictions = m3.predict(CONFIG, discriminator.params, tokens)
+    assert np.asarray(predictions.replaced)[:, 3].all()
     metrics = m3.discriminator_loss(
         CONFIG, discriminator.params, jax.random.key(0), tokens
     )[1]

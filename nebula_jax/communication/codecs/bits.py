@@ -45,7 +45,7 @@ def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
 
 
 def _pack_bits(ids: jax.Array, bits: int) -> jax.Array:
-    table = (ids[:, None] >> jnp.arange(bits, dtype=jnp.uint32)) & 1
+    table = (ids[:, None] >> jnp.arange(bits, dtype=jnp.uint32)[None]) & 1
     return jnp.packbits(table.astype(jnp.uint8).reshape(-1), bitorder="little")
 
 
@@ -53,7 +53,7 @@ def _unpack_bits(data: jax.Array, size: int, bits: int) -> jax.Array:
     table = jnp.unpackbits(data, count=size * bits, bitorder="little")
     table = table.reshape(size, bits).astype(jnp.uint32)
     shifts = jnp.arange(bits, dtype=jnp.uint32)
-    return jnp.sum(table << shifts, axis=1, dtype=jnp.uint32)
+    return jnp.sum(table << shifts[None], axis=1, dtype=jnp.uint32)
 
 
 def _pack_words(ids: jax.Array, bits: int) -> jax.Array:
@@ -69,10 +69,10 @@ def _unpack_words(data: jax.Array, size: int, bits: int) -> jax.Array:
     """Returns the same integers as `_unpack_bits`."""
     words = to_words(data, math.ceil(size / WORD) * bits).reshape(-1, bits)
     word, shift = np.divmod(np.arange(WORD) * bits, WORD)
-    ids = _columns(words, word) >> shift.astype(np.uint32)
+    ids = _columns(words, word) >> shift.astype(np.uint32)[None]
     # An id that began in one word goes on in the next.
-    rest = _columns(words, word + 1) << ((WORD - shift) % WORD).astype(np.uint32)
-    ids = ids | jnp.where(shift + bits > WORD, rest, 0)
+    rest = _columns(words, word + 1) << ((WORD - shift) % WORD).astype(np.uint32)[None]
+    ids = ids | jnp.where((shift + bits > WORD)[None], rest, 0)
     return (ids & jnp.uint32((1 << bits) - 1)).reshape(-1)[:size]
 
 
@@ -85,8 +85,8 @@ def _pack(ids: jax.Array, bits: int) -> jax.Array:
     for i in range(np.max(last - first) + 1):
         number = np.minimum(first + i, last)  # the last one again does no harm
         left = number * bits - start
-        part = _columns(ids, number) << np.maximum(left, 0).astype(np.uint32)
-        words = words | (part >> np.maximum(-left, 0).astype(np.uint32))
+        part = _columns(ids, number) << np.maximum(left, 0).astype(np.uint32)[None]
+        words = words | (part >> np.maximum(-left, 0).astype(np.uint32)[None])
     return words
 
 
@@ -97,7 +97,7 @@ def _columns(table: jax.Array, which: np.ndarray) -> jax.Array:
 def _bitmap(marks: jax.Array) -> jax.Array:
     """Packs [rows, 32] of 0 and 1 into [rows] uint32."""
     shifts = jnp.arange(WORD, dtype=jnp.uint32)
-    return jnp.sum((marks & 1) << shifts, axis=1, dtype=jnp.uint32)
+    return jnp.sum((marks & 1) << shifts[None], axis=1, dtype=jnp.uint32)
 
 
 def to_words(data: jax.Array, count: int) -> jax.Array:

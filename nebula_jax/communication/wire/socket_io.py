@@ -13,7 +13,7 @@ from nebula_jax.communication.wire import waker
 
 # Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
 CHUNK_BYTES = 1 << 22
-WORTH_WAKING = 1 << 18  # bytes of a large tensor: a slow line brings them by the packet
+WORTH_WAKING = 1 << 19  # bytes of a large tensor: a slow line brings them by the packet
 TURN_SECONDS = 0.02  # of reading or writing, before others get the mutex
 TLS_RECORD = 17 << 10  # bytes, at most, with all that is around them
 LINGER_SECONDS = 1.0  # for the peer to read the last frame before the socket is gone

@@ -16,7 +16,7 @@ from breakable_line import Proxy
 from nebula_jax.communication import bridge, codec, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, session
-from nebula_jax.security import tls
+from nebula_jax.security import certificates, tls
 
 SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
 
@@ -102,7 +102,9 @@ def line(pool):
 def credentials(tmp_path, encrypted):
     if not encrypted:
         return {}
-    tls.issue_for_run(tmp_path, ["discriminator", "generator:0", "generator:1"])
+    certificates.issue_for_run(
+        tmp_path, ["discriminator", "generator:0", "generator:1"]
+    )
     return {
         "server": {"tls": tls.server_contexts(tmp_path / "discriminator")},
         "client": {"tls": tls.client_contexts(tmp_path / "generator-0")},

@@ -29,9 +29,8 @@ RUN = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that share text and models; each test names its own workdir."""
-    cache = tmp_path_factory.getbasetemp() / "compiled"
     folder = tmp_path_factory.mktemp("translations")
-    return tiny_translations.Translations(folder, cache)
+    return tiny_translations.Translations(folder)
 
 
 @pytest.fixture(scope="module")

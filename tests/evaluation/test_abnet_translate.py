@@ -1,0 +1,79 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from toy_language import PIECES, SPECIAL, text
+
+from nebula_jax.evaluation import abnet_translate
+from nebula_jax.models import abnet, abnet_params, transformer
+from nebula_jax.training import abnet_losses
+
+# ABNet in nano size.
+
+PLM = transformer.Config(
+    vocab_size=8, layers=1, width=8, heads=2, feed_forward=8, max_length=9
+)
+SOURCE_MASK = np.asarray([[1] * 5, [1] * 3 + [0] * 2], bool)
+
+
+def model(objective):
+    config = abnet.Config(
+        PLM, PLM, objective, 4, 4, heads=2, output_scale=2.0, max_target_length=9
+    )
+    init = jax.jit(abnet_params.init_target, static_argnums=0)
+    params = init(config, jax.random.key(0))
+    params["mlm_head"]["bias"] = jnp.asarray([9, 0, 0, 0.5, 0, 0, 0.5, 1.0])
+    random = np.random.RandomState(0)
+    encoded = abnet.Encoded(
+        random.randn(2, 5, 8).astype(np.float32), random.randn(2, 10)
+    )
+    return config, params, encoded
+
+
+def test_beam_search_scores_are_the_uncached_models():
+    """Translations scored again, whole, by the function that training uses."""
+    config, params, encoded = model("ar")
+    translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
+    found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
+    targets = abnet_losses.autoregressive(found.ids, SPECIAL, slots=16)
+    logits = jax.jit(abnet.decode, static_argnums=0)(
+        config,
+        params,
+        targets.input_ids,
+        targets.attention_mask,
+        encoded.hidden,
+        SOURCE_MASK,
+        targets.positions,
+    )
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    total = np.zeros(2)
+    for own, place, label in zip(
+        log_probs, targets.positions, targets.labels, strict=True
+    ):
+        if place < 16:
+            total[place // 8] += own[label]
+    lengths = np.asarray(abnet_losses.lengths(found.ids, SPECIAL)) - 1
+    np.testing.assert_allclose(
+        found.scores, total / ((5 + lengths) / 6) ** 1.1, atol=1e-5
+    )
+
+
+def test_mask_predict_translates_into_pieces_alone():
+    config, params, encoded = model("cmlm")
+    translate = jax.jit(abnet_translate.by_mask_predict, static_argnums=(0, 4, 5, 6))
+    found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 2, 3)
+    for row in np.asarray(found.ids):
+        assert set(text(row)[:-1]) <= set(PIECES)
+    assert np.isfinite(found.scores).all()
+
+
+def test_the_best_piece_is_the_same_by_chunks(monkeypatch):
+    config, params, _ = model("cmlm")
+    random = np.random.RandomState(1)
+    hidden = random.randn(11, 8).astype(np.float32)
+    wanted = random.rand(11) < 0.7
+    monkeypatch.setattr(abnet_translate, "CHUNK", 3)
+    best, own = abnet_translate.best_pieces(config, params, hidden, wanted, SPECIAL)
+    logits = abnet.Target(config).apply({"params": params}, hidden, method="logits")
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    np.testing.assert_array_equal(best[wanted], log_probs[wanted, 5:].argmax(-1) + 5)
+    np.testing.assert_allclose(own[wanted], log_probs[wanted, 5:].max(-1), atol=1e-5)
