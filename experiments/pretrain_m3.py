@@ -42,8 +42,8 @@ def main() -> int:
     run = config.from_flags()
     cluster = run.local.cluster
     connect.check_role(run.local.connection(), cluster, "discriminator", "generator")
-    devices.simulate(run.local.devices_per_cluster)
     config.check(run)
+    devices.simulate(run.local.devices_per_cluster)
     match cluster.split(":"):
         case ["all" | "whole"]:
             with run_folder.lock(run.local.workdir):

@@ -75,7 +75,7 @@ class Classifier(nn.Module):
         return nn.Dense(SHAPES)(hidden.mean((1, 2)))
 
 
-# All it takes to split a model, as quoted in README.md:
+# All it takes to split a model: so far as quoted in README.md, then the other half.
 
 
 def front(params, images, rng):
