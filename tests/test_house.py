@@ -191,3 +191,11 @@ def test_the_library_has_no_long_files():
         if (count := len(path.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def test_the_map_has_every_file():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for folder in ("nebula_jax", "experiments", "scripts"):
+        for path in sources(folder):
+            if path.name != "__init__.py":
+                assert f" {path.name}" in text, path
