@@ -26,8 +26,10 @@ def train(run: config.Run) -> int:
 
     fingerprints = {"source_model": plm.digest, "source_text": data.digest(run, text)}
     saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, shared_flags.settings(agreed)),
-        every=agreed.checkpoint_every,
+        local.workdir,
+        local.cluster,
+        shared_flags.settings(agreed),
+        agreed.checkpoint_every,
         fingerprints=fingerprints,
     )
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
@@ -47,11 +49,7 @@ def train(run: config.Run) -> int:
         target_lengths = exchange_lengths(ends, buckets)
         order = batches.schedule(agreed, buckets)
         record = progress.Progress(
-            *(local.workdir, local.cluster),
-            start=start,
-            steps=agreed.steps,
-            log_every=local.log_every,
-            links=[link],
+            local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
         )
 
         interrupt.is_graceful = True

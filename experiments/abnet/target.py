@@ -43,8 +43,10 @@ def train(run: config.Run) -> int:
         "target_text": data.digest(run, text),
     }
     saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, shared_flags.settings(agreed)),
-        every=agreed.checkpoint_every,
+        local.workdir,
+        local.cluster,
+        shared_flags.settings(agreed),
+        agreed.checkpoint_every,
         fingerprints=fingerprints,
     )
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
@@ -69,11 +71,7 @@ def train(run: config.Run) -> int:
         state, codecs = restored["state"], restored["codecs"]
         order = batches.schedule(agreed, exchange_lengths(agreed, ends, text))
         record = progress.Progress(
-            *(local.workdir, local.cluster),
-            start=start,
-            steps=agreed.steps,
-            log_every=local.log_every,
-            links=[link],
+            local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
         )
 
         interrupt.is_graceful = True

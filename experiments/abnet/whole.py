@@ -93,8 +93,10 @@ def train(run: config.Run, folders: Folders) -> int:
         for carrier, role in zip(carriers, ("source", "target"), strict=True)
     )
     saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, shared_flags.settings(agreed)),
-        every=agreed.checkpoint_every,
+        local.workdir,
+        local.cluster,
+        shared_flags.settings(agreed),
+        agreed.checkpoint_every,
         fingerprints={
             "source_model": both.plms[0].digest,
             "source_text": data.digest(run, both.texts[0]),
@@ -107,10 +109,7 @@ def train(run: config.Run, folders: Folders) -> int:
     states = tuple(values["state"] for values in restored)
     codecs = tuple(values["codecs"] for values in restored)
     record = progress.Progress(
-        *(local.workdir, local.cluster),
-        start=start,
-        steps=agreed.steps,
-        log_every=local.log_every,
+        local.workdir, local.cluster, start, agreed.steps, local.log_every
     )
 
     def to_save() -> tuple[dict[str, Any], ...]:

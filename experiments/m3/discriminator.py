@@ -43,9 +43,7 @@ def train(run: config.Run) -> int:
 
     settings = config.settings(run, vocabulary)
     saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, settings),
-        every=agreed.checkpoint_every,
-        window=agreed.window,
+        local.workdir, local.cluster, settings, agreed.checkpoint_every, agreed.window
     )
     hello = config.hello(run, settings, saved.steps)
     names = [f"generator:{index}" for index in range(len(groups))]
@@ -68,11 +66,7 @@ def train(run: config.Run) -> int:
             link.welcome(start)
         state, _ = saved.restore(start, fresh)
         record = progress.Progress(
-            *(local.workdir, local.cluster),
-            start=start,
-            steps=agreed.steps,
-            log_every=local.log_every,
-            links=links,
+            local.workdir, local.cluster, start, agreed.steps, local.log_every, links
         )
 
         def evaluate(step: int) -> None:

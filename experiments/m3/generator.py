@@ -41,9 +41,7 @@ def train(run: config.Run, index: int) -> int:
 
     settings = config.settings(run, vocabulary)
     saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, settings),
-        every=agreed.checkpoint_every,
-        window=agreed.window,
+        local.workdir, local.cluster, settings, agreed.checkpoint_every, agreed.window
     )
     hello = config.hello(run, settings, saved.steps)
     with connect.dial(local.connection(), hello, peer="discriminator") as link:
@@ -55,11 +53,7 @@ def train(run: config.Run, index: int) -> int:
         state, position = saved.restore(start, fresh)
         text.go_to(position)
         record = progress.Progress(
-            *(local.workdir, local.cluster),
-            start=start,
-            steps=agreed.steps,
-            log_every=local.log_every,
-            links=[link],
+            local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
         )
 
         def send_held_out(step: int) -> None:

@@ -41,18 +41,17 @@ def train(run: config.Run) -> int:
         return m3.predict(made.config, discriminator, corrupted)
 
     saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, config.settings(run, vocabulary)),
-        every=agreed.checkpoint_every,
+        local.workdir,
+        local.cluster,
+        config.settings(run, vocabulary),
+        agreed.checkpoint_every,
     )
     start = saved.newest
     state, positions = saved.restore(start, fresh)
     for text, position in zip(texts, positions or [None] * len(texts), strict=True):
         text.go_to(position)
     record = progress.Progress(
-        *(local.workdir, local.cluster),
-        start=start,
-        steps=agreed.steps,
-        log_every=local.log_every,
+        local.workdir, local.cluster, start, agreed.steps, local.log_every
     )
 
     def evaluate(step: int) -> None:

@@ -31,8 +31,10 @@ def train(run: config.Run) -> int:
     run = config.with_epochs(run, batches.steps_per_epoch)
     agreed, local = run.agreed, run.local
     saved = checkpoints.Checkpoints(
-        *(local.workdir, config.NAME, config.settings(agreed, text.digest)),
-        every=agreed.checkpoint_every,
+        local.workdir,
+        config.NAME,
+        config.settings(agreed, text.digest),
+        agreed.checkpoint_every,
         fingerprints=models.fingerprints(run),
     )
     shared_flags.write_run_flags(local.workdir, run)
@@ -60,10 +62,7 @@ def train(run: config.Run) -> int:
     del tree, trained  # the first step uses up what the state was made of
     keep = jnp.asarray(text.keep)
     record = progress.Progress(
-        *(local.workdir, config.NAME),
-        start=start,
-        steps=agreed.steps,
-        log_every=local.log_every,
+        local.workdir, config.NAME, start, agreed.steps, local.log_every
     )
 
     def to_save() -> dict[str, Any]:

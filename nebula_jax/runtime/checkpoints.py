@@ -16,7 +16,7 @@ def _nothing() -> None:
 class Checkpoints:
     """A cluster's checkpoints: those it has, and where it saves more.
 
-    saved = Checkpoints(workdir, "generator:0", settings, every=100)
+    saved = Checkpoints(workdir, "generator:0", settings, 100)
     state, position = saved.restore(start, fresh)
     for step in ...:
         saved.after(step, state)
@@ -28,7 +28,6 @@ class Checkpoints:
         workdir: pathlib.Path,
         cluster: str,
         settings: Mapping[str, Any],
-        *,
         every: int,
         window: int = 0,
         fingerprints: Mapping[str, str] | None = None,

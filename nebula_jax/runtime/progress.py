@@ -41,7 +41,6 @@ class Progress:
         self,
         workdir: pathlib.Path,
         cluster: str,
-        *,
         start: int,
         steps: int,
         log_every: int,
