@@ -1,1 +1,1 @@
-"""How good a model is, on text it was not trained on."""
+"""Evaluation of models on held-out text."""
