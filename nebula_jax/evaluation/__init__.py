@@ -1,1 +1,1 @@
-"""Figures of a model on text it was not trained on."""
+"""Evaluation of models on held-out text."""

@@ -3,10 +3,10 @@
 Two figures that must not be compared with each other:
 
     tokenize="13a"    for plain text; sacrebleu's standard, with exponential smoothing
-    tokenize="none"   for text cut at spaces already, without smoothing. With
-                      lowercase=True it is `multi-bleu.perl -lc`, the figure of ABNet
-                      and, as it seems, of Tables 2 and 5; ABNet takes it of joined word
-                      pieces, where `don't` is three words (`don ' t`) on both sides
+    tokenize="none"   for tokenized text, without smoothing. With lowercase=True it is
+                      `multi-bleu.perl -lc`, the figure of ABNet and probably of Tables
+                      2 and 5; ABNet computes it on joined word pieces, where `don't`
+                      is three words (`don ' t`) on both sides
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ class BleuError(errors.NebulaError):
 
 
 class Bleu(NamedTuple):
-    """A score and what it was made of."""
+    """A score and its components."""
 
     score: float
     """0 to 100."""
     signature: str
-    """sacrebleu's signature, without which a BLEU means little."""
+    """sacrebleu's description of the settings; scores compare only if it is equal."""
     precisions: tuple[float, ...]
     """Precisions of 1- to 4-grams, in percent, after smoothing."""
     brevity_penalty: float
@@ -53,14 +53,14 @@ def corpus_bleu(
     BLEU 100.00 (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:...)
 
     Args:
-      hypotheses: translations, one a sentence; one may be empty.
+      hypotheses: a translation of each sentence; it may be empty.
       references: in the same order, none empty.
-      lowercase: whether case counts for nothing.
+      lowercase: True to ignore case.
       tokenize: `13a`, `none` (see above), or another of sacrebleu's, such as `zh`.
 
     Raises:
-      BleuError: at no sentence, unequal numbers, an empty reference, or a tokenizer
-        that sacrebleu has not.
+      BleuError: if there is no sentence, numbers differ, a reference is empty, or
+        sacrebleu does not have the tokenizer.
     """
     if tokenize not in sacrebleu.BLEU.TOKENIZERS:
         known = ", ".join(sorted(sacrebleu.BLEU.TOKENIZERS))
@@ -79,7 +79,7 @@ def corpus_bleu(
         lowercase=lowercase,
         tokenize=tokenize,
         smooth_method="none" if plain else "exp",
-        force=plain,  # or it warns that the text looks tokenised
+        force=plain,  # or it warns that the text looks tokenized
     )
     result = metric.corpus_score(list(hypotheses), [list(references)])
     return Bleu(

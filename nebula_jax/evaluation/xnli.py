@@ -1,4 +1,4 @@
-"""Accuracy by language, their average, several seeds together; who only guesses.
+"""Accuracy by language, their average, over seeds, and its difference from chance.
 
 N examples, C classes.
 """
@@ -11,19 +11,19 @@ import numpy as np
 AVERAGE = "average"
 
 SURE = 3.0
-"""Standard deviations above a guess at which a language counts as understood: of 15
-languages that guess, one in 50 tables would have one beyond it."""
+"""Standard deviations above chance from which an accuracy is no guess: of tables of 15
+languages at chance, one in 50 has an accuracy beyond it."""
 
 
 class Score(NamedTuple):
-    """The score of a classifier on the examples of one language."""
+    """The result of a classifier on the examples of one language."""
 
     correct: int
     total: int
     labels: tuple[int, ...]
-    """[C] how many examples have each label."""
+    """[C] number of examples with each label."""
     predicted: tuple[int, ...]
-    """[C] how often each was predicted."""
+    """[C] number of predictions of each label."""
 
     @property
     def accuracy(self) -> float:
@@ -47,22 +47,25 @@ def score(labels: np.ndarray, predictions: np.ndarray, classes: int) -> Score:
 
 
 def average(accuracies: Mapping[str, float]) -> float:
-    """Mean of the languages' accuracies, each counting alike (Table 1's Avg)."""
+    """Returns the unweighted mean of the languages' accuracies (Table 1's Avg)."""
     return float(np.mean(list(accuracies.values())))
 
 
-def is_at_chance(of: Score) -> bool:
-    """Returns True if it may as well be a guess, by the spread of N guesses."""
-    spread = (of.chance * (1 - of.chance) / of.total) ** 0.5
-    return of.accuracy <= of.chance + SURE * spread
+def is_at_chance(score: Score) -> bool:
+    """Returns True if N guesses could reach the accuracy, within SURE deviations."""
+    spread = (score.chance * (1 - score.chance) / score.total) ** 0.5
+    return score.accuracy <= score.chance + SURE * spread
 
 
 def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
-    """Returns warnings about a table, in words.
+    """Lists what makes a table doubtful, in words.
 
     Args:
       scores: language -> score.
-      names: of the classes.
+      names: of the classes, C of them.
+
+    Returns:
+      Sentences: languages at chance, and classes that are never predicted.
     """
     found = []
     for language, of in scores.items():
@@ -73,8 +76,10 @@ def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
             )
         never = [
             name
-            for name, wanted, said in zip(names, of.labels, of.predicted, strict=True)
-            if wanted and not said
+            for name, examples, predictions in zip(
+                names, of.labels, of.predicted, strict=True
+            )
+            if examples and not predictions
         ]
         if never:
             found.append(f"{language}: {', '.join(never)} is never predicted")
@@ -82,7 +87,7 @@ def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
 
 
 class Spread(NamedTuple):
-    """Mean over seeds, and their standard deviation (0 for a single one)."""
+    """The mean over seeds, and their standard deviation (0 for a single seed)."""
 
     mean: float
     deviation: float
@@ -90,17 +95,17 @@ class Spread(NamedTuple):
 
 
 def over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Mean and sample standard deviation of every language, and of the average.
+    """Computes mean and sample standard deviation by language, and of the average.
 
     Args:
-      runs: language -> accuracy, a mapping for each seed.
+      runs: a mapping language -> accuracy for each seed.
 
     Returns:
       Language, then AVERAGE -> Spread. The deviation of the average is that of the
       seeds' averages, not a mean of the languages'.
 
     Raises:
-      ValueError: if there is no run, or they have not the same languages.
+      ValueError: if there is no run, or the runs' languages differ.
     """
     if not runs or any(run.keys() != runs[0].keys() for run in runs):
         raise ValueError("runs of the same languages are needed, at least one")
