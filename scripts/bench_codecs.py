@@ -100,7 +100,7 @@ def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
         jnp.linalg.qr(gaussian((size, min(rows, width)), seed + size))[0]
         for size in (rows, width)
     )
-    matrix = (left * jnp.arange(1.0, left.shape[1] + 1) ** -0.6) @ right.T
+    matrix = (left * jnp.arange(1.0, left.shape[1] + 1)[None] ** -0.6) @ right.T
     return (matrix / jnp.std(matrix)).reshape(shape)
 
 

@@ -27,9 +27,8 @@ from nebula_jax.models import transformer
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that share text and models; each test names its own workdir."""
-    cache = tmp_path_factory.getbasetemp() / "compiled"
     folder = tmp_path_factory.mktemp("translations")
-    return tiny_translations.Translations(folder, cache)
+    return tiny_translations.Translations(folder)
 
 
 @pytest.fixture(scope="module")
@@ -279,9 +278,9 @@ def test_sides_with_another_codec_part(runs, own_text):
 
 
 def test_hidden_states_of_other_examples_are_refused():
-    target.check_alignment(3, {"strangers": 0.0})
+    target.check_alignment(3, {"mismatched_examples": 0.0})
     with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
-        target.check_alignment(3, {"strangers": 1.0})
+        target.check_alignment(3, {"mismatched_examples": 1.0})
     ends = types.SimpleNamespace(
         buckets=types.SimpleNamespace(recv=lambda step: np.asarray([0, 2], np.uint8))
     )
