@@ -111,7 +111,7 @@ def batch(h: jax.Array) -> dict[str, jax.Array]:
     return {
         "h": h,
         "index": jnp.arange(rows, dtype=jnp.int32),
-        "mask": jnp.arange(length) < jnp.maximum(real, 1),
+        "mask": jnp.arange(length)[None] < jnp.maximum(real, 1),
     }
 
 
