@@ -61,7 +61,7 @@ class Stem(nn.Module):
     """[B, 16, 16, 1] -> [B, 4, 4, 32]."""
 
     @nn.compact
-    def __call__(self, images):
+    def __call__(self, images: jax.Array) -> jax.Array:
         hidden = nn.gelu(nn.Conv(16, (3, 3), strides=2)(images))
         return nn.gelu(nn.Conv(32, (3, 3), strides=2)(hidden))
 
@@ -70,7 +70,7 @@ class Classifier(nn.Module):
     """[B, 4, 4, 32] -> [B, 6]."""
 
     @nn.compact
-    def __call__(self, hidden):
+    def __call__(self, hidden: jax.Array) -> jax.Array:
         hidden = nn.gelu(nn.Conv(64, (3, 3))(nn.LayerNorm()(hidden)))
         return nn.Dense(SHAPES)(hidden.mean((1, 2)))
 
@@ -124,7 +124,9 @@ def train_back(link, params, batches, codec, zstd, record):
 
 
 @jax.jit
-def update(params, state, grads):
+def update(
+    params: Any, state: optax.OptState, grads: Any
+) -> tuple[Any, optax.OptState]:
     """Takes a step of the optimizer, of either half or of the whole."""
     updates, state = OPTIMIZER.update(grads, state, params)
     return optax.apply_updates(params, updates), state
@@ -139,8 +141,8 @@ def train_whole(params: Any, batches: Iterator[Any]) -> Any:
     """
 
     @jax.jit
-    def gradient(params, images, labels):
-        def loss(params):
+    def gradient(params: Any, images: jax.Array, labels: jax.Array) -> Any:
+        def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
             hidden = front(params["front"], images, RNG)
             return back(params["back"], hidden, labels, RNG)
 
@@ -190,7 +192,7 @@ def accuracy(params: Any, seed: int) -> float:
     """Returns the accuracy on 16 batches that were not trained on."""
 
     @jax.jit
-    def hits(images, labels):
+    def hits(images: jax.Array, labels: jax.Array) -> jax.Array:
         hidden = front(params["front"], images, RNG)
         return back(params["back"], hidden, labels, RNG)[1]["accuracy"]
 

@@ -53,7 +53,7 @@ def main() -> int:
 class Translator:
     """Both sides of a run."""
 
-    def __init__(self, run: config.Run, step: int | None = None):
+    def __init__(self, run: config.Run, step: int | None = None) -> None:
         """Reads models and checkpoints.
 
         Args:

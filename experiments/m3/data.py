@@ -167,7 +167,7 @@ class GeneratorText:
 
     def __init__(
         self, run: config.Run, index: int, vocabulary: vocabularies.Vocabulary
-    ):
+    ) -> None:
         """Prepares the text of generator `index` and begins its stream."""
         agreed, local, groups = run.agreed, run.local, run.agreed.groups()
         self._agreed, self._group = agreed, groups[index]

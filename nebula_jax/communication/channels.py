@@ -9,6 +9,7 @@ caller has the state, and payloads cross as they are: `send_payload`, `recv_payl
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -56,7 +57,7 @@ class Sender:
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
         zstd_level: int | None = None,
-    ):
+    ) -> None:
         self.name = name
         self._transport, self._channel, self._spec = transport, channel, spec
         self._selector = selector.as_selector(codec)
@@ -118,7 +119,7 @@ class Receiver:
         codec: selector.CodecOrSelector,
         zstd_level: int | None = None,
         sharding: Any = None,
-    ):
+    ) -> None:
         self.name = name
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codecs = selector.variants(codec)
@@ -180,7 +181,7 @@ class Receiver:
 
     def _decompressed(
         self, message: frames.Tensor, specs: list[Any]
-    ) -> list[np.ndarray]:
+    ) -> Sequence[np.ndarray]:
         if self._decompressor is None:
             return message.buffers
         sizes = [codec_lib.nbytes(leaf) for leaf in specs]

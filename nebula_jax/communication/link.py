@@ -51,7 +51,7 @@ class Link:
         line: wan.Line,
         log: Callable[[str], None],
         dial: Callable[[], socket.socket] | None = None,
-    ):
+    ) -> None:
         """Makes a link without a connection; see `bridge.connect` for the arguments."""
         self.session_id = session_id or secrets.token_bytes(SESSION_ID_BYTES)
         self._session = session_lib.Session(role, self.session_id, peer_timeout)
@@ -185,6 +185,7 @@ class Link:
         what = "the other clusters"
         self._wait(lambda: self._welcome is not None, what, timeout=timeout)
         self._driver.channels_ready()
+        assert self._welcome is not None  # it is what was waited for
         return self._welcome
 
     def step_done(self, step: int) -> None:
@@ -221,11 +222,11 @@ class Link:
     def __enter__(self) -> "Link":
         return self
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             self.close()
         else:
-            self.abort(str(error) or kind.__name__)
+            self.abort(str(error) or type(error).__name__)
 
     # For channels.
 
@@ -318,5 +319,6 @@ def certificate_names(sock: socket.socket) -> set[str] | None:
     """Returns the DNS names of the peer's certificate; None without TLS."""
     if not isinstance(sock, ssl.SSLSocket):
         return None
-    names = sock.getpeercert().get("subjectAltName", ())
+    certificate: Any = sock.getpeercert()  # each key has values of another type
+    names = certificate.get("subjectAltName", ())
     return {value for kind, value in names if kind == "DNS"}

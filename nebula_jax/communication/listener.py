@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
@@ -57,7 +58,7 @@ class Listener:
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
         check: Callable[[frames.Hello], None] = bridge.no_more,
-    ):
+    ) -> None:
         """Starts to take connections.
 
         Args:
@@ -75,7 +76,7 @@ class Listener:
         self._check = check
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._listening, self._hello, self._tls, self._log = listening, hello, tls, log
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "peer_timeout": peer_timeout,
             "reconnect_timeout": reconnect_timeout,
             "line": line,

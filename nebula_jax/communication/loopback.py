@@ -17,7 +17,7 @@ class Loopback:
     error, since nobody else could send it.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.peer = frames.Hello("this process", nebula_jax.__version__, {})
         self._inbox: dict[int, collections.deque[frames.Tensor]] = (
             collections.defaultdict(collections.deque)

@@ -113,14 +113,15 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
       ValueError: if a Selector is not the first, or if a codec follows one that ends
         its chain.
     """
-    first, *later = codecs or (codec_lib.identity(),)
-    if any(isinstance(codec, Selector) for codec in later):
+    first, *rest = codecs or (codec_lib.identity(),)
+    later = [codec for codec in rest if not isinstance(codec, Selector)]
+    if len(later) < len(rest):
         raise ValueError(
             "a codec that chooses a shape by the contents or the step (pack_tokens,"
             " delta, from_step) must be the first of its chain"
         )
     if isinstance(first, codec_lib.Codec):
-        return codec_lib.chain(*codecs)
+        return codec_lib.chain(first, *later)
     if first.ends_chain and any(codec != codec_lib.identity() for codec in later):
         raise ValueError(
             "delta mirrors the decoder's state: only zstd may follow it; other codecs"
@@ -139,13 +140,17 @@ def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:
     def pair(number: int) -> codec_lib.Codec:
         codec = head.codecs[number]
 
-        def encode(arrays, states):
+        def encode(
+            arrays: codec_lib.Arrays, states: codec_lib.State
+        ) -> tuple[codec_lib.Payload, codec_lib.State]:
             state, tails = states
             payload, state = codec.encode(arrays, state)
             payload, after = tail.encode(payload, tails[number])
             return payload, (state, _replace(tails, number, after))
 
-        def decode(payload, states):
+        def decode(
+            payload: codec_lib.Payload, states: codec_lib.State
+        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
             state, tails = states
             payload, after = tail.decode(payload, tails[number])
             arrays, state = codec.decode(payload, state)

@@ -81,6 +81,7 @@ def from_string(text: str) -> Lines:
 
 def _line(text: str, flag: str) -> Line:
     fields: dict[str, Any] = {"cuts": ()}
+    value: Any  # of the type of the field `name`
     for part in filter(None, map(str.strip, text.split(","))):
         if match := _RATE.fullmatch(part):
             name, value = "rate", float(match[1]) * _UNITS[match[2].lower()]
@@ -111,7 +112,7 @@ def _seconds(match: re.Match, group: int) -> float:
 class Shaper:
     """Holds outgoing bytes back until the emulated line would deliver them."""
 
-    def __init__(self, line: Line, seed: int = 0):
+    def __init__(self, line: Line, seed: int = 0) -> None:
         self._line = UNSHAPED if line == UNSHAPED else line
         self._random = random.Random(seed)
         self._first: float | None = None  # when the line was first used
@@ -144,6 +145,7 @@ class Shaper:
         return self._delivered
 
     def _after_cut(self, when: float) -> float:
+        assert self._first is not None  # `put` has set it
         for start, length in sorted(self._line.cuts):
             if self._first + start <= when < self._first + start + length:
                 when = self._first + start + length

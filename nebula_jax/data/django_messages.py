@@ -89,7 +89,7 @@ def _messages(language: str) -> dict[str, str]:
         )
     root = pathlib.Path(spec.origin).parent
     name = CATALOGUE.get(language, language)
-    messages = {}
+    messages: dict[str, str] = {}
     for path in sorted(root.glob(f"**/locale/{name}/LC_MESSAGES/*.mo")):
         for entry in polib.mofile(str(path)):
             if entry.msgstr_plural:  # the plural form reads as a sentence

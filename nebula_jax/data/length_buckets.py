@@ -43,7 +43,7 @@ class EvaluationBatch(NamedTuple):
 
     bucket: int
     indices: np.ndarray
-    count: int
+    count: int  # type: ignore[assignment]  # hides a method of tuples
 
 
 class Schedule:

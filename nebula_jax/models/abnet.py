@@ -297,7 +297,7 @@ def encode(
     if keys is None:
         return source.apply({"params": params}, input_ids, attention_mask)
 
-    def one(key, ids, mask):
+    def one(key: jax.Array, ids: jax.Array, mask: jax.Array) -> Encoded:
         encoded = source.apply(
             {"params": params}, ids[None], mask[None], False, rngs={"dropout": key}
         )
@@ -333,8 +333,14 @@ def decode(
     if keys is None:
         return target.apply({"params": params}, *rows, positions)
 
-    def one(key, ids, mask, source_hidden, source_mask):
-        def hidden(module):
+    def one(
+        key: jax.Array,
+        ids: jax.Array,
+        mask: jax.Array,
+        source_hidden: jax.Array,
+        source_mask: jax.Array,
+    ) -> jax.Array:
+        def hidden(module: Target) -> jax.Array:
             memory = module.read(source_hidden[None])
             return module.hidden(
                 ids[None], mask[None], memory, source_mask[None], False

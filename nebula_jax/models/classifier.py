@@ -106,7 +106,7 @@ def logits(
       [B, C] float32.
     """
     deterministic = rng is None
-    keys = [None] * 3 if deterministic else jax.random.split(rng, 3)
+    keys = [None] * 3 if rng is None else jax.random.split(rng, 3)
     rngs = [{} if key is None else {"dropout": key} for key in keys]
     mask = input_ids != config.special.pad
     types = segments(input_ids, config.special.sep) if config.has_segments else None

@@ -307,6 +307,7 @@ class SelfAttention(nn.Module):
         value = dense(split, config, "value")(hidden)
         memory = KeyValues(key, value)
         if cache is not None:
+            assert position is not None  # a cache comes with a position
             memory = cache.write(memory, position)
         drop = functools.partial(
             nn.Dropout(config.dropout), deterministic=deterministic

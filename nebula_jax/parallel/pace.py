@@ -126,7 +126,7 @@ class Lead:
         window: int,
         stop_requested: Callable[[], bool],
         log: Callable[[str], None],
-    ):
+    ) -> None:
         """Begins after step `start`.
 
         Args:

@@ -13,6 +13,7 @@ B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float3
 
 import collections
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import jax
 
@@ -85,7 +86,7 @@ def front_step(
         losses.append(loss)
     while waiting:
         grads, states = finish(states, grads)
-    return grads, states, sum(losses)
+    return grads, states, _total(losses)
 
 
 def back_step(
@@ -178,7 +179,7 @@ def in_process_step(
         losses.append(loss)
         metrics.append(measured)
     grads, states = (front_grads, back_grads), (front_states, back_states)
-    return grads, states, sum(losses), _sum(metrics)
+    return grads, states, _total(losses), _sum(metrics)
 
 
 def _send_hidden(
@@ -214,6 +215,10 @@ def _answer(
     )
     gradient.send_payload(step, reply, number)
     return grads, states, metrics
+
+
+def _total(losses: Sequence[jax.Array]) -> jax.Array:
+    return cast(jax.Array, sum(losses))  # which is the int 0 of no losses alone
 
 
 def _sum(metrics: Sequence[Metrics]) -> Metrics:

@@ -31,7 +31,7 @@ class Checkpoints:
         every: int,
         window: int = 0,
         fingerprints: Mapping[str, str] | None = None,
-    ):
+    ) -> None:
         """Reads the folder's checkpoints; damaged ones are reported and left aside.
 
         Args:

@@ -96,7 +96,9 @@ def prepared(
 class _Launch:
     """The processes of one run."""
 
-    def __init__(self, commands: dict[str, list[str]], listening: socket.socket):
+    def __init__(
+        self, commands: dict[str, list[str]], listening: socket.socket
+    ) -> None:
         """Starts the commands; the first is given the socket."""
         self._names = list(commands)
         self._lines: queue.Queue[tuple[str, str, str]] = queue.Queue()

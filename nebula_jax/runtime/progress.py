@@ -45,7 +45,7 @@ class Progress:
         steps: int,
         log_every: int,
         links: Sequence[Link] = (),
-    ):
+    ) -> None:
         """Begins after step `start`, from now on.
 
         Args:

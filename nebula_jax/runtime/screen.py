@@ -11,7 +11,7 @@ from nebula_jax.runtime import process
 class Screen:
     """On a terminal one line per cluster, rewritten in place; elsewhere plain lines."""
 
-    def __init__(self, names: Sequence[str]):
+    def __init__(self, names: Sequence[str]) -> None:
         """Shows that the clusters `names` are starting."""
         self._console = rich_console.Console(stderr=False, highlight=False)
         self._lines = {name: f"{name:<13} starting" for name in names}

@@ -143,7 +143,9 @@ def front(
       Front.
     """
 
-    def run(trained, frozen, batch, rng):
+    def run(
+        trained: Params, frozen: Params, batch: Batch, rng: jax.Array
+    ) -> tuple[tuple[list[jax.Array], jax.Array], codec_lib.Arrays]:
         out = fn(merge(trained, frozen), batch, rng)
         hidden, loss = out if has_loss else (out, 0.0)
         return (leaves.floats(hidden), jnp.asarray(loss, jnp.float32)), hidden
@@ -152,7 +154,9 @@ def front(
     decode_before, decode = _decoder(receive)
 
     @functools.partial(jax.jit, donate_argnums=3)
-    def run_forward(params, batch, rng, state):
+    def run_forward(
+        params: Params, batch: Batch, rng: jax.Array, state: codec_lib.State
+    ) -> tuple[codec_lib.Payload, Residuals, jax.Array, codec_lib.State]:
         trained, frozen = split(params, is_trained)
         (_, loss), pullback, hidden = jax.vjp(
             lambda trained: run(trained, frozen, batch, rng), trained, has_aux=True
@@ -161,25 +165,43 @@ def front(
         return payload, _residuals(pullback, (params, batch, rng)), loss, state
 
     @functools.partial(jax.jit, donate_argnums=(5, 6))
-    def run_backward(params, batch, rng, residuals, payload, state, grads):
+    def run_backward(
+        params: Params,
+        batch: Batch,
+        rng: jax.Array,
+        residuals: Residuals,
+        payload: codec_lib.Payload,
+        state: codec_lib.State,
+        grads: Params,
+    ) -> tuple[Params, codec_lib.State]:
         received, state = decode(payload, state)
         pullback = _pullback(residuals, (params, batch, rng))
         (new,) = pullback((leaves.floats(received), jnp.ones(())))
         return jax.tree.map(jnp.add, grads, new), state
 
-    def forward(params, batch, rng, states, step):
+    def forward(
+        params: Params, batch: Batch, rng: jax.Array, states: CodecStates, step: int
+    ) -> tuple[selector.Selected, Residuals, jax.Array, CodecStates]:
         payload, residuals, loss, sent = run_forward(params, batch, rng, states.sent)
         selected, sent = encode_after(payload, sent, step)
         return selected, residuals, loss, states._replace(sent=sent)
 
-    def backward(params, batch, rng, residuals, selected, states, grads):
+    def backward(
+        params: Params,
+        batch: Batch,
+        rng: jax.Array,
+        residuals: Residuals,
+        selected: selector.Selected,
+        states: CodecStates,
+        grads: Params,
+    ) -> tuple[Params, CodecStates]:
         payload, received = decode_before(selected, states.received)
         grads, received = run_backward(
             params, batch, rng, residuals, payload, received, grads
         )
         return grads, states._replace(received=received)
 
-    def spec(params, batch, rng):
+    def spec(params: Params, batch: Batch, rng: jax.Array) -> codec_lib.Spec:
         return jax.eval_shape(run, *split(params, is_trained), batch, rng)[1]
 
     return Front(
@@ -217,14 +239,22 @@ def back(
     encode, encode_after = _encoder(send)
 
     @functools.partial(jax.jit, donate_argnums=(4, 5, 6))
-    def run_step(params, batch, rng, payload, received_state, sent_state, grads):
+    def run_step(
+        params: Params,
+        batch: Batch,
+        rng: jax.Array,
+        payload: codec_lib.Payload,
+        received_state: codec_lib.State,
+        sent_state: codec_lib.State,
+        grads: Params,
+    ) -> tuple[codec_lib.Payload, codec_lib.State, Params, Any, codec_lib.State]:
         trained, frozen = split(params, is_trained)
         received, received_state = decode(payload, received_state)
         activations = leaves.floats(received)
         if sharding is not None:
             activations = jax.lax.with_sharding_constraint(activations, sharding)
 
-        def run(trained, activations):
+        def run(trained: Params, activations: list[jax.Array]) -> tuple[jax.Array, Any]:
             hidden = leaves.with_floats(received, activations)
             out = fn(merge(trained, frozen), hidden, batch, rng)
             return out if isinstance(out, tuple) else (out, {})
@@ -235,7 +265,15 @@ def back(
         grads = jax.tree.map(jnp.add, grads, new)
         return reply, sent_state, grads, metrics, received_state
 
-    def step(params, batch, rng, selected, states, grads, number):
+    def step(
+        params: Params,
+        batch: Batch,
+        rng: jax.Array,
+        selected: selector.Selected,
+        states: CodecStates,
+        grads: Params,
+        number: int,
+    ) -> tuple[selector.Selected, Params, Any, CodecStates]:
         payload, received = decode_before(selected, states.received)
         reply, sent, grads, metrics, received = run_step(
             params, batch, rng, payload, received, states.sent, grads
@@ -267,7 +305,9 @@ def _encoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
         )
     encoders = [jax.jit(each.encode, donate_argnums=1) for each in codec.codecs]
 
-    def encode_after(arrays, state, step):
+    def encode_after(
+        arrays: codec_lib.Arrays, state: codec_lib.State, step: int
+    ) -> tuple[selector.Selected, codec_lib.State]:
         option = codec.choose(arrays, state, step)
         payload, state = encoders[option](arrays, state)
         return selector.Selected(payload, option), state
@@ -281,7 +321,9 @@ def _decoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
         return lambda selected, state: (selected.payload, state), codec.decode
     decoders = [jax.jit(each.decode, donate_argnums=1) for each in codec.codecs]
 
-    def decode_before(selected, state):
+    def decode_before(
+        selected: selector.Selected, state: codec_lib.State
+    ) -> tuple[codec_lib.Arrays, codec_lib.State]:
         return decoders[selected.option](selected.payload, state)
 
     return decode_before, codec_lib.identity().decode

@@ -18,7 +18,7 @@ class MetricsLog:
     background writer would block the training.
     """
 
-    def __init__(self, folder: pathlib.Path, step: int):
+    def __init__(self, folder: pathlib.Path, step: int) -> None:
         """Opens the files and removes the records after `step`, which come again."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"

@@ -80,7 +80,7 @@ def delta(
     if type(index) is not str or not index:
         raise ValueError(f"index must be a leaf's name, not {index!r}")
 
-    def init(spec):
+    def init(spec: codec_lib.Spec) -> Memory:
         rest = _without(spec, index)[1]
         values = tuple(
             jnp.zeros((examples, *leaf.shape[1:]), leaf.dtype)
@@ -93,15 +93,17 @@ def delta(
         finite = jnp.ones(where.shape, jnp.bool_)
         for leaf in floats:
             finite &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
-        return state.replace(
+        return Memory(
             values=tuple(
                 memory.at[where].set(leaf)
                 for memory, leaf in zip(state.values, floats, strict=True)
             ),
             seen=state.seen.at[where].set(finite),
+            encode=state.encode,
+            decode=state.decode,
         )
 
-    def differences(arrays, state: Memory) -> tuple[jax.Array, Any]:
+    def differences(arrays: codec_lib.Arrays, state: Memory) -> tuple[jax.Array, Any]:
         where, rest = _without(arrays, index)
         floats = [
             leaf - memory[where]
@@ -119,12 +121,16 @@ def delta(
             leaves.with_floats(got, floats), index, where
         ), state
 
-    def keep(arrays, state: Memory):
+    def keep(
+        arrays: codec_lib.Arrays, state: Memory
+    ) -> tuple[codec_lib.Arrays, Memory]:
         where, rest = _without(arrays, index)
         return arrays, store(state, where, leaves.floats(rest))
 
     def wrap(each: codec_lib.Codec) -> codec_lib.Codec:
-        def encode(arrays, state):
+        def encode(
+            arrays: codec_lib.Arrays, state: codec_lib.State
+        ) -> tuple[codec_lib.Payload, codec_lib.State]:
             where, rest = differences(arrays, state)
             payload, encoder = each.encode(rest, state.encode)
             got, decoder = wrappers.decode_as_receiver(each, payload, state.decode)
@@ -133,7 +139,9 @@ def delta(
                 encode=encoder, decode=decoder
             )
 
-        def decode(payload, state):
+        def decode(
+            payload: codec_lib.Payload, state: codec_lib.State
+        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
             got, decoder = wrappers.decode_as_receiver(
                 each, payload.payload, state.decode
             )
@@ -142,7 +150,7 @@ def delta(
 
         return codec_lib.Codec(init, encode, decode)
 
-    def choose(arrays, state, step):
+    def choose(arrays: codec_lib.Arrays, state: codec_lib.State, step: int) -> int:
         where = np.asarray(_without(arrays, index)[0])
         _check_index(where, examples)
         if not np.all(np.asarray(state.seen[where])):

@@ -128,10 +128,12 @@ def _integers(
         raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
     stochastic = rounding == "stochastic"
 
-    def init(spec):
+    def init(spec: codec.Spec) -> codec.State:
         return jnp.uint32(0) if stochastic else ()
 
-    def encode(arrays, count):
+    def encode(
+        arrays: codec.Arrays, count: codec.State
+    ) -> tuple[codec.Payload, codec.State]:
         nodes, structure = jax.tree.flatten(arrays)
         for i, leaf in enumerate(nodes):
             if leaves.is_float(leaf):
@@ -143,13 +145,15 @@ def _integers(
                     q = _round(groups * inverse)
                 data = pack(q, leaf.size)
                 nodes[i] = Scaled(data, scale, leaf.shape, str(leaf.dtype))
-        return structure.unflatten(nodes), count + 1 if stochastic else ()
+        return jax.tree.unflatten(structure, nodes), count + 1 if stochastic else ()
 
     def decode_leaf(node: Scaled) -> jax.Array:
         q = unpack(node.data, math.prod(node.shape))
         return descaled(q.astype(jnp.float32), node, per)
 
-    def decode(payload, state):
+    def decode(
+        payload: codec.Payload, state: codec.State
+    ) -> tuple[codec.Arrays, codec.State]:
         return leaves.decode(Scaled, decode_leaf, payload), state
 
     return codec.Codec(init, encode, decode)
@@ -198,7 +202,7 @@ def grouped(flat: jax.Array, shape: tuple[int, ...], per: str | int) -> jax.Arra
 
     Per-tensor scaling also uses rows: XLA does not parallelize over one long row.
     """
-    if per in ("tensor", "row"):
+    if isinstance(per, str):  # tensor or row
         return flat.reshape(math.prod(shape[:-1]), shape[-1] if shape else 1)
     size = max(1, min(per, flat.size))
     return jnp.pad(flat, (0, -flat.size % size)).reshape(-1, size)

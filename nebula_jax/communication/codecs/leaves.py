@@ -31,10 +31,10 @@ def decode(
     second must not take the first one's nodes for its own.
     """
 
-    def is_node(node):
+    def is_node(node: Any) -> bool:
         return isinstance(node, kind) and all(
             jax.tree_util.treedef_is_leaf(child)
-            for child in jax.tree.structure(node).children()
+            for child in jax.tree_util.treedef_children(jax.tree.structure(node))
         )
 
     return jax.tree.map(

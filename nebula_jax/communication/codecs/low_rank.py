@@ -107,7 +107,8 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
         root = jnp.linalg.norm(right, axis=-1, keepdims=True)  # S^1/2
         inverse = jnp.where(root > 0, 1 / root, 0.0)
         u, s, v = left * _transpose(inverse), _transpose(root**2), right * inverse
-        return Triple(*(part.astype(leaf.dtype) for part in (u, s, v)), shape)
+        u, s, v = (part.astype(leaf.dtype) for part in (u, s, v))
+        return Triple(u, s, v, shape)
 
     def decode_leaf(node: Factors | Triple) -> jax.Array:
         if isinstance(node, Triple):
@@ -144,17 +145,21 @@ def _one_by_one(matrices: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
     def each(group: jax.Array) -> tuple[jax.Array, jax.Array]:
         pairs = [_truncated_svd(matrix, k) for matrix in group]
-        return tuple(jnp.stack(factors) for factors in zip(*pairs, strict=True))
+        left, right = zip(*pairs, strict=True)
+        return jnp.stack(left), jnp.stack(right)
 
     whole = len(matrices) // GROUP * GROUP
-    parts = []
+    parts: list[tuple[jax.Array, ...]] = []
     if whole:
         groups = matrices[:whole].reshape(-1, GROUP, *matrices.shape[1:])
         mapped = jax.lax.map(each, groups)
-        parts.append([factor.reshape(whole, *factor.shape[2:]) for factor in mapped])
+        parts.append(
+            tuple(factor.reshape(whole, *factor.shape[2:]) for factor in mapped)
+        )
     if whole < len(matrices):
         parts.append(each(matrices[whole:]))
-    return tuple(jnp.concatenate(factors) for factors in zip(*parts, strict=True))
+    left, right = zip(*parts, strict=True)
+    return jnp.concatenate(left), jnp.concatenate(right)
 
 
 def _truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -214,7 +219,7 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
     def size(leaf: Any) -> tuple[int, int]:
         return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
-    def init(spec):
+    def init(spec: codec.Spec) -> codec.State:
         matrices = [leaf for leaf in jax.tree.leaves(spec) if is_matrix(leaf)]
         keys = jax.random.split(jax.random.key(seed), len(matrices) + 1)
         return tuple(
@@ -222,7 +227,9 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
             for key, leaf in zip(keys, matrices, strict=False)
         )
 
-    def encode(arrays, state):
+    def encode(
+        arrays: codec.Arrays, state: codec.State
+    ) -> tuple[codec.Payload, codec.State]:
         nodes, structure = jax.tree.flatten(arrays)
         before, after = iter(state), []
         for i, leaf in enumerate(nodes):
@@ -233,9 +240,11 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
                     left.astype(leaf.dtype), right.astype(leaf.dtype), leaf.shape
                 )
                 after.append(q)
-        return structure.unflatten(nodes), tuple(after)
+        return jax.tree.unflatten(structure, nodes), tuple(after)
 
-    def decode(payload, state):
+    def decode(
+        payload: codec.Payload, state: codec.State
+    ) -> tuple[codec.Arrays, codec.State]:
         return leaves.decode(Factors, _multiply, payload), state
 
     return codec.Codec(init, encode, decode)

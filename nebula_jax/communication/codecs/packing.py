@@ -4,6 +4,7 @@ B batch, L length.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def pack_ids(vocab_size: int) -> codec.Codec:
         ids = bits_lib.unpack(packed.data, math.prod(packed.shape), packed.bits)
         return ids.reshape(packed.shape).astype(packed.dtype)
 
-    def decode(payload):
+    def decode(payload: codec.Payload) -> codec.Arrays:
         return jax.tree.map(
             lambda node: decode_leaf(node) if isinstance(node, PackedIds) else node,
             payload,
@@ -128,20 +129,20 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
             f"capacities must be 1 to {MAX_CAPACITIES}, not {capacities!r}"
         )
 
-    def slots(part: int, shape: tuple[int, int]) -> int:
+    def slots(part: int, shape: tuple[int, ...]) -> int:
         return math.ceil(part * math.prod(shape) / capacities)
 
     def option(part: int) -> codec.Codec:
-        def encode(arrays):
+        def encode(arrays: codec.Arrays) -> codec.Payload:
             marks = _mask(arrays, mask)
-            shape = marks.shape
+            batch, length = shape = marks.shape
             real = bits_lib.bitmap(marks.reshape(-1) != 0)
             where = _where(real, slots(part, shape))
 
-            def gather(path, leaf):
+            def gather(path: Any, leaf: jax.Array) -> Any:
                 if leaf is marks:
                     data = bits_lib.pack(marks != 0, 1)
-                    return Mask(data, shape, str(marks.dtype))
+                    return Mask(data, (batch, length), str(marks.dtype))
                 if leaf.shape[:2] != shape:
                     return leaf
                 flat = leaf.reshape(-1, *leaf.shape[2:])
@@ -149,14 +150,14 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
 
             return jax.tree_util.tree_map_with_path(gather, arrays)
 
-        def decode(payload):
+        def decode(payload: codec.Payload) -> codec.Arrays:
             nodes = jax.tree.leaves(payload, is_leaf=_is_node)
             (packed,) = [node for node in nodes if isinstance(node, Mask)]
             shape, size = packed.shape, math.prod(packed.shape)
             real = bits_lib.to_words(packed.data, math.ceil(size / bits_lib.WORD))
             where = _where(real, slots(part, shape))
 
-            def scatter(node):
+            def scatter(node: Any) -> jax.Array:
                 if isinstance(node, Mask):
                     marks = bits_lib.unpack(node.data, size, 1)
                     return marks.reshape(shape).astype(node.dtype)
@@ -174,7 +175,7 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
 
         return codec.stateless(encode, decode)
 
-    def choose(arrays, state, step):
+    def choose(arrays: codec.Arrays, state: codec.State, step: int) -> int:
         del state, step
         marks = _mask(arrays, mask)
         count = int(jnp.count_nonzero(marks))
@@ -188,7 +189,7 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
     return selector.Selector(options, choose)
 
 
-def _is_node(node) -> bool:
+def _is_node(node: Any) -> bool:
     return isinstance(node, Mask | Tokens)
 
 

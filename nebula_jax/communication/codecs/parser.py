@@ -14,7 +14,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
@@ -31,7 +31,7 @@ from nebula_jax.communication.codecs import (
 )
 from nebula_jax.communication.wire import zstd as zstd_lib
 
-NAMES = {
+NAMES: dict[str, Callable[..., Any]] = {
     "bf16": floats.bf16,
     "delta": differences.delta,
     "error_feedback": wrappers.error_feedback,
@@ -104,7 +104,7 @@ CALLABLE: dict[str, Callable[..., Any]] = NAMES | {"zstd": zstd}
 class _Reader:
     """A text, and what its syntax tree means; positions are for error messages."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str) -> None:
         self._text = text
         # In one line of ASCII the syntax tree's offsets count characters.
         self._line = re.sub(r"\s", " ", text.strip())
@@ -122,8 +122,9 @@ class _Reader:
             at = self._indent + error.offset - 1 if error.offset else len(self._text)
             problem = error.msg
             if problem == "invalid syntax":
-                found = TOKEN.match(self._text[at:].lstrip())[0]
-                problem = f"unexpected {found or 'end'}"
+                found = TOKEN.match(self._text[at:].lstrip())
+                assert found is not None  # it matches the end, too
+                problem = f"unexpected {found[0] or 'end'}"
             raise self._error(problem, at) from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise self._error(f"cannot be read: {error}", 0) from None
@@ -131,11 +132,13 @@ class _Reader:
     def chain(self, node: ast.expr, depth: int) -> Compression:
         if depth > MAX_DEPTH:
             raise self._error(f"more than {MAX_DEPTH} codecs in codecs", node)
-        nodes = []
+        nodes: list[ast.expr] = []
         while _is_chain(node):
             nodes.insert(0, node.right)
             node = node.left
-        codecs, chained, level = [], codec_lib.identity(), None
+        codecs: list[selector.CodecOrSelector] = []
+        chained: selector.CodecOrSelector = codec_lib.identity()
+        level: int | None = None
         for each in (node, *nodes):
             if level is not None:
                 problem = "zstd works on bytes: it must be the last of its chain"
@@ -151,6 +154,8 @@ class _Reader:
         return Compression(chained, level)
 
     def _call(self, node: ast.expr, depth: int) -> Compression:
+        # keyword, value, place for an error
+        arguments: list[tuple[str | None, ast.expr, ast.expr | ast.keyword]]
         match node:
             case ast.Name(name):
                 arguments = []
@@ -200,7 +205,7 @@ class _Reader:
                 return {"true": True, "false": False}.get(word, word)
             case _:
                 return self.chain(node, depth)
-        if type(number) not in (int, float):
+        if type(number) is not int and type(number) is not float:
             problem = f"expected a number, a word or a codec, not {self._source(node)}"
             raise self._error(problem, node)
         if sum(letter.isdigit() for letter in self._source(node)) > MAX_DIGITS:
@@ -210,8 +215,8 @@ class _Reader:
     def _source(self, node: ast.expr) -> str:
         return self._line[node.col_offset : node.end_col_offset]
 
-    def _error(self, problem: str, place: int | ast.AST) -> CodecError:
-        if isinstance(place, ast.AST):
+    def _error(self, problem: str, place: int | ast.expr | ast.keyword) -> CodecError:
+        if not isinstance(place, int):
             place = self._indent + place.col_offset
         shown = "".join(
             letter if letter.isprintable() else "?"
@@ -220,7 +225,7 @@ class _Reader:
         return CodecError(f"{problem}\n  {shown}\n  {' ' * place}^")
 
 
-def _is_chain(node: ast.expr) -> bool:
+def _is_chain(node: ast.expr) -> TypeGuard[ast.BinOp]:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
 
 

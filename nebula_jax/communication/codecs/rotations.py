@@ -52,7 +52,7 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
 
-    def matrix(leaf: jax.Array) -> jax.Array:
+    def matrix(leaf: jax.Array) -> np.ndarray:
         width = leaf.shape[-1] if leaf.shape else 1
         size = math.gcd(width, 1 << (block.bit_length() - 1))
         return _rotation(size, seed)

@@ -55,14 +55,16 @@ def error_feedback(codec: selector.CodecOrSelector) -> selector.CodecOrSelector:
     """
     check_codec(codec)
 
-    def init(spec):
+    def init(spec: codec_lib.Spec) -> Feedback:
         residual = tuple(
             jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves.floats(spec)
         )
         return Feedback(residual, codec.init(spec), codec.init(spec))
 
     def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
-        def encode(arrays, state):
+        def encode(
+            arrays: codec_lib.Arrays, state: codec_lib.State
+        ) -> tuple[codec_lib.Payload, codec_lib.State]:
             wanted = [
                 leaf.astype(jnp.float32) + residual
                 for leaf, residual in zip(
@@ -79,7 +81,9 @@ def error_feedback(codec: selector.CodecOrSelector) -> selector.CodecOrSelector:
             )
             return payload, Feedback(residual, encoder, decoder)
 
-        def decode(payload, state):
+        def decode(
+            payload: codec_lib.Payload, state: codec_lib.State
+        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
             arrays, decoder = inner.decode(payload, state.decode)
             return arrays, state.replace(decode=decoder)
 
@@ -114,7 +118,7 @@ def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
     inner = selector.as_selector(codec)
     plain = codec_lib.identity()._replace(init=codec.init)
 
-    def choose(arrays, state, step):
+    def choose(arrays: codec_lib.Arrays, state: codec_lib.State, step: int) -> int:
         return 0 if step < n else 1 + inner.choose(arrays, state, step)
 
     return inner._replace(codecs=(plain, *inner.codecs), choose=choose)

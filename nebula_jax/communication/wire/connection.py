@@ -35,7 +35,7 @@ class Connection:
         has_room: Callable[[], bool],
         reconnect_timeout: float,
         log: Callable[[str], None],
-    ):
+    ) -> None:
         """Starts without a socket; see `driver.Driver` for the arguments."""
         self.session = session_
         self.io: socket_io.SocketIO | None = None
@@ -47,6 +47,12 @@ class Connection:
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
         self._receive, self._has_room, self._log = receive, has_room, log
         self._shaper, self._waker = wan.Shaper(line), wakes
+
+    @property
+    def _present(self) -> socket_io.SocketIO:
+        """The socket, for what is done only while there is one."""
+        assert self.io is not None
+        return self.io
 
     def adopt(self, sock: socket.socket) -> None:
         """Goes on with a new socket, on which the session has begun or resumed."""
@@ -86,7 +92,7 @@ class Connection:
           session.PeerAborted: if the peer has given up.
           session.RemoteProtocolError: if the peer breaks the protocol.
         """
-        io, now = self.io, time.monotonic()
+        io, now = self._present, time.monotonic()
         if io.error is not None:
             raise io.error
         if is_readable or self.session.liveness.timed_out(now):
@@ -98,11 +104,12 @@ class Connection:
 
     def sleep(self) -> float:
         """Returns the seconds until there is something to do by the clock."""
-        if self.io.has_more or self.io.error is not None:
+        io = self._present
+        if io.has_more or io.error is not None:
             return 0.0
         now = time.monotonic()
         sleep = min(self.session.next_tick(now), self.deadline() - now)
-        if not self.io.is_blocked and (wait := self._shaper.wait(now)) is not None:
+        if not io.is_blocked and (wait := self._shaper.wait(now)) is not None:
             sleep = min(sleep, wait)
         return max(0.0, sleep)
 
@@ -121,7 +128,7 @@ class Connection:
             self.session.liveness.received(now)
             return
         try:
-            self.io.read(self.session, self.can_read)
+            self._present.read(self.session, self.can_read)
         finally:  # also what came just before the end of the stream
             self.deliver()
         self._note_recovery()
@@ -150,9 +157,10 @@ class Connection:
         Raises:
           errors.NebulaError: if what had come before ends it.
         """
+        io = self._present
         with contextlib.suppress(OSError, session.PeerGone):
-            self.io.has_unread = True
-            while self.io.has_unread and self.can_read():
+            io.has_unread = True
+            while io.has_unread and self.can_read():
                 self._read(time.monotonic())
         self.drop()
         self.session.lost()

@@ -42,7 +42,7 @@ class Driver:
         dial: Callable[[], socket.socket] | None,
         reconnect_timeout: float,
         log: Callable[[str], None],
-    ):
+    ) -> None:
         """Makes a driver without a socket.
 
         Args:

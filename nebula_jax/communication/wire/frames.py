@@ -23,7 +23,7 @@ import json
 import re
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from nebula_jax import errors
 
@@ -48,7 +48,6 @@ class Open:
     The other side sends again from the frame on that the head acknowledges.
     """
 
-    LAYOUT: ClassVar = struct.Struct("!16sI")
     session_id: bytes
     """16 random bytes, drawn by the connector."""
     epoch: int
@@ -59,7 +58,6 @@ class Open:
 class Hello:
     """The first message of each side."""
 
-    LAYOUT: ClassVar = struct.Struct("")
     cluster: str
     """The sender, such as `generator:0`."""
     version: str
@@ -76,7 +74,6 @@ class Hello:
 class Welcome:
     """The start of a run: all clusters are there, and it goes on after `step`."""
 
-    LAYOUT: ClassVar = struct.Struct("!Q")
     step: int
 
 
@@ -94,14 +91,11 @@ class Tensor(NamedTuple):
     option: int = 0
     """The number of the shape, of those that the channel's codec offers."""
 
-    LAYOUT = struct.Struct("!HQIB")
-
 
 @dataclasses.dataclass(frozen=True)
 class StepDone:
     """The step token of section 3.3."""
 
-    LAYOUT: ClassVar = struct.Struct("!Q")
     step: int
 
 
@@ -109,7 +103,6 @@ class StepDone:
 class Stop:
     """A request to the listener to stop; from the listener, the step to stop after."""
 
-    LAYOUT: ClassVar = struct.Struct("!Q")
     step: int
 
 
@@ -117,26 +110,33 @@ class Stop:
 class Ping:
     """A sign of life, and an acknowledgement where no other frame is due."""
 
-    LAYOUT: ClassVar = struct.Struct("")
-
 
 @dataclasses.dataclass(frozen=True)
 class End:
     """The sender's last message. (A closed connection alone is an error.)"""
-
-    LAYOUT: ClassVar = struct.Struct("")
 
 
 @dataclasses.dataclass(frozen=True)
 class Abort:
     """The end of a session because of an error, with its reason."""
 
-    LAYOUT: ClassVar = struct.Struct("")
     reason: str
 
 
 Message = Hello | Welcome | Tensor | StepDone | Stop | Ping | End | Abort | Open
-KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort, Open)
+LAYOUTS: dict[type[Message], struct.Struct] = {
+    Hello: struct.Struct(""),
+    Welcome: struct.Struct("!Q"),
+    Tensor: struct.Struct("!HQIB"),
+    StepDone: struct.Struct("!Q"),
+    Stop: struct.Struct("!Q"),
+    Ping: struct.Struct(""),
+    End: struct.Struct(""),
+    Abort: struct.Struct(""),
+    Open: struct.Struct("!16sI"),
+}
+"""The typed header of each kind of message, in the order of KINDS."""
+KINDS = tuple(LAYOUTS)
 UNNUMBERED = (Open, Ping, Abort)
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 
@@ -144,7 +144,7 @@ _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 class Head(NamedTuple):
     """The fixed part of a frame."""
 
-    kind: type
+    kind: type[Message]
     sequence: int
     acknowledged: int
     payload_bytes: int
@@ -168,7 +168,7 @@ def encode(message: Message, sequence: int, acknowledged: int) -> list[Any]:
     """
     kind = type(message)
     fields, payload = _parts(message)
-    size, layout = sum(map(len, payload)), kind.LAYOUT
+    size, layout = sum(map(len, payload)), LAYOUTS[kind]
     start = HEAD.pack(
         MAGIC, VERSION, _NUMBER[kind], layout.size, sequence, acknowledged, size
     ) + layout.pack(*fields)
@@ -197,20 +197,21 @@ def decode_head(data: bytes) -> Head:
     Raises:
       FrameError: where they are no head of this version, or contradict themselves.
     """
-    magic, version, kind, header_bytes, sequence, acknowledged, payload_bytes = (
+    magic, version, number, header_bytes, sequence, acknowledged, payload_bytes = (
         HEAD.unpack(data)
     )
     if magic != MAGIC:
         raise FrameError(f"sent {magic!r}, which begins no frame")
     if version != VERSION:
         raise FrameError(f"uses frame version {version}; this is version {VERSION}")
-    if kind >= len(KINDS):
-        raise FrameError(f"sent a frame of unknown kind {kind}")
-    kind = KINDS[kind]
-    if header_bytes != kind.LAYOUT.size:
+    if number >= len(KINDS):
+        raise FrameError(f"sent a frame of unknown kind {number}")
+    kind = KINDS[number]
+    expected = LAYOUTS[kind].size
+    if header_bytes != expected:
         raise FrameError(
             f"sent {kind.__name__} with a header of {header_bytes} bytes;"
-            f" expected {kind.LAYOUT.size}"
+            f" expected {expected}"
         )
     return Head(kind, sequence, acknowledged, payload_bytes)
 
@@ -221,7 +222,7 @@ def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
     Raises:
       FrameError: if the contents do not fit the kind.
     """
-    fields = head.kind.LAYOUT.unpack(header)
+    fields = LAYOUTS[head.kind].unpack(header)
     if head.kind is Tensor:
         channel, step, micro_batch, option = fields
         return Tensor(channel, step, micro_batch, buffers, option)

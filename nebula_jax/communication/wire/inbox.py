@@ -14,7 +14,7 @@ TENSOR_OVERHEAD = 512  # bytes of memory that a tensor takes besides its buffers
 class Inbox:
     """A queue for each channel, and a common bound on what waits in them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.waiting: list[str] = []
         """One entry for each caller who waits for something: its name."""
         self.is_closed = False

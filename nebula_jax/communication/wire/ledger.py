@@ -8,7 +8,7 @@ SENT, RECEIVED = "sent", "received"
 class Ledger:
     """Frames and bytes that crossed; what is sent again counts again."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._channels: dict[str, list[str]] = {SENT: [], RECEIVED: []}
         self._entries: dict[str, list[int]] = {}
 

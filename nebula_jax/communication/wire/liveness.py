@@ -9,7 +9,7 @@ PINGS_PER_TIMEOUT = 4  # so that one late Ping does not look like silence
 class Liveness:
     """The times at which something last crossed a connection."""
 
-    def __init__(self, timeout: float):
+    def __init__(self, timeout: float) -> None:
         """Starts without a connection.
 
         Args:

@@ -1,11 +1,11 @@
 """The parser of a peer's bytes: the only one, and it takes nothing on trust."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nebula_jax.communication.wire import frames, receive_buffer, schema
 
-OPENING_BYTES = frames.HEAD.size + frames.Open.LAYOUT.size
+OPENING_BYTES = frames.HEAD.size + frames.LAYOUTS[frames.Open].size
 
 
 class Received(NamedTuple):
@@ -35,10 +35,11 @@ def read(
     Raises:
       frames.FrameError: if the bytes are no frame, or not one that the schema allows.
     """
+    sizes: Sequence[int]
     while True:
         head = frames.decode_head((yield from buffer.exact(frames.HEAD.size)))
         admit(head)
-        header = yield from buffer.exact(head.kind.LAYOUT.size)
+        header = yield from buffer.exact(frames.LAYOUTS[head.kind].size)
         if head.kind is frames.Tensor:
             shape = allowed.shape(header)
             sizes, expected = shape.sizes, shape.nbytes
@@ -66,7 +67,7 @@ def read_opening(data: bytes) -> tuple[frames.Open, int]:
     Raises:
       frames.FrameError: if it is something else.
     """
-    heads = []
+    heads: list[frames.Head] = []
 
     def admit(head: frames.Head) -> None:
         if head.kind is not frames.Open or head.sequence:
@@ -77,4 +78,7 @@ def read_opening(data: bytes) -> tuple[frames.Open, int]:
     buffer.get_buffer()[: len(data)] = data
     buffer.receive(len(data))
     received = next(read(buffer, schema.Schema(), admit))
+    # `admit` lets nothing else through, and the data are all of it.
+    assert received is not None
+    assert isinstance(received.message, frames.Open)
     return received.message, heads[0].acknowledged

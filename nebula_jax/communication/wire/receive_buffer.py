@@ -19,7 +19,7 @@ STAGE_BYTES = 1 << 12
 class ReceiveBuffer:
     """The bytes of one connection that are not yet a message."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._stage = memoryview(bytearray(STAGE_BYTES))
         self._start = self._end = 0
         self._holes: collections.deque[memoryview] = collections.deque()
@@ -66,7 +66,7 @@ class ReceiveBuffer:
                 buffers.append(np.frombuffer(self._take(size), np.uint8))
                 continue
             buffer = aligned_empty(size)
-            view = memoryview(buffer)
+            view = buffer.data
             view[:staged] = self._take(staged)
             self._holes.append(view[staged:])
             buffers.append(buffer)

@@ -11,7 +11,7 @@ ACK_FRAMES = 64  # likewise: a Ping for every small frame would double their num
 class ReceiveWindow:
     """Counts of numbered messages that were received."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = 0
         """Messages of all connections."""
         self.unacknowledged = self._unacknowledged_bytes = 0

@@ -11,7 +11,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts
 class Reconnect:
     """The state of a session that may have lost its connection."""
 
-    def __init__(self, timeout: float, seed: bytes):
+    def __init__(self, timeout: float, seed: bytes) -> None:
         """Starts with a connection.
 
         Args:
@@ -62,6 +62,7 @@ class Reconnect:
 
     def recovered(self, now: float) -> float:
         """Records a new connection; returns the seconds without one."""
+        assert self._lost_at is not None  # nothing else can recover
         away = now - self._lost_at
         self._lost_at, self._failure, self._pause = None, "", 0.0
         return away

@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 class Schema:
     """The channels of one direction, and the limits of all other messages."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._channels: list[list[Shape]] = []  # channel -> option
 
     def add(self, options: Sequence[Sequence[int]], is_compressed: bool) -> int:
@@ -102,7 +102,7 @@ class Schema:
         Raises:
           frames.FrameError: if its channel or option is not in the schema.
         """
-        channel, _, _, option = frames.Tensor.LAYOUT.unpack(header)
+        channel, _, _, option = frames.LAYOUTS[frames.Tensor].unpack(header)
         if channel >= len(self._channels):
             raise frames.FrameError(
                 f"sent a tensor on channel {channel}; {len(self._channels)} channels"

@@ -16,7 +16,7 @@ class SendWindow:
     the present connection all before `cursor` were handed out.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.acknowledged = self.cursor = self.next_sequence = 0
         self._ever_sent = 0
         self._messages: collections.deque[frames.Message] = collections.deque()

@@ -58,7 +58,9 @@ class SessionOver(errors.NebulaError):
 class Session:
     """The state of one session."""
 
-    def __init__(self, role: states.Role, session_id: bytes, peer_timeout: float):
+    def __init__(
+        self, role: states.Role, session_id: bytes, peer_timeout: float
+    ) -> None:
         """Starts without a connection.
 
         Args:
@@ -103,10 +105,7 @@ class Session:
         return self.ledger.add_channel(ledger.SENT, name)
 
     def add_receiver(
-        self,
-        name: str,
-        options: Sequence[Sequence[int]],
-        is_compressed: bool = False,
+        self, name: str, options: Sequence[Sequence[int]], is_compressed: bool = False
     ) -> int:
         """Adds a channel of tensors that the peer may send; returns its number.
 
@@ -294,7 +293,7 @@ class Session:
         if kind is frames.Abort:
             return
         self._received.add(nbytes)
-        if kind is frames.Hello:
+        if isinstance(message, frames.Hello):
             self.peer = message.cluster
-        elif kind is frames.Welcome:
+        elif isinstance(message, frames.Welcome):
             self.is_paused = True  # until `channels_ready`

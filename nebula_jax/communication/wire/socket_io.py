@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nebula_jax.communication import wan
 from nebula_jax.communication.wire import session as session_lib
@@ -24,7 +25,9 @@ BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class SocketIO:
     """A connected socket that never waits, except in `wait` and for the last frame."""
 
-    def __init__(self, sock: socket.socket, shaper: wan.Shaper, wakes: waker.Waker):
+    def __init__(
+        self, sock: socket.socket, shaper: wan.Shaper, wakes: waker.Waker
+    ) -> None:
         """Takes over a socket.
 
         Args:
@@ -45,7 +48,8 @@ class SocketIO:
         what opened the connection."""
         self.error: OSError | None = None
         """The error of a write, for the thread that reads to deal with."""
-        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None
+        """The socket if it is TLS. Any: typeshed's `read` takes no memoryview."""
         self._shaper, self._waker = shaper, wakes
         self._low_water = 1
         self._fd, self._polled = sock.fileno(), 0
@@ -151,7 +155,7 @@ class SocketIO:
         """Lets the system wake us for a good part of a large tensor, or the end."""
         buffer = session.buffer
         left = len(buffer.get_buffer()) if buffer.has_holes else 1
-        if self._is_tls:
+        if self._tls is not None:
             left -= TLS_RECORD  # OpenSSL may have taken in the start of one
         count = max(1, min(left, WORTH_WAKING))
         if count != self._low_water:
@@ -166,24 +170,24 @@ class SocketIO:
           The number of bytes, and True if there are no more at present. No bytes
           although there are more mean that the stream has ended.
         """
-        filled, goes_on = 0, True
+        filled, goes_on, is_tls = 0, True, self._tls is not None
         try:
             while goes_on:
-                if self._is_tls:  # what recv_into comes to, a call less for each record
-                    count = self.socket.read(len(view) - filled, view[filled:])
+                if is_tls:  # what recv_into comes to, a call less for each record
+                    count = self._tls.read(len(view) - filled, view[filled:])
                 else:
                     count = self.socket.recv_into(view)
                 filled += count
-                goes_on = self._is_tls and is_large and count and filled < len(view)
+                goes_on = is_tls and is_large and count and filled < len(view)
         except BLOCKED:
             return filled, True
         return filled, False
 
     def _is_drained(self, session: session_lib.Session) -> bool:
         """After a short read: returns True if another one would find nothing."""
-        if not self._is_tls:
+        if self._tls is None:
             return True
-        return not session.buffer.has_holes and not self.socket.pending()
+        return not session.buffer.has_holes and not self._tls.pending()
 
     def send_final(self, buffers: list, seconds: float) -> None:
         """Writes behind what is under way, waiting: a frame is never cut by another."""

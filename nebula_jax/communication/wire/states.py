@@ -55,7 +55,7 @@ class Phase(enum.StrEnum):
 
 # Sender -> state of its direction -> allowed message -> next state of that direction.
 # Welcome opens the connector's direction as well: see `advance`.
-TRANSITIONS = {
+TRANSITIONS: dict[Role, dict[State, dict[type, State]]] = {
     Role.LISTENER: {
         State.START: {Hello: State.GREETED},
         State.GREETED: {Welcome: State.OPEN},
@@ -81,7 +81,7 @@ TRANSITIONS = {
 
 # Phase of the connection -> message that may come on it -> next phase. What is numbered
 # must be allowed by TRANSITIONS as well.
-PHASE_TRANSITIONS = {
+PHASE_TRANSITIONS: dict[Phase, dict[type, Phase]] = {
     Phase.NONE: {},
     Phase.OPENING: {Open: Phase.RUNNING, Abort: Phase.NONE},
     Phase.RUNNING: {

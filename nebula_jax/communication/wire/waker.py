@@ -8,7 +8,7 @@ import socket
 class Waker:
     """A socket to itself: what is polled beside it ends when somebody wakes."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)

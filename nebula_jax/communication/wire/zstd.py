@@ -47,7 +47,7 @@ def with_table(buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
 class Compressor:
     """The sending end of a channel; it treats each of a tensor's buffers by itself."""
 
-    def __init__(self, level: int):
+    def __init__(self, level: int) -> None:
         self._zstd = zstandard.ZstdCompressor(level=check_level(level))
         self._rest: dict[tuple[int, int], int] = {}  # tensors to go without trying
         self._next_rest: dict[tuple[int, int], int] = {}
@@ -68,7 +68,7 @@ class Compressor:
         if self._rest.get(key, 0) > 0:
             self._rest[key] -= 1
             return buffer
-        coded = self._zstd.compress(buffer)
+        coded = self._zstd.compress(buffer.data)
         if len(coded) < WORTH_IT * len(buffer):
             self._next_rest[key] = 1
             return np.frombuffer(coded, np.uint8)
@@ -81,7 +81,7 @@ class Compressor:
 class Decompressor:
     """The receiving end of a channel, opened with the sender's level."""
 
-    def __init__(self, level: int):
+    def __init__(self, level: int) -> None:
         check_level(level)
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
@@ -105,9 +105,11 @@ class Decompressor:
     def _decoded(self, buffer: np.ndarray, size: int) -> np.ndarray:
         # Not `decompress(max_output_size=)`: it trusts the size that the bytes claim.
         out = receive_buffer.aligned_empty(size)
-        count, view = 0, memoryview(out)
+        count, view = 0, out.data
         try:
-            with self._zstd.stream_reader(buffer, read_across_frames=False) as reader:
+            with self._zstd.stream_reader(
+                buffer.data, read_across_frames=False
+            ) as reader:
                 while count < size and (read := reader.readinto(view[count:])):
                     count += read
                 surplus = reader.read(1)

@@ -144,9 +144,8 @@ def _special_tokens(folder: pathlib.Path, library: readers.Library) -> SpecialTo
     ids = {piece: number for number, piece in enumerate(library.pieces)}
     for names in SPECIAL_PIECES:
         if all(name in ids for name in names):
-            return SpecialTokens(
-                *(ids[name] for name in names), size=len(library.pieces)
-            )
+            found = [ids[name] for name in names]
+            return SpecialTokens._make([*found, len(library.pieces)])
     raise TokenizerError(
         f"{folder}: neither {' '.join(SPECIAL_PIECES[0])} nor"
         f" {' '.join(SPECIAL_PIECES[1])} are among its pieces"
@@ -231,7 +230,7 @@ def _trimmed(tokenizer: Tokenizer, keep: np.ndarray) -> Tokenizer:
         new_ids=renumbered[tokenizer.new_ids],
         old_ids=tokenizer.old_ids[keep],
         digest=digest.hexdigest(),
-        special=SpecialTokens(*special, size=len(keep)),
+        special=SpecialTokens._make([*special, len(keep)]),
     )
 
 

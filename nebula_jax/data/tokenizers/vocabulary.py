@@ -22,7 +22,7 @@ PIECES = tokenizers.SPECIAL_PIECES[0]
 """Special pieces, in the order of their ids."""
 NUM_SPECIAL = len(PIECES)
 """Ids from here on are text; those below are never masked."""
-SPECIAL = tokenizers.SpecialTokens(*range(NUM_SPECIAL), size=NUM_SPECIAL)
+SPECIAL = tokenizers.SpecialTokens._make([*range(NUM_SPECIAL), NUM_SPECIAL])
 """Their ids, in every vocabulary of this kind; `size` counts them alone."""
 
 MAX_SENTENCE_BYTES = 4192  # sentencepiece's own default; longer lines are left out

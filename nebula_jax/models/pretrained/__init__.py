@@ -266,6 +266,7 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
             path, flat[path], family.transposed
         )
         for path, name in names.items()
+        if name is not None  # none is left
     }
     metadata = config_json.write(
         model.metadata, model.family, config, present_heads[0] if present_heads else ""

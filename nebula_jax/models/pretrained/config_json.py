@@ -60,8 +60,9 @@ def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
     kind = metadata.get("model_type")
     if kind is None:  # files of before 2020, and some of Paddle's
         architectures = metadata.get("architectures")
-        is_list = isinstance(architectures, list) and architectures
-        architecture = str(architectures[0]) if is_list else ""
+        architecture = ""
+        if isinstance(architectures, list) and architectures:
+            architecture = str(architectures[0])
         kind = next(
             (
                 family.model_type
@@ -79,7 +80,10 @@ def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
 
 def _check_fixed(metadata: dict[str, Any], path: pathlib.Path, name: str) -> None:
     """Raises PretrainedError where a value is not the one that our encoder has."""
-    fixed = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+    fixed: dict[str, str | int] = {
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+    }
     if name == "xlm_roberta":
         # Its positions begin after the pad id.
         fixed["pad_token_id"] = names.FAMILIES[name].position_offset - 1

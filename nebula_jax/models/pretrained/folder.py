@@ -70,7 +70,7 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
             parts = sorted({str(part) for part in index["weight_map"].values()})
         except (AttributeError, KeyError, TypeError):
             raise PretrainedError(f"{folder / INDEX} has no weight_map") from None
-        tensors = {}
+        tensors: dict[str, np.ndarray] = {}
         for part in parts:
             if pathlib.PurePath(part).name != part:
                 raise PretrainedError(f"{folder / INDEX} names a file outside: {part}")

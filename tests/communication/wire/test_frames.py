@@ -25,8 +25,9 @@ LITERAL = {
 def test_frames_are_these_bytes(message, literal):
     assert b"".join(frames.encode(message, sequence=5, acknowledged=9)) == literal
     head = frames.decode_head(literal[: frames.HEAD.size])
-    header = literal[frames.HEAD.size :][: message.LAYOUT.size]
-    payload = literal[frames.HEAD.size + message.LAYOUT.size :]
+    header_bytes = frames.LAYOUTS[type(message)].size
+    header = literal[frames.HEAD.size :][:header_bytes]
+    payload = literal[frames.HEAD.size + header_bytes :]
     assert (head.sequence, head.acknowledged) == (5, 9)
     assert head.payload_bytes == len(payload)
     assert frames.decode(head, header, [payload]) == message

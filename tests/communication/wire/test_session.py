@@ -307,7 +307,7 @@ def test_the_ledger_counts_every_byte_by_kind(pair):
     pair.bring(Role.CONNECTOR, State.OPEN)
     pair.send(Role.CONNECTOR, TENSOR)
     pair.send(Role.CONNECTOR, TENSOR)
-    size = frames.HEAD.size + frames.Tensor.LAYOUT.size + 8
+    size = frames.HEAD.size + frames.LAYOUTS[frames.Tensor].size + 8
     assert pair.ends[Role.CONNECTOR].ledger.entries()["sent h"] == [2, 2 * size]
     assert pair.ends[Role.LISTENER].ledger.entries()["received h"] == [2, 2 * size]
 
