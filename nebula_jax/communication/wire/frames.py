@@ -138,7 +138,12 @@ class Abort:
 Message = Hello | Welcome | Tensor | StepDone | Stop | Ping | End | Abort | Open
 KINDS = (Hello, Welcome, Tensor, StepDone, Stop, Ping, End, Abort, Open)
 UNNUMBERED = (Open, Ping, Abort)
-_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+_STEPS = (Welcome, StepDone, Stop)  # kinds that are nothing but a step
+# Kind -> its number, and the layout of the head and the typed header together.
+_STARTS = {
+    kind: (number, struct.Struct(HEAD.format + kind.LAYOUT.format[1:]))
+    for number, kind in enumerate(KINDS)
+}
 
 
 class Head(NamedTuple):
@@ -168,25 +173,27 @@ def encode(message: Message, sequence: int, acknowledged: int) -> list[Any]:
     """
     kind = type(message)
     fields, payload = _parts(message)
-    size, layout = sum(map(len, payload)), kind.LAYOUT
-    start = HEAD.pack(
-        MAGIC, VERSION, _NUMBER[kind], layout.size, sequence, acknowledged, size
-    ) + layout.pack(*fields)
+    size, (number, layout) = sum(map(len, payload)), _STARTS[kind]
+    header_bytes = layout.size - HEAD.size
+    start = layout.pack(
+        MAGIC, VERSION, number, header_bytes, sequence, acknowledged, size, *fields
+    )
     return [b"".join((start, *payload))] if size <= JOINED_BYTES else [start, *payload]
 
 
 def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
     """Returns the fields of a message's typed header, and its payload."""
-    if isinstance(message, Tensor):
+    kind = type(message)
+    if kind is Tensor:
         channel, step, micro_batch, buffers, option = message
         return (channel, step, micro_batch, option), buffers
-    if isinstance(message, Hello):
-        return (), (_hello_bytes(message),)
-    if isinstance(message, Abort):
-        return (), (message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES],)
-    if isinstance(message, Welcome | StepDone | Stop):
+    if kind in _STEPS:
         return (message.step,), ()
-    if isinstance(message, Open):
+    if kind is Hello:
+        return (), (_hello_bytes(message),)
+    if kind is Abort:
+        return (), (message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES],)
+    if kind is Open:
         return (message.session_id, message.epoch), ()
     return (), ()
 
