@@ -44,9 +44,13 @@ class Connection:
         self.is_over = False
         """True if all was sent and received."""
         self.has_received_end = False
+        self.has_news = False
+        """True if something changed that callers may wait for; whoever notifies them
+        resets it."""
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
         self._receive, self._has_room, self._log = receive, has_room, log
         self._shaper, self._waker = wan.Shaper(line), wakes
+        self._next_tick = 0.0
 
     @property
     def _present(self) -> socket_io.SocketIO:
@@ -58,6 +62,7 @@ class Connection:
         """Goes on with a new socket, on which the session has begun or resumed."""
         self.drop()
         self.io = socket_io.SocketIO(sock, self._shaper, self._waker)
+        self.has_news, self._next_tick = True, 0.0
         self._note_recovery()
         self._waker.wake()
 
@@ -80,7 +85,7 @@ class Connection:
                 io.write(self.session, time.monotonic())
             except OSError as error:  # there may still be something to read
                 io.error = error
-            if io.can_write and self._shaper.is_transparent:
+            if self._shaper.is_transparent and io.can_write:
                 return
         self._waker.wake()
 
@@ -95,12 +100,21 @@ class Connection:
         io, now = self._present, time.monotonic()
         if io.error is not None:
             raise io.error
-        if is_readable or self.session.liveness.timed_out(now):
+        if is_readable:
             self._read(now)
-        self.session.tick(now)
+        if now >= self._next_tick:
+            self._tick(now)
         io.write(self.session, now)
         if self.has_received_end and self.session.is_over and self._shaper.empty:
             self.is_over = True
+
+    def _tick(self, now: float) -> None:
+        if self.session.liveness.timed_out(now):  # or this side was: look once more
+            self._read(now)
+        self.session.tick(now)
+        # What crosses from now on only makes it later, once both have sent Open.
+        is_running = self.session.is_running
+        self._next_tick = now + self.session.next_tick(now) if is_running else 0.0
 
     def sleep(self) -> float:
         """Returns the seconds until there is something to do by the clock."""
@@ -108,9 +122,12 @@ class Connection:
         if io.has_more or io.error is not None:
             return 0.0
         now = time.monotonic()
-        sleep = min(self.session.next_tick(now), self.deadline() - now)
-        if not io.is_blocked and (wait := self._shaper.wait(now)) is not None:
-            sleep = min(sleep, wait)
+        sleep = self._next_tick - now
+        if not self.session.is_running:
+            sleep = min(self.session.next_tick(now), self.deadline() - now)
+        if not self._shaper.is_transparent and not io.is_blocked:
+            wait = self._shaper.wait(now)
+            sleep = sleep if wait is None else min(sleep, wait)
         return max(0.0, sleep)
 
     def can_read(self) -> bool:
@@ -127,11 +144,14 @@ class Connection:
         if not self.can_read():  # silence is this side's own
             self.session.liveness.received(now)
             return
+        acknowledged = self.session.window.acknowledged
         try:
-            self._present.read(self.session, self.can_read)
+            self._present.read(self.session, now, self.can_read)
         finally:  # also what came just before the end of the stream
             self.deliver()
-        self._note_recovery()
+            self.has_news |= self.session.window.acknowledged != acknowledged
+        if self.reconnect.is_lost:
+            self._note_recovery()
 
     def deliver(self) -> None:
         """Hands over the messages that have come.
@@ -140,6 +160,7 @@ class Connection:
           session.PeerAborted: if the last one is an Abort.
         """
         for message in self.session.events():
+            self.has_news = True
             if type(message) is frames.Abort:
                 if self.has_received_end:  # and left: it has forgotten the session
                     self.is_over = True
@@ -185,6 +206,10 @@ class Connection:
         # What remains may be but a courtesy to a peer that has gone.
         is_courtesy = self.session.owes_only_end
         return self.reconnect.deadline(GOODBYE_SECONDS if is_courtesy else float("inf"))
+
+    def is_too_late(self) -> bool:
+        """Returns True if the session has been without a connection for too long."""
+        return self.reconnect.is_lost and time.monotonic() >= self.deadline()
 
     def send_final(self, reason: str) -> None:
         """Sends an Abort, if there is a connection; waits a while for it to leave."""

@@ -22,6 +22,7 @@ from nebula_jax.communication.wire import (
     frames,
     session,
     socket_io,
+    waiters,
     waker,
 )
 
@@ -70,8 +71,7 @@ class Driver:
         self._mutex = threading.Lock()  # guards the session and the connection
         self._error: Exception | None = None
         self._abort_reason: str | None = None
-        self._changed = threading.Condition()  # of anything that callers wait for
-        self._waiters = 0
+        self._waiters = waiters.Waiters()
         self._thread = threading.Thread(target=self._run, name="bridge", daemon=True)
         self._has_started = False
 
@@ -144,7 +144,6 @@ class Driver:
             except Exception as error:
                 self._fail(error)
         self._waker.wake()
-        self._notify()
         self.check()
 
     def notify_space(self) -> None:
@@ -170,24 +169,13 @@ class Driver:
           the peer had to send has ended, or when there is no room to read more.
         """
         self.notify_space()
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            self._waiters += 1
-            try:
-                while not predicate():
-                    left = deadline - time.monotonic()
-                    has_ended = self._connection.has_received_end and not past_end
-                    if self.is_dead or has_ended or left <= 0 or not self._has_room():
-                        break
-                    self._changed.wait(min(left, LONGEST_SLEEP))
-            finally:
-                self._waiters -= 1
-        return bool(predicate())  # it may hold since just before the end
 
-    def _notify(self) -> None:
-        if self._waiters:
-            with self._changed:
-                self._changed.notify_all()
+        def is_done() -> bool:
+            has_ended = self._connection.has_received_end and not past_end
+            return predicate() or self.is_dead or has_ended or not self._has_room()
+
+        self._waiters.wait(is_done, timeout)
+        return bool(predicate())  # it may hold since just before the end
 
     def abort(self, reason: str) -> None:
         """Ends the session, and sends the reason if the peer can be reached."""
@@ -213,7 +201,7 @@ class Driver:
                     with self._mutex:
                         self._connection.send_final(self._abort_reason)
                         self.is_dead = True
-                elif time.monotonic() >= self._connection.deadline():
+                elif self._connection.is_too_late():
                     self._give_up()
                 elif self._connection.io is None:
                     self._redial()
@@ -233,21 +221,24 @@ class Driver:
         Returns:
           True if there are bytes to read.
         """
+        link = self._connection
         with self._mutex:
-            io = self._connection.io
+            io = link.io
             if io is None:
                 return False
             try:
-                self._connection.turn(is_readable)
+                link.turn(is_readable)
             except (OSError, session.PeerGone) as error:
-                self._connection.lose(error)
-            has_ended = self._connection.is_over or self._connection.io is None
-            reads = self._connection.can_read()
-            sleep = 0.0 if has_ended else self._connection.sleep()
-        self.is_dead |= self._connection.is_over
-        # As late as possible: who is woken earlier has to wait for the GIL as well.
-        self._notify()
-        return not has_ended and io.wait(min(sleep, LONGEST_SLEEP), reads)
+                link.lose(error)
+            self.is_dead |= link.is_over
+            goes_on, reads = not link.is_over and link.io is not None, link.can_read()
+            if goes_on:
+                io.watch(reads)
+                sleep = link.sleep()
+            has_news, link.has_news = link.has_news, False
+        if has_news:  # as late as possible: who wakes earlier waits for the GIL as well
+            self._waiters.notify()
+        return goes_on and io.wait(min(sleep, LONGEST_SLEEP))
 
     def _redial(self) -> None:
         """Makes one attempt at a new connection, after a pause that grows."""
@@ -287,7 +278,7 @@ class Driver:
     def _finish(self) -> None:
         """Sends the peer what it did wrong, and frees everything."""
         self.is_dead = True
-        self._notify()  # nobody needs to wait for what follows
+        self._waiters.notify()  # nobody needs to wait for what follows
         with self._mutex:
             if isinstance(self._error, session.RemoteProtocolError):
                 self._connection.send_final(str(self._error))

@@ -138,7 +138,11 @@ LAYOUTS: dict[type[Message], struct.Struct] = {
 """The typed header of each kind of message, in the order of KINDS."""
 KINDS = tuple(LAYOUTS)
 UNNUMBERED = (Open, Ping, Abort)
-_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+# Kind -> its number, and the layout of the head and the typed header together.
+_STARTS = {
+    kind: (number, struct.Struct(HEAD.format + LAYOUTS[kind].format[1:]))
+    for number, kind in enumerate(KINDS)
+}
 
 
 class Head(NamedTuple):
@@ -168,10 +172,11 @@ def encode(message: Message, sequence: int, acknowledged: int) -> list[Any]:
     """
     kind = type(message)
     fields, payload = _parts(message)
-    size, layout = sum(map(len, payload)), LAYOUTS[kind]
-    start = HEAD.pack(
-        MAGIC, VERSION, _NUMBER[kind], layout.size, sequence, acknowledged, size
-    ) + layout.pack(*fields)
+    size, (number, layout) = sum(map(len, payload)), _STARTS[kind]
+    header_bytes = layout.size - HEAD.size
+    start = layout.pack(
+        MAGIC, VERSION, number, header_bytes, sequence, acknowledged, size, *fields
+    )
     return [b"".join((start, *payload))] if size <= JOINED_BYTES else [start, *payload]
 
 
@@ -180,18 +185,18 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
     if isinstance(message, Tensor):
         channel, step, micro_batch, buffers, option = message
         return (channel, step, micro_batch, option), buffers
+    if isinstance(message, StepDone | Welcome | Stop):
+        return (message.step,), ()
     if isinstance(message, Hello):
         return (), (_hello_bytes(message),)
     if isinstance(message, Abort):
         return (), (message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES],)
-    if isinstance(message, Welcome | StepDone | Stop):
-        return (message.step,), ()
     if isinstance(message, Open):
         return (message.session_id, message.epoch), ()
     return (), ()
 
 
-def decode_head(data: bytes) -> Head:
+def decode_head(data: bytes | bytearray) -> Head:
     """Reads the first HEAD.size bytes of a frame.
 
     Raises:
@@ -216,7 +221,7 @@ def decode_head(data: bytes) -> Head:
     return Head(kind, sequence, acknowledged, payload_bytes)
 
 
-def decode(head: Head, header: bytes, buffers: Sequence[Any]) -> Message:
+def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Message:
     """Builds the message from its parts, all of the announced lengths.
 
     Raises:

@@ -10,7 +10,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._channels: dict[str, list[str]] = {SENT: [], RECEIVED: []}
-        self._entries: dict[str, list[int]] = {}
+        # (direction, name) -> [frames, bytes]
+        self._entries: dict[tuple[str, str], list[int]] = {}
 
     def add_channel(self, direction: str, name: str) -> int:
         """Names the next channel of a direction; returns its number, from 0."""
@@ -29,10 +30,15 @@ class Ledger:
             name = self._channels[direction][message.channel]
         else:
             name = type(message).__name__
-        entry = self._entries.setdefault(f"{direction} {name}", [0, 0])
+        entry = self._entries.get((direction, name))
+        if entry is None:
+            entry = self._entries[direction, name] = [0, 0]
         entry[0] += 1
         entry[1] += nbytes
 
     def entries(self) -> dict[str, list[int]]:
         """Returns `sent Hello`, `received tokens` and so on -> [frames, bytes]."""
-        return {key: list(entry) for key, entry in list(self._entries.items())}
+        return {
+            f"{direction} {name}": list(entry)
+            for (direction, name), entry in list(self._entries.items())
+        }

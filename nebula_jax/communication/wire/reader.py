@@ -37,22 +37,31 @@ def read(
     """
     sizes: Sequence[int]
     while True:
-        head = frames.decode_head((yield from buffer.exact(frames.HEAD.size)))
+        while buffer.lacks(frames.HEAD.size):
+            yield None
+        head = frames.decode_head(buffer.take(frames.HEAD.size))
         admit(head)
-        header = yield from buffer.exact(frames.LAYOUTS[head.kind].size)
+        header_bytes = frames.LAYOUTS[head.kind].size
+        while buffer.lacks(header_bytes):
+            yield None
+        header = buffer.take(header_bytes)
         if head.kind is frames.Tensor:
             shape = allowed.shape(header)
             sizes, expected = shape.sizes, shape.nbytes
             if shape.is_compressed:
-                table = yield from buffer.exact(shape.table_bytes)
+                while buffer.lacks(shape.table_bytes):
+                    yield None
+                table = buffer.take(shape.table_bytes)
                 sizes = shape.table_sizes(table)
                 expected = len(table) + sum(sizes)
             shape.check(head.payload_bytes, expected)
         else:
             sizes = allowed.message_sizes(head)
-        buffers = yield from buffer.fill(sizes)
+        buffers = buffer.place(sizes)
+        while buffer.has_holes:
+            yield None
         message = frames.decode(head, header, buffers)
-        yield Received(message, frames.HEAD.size + len(header) + head.payload_bytes)
+        yield Received(message, frames.HEAD.size + header_bytes + head.payload_bytes)
 
 
 def read_opening(data: bytes) -> tuple[frames.Open, int]:

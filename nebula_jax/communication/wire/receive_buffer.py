@@ -3,12 +3,18 @@
 Small parts are read through a stage, many by one call. A large buffer is a hole that
 the stream fills directly; only what had already come to the stage is copied into it.
 
-`exact` and `fill` are generators, for a parser that reads like blocking code: they
-yield while bytes are missing, and are resumed when more have come.
+A parser that reads like blocking code is a generator, and waits by a loop:
+
+    while buffer.lacks(10):
+        yield                   # resumed when more bytes have come
+    head = buffer.take(10)
+    tensors = buffer.place([5, 1_000_000])
+    while buffer.has_holes:
+        yield
 """
 
 import collections
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,7 +26,8 @@ class ReceiveBuffer:
     """The bytes of one connection that are not yet a message."""
 
     def __init__(self) -> None:
-        self._stage = memoryview(bytearray(STAGE_BYTES))
+        self._bytes = bytearray(STAGE_BYTES)
+        self._stage = memoryview(self._bytes)
         self._start = self._end = 0
         self._holes: collections.deque[memoryview] = collections.deque()
 
@@ -31,7 +38,9 @@ class ReceiveBuffer:
 
     def get_buffer(self) -> memoryview:
         """Returns the place of the next bytes; empty if the stage is full."""
-        return self._holes[0] if self._holes else self._stage[self._end :]
+        if self._holes:
+            return self._holes[0]
+        return self._stage[self._end :] if self._end else self._stage
 
     def receive(self, count: int) -> None:
         """Records that `count` bytes were written to the start of `get_buffer()`."""
@@ -42,49 +51,48 @@ class ReceiveBuffer:
         else:
             self._holes.popleft()
 
-    def exact(self, count: int) -> Generator[None, None, bytes]:
-        """Waits for the next bytes, and takes them off the stage.
+    def lacks(self, count: int) -> bool:
+        """Returns True if the next bytes have not come; there is room for them then.
 
         Args:
           count: at most STAGE_BYTES.
         """
-        while self._end - self._start < count:
-            self._compact()
-            yield
-        return self._take(count)
+        if self._end - self._start >= count:
+            return False
+        self._compact()
+        return True
 
-    def fill(self, sizes: Sequence[int]) -> Generator[None, None, list[np.ndarray]]:
-        """Waits for the next bytes, in buffers of these sizes.
-
-        Returns:
-          [size] uint8 each.
-        """
-        buffers = []
-        for size in sizes:
-            staged = self._end - self._start
-            if size <= staged:  # small: aligning it would cost more than it saves
-                buffers.append(np.frombuffer(self._take(size), np.uint8))
-                continue
-            buffer = aligned_empty(size)
-            view = buffer.data
-            view[:staged] = self._take(staged)
-            self._holes.append(view[staged:])
-            buffers.append(buffer)
-        while self._holes:
-            yield
-        return buffers
-
-    def _take(self, count: int) -> bytes:
-        data = bytes(self._stage[self._start : self._start + count])
+    def take(self, count: int) -> bytearray:
+        """Takes the next bytes, which must have come, off the stage."""
+        data = self._bytes[self._start : self._start + count]
         self._start += count
         if self._start == self._end:
             self._start = self._end = 0
         return data
 
+    def place(self, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Makes buffers of these sizes for the next bytes.
+
+        Returns:
+          [size] uint8 each; complete as soon as `has_holes` is False.
+        """
+        buffers = []
+        for size in sizes:
+            staged = self._end - self._start
+            if size <= staged:  # small: aligning it would cost more than it saves
+                buffers.append(np.frombuffer(self.take(size), np.uint8))
+                continue
+            buffer = aligned_empty(size)
+            view = buffer.data
+            view[:staged] = self.take(staged)
+            self._holes.append(view[staged:])
+            buffers.append(buffer)
+        return buffers
+
     def _compact(self) -> None:
         """Makes room on the stage behind what is left there."""
         if self._start:
-            rest = bytes(self._stage[self._start : self._end])
+            rest = self._bytes[self._start : self._end]
             self._stage[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
 

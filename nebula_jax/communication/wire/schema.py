@@ -30,7 +30,7 @@ class Shape(NamedTuple):
         """The length of the table, if there is one."""
         return TABLE_ENTRY_BYTES * len(self.sizes)
 
-    def table_sizes(self, table: bytes) -> list[int]:
+    def table_sizes(self, table: bytes | bytearray) -> list[int]:
         """Returns the sizes in a table.
 
         Raises:
@@ -96,7 +96,7 @@ class Schema:
             )
         return (head.payload_bytes,) if limit else ()
 
-    def shape(self, header: bytes) -> Shape:
+    def shape(self, header: bytes | bytearray) -> Shape:
         """Returns the shape of the tensor with this typed header.
 
         Raises:

@@ -68,7 +68,7 @@ class Session:
           session_id: 16 bytes.
           peer_timeout: seconds of silence after which a connection counts as lost.
         """
-        self.role, self.session_id = role, session_id
+        self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
         self.is_paused = False
         """True if nothing more is parsed before `channels_ready`."""
@@ -123,7 +123,7 @@ class Session:
     def channels_ready(self) -> None:
         """Connector: channels are added, so what follows the Welcome may be read."""
         self.is_paused = False
-        self._parse()
+        self._checked(self._parse)
 
     # Connections come and go.
 
@@ -198,17 +198,17 @@ class Session:
         """Returns the buffers of the next frame to write; none if there is no frame."""
         if self._control:
             return self._frame(self._control.popleft(), 0, now)
-        if self.is_running and self.window.is_pending:
+        if self._phase is not states.Phase.RUNNING:
+            return []
+        if self.window.is_pending:
             sequence = self.window.cursor
             return self._frame(self.window.next(), sequence, now)
         return self._frame(frames.Ping(), 0, now) if self._owes_ack else []
 
     @property
     def _owes_ack(self) -> bool:
-        if not self.is_running or not self._received.unacknowledged:
-            return False
-        is_last = self.states[self.role.other] is states.State.ENDED
-        return is_last or self._received.is_due
+        is_last = self.states[self._other] is states.State.ENDED
+        return self._received.unacknowledged > 0 and (is_last or self._received.is_due)
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
         buffers = frames.encode(message, sequence, self._received.acknowledge())
@@ -239,7 +239,7 @@ class Session:
         """
         self.liveness.received(now)
         self.buffer.receive(count)
-        self._parse()
+        self._checked(self._parse)
 
     @property
     def has_events(self) -> bool:
@@ -253,7 +253,7 @@ class Session:
 
     def _parse(self) -> None:
         while not (self.is_paused and self.is_running):
-            received = self._checked(next, self._reader)
+            received = next(self._reader)
             if received is None:
                 return
             self._accept(*received)
@@ -272,7 +272,7 @@ class Session:
         states.advance_phase(self._phase, head.kind)
         expected = 0
         if head.kind not in frames.UNNUMBERED:
-            states.advance(self.states, self.role.other, head.kind)
+            states.advance(self.states, self._other, head.kind)
             expected = self._received.count
         if head.sequence != expected:
             raise frames.FrameError(f"sent frame {head.sequence}; expected {expected}")
@@ -282,13 +282,13 @@ class Session:
     def _accept(self, message: frames.Message, nbytes: int) -> None:
         kind = type(message)
         self.ledger.count(ledger.RECEIVED, message, nbytes)
-        self._phase = states.advance_phase(self._phase, kind)
         if kind is frames.Open and message != frames.Open(self.session_id, self._epoch):
             raise RemoteProtocolError(f"{self.peer} opened another session")
-        if kind in (frames.Open, frames.Ping):
-            return
         if kind is not frames.Tensor:  # which changes no state
-            self.states = states.advance(self.states, self.role.other, kind)
+            self._phase = states.advance_phase(self._phase, kind)
+            if kind in (frames.Open, frames.Ping):
+                return
+            self.states = states.advance(self.states, self._other, kind)
         self._events.append(message)
         if kind is frames.Abort:
             return

@@ -19,6 +19,7 @@ TURN_SECONDS = 0.02  # of reading or writing, before others get the mutex
 TLS_RECORD = 17 << 10  # bytes, at most, with all that is around them
 LINGER_SECONDS = 1.0  # for the peer to read the last frame before the socket is gone
 
+POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -52,55 +53,64 @@ class SocketIO:
         """The socket if it is TLS. Any: typeshed's `read` takes no memoryview."""
         self._shaper, self._waker = shaper, wakes
         self._low_water = 1
-        self._fd, self._polled = sock.fileno(), 0
+        self._fd, self._polled, self._reads = sock.fileno(), 0, False
         self._poller = select.poll()
-        self._poller.register(wakes, select.POLLIN)
+        self._poller.register(wakes, POLLIN)
 
     @property
     def can_write(self) -> bool:
         """True if the socket takes bytes, as far as is known."""
         return not self.is_blocked and self.error is None
 
-    def wait(self, seconds: float, reads: bool) -> bool:
+    def watch(self, reads: bool) -> None:
+        """Chooses what `wait` waits for.
+
+        Args:
+          reads: whether to wait for bytes. For room to write it waits if it lacked any.
+        """
+        self._reads = reads
+        events = (POLLIN if reads else 0) | (POLLOUT if self.is_blocked else 0)
+        if events == self._polled:
+            return
+        if not events:  # else the end of the connection would wake for ever
+            self._poller.unregister(self._fd)
+        else:
+            self._poller.register(self._fd, events)
+        self._polled = events
+
+    def wait(self, seconds: float) -> bool:
         """Waits until something can be done, or somebody wakes.
 
         Args:
           seconds: at most.
-          reads: whether to wait for bytes. For room to write it waits if it lacked any.
 
         Returns:
           True if there are bytes to read, or the connection has ended.
         """
-        events = select.POLLIN * reads | select.POLLOUT * self.is_blocked
-        if events != self._polled:
-            if not events:  # else the end of the connection would wake for ever
-                self._poller.unregister(self._fd)
-            else:
-                self._poller.register(self._fd, events)
-            self._polled = events
-        is_readable = reads and self.has_unread
+        is_readable = self._reads and self.has_unread
         for fd, happened in self._poller.poll(0 if is_readable else 1000 * seconds):
             if fd != self._fd:
                 self._waker.clear()
-            elif happened & ~select.POLLOUT:
+            elif happened & ~POLLOUT:
                 is_readable = True
         return is_readable
 
     def write(self, session: session_lib.Session, now: float) -> None:
         """Writes what the session has to send and the line lets through by now."""
         self.is_blocked = self.has_more = False
-        shaper, deadline = self._shaper, now + TURN_SECONDS
+        shaper = self._shaper
         while shaper.is_transparent:
             buffers = session.data_to_send(now)
             if not buffers:
                 return
             if len(buffers) == 1:  # small, and mostly gone at once
-                count = self._send(memoryview(buffers[0]))
+                count = self._send(buffers[0])
                 if count == len(buffers[0]):
                     continue
                 buffers = [memoryview(buffers[0])[count:]]
             for buffer in buffers:
                 shaper.put(buffer, now)
+        deadline = now + TURN_SECONDS
         while not self.is_blocked and not self.has_more:
             view = shaper.due(now)
             if view is not None:
@@ -114,29 +124,35 @@ class SocketIO:
             else:
                 return
 
-    def _send(self, view: memoryview) -> int:
+    def _send(self, view: bytes | memoryview) -> int:
         try:
             return self.socket.send(view) if len(view) else 0
         except BLOCKED:
             self.is_blocked = True
             return 0
 
-    def read(self, session: session_lib.Session, wants: Callable[[], bool]) -> None:
-        """Reads what is there, while it is wanted, as it must be at first.
+    def read(
+        self, session: session_lib.Session, now: float, wants: Callable[[], bool]
+    ) -> None:
+        """Reads what is there, while it is wanted.
 
         `has_unread` is then True if there may be more: TLS hands out a record at a
         time, and may keep others where no poll sees them.
+
+        Args:
+          session: that the bytes are for.
+          now: seconds.
+          wants: returns True if more may be read, as it must be at first.
 
         Raises:
           session.PeerGone: if the peer has closed the connection.
           session.RemoteProtocolError: if it breaks the protocol.
         """
         self.has_unread = True
-        deadline = None
+        deadline = now + TURN_SECONDS
         while True:
             view = session.buffer.get_buffer()[:CHUNK_BYTES]
-            count, is_dry = self._fill(view, session.buffer.has_holes)
-            now = time.monotonic()
+            count, is_dry = self._fill(view, session)
             if count:
                 session.receive(count, now)
             elif not is_dry:
@@ -147,38 +163,38 @@ class SocketIO:
                 self._set_low_water(session)
                 self.has_unread = False
                 return
-            deadline = deadline or now + TURN_SECONDS
+            now = time.monotonic()
             if now > deadline or session.has_events or not wants():
                 return
 
     def _set_low_water(self, session: session_lib.Session) -> None:
         """Lets the system wake us for a good part of a large tensor, or the end."""
-        buffer = session.buffer
-        left = len(buffer.get_buffer()) if buffer.has_holes else 1
-        if self._tls is not None:
-            left -= TLS_RECORD  # OpenSSL may have taken in the start of one
-        count = max(1, min(left, WORTH_WAKING))
+        count, buffer = 1, session.buffer
+        if buffer.has_holes:
+            left = len(buffer.get_buffer())
+            if self._tls is not None:
+                left -= TLS_RECORD  # OpenSSL may have taken in the start of one
+            count = max(1, min(left, WORTH_WAKING))
         if count != self._low_water:
             with contextlib.suppress(OSError):  # not every kind of socket can
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._low_water = count
 
-    def _fill(self, view: memoryview, is_large: bool) -> tuple[int, bool]:
+    def _fill(self, view: memoryview, session: session_lib.Session) -> tuple[int, bool]:
         """Reads into a buffer; TLS hands out a record of at most 16 KiB at a time.
 
         Returns:
           The number of bytes, and True if there are no more at present. No bytes
           although there are more mean that the stream has ended.
         """
-        filled, goes_on, is_tls = 0, True, self._tls is not None
+        filled, goes_on = 0, True
         try:
-            while goes_on:
-                if is_tls:  # what recv_into comes to, a call less for each record
-                    count = self._tls.read(len(view) - filled, view[filled:])
-                else:
-                    count = self.socket.recv_into(view)
+            if self._tls is None:
+                return self.socket.recv_into(view), False
+            while goes_on:  # `read` is what recv_into comes to, a call less
+                count = self._tls.read(len(view) - filled, view[filled:])
                 filled += count
-                goes_on = is_tls and is_large and count and filled < len(view)
+                goes_on = session.buffer.has_holes and count and filled < len(view)
         except BLOCKED:
             return filled, True
         return filled, False

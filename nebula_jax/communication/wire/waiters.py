@@ -1,0 +1,38 @@
+"""Callers that sleep until there is news for them."""
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+
+class Waiters:
+    """The callers who wait: each sleeps on a lock of its own, which costs little."""
+
+    def __init__(self):
+        self._sleeping: collections.deque[threading.Lock] = collections.deque()
+
+    def wait(self, is_done: Callable[[], bool], timeout: float | None) -> None:
+        """Sleeps until `is_done` holds.
+
+        Args:
+          is_done: evaluated at first, and after each `notify`.
+          timeout: seconds; None for no limit.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            lock = threading.Lock()
+            lock.acquire()
+            self._sleeping.append(lock)  # first: no notice of a change is missed
+            left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+            if is_done() or not lock.acquire(timeout=left):
+                break
+        with contextlib.suppress(ValueError):  # notified at the same time
+            self._sleeping.remove(lock)
+
+    def notify(self) -> None:
+        """Wakes all, after something changed that one of them may wait for."""
+        for _ in range(len(self._sleeping)):
+            with contextlib.suppress(IndexError):  # one has gone meanwhile
+                self._sleeping.popleft().release()
