@@ -10,7 +10,7 @@ from collections.abc import Callable
 class Waiters:
     """The callers who wait: each sleeps on a lock of its own, which costs little."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._sleeping: collections.deque[threading.Lock] = collections.deque()
 
     def wait(self, is_done: Callable[[], bool], timeout: float | None) -> None:
