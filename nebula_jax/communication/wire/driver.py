@@ -58,20 +58,20 @@ class Driver:
         self.is_dead = False
         """True if nothing moves any more."""
         self._session, self._dial, self._has_room = session_, dial, has_room
-        self._waker = waker.Waker()
+        self._waker, self._waiters = waker.Waker(), waiters.Waiters()
         self._connection = connection.Connection(
             session_,
             line,
             self._waker,
             receive=receive,
             has_room=has_room,
+            notify=self._waiters.notify,
             reconnect_timeout=reconnect_timeout,
             log=log,
         )
         self._mutex = threading.Lock()  # guards the session and the connection
         self._error: Exception | None = None
         self._abort_reason: str | None = None
-        self._waiters = waiters.Waiters()
         self._thread = threading.Thread(target=self._run, name="bridge", daemon=True)
         self._has_started = False
 
@@ -221,24 +221,23 @@ class Driver:
         Returns:
           True if there are bytes to read.
         """
-        link = self._connection
+        current = self._connection
         with self._mutex:
-            io = link.io
+            io = current.io
             if io is None:
                 return False
             try:
-                link.turn(is_readable)
+                current.turn(is_readable)
             except (OSError, session.PeerGone) as error:
-                link.lose(error)
-            self.is_dead |= link.is_over
-            goes_on, reads = not link.is_over and link.io is not None, link.can_read()
-            if goes_on:
-                io.watch(reads)
-                sleep = link.sleep()
-            has_news, link.has_news = link.has_news, False
-        if has_news:  # as late as possible: who wakes earlier waits for the GIL as well
-            self._waiters.notify()
-        return goes_on and io.wait(min(sleep, LONGEST_SLEEP))
+                current.lose(error)
+            reads = current.can_read()
+            if current.is_over:
+                self.is_dead = True
+            if current.is_over or current.io is None:
+                return False
+            io.watch(reads)
+            sleep = min(current.sleep(), LONGEST_SLEEP)
+        return io.wait(sleep)
 
     def _redial(self) -> None:
         """Makes one attempt at a new connection, after a pause that grows."""

@@ -36,21 +36,18 @@ def read(
       frames.FrameError: if the bytes are no frame, or not one that the schema allows.
     """
     while True:
-        while buffer.lacks(frames.HEAD.size):
+        while (data := buffer.take(frames.HEAD.size)) is None:
             yield
-        head = frames.decode_head(buffer.take(frames.HEAD.size))
+        head = frames.decode_head(data)
         admit(head)
-        header_bytes = head.kind.LAYOUT.size
-        while buffer.lacks(header_bytes):
+        while (header := buffer.take(head.kind.LAYOUT.size)) is None:
             yield
-        header = buffer.take(header_bytes)
         if head.kind is frames.Tensor:
             shape = allowed.shape(header)
             sizes, expected = shape.sizes, shape.nbytes
             if shape.is_compressed:
-                while buffer.lacks(shape.table_bytes):
+                while (table := buffer.take(shape.table_bytes)) is None:
                     yield
-                table = buffer.take(shape.table_bytes)
                 sizes = shape.table_sizes(table)
                 expected = len(table) + sum(sizes)
             shape.check(head.payload_bytes, expected)
@@ -60,7 +57,7 @@ def read(
         while buffer.has_holes:
             yield
         message = frames.decode(head, header, buffers)
-        yield Received(message, frames.HEAD.size + header_bytes + head.payload_bytes)
+        yield Received(message, frames.HEAD.size + len(header) + head.payload_bytes)
 
 
 def read_opening(data: bytes) -> tuple[frames.Open, int]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from nebula_jax.communication import wan
+from nebula_jax.communication.wire import receive_buffer, waker
 from nebula_jax.communication.wire import session as session_lib
-from nebula_jax.communication.wire import waker
 
 # Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
 CHUNK_BYTES = 1 << 22
@@ -156,21 +156,20 @@ class SocketIO:
                     f"{session.peer} closed the connection without a goodbye"
                 )
             if is_dry or (count < len(view) and self._is_drained(session)):
-                self._set_low_water(session)
+                if session.buffer.has_holes or self._low_water > 1:
+                    self._set_low_water(session.buffer)
                 self.has_unread = False
                 return
             now = time.monotonic()
             if now > deadline or session.has_events or not wants():
                 return
 
-    def _set_low_water(self, session: session_lib.Session) -> None:
+    def _set_low_water(self, buffer: receive_buffer.ReceiveBuffer) -> None:
         """Lets the system wake us for a good part of a large tensor, or the end."""
-        count, buffer = 1, session.buffer
-        if buffer.has_holes:
-            left = len(buffer.get_buffer())
-            if self._is_tls:
-                left -= TLS_RECORD  # OpenSSL may have taken in the start of one
-            count = max(1, min(left, WORTH_WAKING))
+        left = len(buffer.get_buffer()) if buffer.has_holes else 1
+        if self._is_tls:
+            left -= TLS_RECORD  # OpenSSL may have taken in the start of one
+        count = max(1, min(left, WORTH_WAKING))
         if count != self._low_water:
             with contextlib.suppress(OSError):  # not every kind of socket can
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

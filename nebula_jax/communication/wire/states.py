@@ -4,6 +4,7 @@ Everything that takes a session from one state to the next is in this file.
 """
 
 import enum
+import functools
 from collections.abc import Mapping
 
 from nebula_jax import errors
@@ -128,6 +129,7 @@ def advance(states: States, sender: Role, kind: type) -> States:
     return states
 
 
+@functools.cache
 def advance_phase(phase: Phase, kind: type) -> Phase:
     """Returns the phase of a connection after a message of the peer.
 
