@@ -209,10 +209,6 @@ class Connection:
         is_courtesy = self.session.owes_only_end
         return self.reconnect.deadline(GOODBYE_SECONDS if is_courtesy else float("inf"))
 
-    def is_too_late(self) -> bool:
-        """Returns True if the session has been without a connection for too long."""
-        return self.reconnect.is_lost and time.monotonic() >= self.deadline()
-
     def send_final(self, reason: str) -> None:
         """Sends an Abort, if there is a connection; waits a while for it to leave."""
         if self.io is not None:

@@ -107,11 +107,6 @@ class Driver:
             self._has_started = True
             self._thread.start()
 
-    @property
-    def can_send(self) -> bool:
-        """True if one more tensor may be sent before others are acknowledged."""
-        return self._session.window.can_send
-
     def check(self) -> None:
         """Raises what has ended the session, if it was an error."""
         if self._error is not None:
@@ -194,14 +189,14 @@ class Driver:
     # The thread.
 
     def _run(self) -> None:
-        is_readable = False
+        is_readable, lost = False, self._connection.reconnect
         try:
             while not self.is_dead:
                 if self._abort_reason is not None:
                     with self._mutex:
                         self._connection.send_final(self._abort_reason)
                         self.is_dead = True
-                elif self._connection.is_too_late():
+                elif lost.is_lost and time.monotonic() >= self._connection.deadline():
                     self._give_up()
                 elif self._connection.io is None:
                     self._redial()

@@ -50,7 +50,11 @@ def read(
                     yield
                 sizes = shape.table_sizes(table)
                 expected = len(table) + sum(sizes)
-            shape.check(head.payload_bytes, expected)
+            if head.payload_bytes != expected:
+                raise frames.FrameError(
+                    f"sent {head.payload_bytes} bytes on channel {shape.channel};"
+                    f" expected {expected}"
+                )
         else:
             sizes = allowed.message_sizes(head)
         buffers = buffer.place(sizes)

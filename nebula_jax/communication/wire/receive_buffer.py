@@ -56,7 +56,8 @@ class ReceiveBuffer:
         """
         end = self._start + count
         if end > self._end:
-            self._compact()
+            if self._start:
+                self._compact()
             return None
         data = self._bytes[self._start : end]
         if end == self._end:
@@ -87,10 +88,9 @@ class ReceiveBuffer:
 
     def _compact(self) -> None:
         """Makes room on the stage behind what is left there."""
-        if self._start:
-            rest = self._bytes[self._start : self._end]
-            self._stage[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
+        rest = self._bytes[self._start : self._end]
+        self._stage[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
 
 
 def aligned_empty(size: int) -> np.ndarray:

@@ -155,7 +155,8 @@ class SocketIO:
                 raise session_lib.PeerGone(
                     f"{session.peer} closed the connection without a goodbye"
                 )
-            if is_dry or (count < len(view) and self._is_drained(session)):
+            is_short = count < len(view)  # of plain bytes, another read finds nothing
+            if is_dry or (is_short and (not self._is_tls or self._is_drained(session))):
                 if session.buffer.has_holes or self._low_water > 1:
                     self._set_low_water(session.buffer)
                 self.has_unread = False
@@ -195,9 +196,7 @@ class SocketIO:
         return filled, False
 
     def _is_drained(self, session: session_lib.Session) -> bool:
-        """After a short read: returns True if another one would find nothing."""
-        if not self._is_tls:
-            return True
+        """TLS, after a short read: returns True if another one would find nothing."""
         return not session.buffer.has_holes and not self.socket.pending()
 
     def send_final(self, buffers: list, seconds: float) -> None:
