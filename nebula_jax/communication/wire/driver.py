@@ -3,7 +3,7 @@
 One thread reads, keeps time and redials. A caller who sends something small writes it
 itself; what is large, or what the line does not take yet, is left to the thread. The
 one who holds the mutex moves bytes, and never waits meanwhile. A caller who waits for
-the peer sleeps on a condition until the thread notifies it.
+the peer sleeps until a whole message has come, or an acknowledgement (see `waiters`).
 
 When a connection breaks, the connector's thread dials again (see `reconnect`), and the
 listener's waits for a new socket to be handed to `attach`.
