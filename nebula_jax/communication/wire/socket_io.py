@@ -81,14 +81,14 @@ class SocketIO:
           seconds: at most.
 
         Returns:
-          True if there are bytes to read, or the connection has ended.
+          True if bytes may be read, or the end of the connection.
         """
         is_readable = self._reads and self.has_unread
         for fd, happened in self._poller.poll(0 if is_readable else 1000 * seconds):
             if fd != self._fd:
                 self._waker.clear()
-            elif happened & ~POLLOUT:
-                is_readable = True
+            elif happened & ~POLLOUT:  # its end is reported in any case
+                is_readable = self._reads
         return is_readable
 
     def write(self, session: session_lib.Session, now: float) -> None:
