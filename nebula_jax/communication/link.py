@@ -234,8 +234,9 @@ class Link:
         """Queues a tensor; blocks while too much is not acknowledged."""
         if message.channel in self._compressed:
             message = message._replace(buffers=zstd_lib.with_table(message.buffers))
-        if not self._driver.can_send:
-            self._wait(lambda: self._driver.can_send, "room to send", STUCK_SECONDS)
+        window = self._session.window
+        if not window.can_send:
+            self._wait(lambda: window.can_send, "room to send", STUCK_SECONDS)
         self._driver.enqueue(message, frames.tensor_bytes(message))
 
     def take_tensor(self, channel: int) -> frames.Tensor:

@@ -33,10 +33,17 @@ class Connection:
         *,
         receive: Callable[[frames.Message], None],
         has_room: Callable[[], bool],
+        notify: Callable[[], None],
         reconnect_timeout: float,
         log: Callable[[str], None],
     ) -> None:
-        """Starts without a socket; see `driver.Driver` for the arguments."""
+        """Starts without a socket.
+
+        Args:
+          session_, line, receive, has_room, reconnect_timeout, log: as in `Driver`.
+          wakes: wakes the thread.
+          notify: called when something changed that callers may wait for.
+        """
         self.session = session_
         self.io: socket_io.SocketIO | None = None
         self.is_stalled = False
@@ -44,13 +51,11 @@ class Connection:
         self.is_over = False
         """True if all was sent and received."""
         self.has_received_end = False
-        self.has_news = False
-        """True if something changed that callers may wait for; whoever notifies them
-        resets it."""
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
-        self._receive, self._has_room, self._log = receive, has_room, log
+        self._receive, self._has_room = receive, has_room
+        self._notify, self._log = notify, log
         self._shaper, self._waker = wan.Shaper(line), wakes
-        self._next_tick = 0.0
+        self._next_tick = 0.0  # before both sides have sent Open: always
 
     @property
     def _present(self) -> socket_io.SocketIO:
@@ -62,8 +67,9 @@ class Connection:
         """Goes on with a new socket, on which the session has begun or resumed."""
         self.drop()
         self.io = socket_io.SocketIO(sock, self._shaper, self._waker)
-        self.has_news, self._next_tick = True, 0.0
+        self._next_tick = 0.0
         self._note_recovery()
+        self._notify()  # the peer has acknowledged something
         self._waker.wake()
 
     def drop(self, linger: bool = False) -> None:
@@ -109,8 +115,11 @@ class Connection:
             self.is_over = True
 
     def _tick(self, now: float) -> None:
-        if self.session.liveness.timed_out(now):  # or this side was: look once more
-            self._read(now)
+        if self.session.liveness.timed_out(now):
+            if self.can_read():  # what came while this side was slow
+                self._read(now)
+            else:  # the silence is this side's own
+                self.session.liveness.received(now)
         self.session.tick(now)
         # What crosses from now on only makes it later, once both have sent Open.
         is_running = self.session.is_running
@@ -123,7 +132,7 @@ class Connection:
             return 0.0
         now = time.monotonic()
         sleep = self._next_tick - now
-        if not self.session.is_running:
+        if not self._next_tick:
             sleep = min(self.session.next_tick(now), self.deadline() - now)
         if not self._shaper.is_transparent and not io.is_blocked:
             wait = self._shaper.wait(now)
@@ -135,21 +144,19 @@ class Connection:
         # First True: who makes room after that wakes the thread.
         self.is_stalled = True
         # Before both sides have sent Open, no more than that can come.
-        self.is_stalled = self.session.is_running and (
+        self.is_stalled = (
             self.session.is_paused or not self._has_room()
-        )
+        ) and self.session.is_running
         return not self.is_stalled
 
     def _read(self, now: float) -> None:
-        if not self.can_read():  # silence is this side's own
-            self.session.liveness.received(now)
-            return
         acknowledged = self.session.window.acknowledged
         try:
             self._present.read(self.session, now, self.can_read)
         finally:  # also what came just before the end of the stream
             self.deliver()
-            self.has_news |= self.session.window.acknowledged != acknowledged
+            if self.session.window.acknowledged != acknowledged:
+                self._notify()
         if self.reconnect.is_lost:
             self._note_recovery()
 
@@ -159,8 +166,8 @@ class Connection:
         Raises:
           session.PeerAborted: if the last one is an Abort.
         """
-        for message in self.session.events():
-            self.has_news = True
+        events = self.session.events()
+        for message in events:
             if type(message) is frames.Abort:
                 if self.has_received_end:  # and left: it has forgotten the session
                     self.is_over = True
@@ -171,6 +178,9 @@ class Connection:
             self._receive(message)
             if type(message) is frames.End:
                 self.has_received_end = True
+        # Now: waking takes as long as what is left to do before the GIL is free.
+        if events:
+            self._notify()
 
     def lose(self, error: Exception) -> None:
         """The connection has broken; the session goes on if it can.
@@ -206,10 +216,6 @@ class Connection:
         # What remains may be but a courtesy to a peer that has gone.
         is_courtesy = self.session.owes_only_end
         return self.reconnect.deadline(GOODBYE_SECONDS if is_courtesy else float("inf"))
-
-    def is_too_late(self) -> bool:
-        """Returns True if the session has been without a connection for too long."""
-        return self.reconnect.is_lost and time.monotonic() >= self.deadline()
 
     def send_final(self, reason: str) -> None:
         """Sends an Abort, if there is a connection; waits a while for it to leave."""

@@ -3,7 +3,7 @@
 One thread reads, keeps time and redials. A caller who sends something small writes it
 itself; what is large, or what the line does not take yet, is left to the thread. The
 one who holds the mutex moves bytes, and never waits meanwhile. A caller who waits for
-the peer sleeps on a condition until the thread notifies it.
+the peer sleeps until a whole message has come, or an acknowledgement (see `waiters`).
 
 When a connection breaks, the connector's thread dials again (see `reconnect`), and the
 listener's waits for a new socket to be handed to `attach`.
@@ -58,20 +58,20 @@ class Driver:
         self.is_dead = False
         """True if nothing moves any more."""
         self._session, self._dial, self._has_room = session_, dial, has_room
-        self._waker = waker.Waker()
+        self._waker, self._waiters = waker.Waker(), waiters.Waiters()
         self._connection = connection.Connection(
             session_,
             line,
             self._waker,
             receive=receive,
             has_room=has_room,
+            notify=self._waiters.notify,
             reconnect_timeout=reconnect_timeout,
             log=log,
         )
         self._mutex = threading.Lock()  # guards the session and the connection
         self._error: Exception | None = None
         self._abort_reason: str | None = None
-        self._waiters = waiters.Waiters()
         self._thread = threading.Thread(target=self._run, name="bridge", daemon=True)
         self._has_started = False
 
@@ -106,11 +106,6 @@ class Driver:
         if not self._has_started:
             self._has_started = True
             self._thread.start()
-
-    @property
-    def can_send(self) -> bool:
-        """True if one more tensor may be sent before others are acknowledged."""
-        return self._session.window.can_send
 
     def check(self) -> None:
         """Raises what has ended the session, if it was an error."""
@@ -194,14 +189,14 @@ class Driver:
     # The thread.
 
     def _run(self) -> None:
-        is_readable = False
+        is_readable, lost = False, self._connection.reconnect
         try:
             while not self.is_dead:
                 if self._abort_reason is not None:
                     with self._mutex:
                         self._connection.send_final(self._abort_reason)
                         self.is_dead = True
-                elif self._connection.is_too_late():
+                elif lost.is_lost and time.monotonic() >= self._connection.deadline():
                     self._give_up()
                 elif self._connection.io is None:
                     self._redial()
@@ -221,24 +216,23 @@ class Driver:
         Returns:
           True if there are bytes to read.
         """
-        link = self._connection
+        current = self._connection
         with self._mutex:
-            io = link.io
+            io = current.io
             if io is None:
                 return False
             try:
-                link.turn(is_readable)
+                current.turn(is_readable)
             except (OSError, session.PeerGone) as error:
-                link.lose(error)
-            self.is_dead |= link.is_over
-            goes_on, reads = not link.is_over and link.io is not None, link.can_read()
-            if goes_on:
-                io.watch(reads)
-                sleep = link.sleep()
-            has_news, link.has_news = link.has_news, False
-        if has_news:  # as late as possible: who wakes earlier waits for the GIL as well
-            self._waiters.notify()
-        return goes_on and io.wait(min(sleep, LONGEST_SLEEP))
+                current.lose(error)
+            reads = current.can_read()
+            if current.is_over:
+                self.is_dead = True
+            if current.is_over or current.io is None:
+                return False
+            io.watch(reads)
+            sleep = min(current.sleep(), LONGEST_SLEEP)
+        return io.wait(sleep)
 
     def _redial(self) -> None:
         """Makes one attempt at a new connection, after a pause that grows."""

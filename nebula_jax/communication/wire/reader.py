@@ -37,31 +37,32 @@ def read(
     """
     sizes: Sequence[int]
     while True:
-        while buffer.lacks(frames.HEAD.size):
+        while (data := buffer.take(frames.HEAD.size)) is None:
             yield None
-        head = frames.decode_head(buffer.take(frames.HEAD.size))
+        head = frames.decode_head(data)
         admit(head)
-        header_bytes = frames.LAYOUTS[head.kind].size
-        while buffer.lacks(header_bytes):
+        while (header := buffer.take(frames.LAYOUTS[head.kind].size)) is None:
             yield None
-        header = buffer.take(header_bytes)
         if head.kind is frames.Tensor:
             shape = allowed.shape(header)
             sizes, expected = shape.sizes, shape.nbytes
             if shape.is_compressed:
-                while buffer.lacks(shape.table_bytes):
+                while (table := buffer.take(shape.table_bytes)) is None:
                     yield None
-                table = buffer.take(shape.table_bytes)
                 sizes = shape.table_sizes(table)
                 expected = len(table) + sum(sizes)
-            shape.check(head.payload_bytes, expected)
+            if head.payload_bytes != expected:
+                raise frames.FrameError(
+                    f"sent {head.payload_bytes} bytes on channel {shape.channel};"
+                    f" expected {expected}"
+                )
         else:
             sizes = allowed.message_sizes(head)
         buffers = buffer.place(sizes)
         while buffer.has_holes:
             yield None
         message = frames.decode(head, header, buffers)
-        yield Received(message, frames.HEAD.size + header_bytes + head.payload_bytes)
+        yield Received(message, frames.HEAD.size + len(header) + head.payload_bytes)
 
 
 def read_opening(data: bytes) -> tuple[frames.Open, int]:

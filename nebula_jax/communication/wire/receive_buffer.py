@@ -5,9 +5,8 @@ the stream fills directly; only what had already come to the stage is copied int
 
 A parser that reads like blocking code is a generator, and waits by a loop:
 
-    while buffer.lacks(10):
+    while (head := buffer.take(10)) is None:
         yield                   # resumed when more bytes have come
-    head = buffer.take(10)
     tensors = buffer.place([5, 1_000_000])
     while buffer.has_holes:
         yield
@@ -30,44 +29,41 @@ class ReceiveBuffer:
         self._stage = memoryview(self._bytes)
         self._start = self._end = 0
         self._holes: collections.deque[memoryview] = collections.deque()
-
-    @property
-    def has_holes(self) -> bool:
+        self.has_holes = False
         """True if a large buffer is being filled."""
-        return bool(self._holes)
 
     def get_buffer(self) -> memoryview:
         """Returns the place of the next bytes; empty if the stage is full."""
-        if self._holes:
+        if self.has_holes:
             return self._holes[0]
         return self._stage[self._end :] if self._end else self._stage
 
     def receive(self, count: int) -> None:
         """Records that `count` bytes were written to the start of `get_buffer()`."""
-        if not self._holes:
+        if not self.has_holes:
             self._end += count
         elif count < len(self._holes[0]):
             self._holes[0] = self._holes[0][count:]
         else:
             self._holes.popleft()
+            self.has_holes = bool(self._holes)
 
-    def lacks(self, count: int) -> bool:
-        """Returns True if the next bytes have not come; there is room for them then.
+    def take(self, count: int) -> bytearray | None:
+        """Takes the next bytes off the stage; returns None if they have not all come.
 
         Args:
-          count: at most STAGE_BYTES.
+          count: at most STAGE_BYTES; there is room for so many then.
         """
-        if self._end - self._start >= count:
-            return False
-        self._compact()
-        return True
-
-    def take(self, count: int) -> bytearray:
-        """Takes the next bytes, which must have come, off the stage."""
-        data = self._bytes[self._start : self._start + count]
-        self._start += count
-        if self._start == self._end:
+        end = self._start + count
+        if end > self._end:
+            if self._start:
+                self._compact()
+            return None
+        data = self._bytes[self._start : end]
+        if end == self._end:
             self._start = self._end = 0
+        else:
+            self._start = end
         return data
 
     def place(self, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -80,21 +76,24 @@ class ReceiveBuffer:
         for size in sizes:
             staged = self._end - self._start
             if size <= staged:  # small: aligning it would cost more than it saves
-                buffers.append(np.frombuffer(self.take(size), np.uint8))
+                data = self.take(size)
+                assert data is not None  # it is staged
+                buffers.append(np.frombuffer(data, np.uint8))
                 continue
             buffer = aligned_empty(size)
             view = buffer.data
-            view[:staged] = self.take(staged)
+            view[:staged] = self._stage[self._start : self._end]
+            self._start = self._end = 0
             self._holes.append(view[staged:])
+            self.has_holes = True
             buffers.append(buffer)
         return buffers
 
     def _compact(self) -> None:
         """Makes room on the stage behind what is left there."""
-        if self._start:
-            rest = self._bytes[self._start : self._end]
-            self._stage[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
+        rest = self._bytes[self._start : self._end]
+        self._stage[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
 
 
 def aligned_empty(size: int) -> np.ndarray:

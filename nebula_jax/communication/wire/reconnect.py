@@ -20,14 +20,11 @@ class Reconnect:
         """
         self.timeout = timeout
         self._jitter = random.Random(seed)
-        self._lost_at: float | None = None
+        self.is_lost = False
+        """True if the connection broke, and no other one has opened since."""
+        self._lost_at = 0.0
         self._loss = self._failure = ""
         self._pause = 0.0
-
-    @property
-    def is_lost(self) -> bool:
-        """True if the connection broke, and no other one has opened since."""
-        return self._lost_at is not None
 
     def lost(self, now: float, reason: str) -> bool:
         """Records that the connection broke.
@@ -35,9 +32,9 @@ class Reconnect:
         Returns:
           True if there was one: an attempt that breaks half-way changes nothing.
         """
-        if self._lost_at is not None:
+        if self.is_lost:
             return False
-        self._lost_at, self._loss = now, reason
+        self.is_lost, self._lost_at, self._loss = True, now, reason
         return True
 
     def failed(self, reason: str) -> None:
@@ -56,7 +53,7 @@ class Reconnect:
         Args:
           limit: seconds without a connection, if less than the timeout.
         """
-        if self._lost_at is None:
+        if not self.is_lost:
             return float("inf")
         return self._lost_at + min(self.timeout, limit)
 
@@ -64,7 +61,7 @@ class Reconnect:
         """Records a new connection; returns the seconds without one."""
         assert self._lost_at is not None  # nothing else can recover
         away = now - self._lost_at
-        self._lost_at, self._failure, self._pause = None, "", 0.0
+        self.is_lost, self._failure, self._pause = False, "", 0.0
         return away
 
     @property

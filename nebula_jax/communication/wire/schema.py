@@ -43,18 +43,6 @@ class Shape(NamedTuple):
             )
         return sizes
 
-    def check(self, payload_bytes: int, expected: int) -> None:
-        """Checks the length of a payload.
-
-        Raises:
-          frames.FrameError: if it is another one than expected.
-        """
-        if payload_bytes != expected:
-            raise frames.FrameError(
-                f"sent {payload_bytes} bytes on channel {self.channel};"
-                f" expected {expected}"
-            )
-
 
 class Schema:
     """The channels of one direction, and the limits of all other messages."""

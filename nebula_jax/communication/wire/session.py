@@ -200,15 +200,13 @@ class Session:
             return self._frame(self._control.popleft(), 0, now)
         if self._phase is not states.Phase.RUNNING:
             return []
-        if self.window.is_pending:
-            sequence = self.window.cursor
+        sequence = self.window.cursor
+        if sequence < self.window.next_sequence:
             return self._frame(self.window.next(), sequence, now)
-        return self._frame(frames.Ping(), 0, now) if self._owes_ack else []
-
-    @property
-    def _owes_ack(self) -> bool:
         is_last = self.states[self._other] is states.State.ENDED
-        return self._received.unacknowledged > 0 and (is_last or self._received.is_due)
+        if self._received.is_due or (is_last and self._received.unacknowledged):
+            return self._frame(frames.Ping(), 0, now)
+        return []
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
         buffers = frames.encode(message, sequence, self._received.acknowledge())

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax.communication import wan
+from nebula_jax.communication.wire import receive_buffer, waker
 from nebula_jax.communication.wire import session as session_lib
-from nebula_jax.communication.wire import waker
 
 # Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
 CHUNK_BYTES = 1 << 22
@@ -85,14 +85,14 @@ class SocketIO:
           seconds: at most.
 
         Returns:
-          True if there are bytes to read, or the connection has ended.
+          True if bytes may be read, or the end of the connection.
         """
         is_readable = self._reads and self.has_unread
         for fd, happened in self._poller.poll(0 if is_readable else 1000 * seconds):
             if fd != self._fd:
                 self._waker.clear()
-            elif happened & ~POLLOUT:
-                is_readable = True
+            elif happened & ~POLLOUT:  # its end is reported in any case
+                is_readable = self._reads
         return is_readable
 
     def write(self, session: session_lib.Session, now: float) -> None:
@@ -159,22 +159,24 @@ class SocketIO:
                 raise session_lib.PeerGone(
                     f"{session.peer} closed the connection without a goodbye"
                 )
-            if is_dry or (count < len(view) and self._is_drained(session)):
-                self._set_low_water(session)
+            is_short = count < len(view)  # of plain bytes, another read finds nothing
+            if is_dry or (
+                is_short and (self._tls is None or self._is_drained(session))
+            ):
+                if session.buffer.has_holes or self._low_water > 1:
+                    self._set_low_water(session.buffer)
                 self.has_unread = False
                 return
             now = time.monotonic()
             if now > deadline or session.has_events or not wants():
                 return
 
-    def _set_low_water(self, session: session_lib.Session) -> None:
+    def _set_low_water(self, buffer: receive_buffer.ReceiveBuffer) -> None:
         """Lets the system wake us for a good part of a large tensor, or the end."""
-        count, buffer = 1, session.buffer
-        if buffer.has_holes:
-            left = len(buffer.get_buffer())
-            if self._tls is not None:
-                left -= TLS_RECORD  # OpenSSL may have taken in the start of one
-            count = max(1, min(left, WORTH_WAKING))
+        left = len(buffer.get_buffer()) if buffer.has_holes else 1
+        if self._tls is not None:
+            left -= TLS_RECORD  # OpenSSL may have taken in the start of one
+        count = max(1, min(left, WORTH_WAKING))
         if count != self._low_water:
             with contextlib.suppress(OSError):  # not every kind of socket can
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
@@ -200,9 +202,7 @@ class SocketIO:
         return filled, False
 
     def _is_drained(self, session: session_lib.Session) -> bool:
-        """After a short read: returns True if another one would find nothing."""
-        if self._tls is None:
-            return True
+        """Returns True if, after a short read of TLS, another would find nothing."""
         return not session.buffer.has_holes and not self._tls.pending()
 
     def send_final(self, buffers: list, seconds: float) -> None:

@@ -21,15 +21,16 @@ class Waiters:
           timeout: seconds; None for no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
+        while not is_done():
             lock = threading.Lock()
             lock.acquire()
-            self._sleeping.append(lock)  # first: no notice of a change is missed
+            self._sleeping.append(lock)
             left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+            # Again, since something may have changed before the lock was there.
             if is_done() or not lock.acquire(timeout=left):
-                break
-        with contextlib.suppress(ValueError):  # notified at the same time
-            self._sleeping.remove(lock)
+                with contextlib.suppress(ValueError):  # notified at the same time
+                    self._sleeping.remove(lock)
+                return
 
     def notify(self) -> None:
         """Wakes all, after something changed that one of them may wait for."""
