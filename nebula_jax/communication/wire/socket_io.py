@@ -59,7 +59,7 @@ class SocketIO:
 
     @property
     def can_write(self) -> bool:
-        """True if the socket takes bytes, as far as is known."""
+        """True if the socket takes bytes, unless a poll shows otherwise."""
         return not self.is_blocked and self.error is None
 
     def watch(self, reads: bool) -> None:
@@ -200,7 +200,7 @@ class SocketIO:
         return filled, False
 
     def _is_drained(self, session: session_lib.Session) -> bool:
-        """After a short read: returns True if another one would find nothing."""
+        """Returns True if, after a short read, another one would find nothing."""
         if self._tls is None:
             return True
         return not session.buffer.has_holes and not self._tls.pending()
