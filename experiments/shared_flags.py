@@ -131,7 +131,7 @@ flags.DEFINE_integer("log_every", 10, "Steps between progress lines.", lower_bou
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """Settings that all clusters of any run share, and a checkpoint is checked for."""
+    """The settings that all clusters of a run share and a checkpoint is checked for."""
 
     steps: int
     """Optimization steps."""
@@ -145,7 +145,7 @@ class Agreed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Files and devices of a process of any run."""
+    """The files and devices of a process of any run."""
 
     workdir: pathlib.Path
     """The run's folder."""
@@ -163,7 +163,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(Place):
-    """Settings that one cluster of a run chooses for itself."""
+    """The settings that one cluster of a run chooses for itself."""
 
     cluster: str
     """`all`, `whole` or the cluster's name."""
@@ -287,7 +287,7 @@ def write_run_flags(folder: pathlib.Path, run: Run) -> None:
 
 
 def parse_run(folder: str, module: str) -> pathlib.Path:
-    """Parses the flags of an earlier run, and this command's own over them.
+    """Parses the flags of an earlier run, and those of this command over them.
 
     Args:
       folder: of the run, as given.
@@ -337,7 +337,9 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)  # the libraries' chatter
         if len(argv) > 1:
-            process.message(f"error: what is {argv[1]!r}? Every argument is a --flag")
+            process.message(
+                f"error: {argv[1]!r} is no flag; every argument is a --flag"
+            )
             return 2
         return process.guarded(main)
 

@@ -1,4 +1,4 @@
-"""Your own Flax model over two clusters: nothing of the model below is ours.
+"""Your own Flax model over two clusters: the one below is not part of the library.
 
     python -m experiments.split_your_model --wan=60mbit,15ms --codec="int8(64)"
 
@@ -58,7 +58,7 @@ PARAMS = "params.msgpack"  # a trained half, in its cluster's folder
 
 
 class Stem(nn.Module):
-    """[B, 16, 16, 1] -> [B, 4, 4, 32]."""
+    """The first layers: [B, 16, 16, 1] -> [B, 4, 4, 32]."""
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ class Stem(nn.Module):
 
 
 class Classifier(nn.Module):
-    """[B, 4, 4, 32] -> [B, 6]."""
+    """The other layers: [B, 4, 4, 32] -> [B, 6]."""
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 class Translator:
-    """Both sides of a run."""
+    """The two sides of a run."""
 
     def __init__(self, run: config.Run, step: int | None = None) -> None:
         """Reads models and checkpoints.
@@ -170,7 +170,7 @@ def _filled(
 
     if shapes(wanted) != shapes(trained):
         raise checkpoint.CheckpointError(
-            "the checkpoint is of a model of another shape than the run's flags say"
+            "the checkpoint's model has another shape than the run's flags give it"
         )
     return cut.merge(trained, transformer.cast_kernels(frozen, plm))
 

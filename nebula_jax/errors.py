@@ -2,8 +2,8 @@
 
 
 class NebulaError(Exception):
-    """Something a person can mend; its text states in one line what and where."""
+    """An error that a person can mend; its text states in one line what and where."""
 
 
 class SettingsError(NebulaError):
-    """Settings that cannot work, alone or together."""
+    """A setting that cannot work, alone or with others."""

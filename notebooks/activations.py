@@ -43,7 +43,7 @@ Params = Any  # parameter tree
 
 
 class RunError(errors.NebulaError):
-    """No finished run, or one that lacks something."""
+    """A finished run that is missing, or lacks something."""
 
 
 class Run(NamedTuple):
@@ -68,7 +68,11 @@ class Run(NamedTuple):
 
 
 class Text(NamedTuple):
-    """name: whose text it is. folder: where it lies, in the project's format."""
+    """A text folder.
+
+    name: of its owner, for the reader.
+    folder: in the project's format.
+    """
 
     name: str
     folder: pathlib.Path
@@ -90,10 +94,10 @@ class Crossing(NamedTuple):
 
 
 def find_run() -> pathlib.Path:
-    """NEBULA_RUN's folder, or the newest of runs/ with a discriminator's checkpoint.
+    """Finds NEBULA_RUN's folder, or the newest of runs/ with the checkpoint needed.
 
     Raises:
-      RunError: if there is none; says how to make one.
+      RunError: if there is none; with the command that makes one.
     """
     named = os.environ.get("NEBULA_RUN")
     if named:
@@ -120,7 +124,7 @@ def _is_hot_started(folder: pathlib.Path) -> bool:
 
 
 def open_run(folder: pathlib.Path) -> Run:
-    """Reads what a run's folder says about it.
+    """Reads the settings in a run's folder.
 
     Raises:
       RunError: if its checkpoints or its vocabulary are not there or not its own.
@@ -131,8 +135,8 @@ def open_run(folder: pathlib.Path) -> Run:
         raise RunError(f"{folder.name}: no whole checkpoint of the discriminator")
     if _is_hot_started(folder):
         raise RunError(
-            f"{folder.name} began with a pretrained encoder; this notebook knows the"
-            " sizes of runs from scratch only"
+            f"{folder.name} began with a pretrained encoder; this notebook reads"
+            " runs from scratch only"
         )
     lines = (folder / "run.flags").read_text("utf-8").splitlines()
     flags = dict(
@@ -159,13 +163,13 @@ def open_run(folder: pathlib.Path) -> Run:
 
 
 def discriminator(run: Run, step: int) -> Params:
-    """The discriminator's parameters after `step`, one of `run.steps`."""
+    """Reads the discriminator's parameters after `step`, one of `run.steps`."""
     init = functools.partial(m3.init_discriminator, run.config, run.seed)
     return _params(run.folder / "discriminator" / "checkpoints", step, init)
 
 
 def generator(run: Run, index: int) -> Params:
-    """The newest parameters of generator `index`.
+    """Reads the newest parameters of generator `index`.
 
     Raises:
       RunError: if it has no whole checkpoint.
@@ -178,7 +182,7 @@ def generator(run: Run, index: int) -> Params:
 
 
 def held_out_text(run: Run) -> Text:
-    """The run's own text folder if it is here, else Django's messages."""
+    """Finds the run's own text folder if it is here, else Django's messages."""
     data_dir = run.flags.get("data_dir", DJANGO)
     folder = None if data_dir == DJANGO else _find(run.folder, data_dir, "mono")
     if folder is not None:
@@ -196,7 +200,7 @@ def held_out_text(run: Run) -> Text:
 def corrupted_batches(
     run: Run, text: Text, count: int, batch_size: int, packed: bool = False
 ) -> list[m3.Tokens]:
-    """Held-back text as the generators would send it, no row in two batches.
+    """Makes batches of held-out text as generators would send it, each row once.
 
     Args:
       run: whose generators corrupt it, each the languages it owns.
@@ -245,7 +249,7 @@ def above(params: Params, cut: int) -> Params:
 
 
 def hidden_below(config: m3.Config, cut: int, params: Params, tokens: m3.Tokens):
-    """Tokens -> mask [B, L] bool and hidden [B, L, D] float32 at the cut.
+    """Computes from tokens mask [B, L] bool and hidden [B, L, D] float32 at the cut.
 
     Args:
       config: of the run.
@@ -270,7 +274,7 @@ def loss_above(
     mask: jax.Array,
     tokens: m3.Tokens,
 ) -> jax.Array:
-    """λ L_D + γ L_CLM of eq. 11, from the hidden states at the cut.
+    """Computes λ L_D + γ L_CLM of eq. 11 from the hidden states at the cut.
 
     Args:
       config: of the run.
@@ -305,7 +309,7 @@ def loss_above(
 def crossing(
     config: m3.Config, cut: int, params: Params, tokens: m3.Tokens
 ) -> Crossing:
-    """One step over the cut: hidden states up, the gradient down.
+    """Takes one step over the cut: hidden states up, the gradient down.
 
     Args:
       config: of the run.
@@ -323,15 +327,15 @@ def crossing(
 def _blocks(config: m3.Config, layers, params: Params, hidden, mask) -> jax.Array:
     block = transformer.Block(config.discriminator)
     for layer in layers:
-        own = params["encoder"][f"layer_{layer}"]
-        hidden = block.apply({"params": own}, hidden, mask, True)
+        weights = params["encoder"][f"layer_{layer}"]
+        hidden = block.apply({"params": weights}, hidden, mask, True)
     return hidden
 
 
 def _sequences(
     run: Run, text: Text, group: list[str], packed: bool
 ) -> Iterator[np.ndarray]:
-    """Rows [L] int32 of a group's held-back lines, language by language in turn."""
+    """Yields rows [L] int32 of a group's held-out lines, languages in turn."""
     length = run.config.discriminator.max_length
     encode = run.vocabulary.encode
 
@@ -351,7 +355,7 @@ def _sequences(
 
 
 def _checkpoints(run: pathlib.Path, cluster: str) -> tuple[pathlib.Path, list[int]]:
-    """A cluster's folder of checkpoints, and which of them are whole."""
+    """Returns a cluster's folder of checkpoints, and which of them are whole."""
     folder = run / cluster / "checkpoints"
     relative = f"{run.parent}{os.sep}"  # where a run lies is nobody's business
 
@@ -385,7 +389,7 @@ def _vocabulary(
 
 
 def _find(run: pathlib.Path, path: str, inside: str = "") -> pathlib.Path | None:
-    """A path of a run's flags, seen from where the command may have been given."""
+    """Finds a path of a run's flags, from where the command may have been given."""
     for base in (ROOT, *run.resolve().parents):
         if path and (base / path / inside).exists():
             return base / path

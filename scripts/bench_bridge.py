@@ -191,7 +191,7 @@ def round_trip(pair: Pair, one_core: bool = False) -> dict[str, float]:
     return {f"{name}_microseconds": answers["connect"][name] for name in ("p50", "p99")}
 
 
-def summarised(records: Records) -> dict[str, Any]:
+def summarized(records: Records) -> dict[str, Any]:
     """Returns name -> measure -> figure -> median, min, max over the rounds."""
     return {
         name: {
@@ -259,7 +259,7 @@ def on_loopback(names: Sequence[str], settings: Settings) -> dict[str, Any]:
         verify(bench, [*SIZES.values(), worker.SMALL])
         records = run_rounds(bench, measures, settings.rounds)
     result = {
-        "transports": summarised(records),
+        "transports": summarized(records),
         "targets": targets(records),
         "left_out": bench.left_out,
     }
@@ -340,7 +340,7 @@ def on_a_shaped_line(names: Sequence[str], settings: Settings) -> dict[str, Any]
     ]
     return {
         "rate": settings.netns,
-        "transports": summarised(records),
+        "transports": summarized(records),
         "targets": found,
         "left_out": bench.left_out,
     }

@@ -38,7 +38,7 @@ flags.DEFINE_integer(
     "svd_rounds", 3, "Rounds of svd beside jnp.linalg.svd, which is slow."
 )
 DEFAULTS = {"batch_size": 128, "rounds": 11}
-"""Shared flags whose default is this benchmark's own."""
+"""Shared flags that have another default in this benchmark."""
 RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (

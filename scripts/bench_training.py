@@ -53,7 +53,7 @@ flags.DEFINE_bool(
 )
 
 DEFAULTS = {"rounds": 7}
-"""Shared flags whose default is this benchmark's own."""
+"""Shared flags that have another default in this benchmark."""
 WARM = 1  # steps in each turn before the one that is timed
 LONGEST_BUCKET = 96  # tokens, of xnli_warm.flags
 PYTORCH_RATE = 1.0  # bfloat16 over PyTorch's float32, at least

@@ -25,7 +25,7 @@ from scripts.tables import runs as table_runs
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 
-SEEDS = 3  # unless --seeds says otherwise
+SEEDS = 3  # by default
 WARM, SCRATCH = "m3_xnli15_warm", "m3_xnli15_tiny"
 FINE_TUNING = "xnli_warm"
 MOST_APART = 0.5  # points, M3 across clusters from M3 in one
@@ -53,7 +53,7 @@ ROWS = (
         "M3 across clusters, from scratch",
         SCRATCH,
         "all",
-        # It knows 64 positions, and nothing that a high rate could spoil.
+        # It has 64 positions, and no pretraining that a high rate could spoil.
         (
             *("--length_buckets=20,28,36,48,64", "--nofreeze_embeddings"),
             *("--layer_decay=1.0", "--learning_rate=5e-4"),

@@ -39,8 +39,7 @@ flags.DEFINE_list(
 SCRATCH, ABNET, CLOUD = "Transformer, from scratch", "ABNet", "ABNet-Cloud"
 MASKED = "ABNet, mask-predict"
 METHODS = (SCRATCH, MASKED, ABNET, CLOUD)
-# Our choice: twice as long; 3e-3, the adapters' rate, is too much for layers that know
-# nothing.
+# Our choice: twice as long; 3e-3, the adapters' rate, is too much for random layers.
 SCRATCH_FLAGS = (
     *("--steps=320", "--eval_every=320"),
     *(

@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def rows(settings: Mapping[str, str]) -> list[Row]:
-    """Lists the paper's ten rows, which send padding, and ours, which do not.
+    """Lists the paper's ten rows, which send padding, and six more, which do not.
 
     Args:
       settings: of the flagfile.
@@ -76,7 +76,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
             for r in RATIOS
         ),
     ]
-    ours = [
+    more = [
         Row("no padding", *["pack_tokens"] * 2),
         Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
         Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
@@ -88,7 +88,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
             f"pack_tokens|{int4}",
         ),
     ]
-    return paper + ours
+    return paper + more
 
 
 def late(row: Row, step: int) -> Row:

@@ -19,7 +19,7 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import abnet as abnet_training
 
 
-def own_buckets(agreed: config.Agreed, text: data.Text) -> np.ndarray:
+def row_buckets(agreed: config.Agreed, text: data.Text) -> np.ndarray:
     """Returns the length bucket of each training row of a side, [N] uint8."""
     return length_buckets.bucket_of(text.train.lengths, agreed.length_buckets)
 

@@ -170,14 +170,14 @@ DEFAULTS = {
     "eval_every": 1000,
     "length_buckets": ["16", "32", "64"],
 }
-"""Shared flags whose default is this experiment's own."""
+"""Shared flags that have another default in this experiment."""
 
 MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed(shared_flags.Agreed):
-    """Settings that both clusters share."""
+    """The settings that both clusters share."""
 
     pair: str
     """Languages of source and target."""
@@ -222,7 +222,7 @@ class Agreed(shared_flags.Agreed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(shared_flags.Local):
-    """Settings that each cluster chooses for itself."""
+    """The settings that each cluster chooses for itself."""
 
     source_model: str
     """A name or a folder."""

@@ -69,7 +69,7 @@ def read(
     *,
     is_translated: bool,
 ) -> Text:
-    """Reads and tokenizes a side; reports what a person should know of it.
+    """Reads and tokenizes a side; reports sentences that were cut or are unknown.
 
     Args:
       run: of this process.

@@ -90,7 +90,7 @@ def check(local: config.Local) -> None:
 
 
 def without(local: config.Local) -> config.Local:
-    """Returns the settings without a line if theirs is yet to be measured."""
+    """Returns the settings without a line if it is yet to be measured."""
     return dataclasses.replace(local, wan="") if local.wan == AUTO else local
 
 

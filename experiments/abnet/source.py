@@ -45,7 +45,7 @@ def train(run: config.Run) -> int:
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         restored, _ = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
-        buckets = batches.own_buckets(agreed, text)
+        buckets = batches.row_buckets(agreed, text)
         target_lengths = exchange_lengths(ends, buckets)
         order = batches.schedule(agreed, buckets)
         record = progress.Progress(

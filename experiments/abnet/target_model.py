@@ -140,7 +140,7 @@ def train_head(
     head = mlm_head.init_head(encoder_config, rng)
     state = train_state.create(head, optimizer, rng)
     most = dataclasses.replace(agreed, batch_size=min(agreed.batch_size, len(rows)))
-    order = batches.schedule(most, batches.own_buckets(agreed, text))
+    order = batches.schedule(most, batches.row_buckets(agreed, text))
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
     encoder = jax.device_put(transformer.cast_kernels(encoder, encoder_config))
     first = last = 0.0

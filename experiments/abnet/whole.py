@@ -73,7 +73,7 @@ def load(run: config.Run, folders: Folders) -> Both:
         models.source_half(run, plms[0], target),
         models.target_half(run, plms[1], source, target_model.is_trained(run.local)),
     )
-    buckets = batches.own_buckets(run.agreed, texts[0])
+    buckets = batches.row_buckets(run.agreed, texts[0])
     return Both(plms, texts, halves, batches.schedule(run.agreed, buckets))
 
 

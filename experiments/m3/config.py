@@ -117,12 +117,12 @@ flags.DEFINE_integer(
 )
 
 DEFAULTS = {"learning_rate": 1e-4, "warmup_steps": 10_000, "eval_every": 500}
-"""Shared flags whose default is this experiment's own."""
+"""Shared flags that have another default in this experiment."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed(shared_flags.Agreed):
-    """Settings that all clusters share; `batch_size` is of each generator."""
+    """The settings that all clusters share; `batch_size` is of each generator."""
 
     generators: str
     """Languages of each generator: "en de|hi ur"."""
@@ -169,7 +169,7 @@ class Agreed(shared_flags.Agreed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(shared_flags.Local):
-    """Settings that each cluster chooses for itself."""
+    """The settings that each cluster chooses for itself."""
 
     vocabulary: str
     """A file or folder; empty where it is yet to be made."""

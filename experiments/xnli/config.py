@@ -134,7 +134,7 @@ DEFAULTS = {
     "length_buckets": ["24", "32", "48", "64", "96"],
     "eval_every": 500,
 }
-"""Shared flags whose default is this experiment's own."""
+"""Shared flags that have another default in this experiment."""
 COMMAND = ("eval_only", "run", "split", "predictions_dir")
 """Flags that no run keeps: they choose what this command does."""
 
@@ -145,7 +145,7 @@ ENGLISH = "en"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed(shared_flags.Agreed):
-    """Settings that a resumed run must share with its beginning."""
+    """The settings that a resumed run must share with its beginning."""
 
     encoder: str
     """A name or a folder."""
@@ -182,7 +182,7 @@ class Agreed(shared_flags.Agreed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(shared_flags.Place):
-    """Settings that each command of a run chooses for itself."""
+    """The settings that each command of a run chooses for itself."""
 
     languages: tuple[str, ...]
     skip_missing_languages: bool
@@ -277,5 +277,5 @@ def settings(agreed: Agreed, text_digest: str) -> dict[str, Any]:
       text_digest: of all pairs.
     """
     values = shared_flags.settings(agreed)
-    del values["--checkpoint_every"]  # alone in its run, it may change its mind
+    del values["--checkpoint_every"]  # the run has no other process: this may change
     return values | {"text": text_digest}

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 class Text(NamedTuple):
-    """All pairs of a run, and a model with their pieces."""
+    """The pairs of a run, and a model with their pieces."""
 
     model: pretrained.Pretrained
     tokenizer: tokenizers.Tokenizer
@@ -91,7 +91,7 @@ def read(
     model: pretrained.Pretrained,
     tokenizer: tokenizers.Tokenizer,
 ) -> Text:
-    """Reads and tokenizes splits; reports what a person should know of them.
+    """Reads and tokenizes splits; reports pairs that were cut or are unknown.
 
     Args:
       run: its configuration.

@@ -98,7 +98,7 @@ def init(
 ) -> mesh_lib.ShardedInit:
     """Plans what a checkpoint has, at step 0.
 
-    The parameters of the selected step are in it, because a resumed run must know
+    The parameters of the selected step are in it, because a resumed run needs
     them; and which pieces were kept, because trained rows of the table belong to them.
 
     Args:

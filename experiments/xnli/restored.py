@@ -79,7 +79,7 @@ class Trained(NamedTuple):
         found = params | trained
         if _shapes(found) != _shapes(params):
             raise checkpoint.CheckpointError(
-                "the checkpoint is of a model of another shape than the run's flags say"
+                "the checkpoint's model has another shape than the run's flags give it"
             )
         return found
 

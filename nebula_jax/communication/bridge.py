@@ -32,26 +32,31 @@ class ConnectError(errors.NebulaError):
 
 
 class Mismatch(errors.NebulaError):
-    """Two clusters whose settings differ."""
+    """A difference between the settings of two clusters."""
 
 
-def check_agreement(ours: frames.Hello, theirs: frames.Hello) -> None:
-    """Raises Mismatch, with the difference, unless version and settings are equal."""
-    if ours.version != theirs.version:
+def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
+    """Raises Mismatch, with the difference, unless version and settings are equal.
+
+    Args:
+      hello: this side's.
+      peer: the other side's.
+    """
+    if hello.version != peer.version:
         raise Mismatch(
-            f"{theirs.cluster} runs nebula_jax {theirs.version},"
-            f" {ours.cluster} {ours.version}"
+            f"{peer.cluster} runs nebula_jax {peer.version},"
+            f" {hello.cluster} {hello.version}"
         )
-    for name in sorted(ours.settings.keys() | theirs.settings.keys()):
-        mine, other = ours.settings.get(name), theirs.settings.get(name)
-        if mine != other:
+    for name in sorted(hello.settings.keys() | peer.settings.keys()):
+        here, there = hello.settings.get(name), peer.settings.get(name)
+        if here != there:
             raise Mismatch(
-                f"{theirs.cluster} has {name}={_brief(other)},"
-                f" {ours.cluster} has {name}={_brief(mine)}"
+                f"{peer.cluster} has {name}={_brief(there)},"
+                f" {hello.cluster} has {name}={_brief(here)}"
             )
 
 
-def no_more(peer: frames.Hello) -> None:
+def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
 
 
@@ -71,7 +76,7 @@ def connect(
     tls: Callable[[], ssl.SSLContext] | None,
     line: wan.Line = wan.UNSHAPED,
     log: Callable[[str], None] = print,
-    check: Callable[[frames.Hello], None] = no_more,
+    check: Callable[[frames.Hello], None] = no_further_check,
 ) -> Link:
     """Connects to a listening cluster.
 
@@ -87,12 +92,12 @@ def connect(
         anybody can read and change.
       line: what to emulate for all that this side sends.
       log: called with a line when a connection breaks or comes back.
-      check: given the peer's Hello; raises Mismatch if it does not agree with ours in
+      check: given the peer's Hello; raises Mismatch if it differs from this side's in
         what only the caller can compare. To be given on both sides, so that each
         reports what it finds, however soon the other one leaves.
 
     Returns:
-      A link whose peer has sent a Hello that agrees with ours.
+      A link whose peer has sent a Hello that agrees with this one.
 
     Raises:
       ConnectError: if nobody answers, or TLS fails.
@@ -156,7 +161,7 @@ def _dial(
 
 
 def shake_hands(sock: ssl.SSLSocket, deadline: float) -> ssl.SSLSocket:
-    """Completes a TLS handshake by a deadline, however slowly the peer drips."""
+    """Completes a TLS handshake by a deadline, however slowly the peer sends."""
     sock.setblocking(False)
     poller = select.poll()
     while True:
@@ -189,7 +194,7 @@ def greet(
 
 
 def _check_certificate(link: Link) -> None:
-    """With TLS, a cluster may only have the name that its certificate carries."""
+    """Raises Mismatch if, with TLS, the peer's certificate has another name than it."""
     names = link.certificate_names
     if names is not None and tls_lib.certificate_name(link.peer.cluster) not in names:
         owner = ", ".join(sorted(names)) or "nobody's DNS name"

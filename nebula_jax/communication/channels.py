@@ -1,6 +1,6 @@
 """The two ends of a channel: arrays on a device, buffers on a link.
 
-Only buffers travel. Both ends know the spec of a channel's arrays; the receiver derives
+Only buffers travel. Both ends have the spec of a channel's arrays; the receiver derives
 the payload's structure from it.
 
 `Sender.send` and `Receiver.recv` encode and decode by themselves, and keep the codec's

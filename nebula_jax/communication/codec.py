@@ -64,8 +64,9 @@ def _unchanged(arrays: Arrays, state: State) -> tuple[Payload, State]:
 def chain(*codecs: Codec) -> Codec:
     """Applies one codec after the other; decoding runs from right to left.
 
-    The next codec sees the payload of the one before as its arrays. Its state is the
-    tuple of theirs. `codecs.chain` takes a Selector as its first codec, too.
+    The next codec sees the payload of the one before as its arrays. The chain's state
+    is the tuple of the codecs' states. `codecs.chain` takes a Selector as its first
+    codec, too.
     """
     if len(codecs) < 2:
         return codecs[0] if codecs else identity()

@@ -80,14 +80,14 @@ class Link:
     # For `bridge` and `listener`.
 
     def start(self, sock: socket.socket) -> None:
-        """Connector: begins the session on a connected socket."""
+        """Begins the session on a connected socket (connector only)."""
         self.certificate_names = certificate_names(sock)
         self._driver.start(sock)
 
     def attach(
         self, sock: socket.socket, opening: frames.Open, acknowledged: int
     ) -> None:
-        """Listener: the connector has come (again), and sent `opening`.
+        """Takes a connection on which the connector has sent `opening` (listener only).
 
         Raises:
           session.RemoteProtocolError: if the session cannot go on with it.
@@ -115,7 +115,7 @@ class Link:
 
     @property
     def ledger(self) -> dict[str, list[int]]:
-        """`sent Hello`, `received tokens` (a channel) and so on -> [frames, bytes]."""
+        """The byte ledger: `sent Hello`, `received tokens` -> [frames, bytes]."""
         return self._session.ledger.entries()
 
     def bytes_moved(self, direction: str) -> int:
@@ -177,19 +177,19 @@ class Link:
         return channels.Receiver(self, channel, name, spec, codec, zstd, sharding)
 
     def welcome(self, step: int) -> None:
-        """Listener: lets the run begin, or go on after `step`."""
+        """Lets the run begin, or go on after `step` (listener only)."""
         self._driver.enqueue(frames.Welcome(step))
 
     def wait_for_welcome(self, timeout: float) -> int:
-        """Connector: waits for all clusters; returns the step to go on after."""
+        """Waits for all clusters; returns the step to go on after (connector only)."""
         what = "the other clusters"
         self._wait(lambda: self._welcome is not None, what, timeout=timeout)
         self._driver.channels_ready()
-        assert self._welcome is not None  # it is what was waited for
+        assert self._welcome is not None  # the wait was for this
         return self._welcome
 
     def step_done(self, step: int) -> None:
-        """Listener: sends the step token of `step`."""
+        """Sends the step token of `step` (listener only)."""
         self._driver.enqueue(frames.StepDone(step))
 
     def wait_for_step(self, step: int) -> None:
@@ -197,7 +197,7 @@ class Link:
         self._wait(lambda: self._step_done >= step, f"the end of step {step}")
 
     def stop(self, step: int = 0) -> None:
-        """Listener: ends the run after `step`. Connector: requests that, with 0."""
+        """Ends the run after `step`; a connector only requests its end, with 0."""
         self._driver.enqueue(frames.Stop(step))
 
     @property

@@ -57,7 +57,7 @@ class Listener:
         tls: Callable[[], ssl.SSLContext] | None,
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
-        check: Callable[[frames.Hello], None] = bridge.no_more,
+        check: Callable[[frames.Hello], None] = bridge.no_further_check,
     ) -> None:
         """Starts to take connections.
 
@@ -69,8 +69,8 @@ class Listener:
           tls: makes a fresh server context per connection (a context kept for several
             would let a revoked peer resume its session), or None for plain TCP.
           line: what to emulate for all that this side sends.
-          log: called with a line about a dropped stranger, and when a connection breaks
-            or comes back.
+          log: called with a line when an unknown connection is dropped, and when a
+            known one breaks or comes back.
           check: as in `bridge.connect`.
         """
         self._check = check
@@ -94,7 +94,7 @@ class Listener:
         """Waits for a cluster to come.
 
         Returns:
-          A link whose peer has sent a Hello that agrees with ours.
+          A link whose peer has sent a Hello that agrees with this one.
 
         Raises:
           bridge.ConnectError: if nobody came in time.
@@ -167,7 +167,7 @@ class Listener:
                 self._greet(link)
         except bridge.Mismatch as error:
             self._offer(error)
-        except Exception as error:  # whatever a stranger brings about, others may come
+        except Exception as error:  # whatever one connection raises, others may come
             if not self._is_closed:
                 self._log(f"dropped a connection from {host}: {error}")
             if isinstance(error, session.SessionOver):

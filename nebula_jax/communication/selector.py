@@ -26,7 +26,7 @@ class Selected:
 
 
 class Selector(NamedTuple):
-    """Codecs that share one state, and the choice among them.
+    """A choice among codecs that share one state.
 
     codecs: of one payload shape each; any of their `init` makes the state.
     choose: (arrays, state, step) -> number of the codec to use, on the host. step is

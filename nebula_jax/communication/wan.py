@@ -110,7 +110,7 @@ def _seconds(match: re.Match, group: int) -> float:
 
 
 class Shaper:
-    """Holds outgoing bytes back until the emulated line would deliver them."""
+    """The emulated line: it keeps outgoing bytes until it would deliver them."""
 
     def __init__(self, line: Line, seed: int = 0) -> None:
         self._line = UNSHAPED if line == UNSHAPED else line

@@ -1,7 +1,7 @@
-"""A small real corpus from an ordinary pip package: Django's message catalogues.
+"""A small real corpus from an ordinary pip package: Django's message catalogs.
 
-Volunteers translated the interface messages of Django (BSD licence) into all 15
-languages of XNLI. Each message has its English source, so the catalogues are
+Volunteers translated the interface messages of Django (BSD license) into all 15
+languages of XNLI. Each message has its English source, so the catalogs are
 monolingual and parallel text at once. It is short, technical and repetitive: enough to
 see every part of the system work, far too little to learn a language from.
 """
@@ -18,7 +18,7 @@ import polib
 
 from nebula_jax.data import text_folder, tsv
 
-CATALOGUE = {"zh": "zh_Hans"}  # Django's name where it is not the ISO 639-1 code
+CATALOG = {"zh": "zh_Hans"}  # Django's name where it is not the ISO 639-1 code
 HELD_OUT = 10  # one message in so many is held out, the same ones in every language
 
 # Two generators, so that the quickstart shows K > 1: the European languages, the rest.
@@ -36,28 +36,26 @@ _SPACE = re.compile(r"\s+")
 
 
 def write_text_folder(out_dir: pathlib.Path) -> None:
-    """Writes the catalogues as a text folder (see `text_folder`), about 0.4 MB of text.
+    """Writes the catalogs as a text folder (see `text_folder`), about 0.4 MB of text.
 
     Args:
       out_dir: made if missing; its files are overwritten.
 
     Raises:
-      CorpusError: if Django is not installed, or its wheel has no catalogues.
+      CorpusError: if Django is not installed, or its wheel has no catalogs.
     """
-    catalogues = {
-        language: _messages(language) for language in text_folder.LANGUAGES[1:]
-    }
-    english = sorted(set().union(*catalogues.values()))
+    catalogs = {language: _messages(language) for language in text_folder.LANGUAGES[1:]}
+    english = sorted(set().union(*catalogs.values()))
     (out_dir / "mono").mkdir(parents=True, exist_ok=True)
     (out_dir / "parallel").mkdir(exist_ok=True)
 
-    mono = {"en": {message: message for message in english}, **catalogues}
+    mono = {"en": {message: message for message in english}, **catalogs}
     for language, messages in mono.items():
         train = [text for source, text in messages.items() if not _is_held_out(source)]
         valid = [text for source, text in messages.items() if _is_held_out(source)]
         for split, lines in (("train", train), ("valid", valid)):
             _write(out_dir / "mono" / f"{language}.{split}.txt", lines)
-    for language, messages in catalogues.items():
+    for language, messages in catalogs.items():
         for split, wanted in (("train", False), ("dev", True)):
             rows = [
                 f"{source}\t{text}"
@@ -88,7 +86,7 @@ def _messages(language: str) -> dict[str, str]:
             "--data_dir=package:django needs Django's wheel: pip install 'Django<6'"
         )
     root = pathlib.Path(spec.origin).parent
-    name = CATALOGUE.get(language, language)
+    name = CATALOG.get(language, language)
     messages: dict[str, str] = {}
     for path in sorted(root.glob(f"**/locale/{name}/LC_MESSAGES/*.mo")):
         for entry in polib.mofile(str(path)):
@@ -100,7 +98,7 @@ def _messages(language: str) -> dict[str, str]:
             if source and text and source != text:
                 messages.setdefault(source, text)
     if not messages:
-        raise tsv.CorpusError(f"{root} has no message catalogue for {language!r}")
+        raise tsv.CorpusError(f"{root} has no message catalog for {language!r}")
     return dict(sorted(messages.items()))
 
 

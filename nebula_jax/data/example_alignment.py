@@ -42,7 +42,7 @@ class AlignmentError(errors.NebulaError):
 
 
 class _Groups(NamedTuple):
-    """Examples by group.
+    """The examples by group.
 
     counts: [G] int64, examples.
     xors: [G] uint64, XOR of their digests.
@@ -192,6 +192,6 @@ def _sentences(
         )
     if unclear:
         sentences.append(
-            f"more ids differ, in {unclear} of {GROUPS} groups, than can be told apart"
+            f"more ids differ, in {unclear} of {GROUPS} groups, than can be found"
         )
     return sentences

@@ -27,7 +27,7 @@ class MixtureError(errors.NebulaError):
 
 
 class SamplingExponents(NamedTuple):
-    """Sampling exponents of the two kinds of text."""
+    """The sampling exponents of the two kinds of text."""
 
     mono: float = 0.3
     """XLM-R's; the paper states none."""
@@ -79,12 +79,12 @@ def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[TaskWeights]
         mixes *= len(groups)
     if len(mixes) != len(groups):
         raise MixtureError(
-            f'--tasks="{text}" has {len(mixes)} mixes for {len(groups)} generators'
+            f'--task_mix="{text}" has {len(mixes)} mixes for {len(groups)} generators'
         )
     for index, (mix, group) in enumerate(zip(mixes, groups, strict=True)):
         if mix["trtd"] > 0 and set(group) == {"en"}:
             raise MixtureError(
-                f'--tasks="{text}": generator:{index} has no language to pair with'
+                f'--task_mix="{text}": generator:{index} has no language to pair with'
                 " English, so it cannot do trtd"
             )
     return mixes
@@ -95,16 +95,16 @@ def _mix(part: str, text: str) -> TaskWeights:
     for item in part.replace(",", " ").split():
         task, _, weight = item.partition("=")
         if task not in TASKS:
-            raise MixtureError(f'--tasks="{text}": unknown task {task!r}')
+            raise MixtureError(f'--task_mix="{text}": unknown task {task!r}')
         try:
             mix[task] = float(weight) if weight else 1.0
         except ValueError:
             mix[task] = -1.0
         if not 0 <= mix[task] < float("inf"):
-            raise MixtureError(f'--tasks="{text}": {weight!r} is no weight')
+            raise MixtureError(f'--task_mix="{text}": {weight!r} is no weight')
     total = sum(mix.values())
     if not total:
-        raise MixtureError(f'--tasks="{text}": a generator without a task')
+        raise MixtureError(f'--task_mix="{text}": a generator without a task')
     return {task: weight / total for task, weight in mix.items()}
 
 

@@ -19,7 +19,7 @@ _BATCHES = 256  # in the place of a bucket, for the order of batches: above any 
 
 
 class ScheduleError(errors.NebulaError):
-    """Batches that cannot be made."""
+    """A schedule of batches that cannot be made."""
 
 
 class Batch(NamedTuple):
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class EvaluationBatch(NamedTuple):
-    """Examples to evaluate on.
+    """The examples of a batch in evaluation.
 
     bucket: the longest bucket of any of them.
     indices: [B] int32. A batch that is not full repeats its last example.
@@ -47,7 +47,7 @@ class EvaluationBatch(NamedTuple):
 
 
 class Schedule:
-    """Training batches, shuffled anew in each epoch.
+    """The training batches, shuffled anew in each epoch.
 
     An epoch has N // B batches. Of a bucket's shuffled examples, those left over after
     whole batches are carried to the next longer bucket, where they fit as well; so a
@@ -82,7 +82,7 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """S = N // B."""
+        """The number of batches, S = N // B."""
         return len(self._buckets) // self._batch_size
 
     def batch(self, step: int) -> Batch:

@@ -77,7 +77,7 @@ def present(
     if not found:
         raise tsv.CorpusError(
             f"--data_dir={data_dir}: no {split} pairs in it; expected files such as"
-            f" {data_dir}/nli/{split}.en.tsv.gz (the layout is in README.md)"
+            f" {data_dir}/nli/{split}.en.tsv.gz (see experiments/m3/README.md)"
         )
     return found, missing
 

@@ -1,10 +1,10 @@
-"""XNLI read with tensorflow_datasets: its builder where prepared, else our own.
+"""XNLI read with tensorflow_datasets: its builder where prepared, else ours.
 
     tfds build xnli --file_format=array_record
 
-prepares TFDS's (5,010 test rows a language; it has no training pairs). Ours has the
-same features and an id, and reads a folder in our format as its `manual_dir`. Both are
-read by index from array_record files, without TensorFlow.
+prepares TFDS's (5,010 test rows a language; it has no training pairs). The other one
+has the same features and an id, and reads a folder in our format as its
+`manual_dir`. Both are read by index from array_record files, without TensorFlow.
 
 N examples.
 """

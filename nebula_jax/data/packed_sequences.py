@@ -95,7 +95,7 @@ def pack_pairs(
 
 @dataclasses.dataclass
 class PackedTextConfig(tfds.core.BuilderConfig):
-    """Files of the splits, and how they are packed."""
+    """The files of the splits, and the way they are packed."""
 
     kind: str = "mono"
     """`mono` or `parallel`."""

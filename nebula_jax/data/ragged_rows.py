@@ -37,7 +37,7 @@ class BatchEncoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TokenRows:
-    """Examples of any length, as Arrow keeps them.
+    """The examples of a split, of any length, as Arrow keeps them.
 
     Example n is `tokens[offsets[n]:offsets[n + 1]]`.
     """
@@ -58,7 +58,7 @@ class TokenRows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """[N] int32, tokens of each example."""
+        """The tokens of each example, [N] int32."""
         return np.diff(self.offsets).astype(np.int32)
 
     def rows(self, indices: np.ndarray, capacity: int, pad: int) -> np.ndarray:

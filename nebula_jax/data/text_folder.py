@@ -37,7 +37,7 @@ def check_folder(data_dir: pathlib.Path) -> None:
     if not any(data_dir.glob("mono/*.train.txt*")):
         raise CorpusError(
             f"--data_dir={data_dir}: no text in it; expected files such as"
-            f" {data_dir}/mono/en.train.txt.gz (the layout is in README.md)"
+            f" {data_dir}/mono/en.train.txt.gz (see experiments/m3/README.md)"
         )
 
 

@@ -18,7 +18,7 @@ from nebula_jax import errors
 
 
 class BleuError(errors.NebulaError):
-    """Translations that cannot be scored."""
+    """A request to score translations that cannot be scored."""
 
 
 class Bleu(NamedTuple):

@@ -1,4 +1,4 @@
-"""Hypotheses of a translation, and the best of them by length-normalised score.
+"""Hypotheses of a translation, and the best of them by length-normalized score.
 
 B sentences, N hypotheses of a sentence, K of them chosen, Q longest target row.
 """

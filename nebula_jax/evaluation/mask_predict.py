@@ -52,7 +52,7 @@ def search(
 
     After pass 0, in which all n pieces are masked, pass i = 1 ... I masks the
     max(1, floor(n (1 - i / I))) of lowest probability and predicts these; the others
-    keep theirs. So there are I + 1 passes (ABNet's code).
+    stay. So there are I + 1 passes (ABNet's code).
 
     Args:
       predict: see `Predict`.

@@ -27,12 +27,12 @@ class Score(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """Share of correct predictions."""
+        """The share of correct predictions."""
         return self.correct / self.total
 
     @property
     def chance(self) -> float:
-        """Accuracy of always predicting the most frequent label."""
+        """The accuracy of always predicting the most frequent label."""
         return max(self.labels) / self.total
 
 

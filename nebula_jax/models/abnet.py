@@ -73,7 +73,7 @@ class Encoded(NamedTuple):
 
 
 class Source(nn.Module):
-    """PLM-S with an adapter after each layer (eq. 12), and the length head."""
+    """The source side: PLM-S, an adapter after each layer (eq. 12), the length head."""
 
     config: Config
 
@@ -137,7 +137,7 @@ class Source(nn.Module):
 
 
 class Target(nn.Module):
-    """PLM-T with an adapter after each layer (eq. 13), and its MLM head.
+    """The target side: PLM-T with an adapter after each layer (eq. 13), its MLM head.
 
     Three ways in: `__call__` for training, `read` then `hidden` or `step` for decoding.
     """

@@ -35,7 +35,7 @@ def scaled_xavier(scale: float) -> nn.initializers.Initializer:
 
 
 class EncoderAdapter(nn.Module):
-    """A_ENC of eq. 12: y = x + W_up ReLU(W_down LN(x)), without biases."""
+    """The adapter A_ENC of eq. 12: y = x + W_up ReLU(W_down LN(x)), without biases."""
 
     config: transformer.Config
     """PLM-S."""
@@ -57,7 +57,9 @@ class EncoderAdapter(nn.Module):
 
 
 class DecoderAdapter(nn.Module):
-    """A_DEC of eq. 13: x <- LN(x + MHA(x, H^E, H^E)), then x <- LN(x + FFN(x)).
+    """The adapter A_DEC of eq. 13.
+
+    x <- LN(x + MHA(x, H^E, H^E)), then x <- LN(x + FFN(x)).
 
     Both layer norms stand after a residual, as in the frozen blocks. So even with MHA
     and FFN at zero the output of a frozen layer is changed: see `match_layer_norms`.

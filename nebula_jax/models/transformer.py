@@ -209,12 +209,12 @@ class Embeddings(nn.Module):
 
     @property
     def table(self) -> jax.Array:
-        """[V, E] float32, for output layers tied to it."""
+        """The table [V, E] float32, for output layers tied to it."""
         return self.word_embeddings.embedding
 
 
 class KeyValues(NamedTuple):
-    """Keys and values of M positions, the input of an attention layer.
+    """The keys and values of M positions, the input of an attention layer.
 
     key, value: [B, M, H, K] float32.
     """
@@ -275,7 +275,7 @@ def attend(
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention without the residual."""
+    """A multi-head self-attention without the residual."""
 
     config: Config
 
@@ -318,7 +318,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with residual and post-layer-norm."""
+    """A layer: attention and feed-forward, each with residual and post-layer-norm."""
 
     config: Config
 

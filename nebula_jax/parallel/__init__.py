@@ -1,1 +1,1 @@
-"""Layer 2, parallelisation: within a cluster, and between clusters."""
+"""Layer 2, parallelization: within a cluster, and between clusters."""

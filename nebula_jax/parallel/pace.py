@@ -36,7 +36,7 @@ class LeaderLink(Protocol):
 
     @property
     def stop_step(self) -> int | None:
-        """Not None once the follower has requested the end of the run."""
+        """The step of the follower's Stop; not None once it has requested the end."""
 
     def step_done(self, step: int) -> None:
         """Sends the step token of `step`."""

@@ -61,7 +61,7 @@ class Checkpoints:
         return max([0, *self.steps])
 
     def add_fingerprints(self, fingerprints: Mapping[str, str]) -> None:
-        """Adds what was learned of the peer; see `check_same_run`."""
+        """Adds the peer's fingerprints; see `check_same_run`."""
         self._fingerprints |= fingerprints
         check_same_run(self._workdir, self._cluster, self._settings, self._fingerprints)
 
@@ -143,18 +143,18 @@ def check_same_run(
     about = checkpoint.newest_about(_folder(workdir, cluster))
     if not about:
         return
-    ours = {"cluster": cluster, **settings, **(fingerprints or {})}
-    theirs = {"cluster": about["cluster"], **about["settings"]}
-    theirs |= {
+    here = {"cluster": cluster, **settings, **(fingerprints or {})}
+    saved = {"cluster": about["cluster"], **about["settings"]}
+    saved |= {
         name: value
         for name, value in about["fingerprints"].items()
         if name in (fingerprints or {})
     }
-    for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
+    for name in sorted(here.keys() | saved.keys()):
+        if here.get(name) != saved.get(name):
             raise checkpoint.CheckpointError(
-                f"{workdir} holds a run with {name}={theirs.get(name)},"
-                f" this one has {ours.get(name)}; name another --workdir"
+                f"{workdir} holds a run with {name}={saved.get(name)},"
+                f" this one has {here.get(name)}; name another --workdir"
             )
 
 

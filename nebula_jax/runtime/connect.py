@@ -28,7 +28,7 @@ Check = Callable[[frames.Hello], None]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Addresses, TLS, line and timeouts of one cluster; fields are named like flags."""
+    """The addresses, TLS, line and timeouts of a cluster, named like their flags."""
 
     listen: str = "127.0.0.1:0"
     """HOST:PORT where the listener waits."""
@@ -117,12 +117,12 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _agree(peer: frames.Hello) -> None:
-    """Compares nothing beyond versions and settings."""
-
-
 def dial(
-    settings: Settings, hello: frames.Hello, *, peer: str, check: Check = _agree
+    settings: Settings,
+    hello: frames.Hello,
+    *,
+    peer: str,
+    check: Check = bridge.no_further_check,
 ) -> Link:
     """Connects to the listener.
 
@@ -161,7 +161,7 @@ def listen(
     hello: frames.Hello,
     clusters: Sequence[str],
     *,
-    check: Check = _agree,
+    check: Check = bridge.no_further_check,
 ) -> Iterator[list[Link]]:
     """Waits for all `clusters`, in whatever order they connect.
 

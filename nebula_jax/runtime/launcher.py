@@ -211,7 +211,7 @@ class _Launch:
         return max(ends.values())
 
     def _failed(self, ends: dict[str, int]) -> bool:
-        """True if a cluster that was to stop failed, as on a full disk."""
+        """Returns True if a cluster that was to stop failed, as on a full disk."""
         return any(status in (1, 2) for status in ends.values())
 
     def _show(self, screen: screen_lib.Screen) -> None:

@@ -15,7 +15,7 @@ from nebula_jax.training import metrics
 
 
 class Traffic(NamedTuple):
-    """Traffic of a cluster's links since the process started."""
+    """The traffic of a cluster's links since the process started."""
 
     sent: int = 0
     """Bytes."""
@@ -35,7 +35,7 @@ def traffic(links: Sequence[Link]) -> Traffic:
 
 
 class Progress:
-    """Records the steps of one cluster in its folder and on standard output."""
+    """The record of one cluster's steps, in its folder and on standard output."""
 
     def __init__(
         self,

@@ -138,8 +138,8 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
     """
     if not path.is_file():
         return True
-    theirs = [folder / "summary.json" for folder in folders]
-    times = [each.stat().st_mtime for each in theirs if each.is_file()]
+    summaries = [folder / "summary.json" for folder in folders]
+    times = [each.stat().st_mtime for each in summaries if each.is_file()]
     return path.stat().st_mtime < max(times, default=0)
 
 

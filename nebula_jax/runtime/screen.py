@@ -9,7 +9,7 @@ from nebula_jax.runtime import process
 
 
 class Screen:
-    """On a terminal one line per cluster, rewritten in place; elsewhere plain lines."""
+    """A line per cluster, rewritten in place on a terminal; elsewhere plain lines."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """Shows that the clusters `names` are starting."""

@@ -1,1 +1,1 @@
-"""Layer 4, security: who may speak, and that nobody else can listen."""
+"""Layer 4, security: connections that are authenticated and encrypted."""

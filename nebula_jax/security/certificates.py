@@ -36,7 +36,7 @@ class Authority(NamedTuple):
 
 
 class Credentials(NamedTuple):
-    """Contents of ca.pem, cert.pem and key.pem of one cluster."""
+    """The contents of ca.pem, cert.pem and key.pem of one cluster."""
 
     authority: bytes
     certificate: bytes

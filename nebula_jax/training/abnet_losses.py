@@ -23,7 +23,7 @@ LENGTH_WEIGHT = 0.1  # of the length loss beside the translation loss; ABNet's c
 
 
 class TargetInputs(NamedTuple):
-    """Inputs of the target side and the labels of its predictions, for a batch.
+    """The inputs of the target side and the labels of its predictions, for a batch.
 
     input_ids: [B, Q] int32, corrupted or shifted.
     attention_mask: [B, Q] bool, false at padding.

@@ -57,7 +57,7 @@ class Residuals:
     """The arrays that the front's backward pass needs of its forward pass.
 
     kept: arrays of the forward pass. A weight is among them only if what the model
-      multiplies by is not the weight itself, but a cast of it to bfloat16, say.
+      multiplies by is not the weight itself, but a cast of it, such as to bfloat16.
     given: places of residuals that are arguments of the forward pass as they are (most
       of them weights): they are given again instead of being copied. Static.
     structure: of the pullback that all of them make up. Static.

@@ -49,12 +49,12 @@ class Config:
 
     @property
     def capacity(self) -> int:
-        """Mask slots of a row, M."""
+        """The mask slots of a row, M."""
         return masking.capacity(self.mask_rate, self.generator.max_length)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """Adam with linear decay, for every generator and the discriminator."""
+        """The Adam with linear decay of every generator and the discriminator."""
         return optimizers.adam(
             optimizers.linear_decay(self.learning_rate, self.warmup_steps, self.steps),
             weight_decay=self.weight_decay,

@@ -20,7 +20,7 @@ from nebula_jax.models import mask_slots
 
 
 class Policy(NamedTuple):
-    """Shares of chosen positions that become [MASK] or a random piece; others stay."""
+    """The shares of chosen positions that become [MASK] or random; others stay."""
 
     mask: float
     random: float
@@ -67,7 +67,7 @@ def mask_tokens(
 
     Positions are uniform over the row, hence over both sides of a pair (TRTD), and
     drawn without replacement. (ELECTRA's code draws with replacement and so masks
-    somewhat less than its rate; the paper's text does not say.)
+    somewhat less than its rate; the paper leaves it open.)
 
     Args:
       rng: key.

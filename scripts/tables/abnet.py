@@ -9,7 +9,7 @@ from nebula_jax.training import metrics
 from scripts.tables import runs as table_runs
 
 MODULE = "experiments.train_abnet"
-SEEDS = 2  # unless --seeds says otherwise
+SEEDS = 2  # by default
 RECORDED = ("step", "time", "bytes_sent", "bytes_received", "waiting_share")
 
 

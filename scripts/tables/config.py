@@ -123,6 +123,6 @@ def data_dir(given: str) -> str:
     if BESIDE.is_dir():
         return os.path.relpath(BESIDE)
     raise errors.SettingsError(
-        "--data_dir is missing: a text folder (see README.md) with translations and"
-        f" sentence pairs, of which {given} has none"
+        "--data_dir is missing: a text folder (see experiments/m3/README.md) with"
+        f" translations and sentence pairs, of which {given} has none"
     )

@@ -165,9 +165,9 @@ def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():
 @pytest.mark.parametrize(
     ("coded", "words"),
     [
-        (zstandard.compress(bytes(1001)), "more bytes than the planned 1000"),
-        (zstandard.compress(bytes(1 << 26)), "more bytes than the planned 1000"),
-        (zstandard.compress(bytes(999)), "fewer bytes than the planned 1000"),
+        (zstandard.compress(bytes(1001)), "more bytes than the expected 1000"),
+        (zstandard.compress(bytes(1 << 26)), "more bytes than the expected 1000"),
+        (zstandard.compress(bytes(999)), "fewer bytes than the expected 1000"),
         (zstandard.compress(bytes(1000))[:-3], "zstd|fewer"),
         (b"neither zstd nor anything", "zstd cannot decode"),
         (b"", "fewer"),

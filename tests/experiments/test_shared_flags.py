@@ -75,7 +75,9 @@ def test_a_flag_of_another_command_is_refused(module, flag):
 def test_an_argument_that_is_no_flag_is_refused():
     done = command("scripts.issue_certificates", "credentials")
     assert done.returncode == 2
-    assert done.stderr == "error: what is 'credentials'? Every argument is a --flag\n"
+    assert (
+        done.stderr == "error: 'credentials' is no flag; every argument is a --flag\n"
+    )
 
 
 @pytest.mark.parametrize(("name", "config"), CONFIGS.items())

@@ -101,7 +101,7 @@ def _bitmap(marks: jax.Array) -> jax.Array:
 
 
 def to_words(data: jax.Array, count: int) -> jax.Array:
-    """Bytes -> [count] uint32, zeros where there are no more bytes."""
+    """Converts bytes to [count] uint32, zeros where there are no more bytes."""
     data = jnp.pad(data, (0, count * WORD // 8 - data.size))
     return jax.lax.bitcast_convert_type(data.reshape(count, WORD // 8), jnp.uint32)
 

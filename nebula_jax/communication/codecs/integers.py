@@ -24,7 +24,7 @@ FRACTION = 15  # bits of the random number that decides stochastic rounding
 
 @struct.dataclass
 class Scaled:
-    """Values of one leaf in units of their groups'
+    """The values of one leaf in units of their groups'
 
     data: uint8 or int8; in the groups' shape, [g, values in each], if all are full,
       else flat. A loop over a flat array would divide to find a value's group.

@@ -19,7 +19,7 @@ GROUP = 16  # enough for two cores; the compiled program grows with it
 
 @struct.dataclass
 class Factors:
-    """Two factors: A ≈ left @ right.
+    """The two factors of a matrix: A ≈ left @ right.
 
     left: [..., m, k], right: [..., k, n], of the leaf's dtype.
     shape: of the leaf.
@@ -172,7 +172,7 @@ def _truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """From A A^T = U S^2 U^T, returns U_k [..., m, k], S_k^1/2, S_k^-1/2 [..., 1, k].
+    """Returns, from A A^T = U S^2 U^T, U_k [..., m, k], S_k^1/2, S_k^-1/2 [..., 1, k].
 
     The factors' product is U_k U_k^T A whatever S is taken to be, so that rounding of
     small eigenvalues does not matter: they are kept from 0, which shares out the range.
@@ -188,7 +188,7 @@ def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def subspace(rank: int, seed: int = 0) -> codec.Codec:
-    """Approximates by one step of power iteration a tensor (PowerSGD, Vogels 2019).
+    """Approximates a tensor by one step of power iteration (PowerSGD, Vogels 2019).
 
     Warm-started: P = orth(A Q), R = A^T P, sent as A ≈ P R^T, and the next Q is R.
     Where tensors resemble their predecessors, the error approaches the truncated SVD's.

@@ -19,10 +19,10 @@ MAX_CAPACITIES = 64  # shapes that jit compiles; 1/64 of a batch is little to ga
 
 @struct.dataclass
 class PackedIds:
-    """Integers at a few bits each, least significant bit first.
+    """The payload of a leaf: integers at a few bits each, least significant first.
 
     data: [ceil(size * bits / 8)] uint8.
-    shape, bits, dtype: of the integers; static, known to both ends by the spec.
+    shape, bits, dtype: of the integers; static, which both ends have by the spec.
     """
 
     data: jax.Array
@@ -97,8 +97,8 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
 
     A Selector of a codec for each capacity: ceil(i / capacities * B L) slots for
     i = 1 ... capacities. The smallest that holds all real tokens is used, so that jit
-    compiles a handful of shapes, and fewer than B L / capacities + 1 slots cross that
-    are none of theirs. It must be the first of its chain:
+    compiles a handful of shapes, and fewer than B L / capacities + 1 unused slots
+    cross. It must be the first of its chain:
     `pack_tokens|svd(0.6)|fp16` decomposes one matrix of real tokens.
     Payload: per leaf [B, L, ...] values [capacity, ...] of its own dtype, unused slots
     zero; the mask's data [ceil(B L / 8)] uint8; other leaves untouched.

@@ -61,7 +61,7 @@ class CodecError(errors.NebulaError):
 
 
 class Compression(NamedTuple):
-    """All that a channel does to make its tensors smaller.
+    """The ways in which a channel makes its tensors smaller.
 
     codec: of arrays, on the device.
     zstd: level at which the channel compresses the payload's bytes, 1 to 19, or None.
@@ -102,7 +102,7 @@ CALLABLE: dict[str, Callable[..., Any]] = NAMES | {"zstd": zstd}
 
 
 class _Reader:
-    """A text, and what its syntax tree means; positions are for error messages."""
+    """A text, and the meaning of its syntax tree; positions are for error messages."""
 
     def __init__(self, text: str) -> None:
         self._text = text

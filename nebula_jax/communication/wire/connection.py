@@ -23,7 +23,7 @@ GOODBYE_SECONDS = 5.0  # to deliver an Abort, or for the acknowledgement of our 
 
 
 class Connection:
-    """Moves bytes between a session and its socket."""
+    """The socket of a session, between which it moves bytes."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Connection:
             self._notify()
 
     def lose(self, error: Exception) -> None:
-        """The connection has broken; the session goes on if it can.
+        """Closes a broken connection; the session goes on if it can.
 
         Raises:
           errors.NebulaError: if what had come before ends it.
@@ -201,7 +201,7 @@ class Connection:
             self._log(f"{loss}; waiting for it to come back")
 
     def _note_recovery(self) -> None:
-        """Once both sides have sent Open, the connection is back."""
+        """Records that the connection is back, once both sides have sent Open."""
         if self.reconnect.is_lost and self.session.is_running:
             away = self.reconnect.recovered(time.monotonic())
             if not self.has_received_end:

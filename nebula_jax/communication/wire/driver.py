@@ -78,7 +78,7 @@ class Driver:
     # For the link, by any thread.
 
     def start(self, sock: socket.socket) -> None:
-        """Connector: begins the session on a connected socket."""
+        """Begins the session on a connected socket (connector only)."""
         with self._mutex:
             self._session.begin(time.monotonic())
             self._adopt(sock)
@@ -86,7 +86,7 @@ class Driver:
     def attach(
         self, sock: socket.socket, opening: frames.Open, acknowledged: int
     ) -> None:
-        """Listener: the peer has come (again), on this socket.
+        """Takes a socket on which the peer has come, or come back (listener only).
 
         Raises:
           session.SessionOver: with the reason.
@@ -131,7 +131,7 @@ class Driver:
             self._connection.send(message, is_small=nbytes <= INLINE_BYTES)
 
     def channels_ready(self) -> None:
-        """Connector: channels are added, so what follows the Welcome may be read."""
+        """Admits what follows the Welcome: channels are added (connector only)."""
         with self._mutex:
             try:
                 self._session.channels_ready()
@@ -142,7 +142,7 @@ class Driver:
         self.check()
 
     def notify_space(self) -> None:
-        """There may be room again, or more than `has_room` returned before."""
+        """Makes the thread call `has_room` again: there may be more room."""
         if self._connection.is_stalled:
             self._waker.wake()
 

@@ -38,7 +38,7 @@ JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its
 
 
 class FrameError(errors.NebulaError):
-    """Bytes that are no frame, or not one that was agreed."""
+    """A frame that cannot be read, or that the schema does not allow."""
 
 
 @dataclasses.dataclass(frozen=True)

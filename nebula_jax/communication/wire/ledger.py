@@ -6,7 +6,7 @@ SENT, RECEIVED = "sent", "received"
 
 
 class Ledger:
-    """Frames and bytes that crossed; what is sent again counts again."""
+    """The frames and bytes that crossed; what is sent again counts again."""
 
     def __init__(self) -> None:
         self._channels: dict[str, list[str]] = {SENT: [], RECEIVED: []}

@@ -97,7 +97,7 @@ class ReceiveBuffer:
 
 
 def aligned_empty(size: int) -> np.ndarray:
-    """[size] uint8, uninitialised, at an address that XLA can take without a copy."""
+    """Returns [size] uint8, not initialized, aligned for XLA to take without a copy."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start : start + size]

@@ -9,7 +9,7 @@ ACK_FRAMES = 64  # likewise: a Ping for every small frame would double their num
 
 
 class ReceiveWindow:
-    """Counts of numbered messages that were received."""
+    """The counts of numbered messages that were received."""
 
     def __init__(self) -> None:
         self.count = 0

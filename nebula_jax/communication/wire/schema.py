@@ -94,11 +94,11 @@ class Schema:
         if channel >= len(self._channels):
             raise frames.FrameError(
                 f"sent a tensor on channel {channel}; {len(self._channels)} channels"
-                " are agreed"
+                " are open"
             )
         shapes = self._channels[channel]
         if option >= len(shapes):
             raise frames.FrameError(
-                f"sent option {option} on channel {channel}; {len(shapes)} are agreed"
+                f"sent option {option} on channel {channel}; it has {len(shapes)}"
             )
         return shapes[option]

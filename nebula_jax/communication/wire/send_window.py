@@ -10,7 +10,7 @@ WINDOW_FRAMES = 4096  # however small
 
 
 class SendWindow:
-    """Numbered messages, kept until they are acknowledged.
+    """The numbered messages that are kept until they are acknowledged.
 
     acknowledged <= cursor <= next_sequence: the peer has all before `acknowledged`; on
     the present connection all before `cursor` were handed out.

@@ -44,7 +44,7 @@ class RemoteProtocolError(errors.NebulaError):
 
 
 class PeerGone(errors.NebulaError):
-    """A connection that ended, or fell silent, without a goodbye."""
+    """A connection that ended, or fell silent, without an End."""
 
 
 class PeerAborted(errors.NebulaError):
@@ -90,7 +90,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """True if both sides have sent End, and know that the other has it."""
+        """True if both sides have sent End and acknowledged the other's."""
         is_known = self.window.acknowledged == self.window.next_sequence
         return self.owes_only_end and is_known and not self._received.unacknowledged
 
@@ -121,19 +121,19 @@ class Session:
         return self.ledger.add_channel(ledger.RECEIVED, name)
 
     def channels_ready(self) -> None:
-        """Connector: channels are added, so what follows the Welcome may be read."""
+        """Parses what follows the Welcome: channels are added (connector only)."""
         self.is_paused = False
         self._checked(self._parse)
 
     # Connections come and go.
 
     def begin(self, now: float) -> None:
-        """Connector: there is a new connection; the session begins, or goes on."""
+        """Begins the session, or goes on, on a new connection (connector only)."""
         self._epoch += 1
         self._start(states.Phase.OPENING, now)
 
     def resume(self, opening: frames.Open, acknowledged: int, now: float) -> None:
-        """Listener: the peer has opened a new connection.
+        """Goes on with a new connection that the peer has opened (listener only).
 
         Args:
           opening: its first frame.
@@ -158,7 +158,7 @@ class Session:
         self._control.append(frames.Open(self.session_id, self._epoch))
 
     def lost(self) -> None:
-        """The connection ended; half a frame of it is no frame."""
+        """Ends the connection; half a frame of it is no frame."""
         self._phase = states.Phase.NONE
         self._forget_connection()
 

@@ -59,7 +59,7 @@ class SocketIO:
 
     @property
     def can_write(self) -> bool:
-        """True if the socket takes bytes, as far as is known."""
+        """True if the socket takes bytes, unless a poll shows otherwise."""
         return not self.is_blocked and self.error is None
 
     def watch(self, reads: bool) -> None:

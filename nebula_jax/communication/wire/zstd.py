@@ -5,7 +5,7 @@ hidden states shrinks by another tenth to half. Received buffers are never large
 the schema permits, whatever a frame claims.
 
 A tensor of a compressed channel crosses as a table, the length of each buffer as a
-big-endian uint64, and the buffers. Codecs know nothing of it: a channel compresses, and
+big-endian uint64, and the buffers. Codecs have no part in it: a channel compresses, and
 its link adds the table and takes it off.
 """
 
@@ -20,11 +20,11 @@ from nebula_jax.communication.wire import receive_buffer
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
 MAX_LEVEL = 19  # above, a decoder needs more memory
-MAX_WINDOW = 8 << 20  # bytes that a decoder remembers: level 19 asks for no more
+MAX_WINDOW = 8 << 20  # bytes that a decoder keeps: level 19 needs no more
 
 
 class EntropyError(errors.NebulaError):
-    """Bytes from the peer that do not decode to the schema's size."""
+    """A buffer of the peer that does not decode to the schema's size."""
 
 
 def check_level(level: int) -> int:
@@ -117,6 +117,6 @@ class Decompressor:
             raise EntropyError(f"sent bytes that zstd cannot decode: {error}") from None
         if count < size or surplus:
             raise EntropyError(
-                f"sent {'more' if surplus else 'fewer'} bytes than the planned {size}"
+                f"sent {'more' if surplus else 'fewer'} bytes than the expected {size}"
             )
         return out

@@ -42,7 +42,7 @@ NoTokenizerError = readers.NoTokenizerError
 
 
 class SpecialTokens(NamedTuple):
-    """Token ids that are no text, and the size of the vocabulary they belong to."""
+    """The token ids that are no text, and the size of the vocabulary they belong to."""
 
     pad: int
     unk: int
@@ -54,7 +54,7 @@ class SpecialTokens(NamedTuple):
 
     @property
     def ids(self) -> tuple[int, int, int, int, int]:
-        """Ids of pad, unk, cls, sep and mask."""
+        """The ids of pad, unk, cls, sep and mask."""
         return self[:5]
 
     def contains(self, ids: Any) -> Any:
@@ -84,7 +84,7 @@ class Tokenizer(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N, number of pieces."""
+        """The number of pieces, N."""
         return self.special.size
 
     def encode(self, text: str) -> list[int]:

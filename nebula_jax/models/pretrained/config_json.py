@@ -120,7 +120,7 @@ def write(
     """Makes the config.json of a model.
 
     Args:
-      metadata: config.json as it was read; keys that are none of ours stay.
+      metadata: config.json as it was read; keys that have no meaning here stay.
       name: its family.
       config: its shape.
       head: the head by which transformers' class is chosen; "" if it has none.

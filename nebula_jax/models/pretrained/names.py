@@ -74,20 +74,20 @@ ERNIE_M = (  # as in transformers, where attention is wrapped once more
     *_ERNIE_M,
     *(
         (
-            rf"encoder/layer_(\d+)/attention/{ours}",
-            rf"encoder.layers.\1.self_attn.self_attn.{theirs}_proj",
+            rf"encoder/layer_(\d+)/attention/{module}",
+            rf"encoder.layers.\1.self_attn.self_attn.{letter}_proj",
         )
-        for ours, theirs in _PROJECTIONS
+        for module, letter in _PROJECTIONS
     ),
 )
 ERNIE_M_PADDLE = (  # as published by Paddle
     *_ERNIE_M,
     *(
         (
-            rf"encoder/layer_(\d+)/attention/{ours}",
-            rf"encoder.layers.\1.self_attn.{theirs}_proj",
+            rf"encoder/layer_(\d+)/attention/{module}",
+            rf"encoder.layers.\1.self_attn.{letter}_proj",
         )
-        for ours, theirs in _PROJECTIONS
+        for module, letter in _PROJECTIONS
     ),
 )
 

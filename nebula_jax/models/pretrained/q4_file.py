@@ -137,7 +137,7 @@ def _parse(cursor: _Cursor) -> FourBit:
         "vocab_size": rows,
         "max_position_embeddings": positions,
         "type_vocab_size": types,
-        "layer_norm_eps": float(f"{epsilon:.6g}"),  # 1e-12, not its float32 neighbour
+        "layer_norm_eps": float(f"{epsilon:.6g}"),  # 1e-12, not its float32 neighbor
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",
         "bos_token_id": bos,

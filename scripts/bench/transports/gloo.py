@@ -44,10 +44,10 @@ def _rank(meeting: transports.Meeting, rank: int) -> Iterator[_Gloo]:
 
 
 def listen(meeting: transports.Meeting) -> contextlib.AbstractContextManager[_Gloo]:
-    """See `transports`."""
+    """Binds and waits; see `transports`."""
     return _rank(meeting, 0)
 
 
 def connect(meeting: transports.Meeting) -> contextlib.AbstractContextManager[_Gloo]:
-    """See `transports`."""
+    """Connects; see `transports`."""
     return _rank(meeting, 1)

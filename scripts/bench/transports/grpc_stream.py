@@ -10,7 +10,7 @@ import numpy as np
 
 from scripts.bench import transports
 
-PIECE_BYTES = 1 << 20  # gRPC refuses messages of more than 4 MiB unless told otherwise
+PIECE_BYTES = 1 << 20  # gRPC refuses messages of more than 4 MiB by default
 MAX_WAITING = 4  # pieces
 METHOD = "/bench/Talk"
 
@@ -57,7 +57,7 @@ def _pem(meeting: transports.Meeting) -> list[bytes]:
 
 @contextlib.contextmanager
 def listen(meeting: transports.Meeting) -> Iterator[_Stream]:
-    """See `transports`."""
+    """Binds and waits; see `transports`."""
     address = "{}:{}".format(*meeting.address)
     outgoing = queue.Queue(MAX_WAITING)
     handler = _Handler(outgoing)
@@ -78,7 +78,7 @@ def listen(meeting: transports.Meeting) -> Iterator[_Stream]:
 
 @contextlib.contextmanager
 def connect(meeting: transports.Meeting) -> Iterator[_Stream]:
-    """See `transports`."""
+    """Connects; see `transports`."""
     address = "{}:{}".format(*meeting.address)
     outgoing = queue.Queue(MAX_WAITING)
     if meeting.credentials:
@@ -88,6 +88,6 @@ def connect(meeting: transports.Meeting) -> Iterator[_Stream]:
     else:
         channel = grpc.insecure_channel(address)
     with channel:
-        talk = channel.stream_stream(METHOD)
-        yield _Stream(outgoing, talk(iter(outgoing.get, None), wait_for_ready=True))
+        call = channel.stream_stream(METHOD)
+        yield _Stream(outgoing, call(iter(outgoing.get, None), wait_for_ready=True))
         outgoing.put(None)

@@ -44,7 +44,7 @@ class _Bridge:
 
 @contextlib.contextmanager
 def listen(meeting: transports.Meeting) -> Iterator[_Bridge]:
-    """See `transports`."""
+    """Binds and waits; see `transports`."""
     own = meeting.credentials
     with (
         listener_lib.Listener(
@@ -63,7 +63,7 @@ def listen(meeting: transports.Meeting) -> Iterator[_Bridge]:
 
 @contextlib.contextmanager
 def connect(meeting: transports.Meeting) -> Iterator[_Bridge]:
-    """See `transports`."""
+    """Connects; see `transports`."""
     own = meeting.credentials
     with bridge.connect(
         meeting.address,

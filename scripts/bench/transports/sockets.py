@@ -35,7 +35,7 @@ class _Sockets:
 
 @contextlib.contextmanager
 def listen(meeting: transports.Meeting) -> Iterator[_Sockets]:
-    """See `transports`."""
+    """Binds and waits; see `transports`."""
     with socket.create_server(meeting.address) as listening:
         sock, _ = listening.accept()
     if meeting.credentials:
@@ -47,7 +47,7 @@ def listen(meeting: transports.Meeting) -> Iterator[_Sockets]:
 
 @contextlib.contextmanager
 def connect(meeting: transports.Meeting) -> Iterator[_Sockets]:
-    """See `transports`."""
+    """Connects; see `transports`."""
     sock = transports.dial(meeting.address)
     if meeting.credentials:
         context = tls.client_contexts(meeting.credentials)()

@@ -31,9 +31,9 @@ class _Streams:
 
 @contextlib.contextmanager
 def listen(meeting: transports.Meeting) -> Iterator[_Streams]:
-    """See `transports`."""
-    own = meeting.credentials
-    context = tls.server_contexts(own)() if own else None
+    """Binds and waits; see `transports`."""
+    credentials = meeting.credentials
+    context = tls.server_contexts(credentials)() if credentials else None
 
     async def accept() -> Streams:
         met = asyncio.get_running_loop().create_future()
@@ -51,12 +51,12 @@ def listen(meeting: transports.Meeting) -> Iterator[_Streams]:
 
 @contextlib.contextmanager
 def connect(meeting: transports.Meeting) -> Iterator[_Streams]:
-    """See `transports`."""
-    own = meeting.credentials
+    """Connects; see `transports`."""
+    credentials = meeting.credentials
     options = {}
-    if own:
+    if credentials:
         options = {
-            "ssl": tls.client_contexts(own)(),
+            "ssl": tls.client_contexts(credentials)(),
             "server_hostname": "discriminator",
         }
 

@@ -232,9 +232,9 @@ def main(request: dict[str, Any]) -> None:
         transport = transports.TRANSPORTS[request["transport"]]
         with transport.meet(request["side"], meeting) as end:
             reply()
-            for asked in itertools.takewhile(lambda asked: asked["do"], requests):
-                measurement = MEASUREMENTS[asked.pop("do")]
-                reply(**measurement(end, sends, **asked))
+            for each in itertools.takewhile(lambda each: each["do"], requests):
+                measurement = MEASUREMENTS[each.pop("do")]
+                reply(**measurement(end, sends, **each))
     except Exception as error:  # whatever a transport raises is a result
         reply(error=f"{type(error).__name__}: {error}")
         os._exit(1)  # its threads might hang

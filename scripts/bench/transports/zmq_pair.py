@@ -33,10 +33,10 @@ def _pair(meeting: transports.Meeting, side: str) -> Iterator[_Pair]:
 
 
 def listen(meeting: transports.Meeting) -> contextlib.AbstractContextManager[_Pair]:
-    """See `transports`."""
+    """Binds and waits; see `transports`."""
     return _pair(meeting, "listen")
 
 
 def connect(meeting: transports.Meeting) -> contextlib.AbstractContextManager[_Pair]:
-    """See `transports`. ZeroMQ itself tries again."""
+    """Connects; see `transports`. ZeroMQ itself tries again."""
     return _pair(meeting, "connect")

@@ -92,8 +92,8 @@ def test_no_message_comes_before_its_last_byte(message):
 
 
 REFUSED = [
-    (joined(frames.Tensor(3, 1, 0, [b"a"])), "channel 3; 3 channels are agreed"),
-    (joined(frames.Tensor(0, 1, 0, [b"a"], 2)), "option 2 on channel 0; 2 are agreed"),
+    (joined(frames.Tensor(3, 1, 0, [b"a"])), "channel 3; 3 channels are open"),
+    (joined(frames.Tensor(0, 1, 0, [b"a"], 2)), "option 2 on channel 0; it has 2"),
     (joined(frames.Tensor(0, 1, 0, [b"a"])), "1 bytes on channel 0; expected 8"),
     (joined(frames.Tensor(1, 1, 0, [b"\xff" * 16])), "exceeds the schema"),
     (frames.HEAD.pack(b"NEBL", 2, 7, 0, 0, 0, 2**63), "at most 4096"),

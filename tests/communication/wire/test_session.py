@@ -207,9 +207,9 @@ HUGE = 2**63
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (frame(frames.Tensor(3, 1, 0, [bytes(8)])), "channel 3; 1 channels are agreed"),
+        (frame(frames.Tensor(3, 1, 0, [bytes(8)])), "channel 3; 1 channels are open"),
         (frame(frames.Tensor(0, 1, 0, [bytes(9)])), "9 bytes on channel 0; expected 8"),
-        (frame(frames.Tensor(0, 1, 0, [bytes(8)], 1)), "option 1 .*; 1 are agreed"),
+        (frame(frames.Tensor(0, 1, 0, [bytes(8)], 1)), "option 1 .*; it has 1"),
         (frame(TENSOR, sequence=0), "frame 0; expected 1"),  # a replay
         (frame(TENSOR, sequence=2), "frame 2; expected 1"),  # a gap
         (frame(frames.Ping(), sequence=1), "frame 1; expected 0"),
