@@ -53,7 +53,7 @@ def report(
         }
         run_report.write(path, summary)
     run_report.show(markdown(run_report.read_summary(folder)))
-    print(f"all of it: {path}, {folder / 'losses.png'}")
+    print(f"report: {path}, {folder / 'losses.png'}")
 
 
 def step_bytes(

@@ -34,7 +34,7 @@ def report(
         plot(clusters, folder / "losses.png")
         run_report.write(path, _gather(clusters, settings, vocab_size, seconds))
     run_report.show(markdown(run_report.read_summary(folder)))
-    print(f"all of it: {path}, {folder / 'losses.png'}")
+    print(f"report: {path}, {folder / 'losses.png'}")
 
 
 def _gather(

@@ -114,6 +114,6 @@ def evaluate(run: config.Run, split: str, predictions_dir: str) -> int:
     )
     title = report.title(split, run.agreed.encoder, trained.step)
     report.show(report.results_markdown(results, title), results["warnings"])
-    print(f"all of it: {out}")
+    print(f"report: {out}")
     restored.export(run, trained)
     return 0

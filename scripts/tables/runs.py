@@ -242,7 +242,7 @@ def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
     """
     report.write(out, result)
     report.show(markdown)
-    print(f"all of it: {out}; python -m scripts.make_tables puts it into the README")
+    print(f"report: {out}; python -m scripts.make_tables puts it into the README")
 
 
 def identity(run: Run) -> str:
