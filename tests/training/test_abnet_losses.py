@@ -70,9 +70,7 @@ def test_questions_are_where_tokens_were_chosen_with_the_true_answers():
     assert 0 < filled.sum() < len(filled)
     assert (np.diff(positions[filled]) > 0).all()
     labels = np.asarray(targets.labels)
-    np.testing.assert_array_equal(
-        labels[filled], IDS.reshape(-1)[positions[filled]]
-    )
+    np.testing.assert_array_equal(labels[filled], IDS.reshape(-1)[positions[filled]])
     assert (labels[~filled] == 0).all()
     np.testing.assert_array_equal(targets.attention_mask, IDS != PAD)
     assert targets.tokens == sum(LENGTHS)

@@ -125,9 +125,7 @@ def test_the_split_run_equals_the_whole_model():
         batches = [text(100 * k + step) for k in range(2)]
         received = []
         for k in range(2):
-            generators[k], tokens, _ = generator_step(
-                CONFIG, generators[k], batches[k]
-            )
+            generators[k], tokens, _ = generator_step(CONFIG, generators[k], batches[k])
             payload, _ = encode(tokens, pack.init(spec))
             received.append(decode(payload, ())[0])
         discriminator, metrics = discriminator_step(CONFIG, discriminator, received)
