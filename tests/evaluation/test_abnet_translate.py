@@ -32,9 +32,10 @@ def model(objective):
 def test_beam_search_scores_are_the_uncached_models():
     """Translations scored again, whole, by the function that training uses."""
     config, params, encoded = model("ar")
+    autoregressive = jax.jit(abnet_losses.autoregressive, static_argnums=(1, 2))
     translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
     found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
-    targets = abnet_losses.autoregressive(found.ids, SPECIAL, slots=16)
+    targets = autoregressive(found.ids, SPECIAL, 16)
     logits = jax.jit(abnet.decode, static_argnums=0)(
         config,
         params,
@@ -47,7 +48,7 @@ def test_beam_search_scores_are_the_uncached_models():
     log_probs = np.asarray(jax.nn.log_softmax(logits))
     total = np.zeros(2)
     for own, place, label in zip(
-        log_probs, targets.positions, targets.labels, strict=True
+        log_probs, *jax.device_get((targets.positions, targets.labels)), strict=True
     ):
         if place < 16:
             total[place // 8] += own[label]
@@ -72,8 +73,16 @@ def test_the_best_piece_is_the_same_by_chunks(monkeypatch):
     hidden = random.randn(11, 8).astype(np.float32)
     wanted = random.rand(11) < 0.7
     monkeypatch.setattr(abnet_translate, "CHUNK", 3)
-    best, own = abnet_translate.best_pieces(config, params, hidden, wanted, SPECIAL)
-    logits = abnet.Target(config).apply({"params": params}, hidden, method="logits")
-    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    best_pieces = jax.jit(abnet_translate.best_pieces, static_argnums=(0, 4))
+    best, own = best_pieces(config, params, hidden, wanted, SPECIAL)
+
+    @jax.jit
+    def all_log_probs(params):
+        target = abnet.Target(config)
+        return jax.nn.log_softmax(
+            target.apply({"params": params}, hidden, method="logits")
+        )
+
+    log_probs, best, own = map(np.asarray, (all_log_probs(params), best, own))
     np.testing.assert_array_equal(best[wanted], log_probs[wanted, 5:].argmax(-1) + 5)
     np.testing.assert_allclose(own[wanted], log_probs[wanted, 5:].max(-1), atol=1e-5)

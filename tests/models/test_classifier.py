@@ -13,15 +13,20 @@ from nebula_jax.models import classifier, pretrained
 SEP = 3
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tiny_nli.write_model(tmp_path / "model", has_pooler=True)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifier") / "model"
+    return tiny_nli.write_model(folder, has_pooler=True)
+
+
+def init(config, model):
+    return jax.jit(lambda: classifier.init(config, jax.random.key(0), model))()
 
 
 def made(folder, **fields):
     model, words = pretrained.load(folder), tokenizers.load(folder)
     config = classifier.config(model, words, **fields)
-    return config, classifier.init(config, jax.random.key(0), model)
+    return config, init(config, model)
 
 
 logits_of = jax.jit(classifier.logits, static_argnums=0)
@@ -69,8 +74,9 @@ def test_token_types_matter_to_bert_and_not_to_xlm_r(folder):
     assert apart(dataclasses.replace(config, has_segments=False)) == 0
 
 
-def test_xlm_rs_pieces_have_no_segments_whatever_the_model(folder):
+def test_xlm_rs_pieces_have_no_segments_whatever_the_model(tmp_path):
     """e5 and multilingual MiniLM are BERTs with two token types, and use one."""
+    folder = tiny_nli.write_model(tmp_path / "model", has_pooler=True)
     pieces = (folder / "vocab.txt").read_text().splitlines()
     pieces[:5] = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
@@ -103,7 +109,7 @@ def test_every_family_can_be_a_classifier(name, tmp_path):
         tokenizers.SpecialTokens(0, 1, 2, SEP, 4, size=60),
         has_segments=model.config.token_types > 1,
     )
-    params = classifier.init(config, jax.random.key(0), model)
+    params = init(config, model)
     spread = jax.grad(lambda own: classifier.logits(config, own, IDS).std())
     grads = jax.jit(spread)(params)
     for path, leaf in traverse_util.flatten_dict(grads, sep="/").items():

@@ -9,33 +9,34 @@ CONFIG = transformer.config_of_size("nano", vocab_size=60, max_length=16)
 IDS = np.random.RandomState(0).randint(5, 60, (2, 16)).astype(np.int32)
 MASK = np.ones((2, 16), bool)
 POSITIONS = np.asarray([[1, 5, 16], [2, 16, 16]], np.int32)
-
-
-def init(module):
-    return module.init(jax.random.key(0), IDS, MASK, POSITIONS)
+INPUTS = (IDS, MASK, POSITIONS)
 
 
 def test_a_generator_answers_at_masked_positions_only():
     generator = electra.Generator(CONFIG)
-    params = init(generator)
-    logits = generator.apply(params, IDS, MASK, POSITIONS)
+    params = jax.jit(generator.init)(jax.random.key(0), *INPUTS)
+    apply = jax.jit(generator.apply)
+    logits = apply(params, *INPUTS)
     assert logits.shape == (2, 3, 60)
     everywhere = np.tile(np.arange(16, dtype=np.int32), (2, 1))
-    full = generator.apply(params, IDS, MASK, everywhere)
+    full = np.asarray(apply(params, IDS, MASK, everywhere))
+    logits = np.asarray(logits)
     np.testing.assert_allclose(logits[0, :2], full[0, [1, 5]], atol=1e-5)
     np.testing.assert_allclose(logits[1, 0], full[1, 2], atol=1e-5)
 
 
 def test_a_discriminator_answers_for_every_token_and_names_masked_ones():
     discriminator = electra.Discriminator(CONFIG)
-    rtd, clm = discriminator.apply(init(discriminator), IDS, MASK, POSITIONS)
+    params = jax.eval_shape(discriminator.init, jax.random.key(0), *INPUTS)
+    rtd, clm = jax.eval_shape(discriminator.apply, params, *INPUTS)
     assert rtd.shape == (2, 16)
     assert clm.shape == (2, 3, 60)
 
 
 @pytest.mark.parametrize("module", [electra.Generator, electra.Discriminator])
 def test_output_tables_are_tied_to_the_embeddings(module):
-    params = init(module(CONFIG))["params"]
+    init = module(CONFIG).init
+    params = jax.eval_shape(init, jax.random.key(0), *INPUTS)["params"]
     tables = [leaf for leaf in jax.tree.leaves(params) if leaf.shape == (60, 64)]
     assert len(tables) == 1
 

@@ -51,6 +51,18 @@ def numpy_block(params, hidden, mask):
     return np.stack(rows)
 
 
+# Jitted: operation by operation they take a test ten times as long.
+
+
+def init(module, *inputs):
+    return jax.jit(lambda: module.init(jax.random.key(0), *inputs, True))()
+
+
+def apply(module, params, hidden, mask):
+    """Applies a module without dropout."""
+    return jax.jit(lambda *args: module.apply(*args, True))(params, hidden, mask)
+
+
 @pytest.fixture(scope="module")
 def hidden():
     return np.random.RandomState(0).randn(3, 12, 16).astype(np.float32)
@@ -66,22 +78,11 @@ def mask():
 
 def test_a_block_is_the_textbooks(hidden, mask):
     block = transformer.Block(CONFIG)
-    params = block.init(jax.random.key(0), hidden, mask, True)["params"]
-    got = block.apply({"params": params}, hidden, mask, True)
-    want = numpy_block(jax.tree.map(np.asarray, params), hidden, mask)
+    params = init(block, hidden, mask)
+    got = np.asarray(apply(block, params, hidden, mask))
+    want = numpy_block(jax.tree.map(np.asarray, params["params"]), hidden, mask)
     # Not at padding: what stands there is never read.
     np.testing.assert_allclose(got[mask], want[mask], atol=2e-5)
-
-
-def test_padding_changes_nothing(hidden, mask):
-    encoder = transformer.Encoder(CONFIG)
-    params = encoder.init(jax.random.key(0), hidden, mask, True)
-    noisy = np.where(mask[..., None], hidden, 100.0)
-    np.testing.assert_allclose(
-        encoder.apply(params, hidden, mask, True)[mask],
-        encoder.apply(params, noisy, mask, True)[mask],
-        atol=1e-6,
-    )
 
 
 apply_encoder = jax.jit(
@@ -91,8 +92,16 @@ apply_encoder = jax.jit(
 
 @pytest.fixture(scope="module")
 def encoder_params(hidden, mask):
-    init = jax.jit(transformer.Encoder(CONFIG).init, static_argnums=3)
-    return init(jax.random.key(0), hidden, mask, True)
+    return init(transformer.Encoder(CONFIG), hidden, mask)
+
+
+def test_padding_changes_nothing(encoder_params, hidden, mask):
+    noisy = np.where(mask[..., None], hidden, np.float32(100))
+    want, got = (
+        np.asarray(apply_encoder(encoder_params, each, mask, deterministic=True))
+        for each in (hidden, noisy)
+    )
+    np.testing.assert_allclose(got[mask], want[mask], atol=1e-6)
 
 
 def test_a_mask_for_all_queries_is_the_same_mask_for_each(encoder_params, hidden, mask):
@@ -105,14 +114,14 @@ def test_a_mask_for_all_queries_is_the_same_mask_for_each(encoder_params, hidden
 
 
 def test_a_causal_mask_gives_prefixes_what_they_have_alone(encoder_params, hidden):
-    def apply(length):
+    def states(length):
         mask = transformer.causal_mask(length)
-        return apply_encoder(
-            encoder_params, hidden[:, :length], mask, deterministic=True
+        return np.asarray(
+            apply_encoder(encoder_params, hidden[:, :length], mask, deterministic=True)
         )
 
     for length in (1, 5):
-        np.testing.assert_allclose(apply(12)[:, :length], apply(length), atol=1e-5)
+        np.testing.assert_allclose(states(12)[:, :length], states(length), atol=1e-5)
 
 
 def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(
@@ -133,20 +142,19 @@ def test_a_cache_filled_piece_by_piece_gives_what_the_whole_gives(
         np.testing.assert_allclose(got, want[:, start:end], atol=1e-5)
 
 
-def test_bfloat16_operands_stay_close_and_give_float32(hidden, mask):
-    encoder = transformer.Encoder(CONFIG)
-    params = encoder.init(jax.random.key(0), hidden, mask, True)
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+def test_bfloat16_operands_stay_close_and_give_float32(encoder_params, hidden, mask):
+    leaves = jax.tree.leaves(encoder_params)
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
     low = transformer.Encoder(dataclasses.replace(CONFIG, dtype="bfloat16"))
-    got = low.apply(params, hidden, mask, True)
+    got = apply(low, encoder_params, hidden, mask)
     assert got.dtype == jnp.float32
+    want = apply_encoder(encoder_params, hidden, mask, deterministic=True)
     # bfloat16 keeps 8 bits: 0.4 % a product, over two blocks of normalised units.
-    np.testing.assert_allclose(got, encoder.apply(params, hidden, mask, True), atol=0.1)
+    np.testing.assert_allclose(got, want, atol=0.1)
 
 
-def test_parameters_have_berts_names(hidden, mask):
-    encoder = transformer.Encoder(CONFIG)
-    params = encoder.init(jax.random.key(0), hidden, mask, True)["params"]
+def test_parameters_have_berts_names(encoder_params):
+    params = encoder_params["params"]
     assert set(params) == {"layer_0", "layer_1"}
     assert set(params["layer_0"]) == {
         "attention",
@@ -164,9 +172,14 @@ IDS = np.asarray([[3, 7, 1, 0], [9, 9, 2, 4]], np.int32)
 def embed(config, **arguments):
     """Embeddings of IDS, and the parameters' shapes."""
     module = transformer.Embeddings(config)
-    params = module.init(jax.random.key(0), IDS, True)["params"]
-    shapes = jax.tree.map(jnp.shape, params)
-    return module.apply({"params": params}, IDS, True, **arguments), params, shapes
+
+    @jax.jit
+    def both():
+        params = module.init(jax.random.key(0), IDS, True)
+        return params["params"], module.apply(params, IDS, True, **arguments)
+
+    params, embedded = both()
+    return embedded, params, jax.tree.map(jnp.shape, params)
 
 
 def test_embeddings_have_no_more_than_is_asked_for():
@@ -208,22 +221,21 @@ def test_without_token_type_ids_all_are_of_type_0():
 def test_epsilon_reaches_every_layer_norm(hidden, mask):
     loose = dataclasses.replace(CONFIG, layer_norm_epsilon=1e6)
     block = transformer.Block(loose)
-    params = block.init(jax.random.key(0), hidden, mask, True)
-    got = block.apply(params, hidden, mask, True)
-    assert np.abs(got).max() < 0.01  # divided by a thousand
-    assert np.abs(embed(loose)[0]).max() < 0.01
+    got = apply(block, init(block, hidden, mask), hidden, mask)
+    assert np.abs(np.asarray(got)).max() < 0.01  # divided by a thousand
+    assert np.abs(np.asarray(embed(loose)[0])).max() < 0.01
 
 
-def test_dropout_is_random_only_when_training(hidden, mask):
+def test_dropout_is_random_only_when_training(encoder_params, hidden, mask):
     encoder = transformer.Encoder(dataclasses.replace(CONFIG, dropout=0.5))
-    params = encoder.init(jax.random.key(0), hidden, mask, True)
+    jitted = jax.jit(encoder.apply, static_argnums=3)
 
-    def apply(seed, deterministic):
+    def states(seed, deterministic):
         rngs = {"dropout": jax.random.key(seed)}
-        return encoder.apply(params, hidden, mask, deterministic, rngs=rngs)
+        return jitted(encoder_params, hidden, mask, deterministic, rngs=rngs)
 
-    assert not np.allclose(apply(0, False), apply(1, False))
-    np.testing.assert_array_equal(apply(0, True), apply(1, True))
+    assert not np.allclose(states(0, False), states(1, False))
+    np.testing.assert_array_equal(states(0, True), states(1, True))
 
 
 def test_the_papers_sizes():
@@ -242,9 +254,9 @@ def test_heads_divide_the_width_in_every_size(size):
 def test_matrices_rounded_once_give_the_same_bits(dtype):
     config = dataclasses.replace(CONFIG, dtype=dtype)
     block = transformer.Block(config)
-    hidden = jax.random.normal(jax.random.key(0), (2, 5, 16))
-    mask = jnp.arange(5)[None] < jnp.asarray([[5], [3]])
-    params = block.init(jax.random.key(1), hidden, mask, True)["params"]
+    hidden = np.random.RandomState(1).randn(2, 5, 16).astype(np.float32)
+    mask = np.arange(5)[None] < np.asarray([[5], [3]])
+    params = init(block, hidden, mask)["params"]
     rounded = transformer.cast_kernels(params, config)
     kernels = {leaf.dtype for leaf in jax.tree.leaves(rounded) if leaf.ndim > 1}
     assert jnp.dtype(dtype) in kernels
@@ -270,7 +282,7 @@ def test_rounded_matrices_are_no_residuals():
     block = transformer.Block(config)
     hidden = jnp.zeros((1, 4, 16))
     mask = jnp.ones((1, 4), bool)
-    params = block.init(jax.random.key(0), hidden, mask, True)["params"]
+    params = init(block, hidden, mask)["params"]
 
     def kept(params):
         given = {id(leaf) for leaf in jax.tree.leaves(params)}

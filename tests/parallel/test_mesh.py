@@ -60,13 +60,20 @@ def test_an_axis_that_does_not_divide_stays_whole():
     assert specs(tree)["word_embeddings"]["embedding"] == PartitionSpec(None, None)
 
 
+@functools.cache
+def init():
+    """States of the two sides of M3, in the host's memory."""
+    make = jax.jit(
+        lambda: (m3.init_generator(CONFIG, 0, 0), m3.init_discriminator(CONFIG, 0))
+    )
+    return jax.device_get(make())
+
+
 def train(devices, model_parallel, steps=3):
     """The two sides of M3 on a mesh; final parameters and losses."""
     mesh = mesh_lib.make_mesh(jax.devices()[:devices], model_parallel)
-    generator = m3.init_generator(CONFIG, 0, 0)
-    discriminator = m3.init_discriminator(CONFIG, 0)
     states = []
-    for state in (generator, discriminator):
+    for state in init():
         rules = mesh_lib.ENCODER_RULES
         states.append(
             jax.device_put(state, mesh_lib.state_sharding(mesh, rules, state))

@@ -1,5 +1,4 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,17 +20,16 @@ def text(rows=64, length=128, seed=0):
     return ids
 
 
+mask_tokens = jax.jit(
+    masking.mask_tokens, static_argnames=("rate", "policy", "vocab_size")
+)
+
+
 def mask(ids, rate=0.15, policy="electra", seed=0):
-    return jax.tree.map(
-        np.asarray,
-        masking.mask_tokens(
-            jax.random.key(seed),
-            jnp.asarray(ids),
-            rate=rate,
-            policy=masking.POLICIES[policy],
-            vocab_size=V,
-        ),
-    )
+    policy = masking.POLICIES[policy]
+    key = jax.random.key(seed)
+    masked = mask_tokens(key, ids, rate=rate, policy=policy, vocab_size=V)
+    return jax.tree.map(np.asarray, masked)
 
 
 @pytest.mark.parametrize(

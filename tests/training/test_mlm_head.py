@@ -27,12 +27,20 @@ def rows(width=12):
 def encoder():
     """Random parameters of a frozen model."""
     ids = np.zeros((1, 1), np.int32)
-    embeddings = transformer.Embeddings(CONFIG).init(jax.random.key(0), ids, True)
     hidden = np.zeros((1, 1, CONFIG.width), np.float32)
-    layers = transformer.Encoder(CONFIG).init(jax.random.key(1), hidden, ids == 0, True)
-    return {"embeddings": embeddings["params"], "encoder": layers["params"]}
+    embeddings, layers = transformer.Embeddings(CONFIG), transformer.Encoder(CONFIG)
+
+    @jax.jit
+    def init():
+        return {
+            "embeddings": embeddings.init(jax.random.key(0), ids, True)["params"],
+            "encoder": layers.init(jax.random.key(1), hidden, ids == 0, True)["params"],
+        }
+
+    return init()
 
 
+@jax.jit
 def begin():
     head = mlm_head.init_head(CONFIG, jax.random.key(2))
     return train_state.create(head, OPTIMIZER, jax.random.key(3))
