@@ -11,16 +11,26 @@ import pytest
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "run"
 
 
-@pytest.fixture
-def project(tmp_path):
-    """A project that needs nothing from any registry, ready or not yet made."""
-    root = tmp_path / "a project"
+def new_project(folder):
+    """A project that needs nothing from any registry, not yet made ready."""
+    root = folder / "a project"
     (root / "scripts").mkdir(parents=True)
     shutil.copy(SCRIPT, root / "scripts" / "run")
     (root / "requirements.txt").write_text("# nothing\n")
     (root / "setup.cfg").write_text("[metadata]\nname = tiny\nversion = 1\n")
     (root / "pyproject.toml").write_text("")
     return root
+
+
+@pytest.fixture
+def project(tmp_path):
+    return new_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """A project for several tests; the first command makes its environment."""
+    return new_project(tmp_path_factory.mktemp("ready"))
 
 
 def run(root, *command, **environment):
@@ -91,7 +101,7 @@ def test_it_runs_the_command_in_the_environment_quietly_when_nothing_changed(pro
 
 
 @pytest.mark.parametrize("own", ["", "glibc.malloc.arena_max=2"])
-def test_malloc_is_told_of_huge_pages_unless_told_otherwise(project, own):
+def test_malloc_is_told_of_huge_pages_unless_told_otherwise(ready, own):
     environment = {"GLIBC_TUNABLES": own}
-    done = run(project, "printenv", "GLIBC_TUNABLES", **environment)
+    done = run(ready, "printenv", "GLIBC_TUNABLES", **environment)
     assert done.stdout.strip() == (own or "glibc.malloc.hugetlb=1"), done.stderr

@@ -1,3 +1,4 @@
+import functools
 from typing import NamedTuple
 
 import hypothesis
@@ -21,31 +22,42 @@ def bits_of(values, bits):
 
 
 @pytest.mark.parametrize("vocab_size", [2, 3, 65_536, 250_002, 2**31 - 1])
-@pytest.mark.parametrize("shape", [(1,), (32,), (3, 5, 7)])
-def test_packed_ids_equal_numpy_bit_packing_and_come_back(vocab_size, shape):
-    ids = np.random.RandomState(0).randint(0, vocab_size, shape).astype(np.int32)
-    ids.flat[0], ids.flat[-1] = 0, vocab_size - 1
+def test_packed_ids_equal_numpy_bit_packing_and_come_back(vocab_size):
+    random = np.random.RandomState(0)
+    several = [
+        random.randint(0, vocab_size, shape).astype(np.int32)
+        for shape in ((1,), (32,), (3, 5, 7))
+    ]
+    for ids in several:
+        ids.flat[0], ids.flat[-1] = 0, vocab_size - 1
     bits = codecs.bits_for(vocab_size)
     pack = codecs.pack_ids(vocab_size)
-    payload, state = jax.jit(pack.encode)(ids, pack.init(ids))
-    np.testing.assert_array_equal(payload.data, bits_of(ids, bits))
-    assert payload.data.size == -(-ids.size * bits // 8)
-    decoded, _ = jax.jit(pack.decode)(payload, state)
-    np.testing.assert_array_equal(decoded, ids)
-    assert decoded.dtype == jnp.int32
+    payloads, state = jax.jit(pack.encode)(several, pack.init(several))
+    decoded, _ = jax.jit(pack.decode)(payloads, state)
+    for ids, payload, got in zip(several, payloads, decoded, strict=True):
+        np.testing.assert_array_equal(payload.data, bits_of(ids, bits))
+        assert payload.data.size == -(-ids.size * bits // 8)
+        np.testing.assert_array_equal(got, ids)
+        assert got.dtype == jnp.int32
 
 
 @pytest.mark.parametrize("bits", [1, 5, 8, 18, 31, 32])
 def test_packing_in_words_gives_the_bytes_of_packing_bits(bits):
-    for size in (0, 1, 31, 32, 1000):
-        ids = np.random.RandomState(size).randint(0, 2**32, size, dtype=np.uint32)
-        want = np.asarray(bits_lib._pack_bits(jnp.asarray(ids), bits))
-        np.testing.assert_array_equal(
-            bits_lib._pack_words(jnp.asarray(ids), bits), want
-        )
-        np.testing.assert_array_equal(want, bits_of(ids, bits))
-        for unpack in (bits_lib._unpack_bits, bits_lib._unpack_words):
-            got = unpack(jnp.asarray(want), size, bits)
+    several = [
+        np.random.RandomState(size).randint(0, 2**32, size, dtype=np.uint32)
+        for size in (0, 1, 31, 32, 1000)
+    ]
+    packed = [bits_of(ids, bits) for ids in several]
+    for pack in (bits_lib._pack_bits, bits_lib._pack_words):
+        found = jax.jit(lambda all_, pack=pack: [pack(ids, bits) for ids in all_])
+        jax.tree.map(np.testing.assert_array_equal, found(several), packed)
+    for unpack in (bits_lib._unpack_bits, bits_lib._unpack_words):
+
+        def unpack_all(packed, unpack=unpack):
+            pairs = zip(packed, several, strict=True)
+            return [unpack(data, ids.size, bits) for data, ids in pairs]
+
+        for got, ids in zip(jax.jit(unpack_all)(packed), several, strict=True):
             np.testing.assert_array_equal(got, ids & np.uint32(2**bits - 1))
             assert got.dtype == jnp.uint32
 
@@ -53,9 +65,9 @@ def test_packing_in_words_gives_the_bytes_of_packing_bits(bits):
 def test_booleans_take_one_bit():
     marks = np.random.RandomState(1).rand(4, 33) < 0.15
     pack = codecs.pack_ids(4000)
-    payload, state = pack.encode(marks, ())
+    payload, state = jax.jit(pack.encode)(marks, ())
     np.testing.assert_array_equal(payload.data, np.packbits(marks, bitorder="little"))
-    decoded, _ = pack.decode(payload, state)
+    decoded, _ = jax.jit(pack.decode)(payload, state)
     np.testing.assert_array_equal(decoded, marks)
 
 
@@ -76,7 +88,7 @@ def test_receiver_rebuilds_the_payload_from_the_spec_and_bare_buffers():
         np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
         for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
     ]
-    decoded, _ = pack.decode(
+    decoded, _ = jax.jit(pack.decode)(
         jax.tree.unflatten(jax.tree.structure(planned), leaves), ()
     )
     jax.tree.map(np.testing.assert_array_equal, decoded, arrays)
@@ -134,6 +146,18 @@ def a_batch(mask):
     )
 
 
+@functools.cache
+def compiled(**settings):
+    """`pack_tokens`, each option's functions compiled once for each shape."""
+    pack = codecs.pack_tokens(**settings)
+    return pack._replace(
+        codecs=tuple(
+            each._replace(encode=jax.jit(each.encode), decode=jax.jit(each.decode))
+            for each in pack.codecs
+        )
+    )
+
+
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(
     mask=hypothesis.extra.numpy.arrays(
@@ -145,7 +169,7 @@ def a_batch(mask):
 )
 def test_tokens_come_back_whatever_the_mask(mask, capacities):
     batch = a_batch(mask)
-    pack = codecs.pack_tokens(capacities=capacities)
+    pack = compiled(capacities=capacities)
     payload, state = pack.encode(batch, pack.init(batch))
     slots = payload.payload.ids.values.shape[0]
     real = np.count_nonzero(mask)
@@ -165,7 +189,7 @@ def test_tokens_come_back_whatever_the_mask(mask, capacities):
 
 
 def test_an_empty_batch_takes_the_least_capacity_and_a_full_one_all():
-    pack = codecs.pack_tokens()
+    pack = compiled()
     for fill, slots in ((False, 16), (True, 128)):
         batch = a_batch(np.full((8, 16), fill))
         payload, _ = pack.encode(batch, ())
@@ -184,7 +208,7 @@ def test_tokens_cost_what_is_real():
 
 def test_the_mask_may_be_an_attribute_of_another_name():
     batch = State(np.ones((2, 4), np.float32), np.eye(2, 4, dtype=bool))
-    pack = codecs.pack_tokens("real")
+    pack = compiled(mask="real")
     payload, state = pack.encode(batch, ())
     np.testing.assert_array_equal(pack.decode(payload, state)[0].hidden, batch.real)
 

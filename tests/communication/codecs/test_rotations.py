@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from nebula_jax.communication import codecs
 def rotation(size, seed=0, block=256):
     """The matrix that `hadamard` multiplies a row with, by columns of the identity."""
     codec = codecs.hadamard(block, seed)
-    return np.asarray(codec.encode(jnp.eye(size), ())[0].data)
+    return np.asarray(jax.jit(codec.encode)(jnp.eye(size), ())[0].data)
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 256])
@@ -45,8 +46,8 @@ def test_it_makes_an_outlier_cheap_to_quantize():
     x[:, 17] *= 50  # as hidden states have
 
     def error(codec):
-        payload, state = codec.encode(x, codec.init(x))
-        return np.linalg.norm(codec.decode(payload, state)[0] - x)
+        payload, state = jax.jit(codec.encode)(x, codec.init(x))
+        return np.linalg.norm(jax.jit(codec.decode)(payload, state)[0] - x)
 
     plain = error(codecs.int4(256))
     rotated = error(codecs.chain(codecs.hadamard(), codecs.int4(256)))
