@@ -26,6 +26,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 from absl import flags
+from flax import linen as nn
 
 from experiments import shared_flags
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -72,6 +73,12 @@ def _adam():
     return optimizers.adam(lambda step: bench_shapes.RATE, clip_norm=1.0)
 
 
+def _init(module: nn.Module, seed: int, *arguments: Any) -> Any:
+    """Draws a module's parameters; compiled, since one by one takes seconds."""
+    init = jax.jit(lambda key: module.init(key, *arguments)["params"])
+    return init(jax.random.key(seed))
+
+
 def _kept(step: Callable[[Any], tuple[Any, Any]], state: Any) -> bench_shapes.Step:
     """Makes a step that keeps its state."""
 
@@ -99,12 +106,10 @@ def fine_tuning(
         dropout=0.0,
     )
     ids = jnp.asarray(bench_shapes.tokens(shape))
-    generator = electra.Generator(config.encoder).init(
-        jax.random.key(0), ids[:1], ids[:1] > 0, ids[:1, :1]
-    )["params"]
-    head = classifier.Head(config).init(
-        jax.random.key(1), jnp.zeros((1, shape.width)), True
-    )["params"]
+    generator = _init(
+        electra.Generator(config.encoder), 0, ids[:1], ids[:1] > 0, ids[:1, :1]
+    )
+    head = _init(classifier.Head(config), 1, jnp.zeros((1, shape.width)), True)
     params = {name: generator[name] for name in ("embeddings", "encoder")}
     params["classifier"] = head
     trained, frozen = cut.split(params, classification.is_trained)
@@ -133,7 +138,7 @@ def masked_lm(
         mask_rate=mask_rate,
         learning_rate=bench_shapes.RATE,
     )
-    state = m3.init_generator(config, 0, 0)
+    state = jax.jit(lambda: m3.init_generator(config, 0, 0))()
     step = jax.jit(
         functools.partial(m3.generator_step, config),
         donate_argnums=0 if donates else (),
@@ -174,23 +179,20 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
         run = jax.jit(jax.grad(lambda *given: jnp.sum(fn(*given)), wanted))
         return lambda: run(*arguments)
 
-    def init(module, *arguments):
-        return module.init(jax.random.key(1), *arguments)["params"]
-
     found = {
         "attention": gradient(
             lambda params, h: attention.apply({"params": params}, h, mask, True),
-            init(attention, hidden, mask, True),
+            _init(attention, 1, hidden, mask, True),
             hidden,
         ),
         "layer": gradient(
             lambda params, h: block.apply({"params": params}, h, mask, True),
-            init(block, hidden, mask, True),
+            _init(block, 1, hidden, mask, True),
             hidden,
         ),
     }
     if shape.what == FINE_TUNING.what:
-        table = init(embeddings, ids, True)
+        table = _init(embeddings, 1, ids, True)
         look_up = jax.jit(lambda own: embeddings.apply({"params": own}, ids, True))
         found["embeddings"] = lambda: look_up(table)
         return found
@@ -206,7 +208,9 @@ def parts(shape: bench_shapes.Shape, dtype: str) -> dict[str, bench_shapes.Step]
     sample = jax.jit(lambda logits: sampling.categorical(jax.random.key(2), logits))
     logits = jnp.zeros((shape.batch, count, shape.vocab_size))
     return found | {
-        "embeddings and head": gradient(head, init(generator, ids, mask, positions)),
+        "embeddings and head": gradient(
+            head, _init(generator, 1, ids, mask, positions)
+        ),
         "sampling": lambda: sample(logits),
     }
 
