@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_runs
 
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
+from nebula_jax.runtime import run_folder
 from nebula_jax.security import certificates
 from nebula_jax.training import masking, metrics
 
@@ -64,6 +66,16 @@ def test_the_split_run_equals_the_whole(runs, split):
     for figure in ("rtd_auc", "sampled_mlm_accuracy", "clm_accuracy"):
         key = f"held_out_{figure}"
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
+
+
+def assert_same_states(runs, workdir):
+    """Asserts that `workdir` ended as the run of the fixture, bit for bit."""
+    for cluster in CLUSTERS:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state(workdir.format(cluster=cluster), cluster, 5),
+            runs.state("split", cluster, 5),
+        )
 
 
 def test_a_run_leaves_all_that_was_promised(split):
@@ -125,6 +137,40 @@ def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split
     assert status == 0, output
     assert [(folder / name).read_bytes() for name in files] == before
     assert "RTD AUC" in output
+
+
+def test_a_run_that_is_killed_at_two_moments_ends_bit_for_bit_the_same(runs, split):
+    """SIGKILL of both kinds of cluster, the same command after each.
+
+    The line is so slow that each moment is found. More kills are in m3/test_resume.py.
+    """
+    flags = {"workdir": "killed", "steps": 5, "checkpoint_every": 1}
+    flags |= {"window": 0, "wan": "10mbit,200ms", "tls": "off"}
+    for step, victim in ((1, "generator:1"), (3, "discriminator")):
+        process, family = runs.start_and_wait(step=step, folders=CLUSTERS, **flags)
+        family[victim].kill()
+        output, _ = process.communicate(timeout=30)
+        tiny_runs.assert_all_gone(family)
+        assert process.returncode == 1
+        last = output.strip().splitlines()[-1]
+        assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
+    status, output = runs.run(**flags)
+    assert status == 0, output
+    assert output.count("going on after step") == 3
+    assert_same_states(runs, "killed")
+
+
+def test_a_folder_with_another_run_is_not_overwritten(runs, split):
+    before = (split[0] / "run.flags").read_text()
+    given = {"steps": 5, "checkpoint_every": 5, "workdir": "split"}
+    status, output = runs.run(**given, batch_size=8)
+    assert status == 1
+    assert (split[0] / "run.flags").read_text() == before
+    assert "split holds a run with --batch_size=4, this one has 8" in output
+    with run_folder.lock(split[0]):
+        status, output = runs.run(**given)
+    assert status == 1
+    assert "another process works in split" in output
 
 
 def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
@@ -219,12 +265,7 @@ def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    for cluster in CLUSTERS:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state(f"alone-{cluster}", cluster, 5),
-            runs.state("split", cluster, 5),
-        )
+    assert_same_states(runs, "alone-{cluster}")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs of finetune_xnli, tiny: invented pairs, and models of two layers."""
+"""Runs of finetune_xnli, tiny: invented pairs, and models of few layers."""
 
 import pathlib
 from collections.abc import Sequence
@@ -79,6 +79,7 @@ def write_model(
     has_pooler: bool = False,
     words: Sequence[str] = (),
     family: str = "bert",
+    layers: int = 2,
 ) -> pathlib.Path:
     """A checkpoint with random weights and BERT's tokenizer.
 
@@ -89,6 +90,7 @@ def write_model(
       has_pooler: whether it has a pooler.
       words: its pieces; if empty, those of the pairs.
       family: whose layout.
+      layers: how many.
     """
     sentences = [
         " ".join(pair(n, language)[:2]) for n in range(40) for language in FORMS
@@ -101,7 +103,7 @@ def write_model(
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     config = transformer.Config(
         vocab_size=len(pieces),
-        layers=2,
+        layers=layers,
         width=16,
         heads=2,
         feed_forward=32,
@@ -145,7 +147,7 @@ class Finetunings(tiny_runs.Runs):
 
     def __init__(self, folder: pathlib.Path):
         super().__init__(folder)
-        write_model(folder / "models" / "bert")
+        write_model(folder / "models" / "bert", layers=1)  # soon compiled
 
     def write_text(self, folder: pathlib.Path) -> pathlib.Path:
         """Writes the pairs of the runs that name no others; their folder."""

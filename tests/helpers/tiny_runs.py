@@ -1,11 +1,15 @@
 """Runs of the real command, tiny, as separate processes."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 
 import orbax.checkpoint as ocp
+import psutil
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -113,9 +117,46 @@ class Runs:
             process.kill()
         return process.returncode, output
 
+    def start_and_wait(
+        self, workdir: str, step: int, folders: Iterable[str], **flags
+    ) -> tuple[subprocess.Popen, dict[str, psutil.Process]]:
+        """Starts a run, waits until `step` is saved in each cluster's folder.
+
+        Returns:
+          The run, and cluster -> its process.
+        """
+        process = self.start(workdir=workdir, **flags)
+        manifests = [
+            self.folder / workdir / name / "checkpoints" / f"{step:08d}.json"
+            for name in folders
+        ]
+        deadline = time.monotonic() + 120
+        while not all(manifest.exists() for manifest in manifests):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return process, family_of(process)
+
     def state(self, workdir: str, cluster: str, step: int):
         """The state that a cluster saved after `step`, as numpy arrays."""
         folder = self.folder / workdir / cluster / "checkpoints" / f"{step:08d}"
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             arguments = ocp.args.Composite(state=ocp.args.StandardRestore())
             return checkpointer.restore(folder, args=arguments)["state"]
+
+
+def family_of(process: subprocess.Popen) -> dict[str, psutil.Process]:
+    """Cluster -> its process, of those that have begun."""
+    family = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it may end meanwhile
+            for argument in child.cmdline():
+                if argument.startswith("--cluster="):
+                    family[argument.partition("=")[2]] = child
+    return family
+
+
+def assert_all_gone(family: dict[str, psutil.Process]) -> None:
+    """Asserts that no cluster is left behind."""
+    _, alive = psutil.wait_procs(family.values(), timeout=10)
+    assert not alive, f"left behind: {alive}"

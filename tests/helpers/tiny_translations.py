@@ -141,7 +141,9 @@ class Translations(tiny_runs.Runs):
         write_model(folder / "models" / "english", 24, seed=1)
         write_model(folder / "models" / "english_with_head", 24, 1, has_head=True)
         # Sooner compiled, for runs that are started often.
-        write_model(folder / "models" / "shallow_spanish", 16, 0, layers=1)
+        write_model(
+            folder / "models" / "shallow_spanish", 16, 0, layers=1, family="ernie_m"
+        )
         write_model(folder / "models" / "shallow_english", 24, 1, True, layers=1)
 
     def write_text(self, folder: pathlib.Path) -> pathlib.Path:

@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+import tiny_runs
 import tiny_translations
 
 STEPS, EVERY = 21, 4  # the last step is no multiple: it has a checkpoint of its own
@@ -41,38 +42,9 @@ def undisturbed(runs):
     return runs.sides("undisturbed", STEPS)
 
 
-def manifests(runs, workdir, step, names=SIDES):
-    return [
-        runs.folder / workdir / name / "checkpoints" / f"{step:08d}.json"
-        for name in names
-    ]
-
-
 def start_and_wait(runs, workdir, step, names=SIDES, **flags):
     """Starts a run; returns it and its clusters once `step` is saved everywhere."""
-    process = runs.start(workdir=workdir, tls="off", **RUN | flags)
-    deadline = time.monotonic() + 120
-    while not all(path.exists() for path in manifests(runs, workdir, step, names)):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return process, family_of(process)
-
-
-def family_of(process):
-    """Cluster -> its process, of those that have begun."""
-    family = {}
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it may end meanwhile
-            for argument in child.cmdline():
-                if argument.startswith("--cluster="):
-                    family[argument.partition("=")[2]] = child
-    return family
-
-
-def assert_all_gone(family):
-    _, alive = psutil.wait_procs(family.values(), timeout=10)
-    assert not alive, f"left behind: {alive}"
+    return runs.start_and_wait(workdir, step, names, tls="off", **RUN | flags)
 
 
 def newest(runs, workdir):
@@ -98,7 +70,7 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undis
         process, family = start_and_wait(runs, "killed", step)
         family[victim].kill()
         output, _ = process.communicate(timeout=60)
-        assert_all_gone(family)
+        tiny_runs.assert_all_gone(family)
         assert process.returncode == 1
         last = output.strip().splitlines()[-1]
         assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
@@ -108,7 +80,7 @@ def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undis
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, output
     assert "stopping, all clusters save step" in output
-    assert_all_gone(family)
+    tiny_runs.assert_all_gone(family)
     (step,) = newest(runs, "killed")
     assert 3 * EVERY <= step < STEPS
 
@@ -135,7 +107,7 @@ def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
         family[victim].kill()
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 1, output
-        assert_all_gone(family)
+        tiny_runs.assert_all_gone(family)
     status, output = runs.run(
         workdir="masked_killed", tls="off", timeout=300, **RUN | masked
     )
@@ -153,7 +125,7 @@ def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
     while True:
         process = runs.start(workdir=workdir, tls="off", **RUN)
         deadline = time.monotonic() + 120
-        while not (family := family_of(process)).keys() >= {*SIDES}:
+        while not (family := tiny_runs.family_of(process)).keys() >= {*SIDES}:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -162,7 +134,7 @@ def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
         with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended
             family[victim].kill()
         output, _ = process.communicate(timeout=120)
-        assert_all_gone(family)
+        tiny_runs.assert_all_gone(family)
         if process.returncode == 0:
             break
         assert f"{victim} was killed by SIGKILL; all clusters ended" in output
@@ -207,7 +179,7 @@ def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed)
         family[asked].terminate()
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM, output
-        assert_all_gone(family)
+        tiny_runs.assert_all_gone(family)
         (step,) = newest(runs, "asked")
     folder = runs.folder / "asked" / "source" / "checkpoints" / f"{step:08d}"
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -83,7 +83,9 @@ def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
     folders = split_parallel.split(text, ("es", "en"), tmp_path / "sides")
     models = {
         f"{side}_model": str(
-            tiny_translations.write_model(tmp_path / side, 16, 0, side == "target")
+            tiny_translations.write_model(
+                tmp_path / side, 16, 0, side == "target", layers=1
+            )
         )
         for side in ("source", "target")
     }

@@ -31,13 +31,25 @@ def fails(runs, words, status=None, **values):
     assert not mine
 
 
+def fails_here(runs, monkeypatch, words, **values):
+    """The same in this process: what the entry point would print."""
+    monkeypatch.chdir(runs.folder)
+    given = {"generators": "en de|sw", "data_dir": str(runs.text), "steps": 3}
+    given |= {"workdir": "bad", "vocabulary": "none.model"}
+    flags.FLAGS(["test"])
+    with (
+        flagsaver.flagsaver(**given | values),
+        pytest.raises(errors.NebulaError, match=re.escape(words)),
+    ):
+        pretrain_m3.main()
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"stepz": 3}, "Unknown command line flag 'stepz'"),
         ({"steps": "many"}, "--steps=many"),
         ({"steps": 0}, "--steps=0"),
-        ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_starts(runs, values, words):
@@ -47,6 +59,7 @@ def test_bad_flags_are_refused_before_anything_starts(runs, values, words):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole"),
         ({"cluster": "generator:0"}, "needs --peer=HOST:PORT"),
         ({"cluster": "generator:0", "peer": "nowhere"}, "expected HOST:PORT"),
         ({"cluster": "generator:0", "peer": "h:1"}, "needs --tls=FOLDER with its"),
@@ -77,25 +90,18 @@ def test_bad_flags_are_refused_before_anything_starts(runs, values, words):
     ],
 )
 def test_impossible_combinations_are_refused_in_words(runs, monkeypatch, values, words):
-    """In this process: what the entry point would print."""
-    monkeypatch.chdir(runs.folder)
-    given = {"generators": "en de|sw", "data_dir": str(runs.text), "steps": 3}
-    given |= {"workdir": "bad", "vocabulary": "none.model"}
-    flags.FLAGS(["test"])
-    with (
-        flagsaver.flagsaver(**given | values),
-        pytest.raises(errors.NebulaError, match=re.escape(words)),
-    ):
-        pretrain_m3.main()
+    fails_here(runs, monkeypatch, words, **values)
 
 
-def test_a_missing_or_empty_folder(runs, tmp_path):
-    fails(runs, "there is no such folder", data_dir=tmp_path / "nowhere")
-    fails(runs, "no text in it", data_dir=tmp_path)
+def test_a_missing_or_empty_folder(runs, monkeypatch, tmp_path):
+    nowhere, empty = str(tmp_path / "nowhere"), str(tmp_path)
+    fails_here(runs, monkeypatch, "there is no such folder", data_dir=nowhere)
+    fails_here(runs, monkeypatch, "no text in it", data_dir=empty)
 
 
-def test_a_language_without_text(runs):
-    fails(runs, "language 'ur' has no text", generators="en de|ur")
+def test_a_language_without_text(runs, monkeypatch):
+    words = "language 'ur' has no text"
+    fails_here(runs, monkeypatch, words, generators="en de|ur")
 
 
 def test_a_malformed_line(runs, tmp_path):
@@ -113,10 +119,12 @@ def test_a_port_in_use(runs):
         fails(runs, words, listen=f"127.0.0.1:{port}")
 
 
-def test_an_unreadable_vocabulary(runs, tmp_path):
+def test_an_unreadable_vocabulary(runs, monkeypatch, tmp_path):
     fails(runs, "No such file", vocabulary=tmp_path / "none.model")
-    (tmp_path / "bad.model").write_text("x")
-    fails(runs, "not a sentencepiece model", vocabulary=tmp_path / "bad.model")
+    bad = tmp_path / "bad.model"
+    bad.write_text("x")
+    words = "not a sentencepiece model"
+    fails_here(runs, monkeypatch, words, vocabulary=str(bad))
 
 
 def test_a_folder_that_cannot_be_written(runs, tmp_path):

@@ -1,15 +1,19 @@
-"""Faults never change the numbers: kill anything, start again, same parameters."""
+"""Faults never change the numbers: kill anything, start again, same parameters.
+
+A short run that is killed at two moments is in test_pretrain_m3.py.
+"""
 
 import resource
 import signal
 import time
 
+import configured
 import jax
 import numpy as np
-import psutil
 import pytest
+import tiny_runs
 
-from nebula_jax.runtime import run_folder
+from experiments.m3 import config, data
 
 STEPS, EVERY = 38, 4  # the last step is no multiple: it has a checkpoint of its own
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
@@ -29,27 +33,7 @@ def undisturbed(runs):
 
 def start_and_wait(runs, workdir, step):
     """Starts a run; returns it and its clusters once `step` is saved everywhere."""
-    process = runs.start(**flags(workdir))
-    manifests = [
-        runs.folder / workdir / cluster / "checkpoints" / f"{step:08d}.json"
-        for cluster in CLUSTERS
-    ]
-    deadline = time.monotonic() + 60
-    while not all(manifest.exists() for manifest in manifests):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    family = {}
-    for child in psutil.Process(process.pid).children(recursive=True):
-        for argument in child.cmdline():
-            if argument.startswith("--cluster="):
-                family[argument.partition("=")[2]] = child
-    return process, family
-
-
-def assert_all_gone(family):
-    _, alive = psutil.wait_procs(family.values(), timeout=10)
-    assert not alive, f"left behind: {alive}"
+    return runs.start_and_wait(step=step, folders=CLUSTERS, **flags(workdir))
 
 
 def assert_goes_on_to_the_end(runs, workdir, undisturbed):
@@ -75,7 +59,7 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
         process, family = start_and_wait(runs, "killed", step)
         (process if victim == "launcher" else family[victim]).kill()
         output, _ = process.communicate(timeout=30)
-        assert_all_gone(family)
+        tiny_runs.assert_all_gone(family)
         if victim != "launcher":
             assert process.returncode == 1
             last = output.strip().splitlines()[-1]
@@ -114,7 +98,7 @@ def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
         expected = signal.SIGINT if asked == "launcher" else signal.SIGTERM
         assert process.returncode == 128 + expected, output
         assert "stopping, all clusters save step" in output
-        assert_all_gone(family)
+        tiny_runs.assert_all_gone(family)
         newest = {max(folder.glob("*.json")).stem for folder in folders}
         assert len(newest) == 1
 
@@ -135,26 +119,17 @@ def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     assert 0 < before[0] < int(step)
 
 
-def test_a_folder_with_another_run_is_not_overwritten(runs, undisturbed):
-    before = (runs.folder / "undisturbed" / "run.flags").read_text()
-    status, output = runs.run(**flags("undisturbed") | {"batch_size": 8})
-    assert status == 1
-    assert (runs.folder / "undisturbed" / "run.flags").read_text() == before
-    words = "undisturbed holds a run with --batch_size=4, this one has 8"
-    assert words in output
-
-
-def test_two_runs_do_not_share_a_folder(runs, undisturbed):
-    with run_folder.lock(runs.folder / "undisturbed"):
-        status, output = runs.run(**flags("undisturbed"))
-    assert status == 1
-    assert "another process works in undisturbed" in output
-
-
-def test_a_full_disk_ends_the_run_and_is_named(runs, undisturbed):
+def test_a_full_disk_ends_the_run_and_is_named(runs):
     """Files that may not grow beyond 100 kB: no checkpoint of a cluster fits."""
 
-    process = runs.start(**flags("full"))
+    # Vocabulary and text would be too large as well.
+    given = runs.flags() | {"prepared_dir": runs.folder / "prepared"}
+    run = data.checked(configured.run(config, **given))
+    run = config.with_local(run, vocabulary=str(data.shared_vocabulary(run)))
+    for index in range(2):
+        data.GeneratorText(run, index, data.vocabulary(run.local))
+    # As short as the runs of test_pretrain_m3.py, which compile the same programs.
+    process = runs.start(**flags("full") | {"steps": 5})
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -167,8 +142,8 @@ def test_a_full_disk_ends_the_run_and_is_named(runs, undisturbed):
     )
 
 
-def test_ctrl_c_while_clusters_start_ends_at_once_and_quietly(runs, undisturbed):
-    process = runs.start(**flags("early"))
+def test_ctrl_c_while_clusters_start_ends_at_once_and_quietly(runs):
+    process = runs.start(**flags("early") | {"steps": 5})
     for line in process.stdout:
         if line.startswith("preparing the text"):
             break
