@@ -173,7 +173,7 @@ def embed(config, **arguments):
     """Embeddings of IDS, and the parameters' shapes."""
     module = transformer.Embeddings(config)
     params = init(module, IDS)["params"]
-    # Not jitted: two programs may round differently, and results are compared bit by bit.
+    # Not jitted: results are compared bit by bit, and two programs may round apart.
     embedded = module.apply({"params": params}, IDS, True, **arguments)
     return embedded, params, jax.tree.map(jnp.shape, params)
 
