@@ -122,6 +122,8 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
     )
     status, output = runs.run(
         cluster="whole",
+        generators="en de",
+        task_mix="mrtd",
         hot_start="models/xlmr",
         max_length=tiny_hot_start.LENGTH,
         steps=2,
