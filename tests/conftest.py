@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         # Most of a test's time is compilation of programs that run a few times.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
     ]
 )
 os.environ |= {
