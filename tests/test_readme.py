@@ -1,11 +1,14 @@
 """What the README shows is so."""
 
 import doctest
+import json
 import pathlib
 import pickle
 
 import numpy as np
 import safetensors.numpy
+
+from experiments.m3 import report
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -15,6 +18,12 @@ def test_its_examples_run():
     results = doctest.testfile(str(README), module_relative=False)
     assert results.attempted
     assert not results.failed
+
+
+def test_the_quickstart_ends_as_its_record_does():
+    record = ROOT / "experiments" / "results" / "m3_quickstart.json"
+    last = report.markdown(json.loads(record.read_text())).strip().splitlines()[-1]
+    assert f"\n    {last}\n" in README.read_text()
 
 
 def test_the_split_model_is_quoted_as_it_is():
