@@ -38,7 +38,7 @@ def main() -> int:
     # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
     dataset = flags.FLAGS["dataset"].value
     shared_flags.parse_run(earlier, "finetune_xnli")
-    run = config.with_agreed(config.from_flags(), dataset=dataset)
+    run = config.from_flags().with_agreed(dataset=dataset)
     config.check(run)
     devices.simulate(run.local.devices_per_cluster)
     split, out = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))

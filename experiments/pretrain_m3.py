@@ -80,7 +80,7 @@ def _run_here(run: config.Run) -> int:
         if not is_whole:
             prepared = launcher.prepared(workdir, names, run.local.connection())
             launch = stack.enter_context(prepared)
-        run = config.with_local(run, vocabulary=str(data.shared_vocabulary(run)))
+        run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
         vocabulary = data.vocabulary(run.local)
         settings = config.settings(run, vocabulary)
         for name in names:

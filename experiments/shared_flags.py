@@ -12,7 +12,7 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from absl import app, flags, logging
 
@@ -200,11 +200,26 @@ class Local(Place):
         )
 
 
-class Run(Protocol):
-    """A configuration as an experiment passes it on: both halves."""
+AgreedT = TypeVar("AgreedT", bound=Agreed)
+LocalT = TypeVar("LocalT", bound=Place)
 
-    agreed: Any
-    local: Any
+
+@dataclasses.dataclass(frozen=True)
+class Run(Generic[AgreedT, LocalT]):
+    """The configuration of one process of a run, as an experiment passes it on."""
+
+    agreed: AgreedT
+    local: LocalT
+
+    def with_agreed(self, **changes: Any) -> "Run[AgreedT, LocalT]":
+        """Returns the run with some shared settings changed."""
+        agreed = dataclasses.replace(self.agreed, **changes)
+        return dataclasses.replace(self, agreed=agreed)
+
+    def with_local(self, **changes: Any) -> "Run[AgreedT, LocalT]":
+        """Returns the run with some settings of this process changed."""
+        local = dataclasses.replace(self.local, **changes)
+        return dataclasses.replace(self, local=local)
 
 
 Values = TypeVar("Values")

@@ -84,7 +84,7 @@ def _run_here(run: config.Run) -> int:
         folders = data.split(run)
         models.load_source(run)  # what is wrong with it shows before anything starts
         target_model.prepare(run, folders[1])
-        run = config.with_local(run, wan=scaled_wan.resolve(run, folders))
+        run = run.with_local(wan=scaled_wan.resolve(run, folders))
         shared_flags.write_run_flags(workdir, run)
         if is_whole:
             status = whole.train(run, folders)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -249,13 +248,7 @@ class Local(shared_flags.Local):
     """A file; empty for a key that follows from the settings."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The configuration of one process of a run."""
-
-    agreed: Agreed
-    local: Local
-
+Run = shared_flags.Run[Agreed, Local]
 
 FLAGS = shared_flags.names(Agreed, Local)
 
@@ -263,16 +256,6 @@ FLAGS = shared_flags.names(Agreed, Local)
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
     return Run(shared_flags.read(Agreed), shared_flags.read(Local))
-
-
-def with_agreed(run: Run, **changes: Any) -> Run:
-    """Returns the run with some shared settings changed."""
-    return dataclasses.replace(run, agreed=dataclasses.replace(run.agreed, **changes))
-
-
-def with_local(run: Run, **changes: Any) -> Run:
-    """Returns the run with some settings of this cluster changed."""
-    return dataclasses.replace(run, local=dataclasses.replace(run.local, **changes))
 
 
 def check(run: Run) -> None:

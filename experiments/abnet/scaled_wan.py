@@ -136,7 +136,7 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     Returns:
       The median seconds of a step, and the bits of its hidden states as padded float32.
     """
-    plain = config.with_agreed(run, forward_codec="", backward_codec="")
+    plain = run.with_agreed(forward_codec="", backward_codec="")
     both = whole.load(plain, folders)
     source, target = both.halves
     steps = range(1, both.order.steps_per_epoch + 1)

@@ -183,13 +183,7 @@ class Local(shared_flags.Local):
     parallel_alpha: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The configuration of one process of a run."""
-
-    agreed: Agreed
-    local: Local
-
+Run = shared_flags.Run[Agreed, Local]
 
 FLAGS = shared_flags.names(Agreed, Local)
 
@@ -201,15 +195,7 @@ def from_flags() -> Run:
 
 def with_groups(run: Run, groups: list[list[str]]) -> Run:
     """Returns the run with the languages of each generator written out."""
-    text = language_mixture.format_groups(groups)
-    return dataclasses.replace(
-        run, agreed=dataclasses.replace(run.agreed, generators=text)
-    )
-
-
-def with_local(run: Run, **changes: Any) -> Run:
-    """Returns the run with some settings of this cluster changed."""
-    return dataclasses.replace(run, local=dataclasses.replace(run.local, **changes))
+    return run.with_agreed(generators=language_mixture.format_groups(groups))
 
 
 def check(run: Run) -> None:

@@ -195,13 +195,7 @@ class Local(shared_flags.Place):
     """True to leave the encoder as a checkpoint folder."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The configuration of a run."""
-
-    agreed: Agreed
-    local: Local
-
+Run = shared_flags.Run[Agreed, Local]
 
 FLAGS = [*shared_flags.names(Agreed, Local), *COMMAND]
 
@@ -211,16 +205,11 @@ def from_flags() -> Run:
     return Run(shared_flags.read(Agreed), shared_flags.read(Local))
 
 
-def with_agreed(run: Run, **changes: Any) -> Run:
-    """Returns the run with some of its agreed settings changed."""
-    return dataclasses.replace(run, agreed=dataclasses.replace(run.agreed, **changes))
-
-
 def with_epochs(run: Run, steps_per_epoch: int) -> Run:
     """Returns the run with the steps that --epochs takes, if it is given."""
     if not run.local.epochs:
         return run
-    return with_agreed(run, steps=max(1, round(run.local.epochs * steps_per_epoch)))
+    return run.with_agreed(steps=max(1, round(run.local.epochs * steps_per_epoch)))
 
 
 def check(run: Run) -> None:

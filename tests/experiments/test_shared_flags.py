@@ -122,7 +122,7 @@ def test_run_flags_alone_repeat_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["test", "--seed=4"])  # this command's own
     with flagsaver.flagsaver():
         shared_flags.parse_run(str(tmp_path), "finetune_xnli")
-        assert xnli_config.from_flags() == xnli_config.with_agreed(run, seed=4)
+        assert xnli_config.from_flags() == run.with_agreed(seed=4)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

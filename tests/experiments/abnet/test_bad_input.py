@@ -178,7 +178,7 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     model = ("english", "spanish")[longer]
     tokenizer = tokenizers.load(runs.folder / "models" / model)
     run = configured(prepared_dir=tmp_path / "prepared")
-    cut = config.with_local(run, truncate=True)
+    cut = run.with_local(truncate=True)
     read = data.read(cut, folder / side, tokenizer, is_translated=False)
     assert read.train.lengths.max() == 16
     # What is only translated is cut without asking.
@@ -217,7 +217,7 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
     is_number = type(before) in (int, float)
     other = before / 2 + 0.25 if type(before) is float else before
     other = before + 1 if type(before) is int else other
-    changed = config.with_agreed(run, **{name: other if is_number else others[name]})
+    changed = run.with_agreed(**{name: other if is_number else others[name]})
     ours, theirs = hello_of("target", run), hello_of("source", changed)
     with pytest.raises(bridge.Mismatch, match=f"source has --{name}=.*target has --"):
         bridge.check_agreement(ours, theirs)

@@ -4,7 +4,7 @@ import json
 import pytest
 import tiny_translations
 
-from experiments.abnet import config, scaled_wan, target_model
+from experiments.abnet import scaled_wan, target_model
 from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.data import split_parallel
@@ -55,7 +55,7 @@ def test_the_line_is_returned_reported_and_kept(given, monkeypatch, tmp_path, ca
 
 
 def test_a_line_that_is_given_stays(given, tmp_path):
-    run = config.with_local(given, wan="60mbit,15ms")
+    run = given.with_local(wan="60mbit,15ms")
     assert scaled_wan.resolve(run, ("x", "y")) == "60mbit,15ms"
     assert scaled_wan.read(tmp_path) == {}
     assert scaled_wan.without(run.local).wan == "60mbit,15ms"
@@ -72,10 +72,10 @@ def test_a_line_that_is_given_stays(given, tmp_path):
 )
 def test_only_all_clusters_together_can_measure(given, cluster, message):
     scaled_wan.check(given.local)
-    run = config.with_local(given, cluster=cluster)
+    run = given.with_local(cluster=cluster)
     with pytest.raises(errors.SettingsError, match=message):
         scaled_wan.check(run.local)
-    scaled_wan.check(config.with_local(run, wan="").local)
+    scaled_wan.check(run.with_local(wan="").local)
 
 
 def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):

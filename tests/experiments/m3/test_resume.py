@@ -125,7 +125,7 @@ def test_a_full_disk_ends_the_run_and_is_named(runs):
     # Vocabulary and text would be too large as well.
     given = runs.flags() | {"prepared_dir": runs.folder / "prepared"}
     run = data.checked(configured.run(config, **given))
-    run = config.with_local(run, vocabulary=str(data.shared_vocabulary(run)))
+    run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
     for index in range(2):
         data.GeneratorText(run, index, data.vocabulary(run.local))
     # As short as the runs of test_pretrain_m3.py, which compile the same programs.
