@@ -9,6 +9,7 @@ import optax
 
 _LAYER = re.compile(r"(?:^|/)encoder/layer_(\d+)/")
 _EMBEDDINGS = re.compile(r"(?:^|/)embeddings/")
+_NO_DECAY = re.compile(r"(?:^|\W)(?:bias|scale)\W*$")
 
 
 def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -61,7 +62,7 @@ def adam(
     Args:
       schedule: learning rate of each step.
       beta1, beta2, epsilon: Adam's; the defaults are ELECTRA's.
-      weight_decay: not on biases and layer norms; 0 for none.
+      weight_decay: of every parameter but those called `bias` or `scale`; 0 for none.
       clip_norm: largest global gradient norm; 0 for no clipping.
 
     Returns:
@@ -77,8 +78,18 @@ def adam(
 
 
 def _has_decay(params: Any) -> Any:
-    """Returns a tree of bool: True for matrices, False for biases and layer norms."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    """Returns a tree of bool: False for biases and layer norms, by name.
+
+    Not by rank: the biases of queries, keys and values are [H, K].
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: not _NO_DECAY.search(_name(path)), params
+    )
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Returns the path of a parameter as in `encoder/layer_0/output/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def layer_factor(path: str, decay: float, layers: int) -> float:
@@ -115,8 +126,7 @@ def scale_by_layer(decay: float, layers: int) -> optax.GradientTransformation:
     """
 
     def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return update * layer_factor(name, decay, layers)
+        return update * layer_factor(_name(path), decay, layers)
 
     return optax.stateless(
         lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates)

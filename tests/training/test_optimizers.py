@@ -1,10 +1,23 @@
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import traverse_util
 
-from nebula_jax.training import optimizers
+from nebula_jax.data import tokenizers
+from nebula_jax.models import (
+    abnet,
+    abnet_params,
+    classifier,
+    electra,
+    pretrained,
+    transformer,
+)
+from nebula_jax.training import cut, mlm_head, optimizers
 
 
 @pytest.mark.parametrize(
@@ -64,13 +77,68 @@ def test_gradients_are_clipped_by_their_global_norm():
     np.testing.assert_allclose(got[1].mu["a"], want[1].mu["a"], rtol=1e-6)
 
 
-def test_weight_decay_spares_biases_and_layer_norms():
+SHAPE = transformer.Config(
+    vocab_size=40, layers=1, width=8, heads=2, feed_forward=16, max_length=8
+)
+NARROW = dataclasses.replace(SHAPE, embedding_width=4)
+TRANSLATOR = abnet.Config(
+    source=NARROW,
+    target=SHAPE,
+    objective="cmlm",
+    encoder_inner=4,
+    decoder_inner=4,
+    heads=2,
+    dropout=0.0,
+    max_target_length=8,
+)
+DECAYING = {"kernel", "embedding", "length_table"}
+"""Every parameter of ours but biases and layer norms."""
+
+
+def electra_params(model):
+    ids, slots = jnp.zeros((1, 8), jnp.int32), jnp.zeros((1, 2), jnp.int32)
+    return model(SHAPE).init(jax.random.key(0), ids, ids == 0, slots)["params"]
+
+
+def classifier_params():
+    special = tokenizers.SpecialTokens(0, 1, 2, 3, 4, 5)
+    encoder = electra_params(electra.Discriminator)
+    params = {part: encoder[part] for part in ("embeddings", "encoder")}
+    config = classifier.Config(SHAPE, special)
+    model = pretrained.Pretrained("bert", SHAPE, params, {})
+    return classifier.init(config, jax.random.key(0), model)
+
+
+TREES = {
+    "generator": lambda: electra_params(electra.Generator),
+    "discriminator": lambda: electra_params(electra.Discriminator),
+    "source": lambda: abnet_params.init_source(TRANSLATOR, jax.random.key(0)),
+    "target": lambda: abnet_params.init_target(TRANSLATOR, jax.random.key(0)),
+    "head": lambda: mlm_head.init_head(NARROW, jax.random.key(0)),
+    "classifier": classifier_params,
+}
+FORMS = {
+    "nested": lambda tree: tree,
+    "split": lambda tree: cut.split(tree, lambda path: "embedding" not in path),
+    "paths": lambda tree: traverse_util.flatten_dict(tree, sep="/"),
+    "tuples": traverse_util.flatten_dict,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("model", TREES)
+def test_weight_decay_spares_biases_and_layer_norms_of_every_model(model, form):
+    """Those of queries, keys and values too, which are [H, K]."""
+    shapes = FORMS[form](jax.eval_shape(TREES[model]))
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    zero = jax.tree.map(np.zeros_like, params)
     optimizer = optimizers.adam(lambda step: 0.1, weight_decay=0.5)
-    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
-    zero = {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
     updates, _ = optimizer.update(zero, optimizer.init(params), params)
-    np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
-    np.testing.assert_array_equal(updates["bias"], 0)
+    for path, update in jax.tree_util.tree_flatten_with_path(updates)[0]:
+        name = re.findall(r"\w+", jax.tree_util.keystr(path))[-1]
+        want = -0.05 if name in DECAYING else 0.0
+        assert want or name in ("bias", "scale"), name
+        np.testing.assert_allclose(update, want, rtol=1e-6, err_msg=str(path))
 
 
 @pytest.mark.parametrize(
