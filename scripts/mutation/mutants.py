@@ -27,11 +27,11 @@ class Mutant(NamedTuple):
     module: str
     """Such as `nebula_jax.communication.wire.frames`."""
     line: int
-    """Of the change, from 1."""
+    """The line of the change, from 1."""
     operator: str
     """cosmic-ray's name of the change, such as `ReplaceComparisonOperator_Lt_LtE`."""
     occurrence: int
-    """Of the operator in the module."""
+    """The number of the place, of those that the operator fits, from 0."""
 
     @property
     def name(self) -> str:

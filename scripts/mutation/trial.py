@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
     SURVIVED = 0
     """All tests passed."""
     BROKEN = 90
-    """The module cannot be imported: no mutant that a test could judge."""
+    """The module cannot be imported: no test has a say in it."""
     HUNG = 91
     """The tests did not end in time. A mutant that hangs is noticed."""
 
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
     module: str
     """Module with a change; empty to run the tests on the project as it is."""
     source: str
-    """Of the changed module."""
+    """The text of the changed module."""
     tests: Sequence[str]
     """Files or folders, relative to the project's folder."""
     limit: float
@@ -99,7 +99,7 @@ class Result(NamedTuple):
     """The end of one trial."""
 
     number: int
-    """Of the trial, from 0."""
+    """The trial's, from 0."""
     outcome: Outcome
     seconds: float
 
