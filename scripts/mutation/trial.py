@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
     SURVIVED = 0
     """All tests passed."""
     BROKEN = 90
-    """The module cannot be imported: no test has a say in it."""
+    """The module cannot be imported: no mutant for a test to notice."""
     HUNG = 91
     """The tests did not end in time. A mutant that hangs is noticed."""
 
