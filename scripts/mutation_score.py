@@ -47,7 +47,7 @@ TARGETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "codecs": ([f"{CODECS}/*.py"], ["tests/communication/codecs"]),
     "checkpoint": (
-        ["nebula_jax/training/checkpoint*.py", "nebula_jax/runtime/checkpoints.py"],
+        ["nebula_jax/training/checkpoint.py", "nebula_jax/runtime/checkpoints.py"],
         ["tests/training/test_checkpoint.py", "tests/runtime/test_checkpoints.py"],
     ),
     "tls": (

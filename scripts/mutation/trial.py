@@ -40,7 +40,7 @@ class Outcome(enum.Enum):
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives an importer another source for one module."""
+    """An importer that has another source for one module."""
 
     def __init__(self, module: str, origin: str, source: str) -> None:
         self._module, self._origin, self._source = module, origin, source
