@@ -46,7 +46,9 @@ flags.DEFINE_string("out", "", "File or folder to write.")
 
 # How clusters meet.
 flags.DEFINE_string(
-    "listen", "127.0.0.1:0", "HOST:PORT where the listening cluster waits."
+    "listen",
+    "127.0.0.1:0",
+    "HOST:PORT where the listening cluster waits; [::]:PORT for IPv6 and IPv4.",
 )
 flags.DEFINE_string("peer", "", "HOST:PORT of the listening cluster.")
 flags.DEFINE_string(

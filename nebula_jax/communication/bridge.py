@@ -56,6 +56,12 @@ def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
             )
 
 
+def written(address: tuple[str, int]) -> str:
+    """Returns an address as one writes it: `example.org:7070`, `[::1]:7070`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
 
@@ -127,7 +133,7 @@ def _dial(
     patience: float,
 ) -> socket.socket:
     """Returns a connected socket; tries for `patience` seconds if nobody answers."""
-    where = f"{address[0]}:{address[1]}"
+    where = written(address)
     give_up = time.monotonic() + patience
     while True:
         sock = None

@@ -18,6 +18,7 @@ from nebula_jax.communication import bridge, wan
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, reader, session, states
 
+BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
 HANDSHAKE_SECONDS = 5.0  # an accepted connection opens a session within this, or goes
 MAX_HANDSHAKES = 16  # at a time: limits the memory and threads of unknown connections
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
@@ -29,15 +30,33 @@ RETRY_SECONDS = 0.2  # after the system refused a connection or a thread
 def listen(address: tuple[str, int]) -> socket.socket:
     """Returns a bound and listening socket.
 
+    Args:
+      address: host and port; at `::` both IPv6 and IPv4 where the system can.
+
     Raises:
       bridge.ConnectError: if the port is in use, or the host is not this machine's.
     """
     try:
-        return socket.create_server(address, reuse_port=False)
-    except OSError as error:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        found.sort(key=lambda each: each[0] != socket.AF_INET)  # of a name with both
+        family, _, _, _, where = found[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
+            sock.bind(where)  # which has the zone of fe80::1%eth0
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise bridge.ConnectError(
-            f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}"
+            f"cannot listen on {bridge.written(address)}: {reason}"
         ) from None
+    return sock
 
 
 class Listener:

@@ -6,8 +6,10 @@ with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: .
 
 import contextlib
 import dataclasses
+import ipaddress
 import os
 import pathlib
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +104,7 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
 
 
 def host_and_port(flag: str, value: str) -> tuple[str, int]:
-    """Parses `HOST:PORT`.
+    """Parses `HOST:PORT`, `[::]:PORT` or `[fe80::1%eth0]:PORT`.
 
     Args:
       flag: where it is from, for the error.
@@ -112,9 +114,18 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
       errors.SettingsError: if it is none.
     """
     host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise errors.SettingsError(f"--{flag}={value}: expected HOST:PORT")
-    return host.strip("[]"), int(port)
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        elif not host or re.search(r"[\s:\[\]/%@]", host):
+            raise ValueError
+        if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+            raise ValueError
+    except ValueError:
+        raise errors.SettingsError(
+            f"--{flag}={value}: expected HOST:PORT, with an IPv6 address in brackets"
+        ) from None
+    return host, int(port)
 
 
 def dial(

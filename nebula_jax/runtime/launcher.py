@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO
 
-from nebula_jax.communication import listener
+from nebula_jax.communication import bridge, listener
 from nebula_jax.runtime import connect, process
 from nebula_jax.runtime import screen as screen_lib
 from nebula_jax.security import certificates, tls
@@ -72,15 +72,15 @@ def prepared(
             tls.client_contexts(pathlib.Path(folder))
     try:
         with listener.listen(address) as listening:
-            host, port = listening.getsockname()[:2]
+            where = bridge.written(listening.getsockname()[:2])
 
             def launch(module: str, arguments: Arguments) -> int:
                 commands = {}
                 for number, name in enumerate(names):
                     reach = dataclasses.replace(
                         settings,
-                        listen="127.0.0.1:0" if number else f"{host}:{port}",
-                        peer=f"{host}:{port}" if number else "",
+                        listen="127.0.0.1:0" if number else where,
+                        peer=where if number else "",
                         tls=folders[name],
                     )
                     command = [sys.executable, "-m", module, *arguments(name, reach)]

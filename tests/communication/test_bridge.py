@@ -367,6 +367,44 @@ def test_a_port_in_use_is_named():
             listener_lib.listen(("127.0.0.1", port))
 
 
+def has_ipv6():
+    with (
+        contextlib.suppress(OSError),
+        socket.create_server(("::1", 0), family=socket.AF_INET6),
+    ):
+        return True
+    return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
+def test_a_listener_at_all_addresses_takes_ipv6_and_ipv4(pool, host):
+    with listener_lib.Listener(
+        listener_lib.listen(("::", 0)),
+        hello("discriminator"),
+        peer_timeout=5.0,
+        reconnect_timeout=0.0,
+        tls=None,
+    ) as listening:
+        coming = pool.submit(connect, (host, listening.address[1]))
+        here, there = listening.accept(5.0), coming.result(5)
+        here.abort("done")
+        there.abort("done")
+
+
+@needs_ipv6
+def test_addresses_of_ipv6_stand_in_brackets():
+    with listener_lib.listen(("::1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(bridge.ConnectError, match=rf"on \[::1\]:{port}: .*in use"):
+            listener_lib.listen(("::1", port))
+    with pytest.raises(bridge.ConnectError, match=rf"answers at \[::1\]:{port}"):
+        connect(("::1", port), connect_timeout=0.3)
+
+
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_strangers_are_dropped_and_the_peer_still_gets_in(tmp_path, pool, encrypted):
     server, client = credentials(tmp_path, encrypted)
