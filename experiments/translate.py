@@ -24,7 +24,7 @@ from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, transformer
 from nebula_jax.runtime import process
-from nebula_jax.training import checkpoint, cut
+from nebula_jax.training import checkpoint, partition
 
 flags.DEFINE_integer(
     "step", None, "Step of the checkpoint; the newest that both sides have by default."
@@ -160,10 +160,10 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
 
 
 def _filled(
-    params: Any, trained: Any, is_trained: cut.IsTrained, plm: transformer.Config
+    params: Any, trained: Any, is_trained: partition.IsTrained, plm: transformer.Config
 ) -> Any:
     """Returns `params` with what was trained in the place of what it began with."""
-    wanted, frozen = cut.split(params, is_trained)
+    wanted, frozen = partition.split(params, is_trained)
 
     def shapes(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.shape, tree)
@@ -172,7 +172,7 @@ def _filled(
         raise checkpoint.CheckpointError(
             "the checkpoint's model has another shape than the run's flags give it"
         )
-    return cut.merge(trained, transformer.cast_kernels(frozen, plm))
+    return partition.merge(trained, transformer.cast_kernels(frozen, plm))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ from nebula_jax.models import classifier, electra, transformer
 from nebula_jax.runtime import process, report
 from nebula_jax.training import (
     classification,
-    cut,
     losses,
     m3,
     masking,
     optimizers,
+    partition,
     sampling,
 )
 from nebula_jax.training import state as train_state
@@ -112,7 +112,7 @@ def fine_tuning(
     head = _init(classifier.Head(config), 1, jnp.zeros((1, shape.width)), True)
     params = {name: generator[name] for name in ("embeddings", "encoder")}
     params["classifier"] = head
-    trained, frozen = cut.split(params, classification.is_trained)
+    trained, frozen = partition.split(params, classification.is_trained)
     optimizer = _adam()
     state = train_state.create(trained, optimizer, jax.random.key(2))
     step = jax.jit(

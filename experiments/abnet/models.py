@@ -21,7 +21,7 @@ from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import devices, process
 from nebula_jax.training import abnet as abnet_training
-from nebula_jax.training import cut, optimizers
+from nebula_jax.training import cut, optimizers, partition
 from nebula_jax.training import state as train_state
 
 SOURCE, TARGET = 0, 1  # streams of randomness that follow from the seed
@@ -56,7 +56,7 @@ class Half(NamedTuple):
 
     def params(self, state: train_state.TrainState) -> Any:
         """Returns all parameters of this side."""
-        return cut.merge(state.params, self.frozen)
+        return partition.merge(state.params, self.frozen)
 
 
 def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
@@ -127,7 +127,10 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
 
 
 def target_half(
-    run: config.Run, plm: Plm, source: transformer.Config, is_trained: cut.IsTrained
+    run: config.Run,
+    plm: Plm,
+    source: transformer.Config,
+    is_trained: partition.IsTrained,
 ) -> Half:
     """Puts the target side's model on this cluster's devices.
 
@@ -161,13 +164,13 @@ def _half(
     task: abnet_training.Task,
     mesh: Mesh,
     params: Any,
-    is_trained: cut.IsTrained,
+    is_trained: partition.IsTrained,
     plm: transformer.Config,
     half: cut.Front | cut.Back,
     rng: Callable[[train_state.TrainState], jax.Array],
 ) -> Half:
     optimizer = make_optimizer(run.agreed)
-    trained, frozen = cut.split(params, is_trained)
+    trained, frozen = partition.split(params, is_trained)
     key = jax.random.fold_in(jax.random.key(run.agreed.seed), STATE_RNG + side)
     fresh = mesh_lib.sharded_init_from_arrays(
         mesh, functools.partial(train_state.create, trained, optimizer, key)
@@ -189,12 +192,12 @@ def _mesh(run: config.Run) -> Mesh:
     )
 
 
-def is_trained_source(local: config.Local) -> cut.IsTrained:
+def is_trained_source(local: config.Local) -> partition.IsTrained:
     """Returns a function of a path, True if the source side trains it.
 
     It trains its adapters and the table of lengths; with --train_all everything.
     """
-    return cut.train_all if local.train_all else abnet_params.is_trained
+    return partition.train_all if local.train_all else abnet_params.is_trained
 
 
 def model(
@@ -288,7 +291,7 @@ def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
 
     Args:
       mesh: of the cluster.
-      frozen: from `cut.split`.
+      frozen: from `partition.split`.
       plm: shape of the pretrained model.
     """
     frozen = transformer.cast_kernels(frozen, plm)

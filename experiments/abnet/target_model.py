@@ -19,7 +19,7 @@ from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.models import abnet_params, pretrained, transformer
 from nebula_jax.runtime import checkpoints, process, run_folder
-from nebula_jax.training import cut, mlm_head, optimizers
+from nebula_jax.training import mlm_head, optimizers, partition
 from nebula_jax.training import state as train_state
 
 HEAD_RATE, HEAD_WARMUP = 1e-3, 30  # our choice: a head of 0.2 million parameters
@@ -105,14 +105,14 @@ def _keyed(run: config.Run, made_of: str) -> str:
     return hmac.new(key, made_of.encode(), "sha256").hexdigest()[:12]
 
 
-def is_trained(local: config.Local) -> cut.IsTrained:
+def is_trained(local: config.Local) -> partition.IsTrained:
     """Returns a function of a path, True if the target side trains it.
 
     It trains its adapters, and the MLM head if `prepare` made it; with --train_all
     everything.
     """
     if local.train_all:
-        return cut.train_all
+        return partition.train_all
     _, _, *head = json.loads((folder(local.workdir) / MADE_OF).read_text())
     return functools.partial(abnet_params.is_trained, mlm_head=bool(head))
 

@@ -29,7 +29,7 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
 from nebula_jax.runtime import checkpoints, process, progress
 from nebula_jax.training import abnet as abnet_training
-from nebula_jax.training import cut
+from nebula_jax.training import cut, partition
 from nebula_jax.training import state as train_state
 
 Folders = tuple[pathlib.Path, pathlib.Path]
@@ -178,7 +178,7 @@ def uncut(agreed: config.Agreed, both: Both) -> StepFn:
     @jax.jit
     def differentiate(trained: Any, frozen: Any, batch: Any, rngs: Any) -> Any:
         def loss(trained: Any) -> Any:
-            params = [cut.merge(*each) for each in zip(trained, frozen, strict=True)]
+            params = list(map(partition.merge, trained, frozen))
             hidden, length_loss = abnet_training.front(
                 source.task, params[0], batch[0], rngs[0]
             )

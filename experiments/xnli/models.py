@@ -21,7 +21,7 @@ from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import process
-from nebula_jax.training import classification, cut
+from nebula_jax.training import classification, partition
 from nebula_jax.training import state as train_state
 
 Predict = Callable[[Any, Any], jax.Array]
@@ -80,7 +80,9 @@ def split_params(
     rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 0)
     params = classifier.init(shape, rng, text.model)
     is_frozen = run.agreed.freeze_embeddings
-    return cut.split(params, classification.is_trained if is_frozen else cut.train_all)
+    return partition.split(
+        params, classification.is_trained if is_frozen else partition.train_all
+    )
 
 
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:

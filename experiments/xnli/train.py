@@ -17,7 +17,7 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
 from nebula_jax.runtime import report as run_report
-from nebula_jax.training import classification, cut
+from nebula_jax.training import classification, partition
 
 
 def train(run: config.Run) -> int:
@@ -82,7 +82,7 @@ def train(run: config.Run) -> int:
         state, metrics = train_step(state, frozen, *jax.device_put(rows, batch_at))
         record.step(step, metrics)
         if agreed.is_evaluated(step):
-            params = cut.merge(state.params, frozen)
+            params = partition.merge(state.params, frozen)
             accuracy = evaluate.dev_accuracy(run, predict, params, text)
             selection = selection_lib.select(
                 agreed, selection, step, accuracy, state.params
@@ -97,7 +97,7 @@ def train(run: config.Run) -> int:
     status = interrupt.exit_status(config.NAME, step, agreed.steps)
     if status == 0:
         if start < step or not (local.workdir / "summary.json").is_file():
-            params = cut.merge(selection.params, frozen)
+            params = partition.merge(selection.params, frozen)
             found = evaluate.tested(run, predict, params, text.parts["test"], text)
             _write(run, text, found, position_now(), begin, is_new=start < step)
         _show(run)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from nebula_jax.models import classifier
-from nebula_jax.training import cut, losses
+from nebula_jax.training import losses, partition
 from nebula_jax.training import state as train_state
 
 
@@ -33,7 +33,7 @@ def step(
       config: of the classifier.
       optimizer: of the trained parameters.
       state: of the trained parameters.
-      frozen: the other parameters, from `cut.split`.
+      frozen: the other parameters, from `partition.split`.
       input_ids: [B, L] int32, padded.
       labels: [B] int32.
 
@@ -43,7 +43,7 @@ def step(
     rng = state.key()
 
     def loss_of(trained: Any) -> tuple[jax.Array, jax.Array]:
-        params = cut.merge(trained, frozen)
+        params = partition.merge(trained, frozen)
         found = classifier.logits(config, params, input_ids, rng)
         weights = jnp.ones(labels.shape, jnp.float32)
         return losses.mean(losses.masked_cross_entropy(found, labels, weights)), found

@@ -15,6 +15,8 @@ not once for each shape or pair of shapes.
 A half is functions: whoever trains holds the states of its codecs, CodecStates, one for
 each channel pair, and saves them with the parameters.
 
+Parameters are any pytree: those of Flax, an `nnx.State`, lists of tuples, an array.
+
 h is any pytree. Its floating-point leaves are activations and get a gradient; others (a
 mask, example numbers) go along as they are, and come back with the gradient: codecs
 such as `pack_tokens` and `delta` read them.
@@ -29,16 +31,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct, traverse_util
+from flax import struct
 
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
+from nebula_jax.training import partition
 
-Params = Any  # nested dict of arrays
+Params = partition.Params
 Batch = Any  # pytree of arrays
-IsTrained = Callable[[str], bool]
-"""Path of a parameter, as in `encoder/layer_0/output/kernel` -> True if it trains."""
 
 
 class CodecStates(NamedTuple):
@@ -116,17 +117,12 @@ class Back(NamedTuple):
     zero_grads: Callable[[Params], Params]
 
 
-def train_all(path: str) -> bool:
-    """Returns True: every parameter trains."""
-    return True
-
-
 def front(
     fn: Callable[[Params, Batch, jax.Array], Any],
     send: selector.CodecOrSelector,
     receive: selector.CodecOrSelector,
     *,
-    is_trained: IsTrained = train_all,
+    is_trained: partition.IsTrained = partition.train_all,
     has_loss: bool = False,
 ) -> Front:
     """Makes the front half of a model.
@@ -146,7 +142,7 @@ def front(
     def run(
         trained: Params, frozen: Params, batch: Batch, rng: jax.Array
     ) -> tuple[tuple[list[jax.Array], jax.Array], codec_lib.Arrays]:
-        out = fn(merge(trained, frozen), batch, rng)
+        out = fn(partition.merge(trained, frozen), batch, rng)
         hidden, loss = out if has_loss else (out, 0.0)
         return (leaves.floats(hidden), jnp.asarray(loss, jnp.float32)), hidden
 
@@ -157,7 +153,7 @@ def front(
     def run_forward(
         params: Params, batch: Batch, rng: jax.Array, state: codec_lib.State
     ) -> tuple[codec_lib.Payload, Residuals, jax.Array, codec_lib.State]:
-        trained, frozen = split(params, is_trained)
+        trained, frozen = partition.split(params, is_trained)
         (_, loss), pullback, hidden = jax.vjp(
             lambda trained: run(trained, frozen, batch, rng), trained, has_aux=True
         )
@@ -202,7 +198,7 @@ def front(
         return grads, states._replace(received=received)
 
     def spec(params: Params, batch: Batch, rng: jax.Array) -> codec_lib.Spec:
-        return jax.eval_shape(run, *split(params, is_trained), batch, rng)[1]
+        return jax.eval_shape(run, *partition.split(params, is_trained), batch, rng)[1]
 
     return Front(
         forward,
@@ -218,7 +214,7 @@ def back(
     receive: selector.CodecOrSelector,
     send: selector.CodecOrSelector,
     *,
-    is_trained: IsTrained = train_all,
+    is_trained: partition.IsTrained = partition.train_all,
     sharding: Any = None,
 ) -> Back:
     """Makes the back half of a model.
@@ -248,7 +244,7 @@ def back(
         sent_state: codec_lib.State,
         grads: Params,
     ) -> tuple[codec_lib.Payload, codec_lib.State, Params, Any, codec_lib.State]:
-        trained, frozen = split(params, is_trained)
+        trained, frozen = partition.split(params, is_trained)
         received, received_state = decode(payload, received_state)
         activations = leaves.floats(received)
         if sharding is not None:
@@ -256,7 +252,7 @@ def back(
 
         def run(trained: Params, activations: list[jax.Array]) -> tuple[jax.Array, Any]:
             hidden = leaves.with_floats(received, activations)
-            out = fn(merge(trained, frozen), hidden, batch, rng)
+            out = fn(partition.merge(trained, frozen), hidden, batch, rng)
             return out if isinstance(out, tuple) else (out, {})
 
         differentiate = jax.grad(run, (0, 1), has_aux=True)
@@ -329,30 +325,11 @@ def _decoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
     return decode_before, codec_lib.identity().decode
 
 
-def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
-    """Splits parameters into (trained, frozen): only the first get gradients, moments.
-
-    Integers are frozen in any case.
-    """
-    flat = traverse_util.flatten_dict(params)
-    trained = {
-        path: leaf
-        for path, leaf in flat.items()
-        if leaves.is_float(leaf) and is_trained("/".join(path))
-    }
-    frozen = {path: leaf for path, leaf in flat.items() if path not in trained}
-    return traverse_util.unflatten_dict(trained), traverse_util.unflatten_dict(frozen)
-
-
-def merge(trained: Params, frozen: Params) -> Params:
-    """Inverts `split`: no parameter is in both."""
-    flat = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(frozen)
-    return traverse_util.unflatten_dict(flat)
-
-
-def zero_grads(params: Params, is_trained: IsTrained = train_all) -> Params:
+def zero_grads(
+    params: Params, is_trained: partition.IsTrained = partition.train_all
+) -> Params:
     """Makes zeros like the trained parameters, for micro-batches to add to."""
-    return jax.tree.map(jnp.zeros_like, split(params, is_trained)[0])
+    return jax.tree.map(jnp.zeros_like, partition.split(params, is_trained)[0])
 
 
 def _residuals(pullback: Any, arguments: Any) -> Residuals:

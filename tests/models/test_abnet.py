@@ -8,7 +8,7 @@ import pytest
 
 from nebula_jax import errors
 from nebula_jax.models import abnet, abnet_params, adapters, electra, heads, transformer
-from nebula_jax.training import cut
+from nebula_jax.training import partition
 
 SOURCE = transformer.Config(
     vocab_size=40, layers=2, width=24, heads=2, feed_forward=32, max_length=16
@@ -267,28 +267,28 @@ def test_adapters_and_length_head_train_and_nothing_else(source_params, target_p
     def names(tree):
         return {path.split("/")[0] for path in _paths(tree)}
 
-    trained, frozen = cut.split(source_params, abnet_params.is_trained)
+    trained, frozen = partition.split(source_params, abnet_params.is_trained)
     assert names(trained) == {"adapters_0", "adapters_1", "length_table"}
     assert names(frozen) == {"embeddings", "encoder"}
-    trained, frozen = cut.split(target_params, abnet_params.is_trained)
+    trained, frozen = partition.split(target_params, abnet_params.is_trained)
     assert names(trained) == {"adapters_0", "adapters_1"}
     assert names(frozen) == {"embeddings", "encoder", "mlm_head"}
-    trained, frozen = cut.split(
+    trained, frozen = partition.split(
         target_params, functools.partial(abnet_params.is_trained, mlm_head=True)
     )
     assert names(trained) == {"adapters_0", "adapters_1", "mlm_head"}
     assert names(frozen) == {"embeddings", "encoder"}
-    assert jax.tree.structure(cut.merge(trained, frozen)) == jax.tree.structure(
+    assert jax.tree.structure(partition.merge(trained, frozen)) == jax.tree.structure(
         target_params
     )
 
 
 def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
     """No product of the gradient's program has a frozen matrix's shape."""
-    trained, frozen = cut.split(target_params, abnet_params.is_trained)
+    trained, frozen = partition.split(target_params, abnet_params.is_trained)
 
     def loss(trained, hidden):
-        params = cut.merge(trained, frozen)
+        params = partition.merge(trained, frozen)
         logits = abnet.Target(CMLM).apply({"params": params}, Y, Y_MASK, hidden, X_MASK)
         return jnp.sum(logits**2)
 
@@ -344,7 +344,7 @@ def test_the_papers_adapters_have_the_papers_size():
 
     def millions(init):
         shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
-        trained, _ = cut.split(shapes, abnet_params.is_trained)
+        trained, _ = partition.split(shapes, abnet_params.is_trained)
         return sum(leaf.size for leaf in jax.tree.leaves(trained)) / 1e6
 
     assert millions(abnet_params.init_source) == pytest.approx(10.24, abs=0.01)

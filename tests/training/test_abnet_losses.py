@@ -7,7 +7,7 @@ import pytest
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
-from nebula_jax.training import abnet_losses, cut, losses, masking
+from nebula_jax.training import abnet_losses, losses, masking, partition
 
 # XLM-R's order, with [MASK] last: nothing may rely on control pieces coming first.
 CONTROLS = tokenizers.SpecialTokens(1, 3, 0, 2, 59, size=60)
@@ -177,7 +177,7 @@ def test_micro_batches_add_up_to_the_batch():
     )
     config = abnet.Config(plm, plm, "cmlm", 4, 4, heads=2, max_target_length=12)
     init = jax.jit(abnet_params.init_target, static_argnums=0)
-    trained, frozen = cut.split(
+    trained, frozen = partition.split(
         init(config, jax.random.key(0)), abnet_params.is_trained
     )
     hidden = np.random.RandomState(0).randn(4, 5, 8).astype(np.float32)
@@ -189,7 +189,7 @@ def test_micro_batches_add_up_to_the_batch():
         def loss(trained):
             logits = abnet.decode(
                 config,
-                cut.merge(trained, frozen),
+                partition.merge(trained, frozen),
                 targets.input_ids,
                 targets.attention_mask,
                 hidden,

@@ -6,7 +6,7 @@ import tiny_nli
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import classifier, pretrained
-from nebula_jax.training import classification, cut
+from nebula_jax.training import classification, partition
 from nebula_jax.training import state as train_state
 
 IDS = np.asarray([[2, 8, 9, 3, 10, 3], [2, 12, 3, 9, 3, 0]], np.int32)
@@ -51,7 +51,7 @@ def test_a_step_is_that_of_the_mean_cross_entropy(made):
 
 def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     config, params = made
-    trained, frozen = cut.split(params, classification.is_trained)
+    trained, frozen = partition.split(params, classification.is_trained)
     assert trained.keys() == {"encoder", "classifier"}
     assert frozen.keys() == {"embeddings"}
     optimizer = optax.adam(3e-3)
@@ -59,7 +59,7 @@ def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     for _ in range(40):
         state, metrics = step(config, optimizer, state, frozen, IDS, LABELS)
     assert metrics["loss"] < 0.1
-    found = predict(config, cut.merge(state.params, frozen), IDS)
+    found = predict(config, partition.merge(state.params, frozen), IDS)
     np.testing.assert_array_equal(found.argmax(-1), LABELS)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
 

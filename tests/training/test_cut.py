@@ -13,7 +13,7 @@ from two_halves import B, D, L
 
 from nebula_jax.communication import codec, codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.training import cut
+from nebula_jax.training import cut, partition
 
 pytestmark = pytest.mark.reuses_keys
 
@@ -147,7 +147,9 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
     run = Run(is_trained=is_trained)
     grads, *_ = run.step(params, two_halves.pieces(batch, 2), rngs)
     want = whole_gradient(params, batch, rngs)
-    two_halves.assert_close(grads, tuple(cut.split(w, is_trained)[0] for w in want))
+    two_halves.assert_close(
+        grads, tuple(partition.split(w, is_trained)[0] for w in want)
+    )
     assert set(grads[0]) == {"second"}
     assert set(grads[1]["third"]) == {"kernel"}
     layers = ("first", "second", "third", "last")
@@ -160,16 +162,6 @@ def test_a_half_may_be_frozen_as_a_whole():
     grads, *_ = run.step(params, two_halves.pieces(batch, 2), rngs)
     assert grads[0] == {}
     two_halves.assert_close(grads[1], whole_gradient(params, batch, rngs)[1])
-
-
-def test_split_and_merge_keep_every_parameter_and_integers_are_frozen():
-    params = {"a/b": {"w": np.ones(2)}, "table": {"ids": np.arange(3)}}
-    trained, frozen = cut.split(params, cut.train_all)
-    assert jax.tree.structure(trained) == jax.tree.structure({"a/b": {"w": 0}})
-    two_halves.assert_close(cut.merge(trained, frozen), params)
-    trained, frozen = cut.split(params, lambda path: path != "a/b/w")
-    assert trained == {}
-    two_halves.assert_close(cut.merge(trained, frozen), params)
 
 
 PACKED = "pack_tokens(capacities=3)|int8(row)"

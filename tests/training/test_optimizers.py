@@ -17,7 +17,7 @@ from nebula_jax.models import (
     pretrained,
     transformer,
 )
-from nebula_jax.training import cut, mlm_head, optimizers
+from nebula_jax.training import mlm_head, optimizers, partition
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ TREES = {
 }
 FORMS = {
     "nested": lambda tree: tree,
-    "split": lambda tree: cut.split(tree, lambda path: "embedding" not in path),
+    "split": lambda tree: partition.split(tree, lambda path: "embedding" not in path),
     "paths": lambda tree: traverse_util.flatten_dict(tree, sep="/"),
     "tuples": traverse_util.flatten_dict,
 }

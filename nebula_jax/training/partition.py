@@ -1,0 +1,76 @@
+"""Parameters parted by path: those that train, and those that are frozen.
+
+Only trained parameters get gradients and an optimizer's moments. Parameters are any
+pytree: nested dicts as Flax's, lists and tuples of arrays, dataclasses, an `nnx.State`,
+a bare array.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from nebula_jax.communication.codecs import leaves
+
+Params = Any  # pytree of arrays
+IsTrained = Callable[[str], bool]
+"""Path of a parameter, as in `encoder/layer_0/output/kernel` -> True if it trains.
+
+Keys, places in a list and names of fields are joined with `/`: `layers/0/kernel`.
+"""
+
+
+def train_all(path: str) -> bool:
+    """Returns True: every parameter trains."""
+    return True
+
+
+def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
+    """Splits parameters into (trained, frozen).
+
+    What is in the other part is left out of a dict; elsewhere None is in its place.
+    Integers are frozen in any case.
+    """
+    return _split(params, is_trained, ())
+
+
+def merge(trained: Params, frozen: Params) -> Params:
+    """Inverts `split`.
+
+    Raises:
+      ValueError: if a parameter is in both, or their structures do not fit together.
+    """
+    if trained is None or frozen is None:
+        return frozen if trained is None else trained
+    if type(trained) is type(frozen) is dict:
+        keys = trained | frozen
+        return {key: merge(trained.get(key), frozen.get(key)) for key in keys}
+    if jax.tree_util.all_leaves([trained]):
+        raise ValueError("a parameter is in both parts, the trained and the frozen one")
+    return jax.tree.map(
+        merge, trained, frozen, is_leaf=lambda node: node is not trained
+    )
+
+
+def _split(tree: Any, is_trained: IsTrained, path: tuple) -> tuple[Any, Any]:
+    below, structure = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: node is not tree
+    )
+    if any(child is tree for _, child in below):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        trains = leaves.is_float(tree) and is_trained(name)
+        return (tree, None) if trains else (None, tree)
+    parts = [_split(child, is_trained, (*path, *key)) for key, child in below]
+    if type(tree) is not dict:
+        return (
+            jax.tree.unflatten(structure, [moving for moving, _ in parts]),
+            jax.tree.unflatten(structure, [resting for _, resting in parts]),
+        )
+    trained, frozen = {}, {}
+    for ([key], child), (moving, resting) in zip(below, parts, strict=True):
+        if jax.tree.leaves(moving):
+            trained[key.key] = moving
+        # What has no parameter at all, such as None for a bias, is kept here.
+        if jax.tree.leaves(resting) or not jax.tree.leaves(child):
+            frozen[key.key] = resting
+    return trained, frozen
