@@ -78,7 +78,7 @@ def _run_here(run: config.Run) -> int:
         names = ["whole"]
     with contextlib.ExitStack() as stack:
         if not is_whole:
-            prepared = launcher.prepared(workdir, names, run.local.connection())
+            prepared = launcher.prepared(names, run.local.connection())
             launch = stack.enter_context(prepared)
         run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
         vocabulary = data.vocabulary(run.local)

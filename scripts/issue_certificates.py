@@ -14,7 +14,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import certificates, names
 
 flags.DEFINE_list(
     "clusters", [], "Names of the clusters, such as discriminator,generator:0."
@@ -32,7 +32,7 @@ def main() -> int:
         raise errors.SettingsError(f"--out={out} is there already")
     certificates.issue_for_run(out, clusters)
     for cluster in clusters:
-        print(f"{cluster}: --tls={out / tls.certificate_name(cluster)}")
+        print(f"{cluster}: --tls={out / names.label(cluster)}")
     return 0
 
 

@@ -21,7 +21,7 @@ from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, states
-from nebula_jax.security import tls as tls_lib
+from nebula_jax.security import credentials, names
 
 RETRY_SECONDS = 0.2  # between attempts to connect
 REDIAL_SECONDS = 5.0  # for one attempt to come back
@@ -167,12 +167,18 @@ def _dial(
 
 
 def shake_hands(sock: ssl.SSLSocket, deadline: float) -> ssl.SSLSocket:
-    """Completes a TLS handshake by a deadline, however slowly the peer sends."""
+    """Completes a TLS handshake by a deadline, however slowly the peer sends.
+
+    Raises:
+      credentials.CredentialsError: if the peer's certificate must not be used.
+      OSError: if there was no handshake; ssl.SSLError is one.
+    """
     sock.setblocking(False)
     poller = select.poll()
     while True:
         try:
             sock.do_handshake()
+            credentials.check_peer(sock.getpeercert(True) or b"")
             return sock
         except ssl.SSLWantReadError:
             poller.register(sock, select.POLLIN)
@@ -201,7 +207,7 @@ def greet(
 
 def _check_certificate(link: Link) -> None:
     """Raises Mismatch if, with TLS, the peer's certificate has another name than it."""
-    names = link.certificate_names
-    if names is not None and tls_lib.certificate_name(link.peer.cluster) not in names:
-        owner = ", ".join(sorted(names)) or "nobody's DNS name"
+    there = link.certificate_names
+    if there is not None and names.label(link.peer.cluster) not in there:
+        owner = ", ".join(sorted(there)) or "nobody's DNS name"
         raise Mismatch(f"{link.peer.cluster} shows a certificate for {owner}")

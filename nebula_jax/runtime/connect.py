@@ -37,7 +37,7 @@ class Settings:
     peer: str = ""
     """HOST:PORT of the listener, for those who dial."""
     tls: str = TLS_OFF
-    """Folder with ca.pem, cert.pem and key.pem, or `off` for plain TCP."""
+    """Credentials (see `security.credentials.files`), or `off` for plain TCP."""
     wan: str = ""
     """Emulated line, such as 60mbit,15ms; empty for none."""
     connect_timeout: float = 60.0
@@ -100,7 +100,7 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
         )
     if settings.tls != TLS_OFF:
         contexts = tls.server_contexts if listens else tls.client_contexts
-        contexts(pathlib.Path(settings.tls))
+        contexts(pathlib.Path(settings.tls), cluster)
 
 
 def host_and_port(flag: str, value: str) -> tuple[str, int]:
@@ -151,7 +151,7 @@ def dial(
       bridge.ConnectError: if nobody answers, or TLS fails.
       bridge.Mismatch: if the peer runs something else.
     """
-    plain = settings.tls == TLS_OFF
+    plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     return bridge.connect(
         host_and_port("peer", settings.peer),
         hello,
@@ -159,7 +159,7 @@ def dial(
         peer_timeout=settings.peer_timeout,
         reconnect_timeout=settings.reconnect_timeout,
         peer=peer,
-        tls=None if plain else tls.client_contexts(pathlib.Path(settings.tls)),
+        tls=None if plain else tls.client_contexts(folder, hello.cluster),
         line=wan.from_string(settings.wan).up,
         log=process.message,
         check=check,
@@ -189,7 +189,7 @@ def listen(
       bridge.ConnectError: if one did not connect in time.
       bridge.Mismatch: if one runs something else, or was not expected.
     """
-    plain = settings.tls == TLS_OFF
+    plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     deadline = time.monotonic() + settings.connect_timeout
     links: dict[str, Link] = {}
     with contextlib.ExitStack() as stack:
@@ -199,7 +199,7 @@ def listen(
                 hello,
                 peer_timeout=settings.peer_timeout,
                 reconnect_timeout=settings.reconnect_timeout,
-                tls=None if plain else tls.server_contexts(pathlib.Path(settings.tls)),
+                tls=None if plain else tls.server_contexts(folder, hello.cluster),
                 line=wan.from_string(settings.wan).down,
                 log=process.message,
                 check=check,

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import pathlib
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,12 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from nebula_jax.communication import bridge, listener
 from nebula_jax.runtime import connect, process
 from nebula_jax.runtime import screen as screen_lib
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import certificates, credentials, names, tls
 
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
@@ -43,15 +42,15 @@ Arguments = Callable[[str, connect.Settings], Sequence[str]]
 
 @contextlib.contextmanager
 def prepared(
-    workdir: pathlib.Path, names: Sequence[str], settings: connect.Settings
+    clusters: Sequence[str], settings: connect.Settings
 ) -> Iterator[Callable[[str, Arguments], int]]:
     """Binds the port and finds the credentials, so that what is wrong shows at once.
 
     Args:
-      workdir: the run's folder.
-      names: clusters; the first one listens.
+      clusters: their names; the first one listens.
       settings: `listen` and `tls` count; with `auto`, certificates are made for the
-        run, and removed with it.
+        run. Their keys are in memory alone and end with the last process of the run,
+        however it ends.
 
     Yields:
       A function of (experiment as in `python -m`, each cluster's arguments) that runs
@@ -59,46 +58,68 @@ def prepared(
       all ended well, 128 + n if signal n stopped them, else 1.
     """
     address = connect.host_and_port("listen", settings.listen)
-    is_made = settings.tls == connect.TLS_AUTO
-    base = workdir / "tls" if is_made else pathlib.Path(settings.tls)
-    folders = {name: str(base / tls.certificate_name(name)) for name in names}
-    if is_made:
-        shutil.rmtree(base, ignore_errors=True)
-        certificates.issue_for_run(base, names)
-    elif settings.tls == connect.TLS_OFF:
-        folders = dict.fromkeys(names, connect.TLS_OFF)
-    else:
-        for folder in folders.values():
-            tls.client_contexts(pathlib.Path(folder))
-    try:
-        with listener.listen(address) as listening:
-            where = bridge.written(listening.getsockname()[:2])
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(listener.listen(address))
+        own = _credentials(clusters, settings.tls, stack)
+        where = bridge.written(listening.getsockname()[:2])
 
-            def launch(module: str, arguments: Arguments) -> int:
-                commands = {}
-                for number, name in enumerate(names):
-                    reach = dataclasses.replace(
-                        settings,
-                        listen="127.0.0.1:0" if number else where,
-                        peer=where if number else "",
-                        tls=folders[name],
-                    )
-                    command = [sys.executable, "-m", module, *arguments(name, reach)]
-                    commands[name] = command
-                return _Launch(commands, listening).run()
+        def launch(module: str, arguments: Arguments) -> int:
+            commands = {}
+            for number, name in enumerate(clusters):
+                reach = dataclasses.replace(
+                    settings,
+                    listen="127.0.0.1:0" if number else where,
+                    peer=where if number else "",
+                    tls=own[name].where,
+                )
+                command = [sys.executable, "-m", module, *arguments(name, reach)]
+                commands[name] = _Command(command, own[name].descriptors)
+            return _Launch(commands, listening).run()
 
-            yield launch
-    finally:
-        if is_made:
-            shutil.rmtree(base, ignore_errors=True)
+        yield launch
+
+
+class _Own(NamedTuple):
+    """The credentials of one cluster, as its process gets them."""
+
+    where: str
+    """The value of --tls."""
+    descriptors: Sequence[int] = ()
+    """The files in memory that it is handed."""
+
+
+class _Command(NamedTuple):
+    """The command of one cluster."""
+
+    arguments: Sequence[str]
+    descriptors: Sequence[int]
+    """The files that it is handed."""
+
+
+def _credentials(
+    clusters: Sequence[str], given: str, stack: contextlib.ExitStack
+) -> dict[str, _Own]:
+    """Finds or makes the clusters' credentials; `stack` closes what is made."""
+    if given == connect.TLS_OFF:
+        return dict.fromkeys(clusters, _Own(connect.TLS_OFF))
+    if given != connect.TLS_AUTO:
+        folders = {name: pathlib.Path(given) / names.label(name) for name in clusters}
+        for name, folder in folders.items():
+            tls.client_contexts(folder, name)
+        return {name: _Own(str(folder)) for name, folder in folders.items()}
+    made = {}
+    for name, issued in certificates.issue_all(clusters).items():
+        descriptors = [credentials.in_memory(each) for each in issued]
+        for each in descriptors:
+            stack.callback(os.close, each)
+        made[name] = _Own("fd:" + ",".join(map(str, descriptors)), descriptors)
+    return made
 
 
 class _Launch:
     """The processes of one run."""
 
-    def __init__(
-        self, commands: dict[str, list[str]], listening: socket.socket
-    ) -> None:
+    def __init__(self, commands: dict[str, _Command], listening: socket.socket) -> None:
         """Starts the commands; the first is given the socket."""
         self._names = list(commands)
         self._lines: queue.Queue[tuple[str, str, str]] = queue.Queue()
@@ -108,13 +129,13 @@ class _Launch:
         self._lifeline, self._held = os.pipe()  # the latter closes with this process
         self._processes = {}
         for name, command in commands.items():
-            passed = [self._lifeline]
+            passed = [self._lifeline, *command.descriptors]
             environment = os.environ | {process.LIFELINE_FD: str(self._lifeline)}
             if name == self._names[0]:
                 passed.append(listening.fileno())
                 environment[connect.LISTEN_FD] = str(listening.fileno())
             self._processes[name] = subprocess.Popen(
-                command,
+                command.arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

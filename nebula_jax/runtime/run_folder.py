@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 from nebula_jax import errors
+from nebula_jax.security import names
 
 
 def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
@@ -15,7 +16,7 @@ def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
       workdir: the run's folder.
       cluster: its name.
     """
-    return workdir / cluster.replace(":", "-")
+    return workdir / names.label(cluster)
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
-from nebula_jax.security import tls
+from nebula_jax.security import names
+from nebula_jax.security.credentials import USAGES
 
 LIFETIME = datetime.timedelta(days=365)
 """Longer than any run: nobody can renew a certificate, as the authority's key is not
@@ -71,9 +72,7 @@ def issue(authority: Authority, name: x509.GeneralName) -> Credentials:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(
-            x509.ExtendedKeyUsage(
-                [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-            ),
+            x509.ExtendedKeyUsage(USAGES),
             critical=True,
         )
         .add_extension(x509.SubjectAlternativeName([name]), critical=True)
@@ -106,19 +105,38 @@ def write(folder: pathlib.Path, credentials: Credentials) -> None:
         stream.write(credentials.key)
 
 
-def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
+def issue_all(clusters: Iterable[str]) -> dict[str, Credentials]:
     """Makes a new authority and credentials for the clusters of one run.
 
     The authority's key is not kept: no cluster can be added later.
 
     Args:
+      clusters: their names.
+
+    Raises:
+      errors.SettingsError: if one of them is no cluster's name, or two are too alike.
+    """
+    clusters = list(clusters)
+    names.check(clusters)
+    authority = new_authority()
+    return {
+        cluster: issue(authority, x509.DNSName(names.label(cluster)))
+        for cluster in clusters
+    }
+
+
+def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
+    """Writes the credentials of `issue_all`.
+
+    Args:
       folder: gets one sub-folder per cluster, named after its certificate.
       clusters: their names.
+
+    Raises:
+      errors.SettingsError: see `issue_all`; nothing is written.
     """
-    authority = new_authority()
-    for cluster in clusters:
-        name = tls.certificate_name(cluster)
-        write(folder / name, issue(authority, x509.DNSName(name)))
+    for cluster, credentials in issue_all(clusters).items():
+        write(folder / names.label(cluster), credentials)
 
 
 def _name(unit: str) -> x509.Name:

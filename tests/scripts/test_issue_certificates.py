@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -24,3 +26,24 @@ def test_names_are_needed():
     flags.FLAGS(["test"])
     with pytest.raises(errors.SettingsError, match="are needed"):
         issue_certificates.main()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["../../evil"], "'../../evil' is no cluster's name"),
+        (["generator:0", "../generator"], "'../generator' is no cluster's name"),
+        (["generator:0", "generator-0"], "would have the same certificate"),
+        (["source", "source"], "would have the same certificate"),
+        (["a" * 64], "is no cluster's name"),
+    ],
+)
+def test_names_that_cannot_be_write_nothing(tmp_path, names, words):
+    flags.FLAGS(["test"])
+    out = tmp_path / "deep" / "credentials"
+    with (
+        flagsaver.flagsaver(out=str(out), clusters=names),
+        pytest.raises(errors.SettingsError, match=re.escape(words)),
+    ):
+        issue_certificates.main()
+    assert not list(tmp_path.iterdir())

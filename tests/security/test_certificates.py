@@ -6,7 +6,7 @@ import pytest
 from cryptography import x509
 from two_contexts import shake_hands
 
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import certificates, credentials, tls
 
 
 @pytest.fixture
@@ -90,8 +90,12 @@ def test_a_certificate_of_another_authority_is_refused(folder, tmp_path):
 
 
 def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
+    """By OpenSSL, when a peer shows it; `credentials` refuses one's own."""
     monkeypatch.setattr(certificates, "LIFETIME", datetime.timedelta(hours=-1))
     certificates.issue_for_run(tmp_path, ["discriminator", "generator:0"])
+    monkeypatch.setattr(
+        credentials, "check", lambda folder, cluster: credentials.files(folder)
+    )
     server = tls.server_contexts(tmp_path / "discriminator")()
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(server, tls.client_contexts(tmp_path / "generator-0")())

@@ -55,7 +55,3 @@ def test_unusable_credentials_are_named(folder, damage):
     key.unlink() if damage == "missing" else key.write_text("no key")
     with pytest.raises(errors.NebulaError, match=r"needs ca\.pem"):
         tls.client_contexts(folder / "generator-0")()
-
-
-def test_certificate_names():
-    assert tls.certificate_name("generator:3") == "generator-3"

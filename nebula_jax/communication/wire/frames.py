@@ -20,12 +20,12 @@ it takes. Open, Ping and Abort belong to one connection and have no number.
 
 import dataclasses
 import json
-import re
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
+from nebula_jax.security import names
 
 VERSION = 2
 MAGIC = b"NEBL"
@@ -33,7 +33,6 @@ HEAD = struct.Struct("!4sBBHQQQ")
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # of an error
-_NAME = re.compile(r"[!-~]{1,100}")  # of a cluster, as it may stand in a message
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
@@ -261,7 +260,7 @@ def _hello(data: bytes) -> Hello:
         raise FrameError("sent a Hello that cannot be read") from None
     typed = (
         isinstance(hello.cluster, str)
-        and _NAME.fullmatch(hello.cluster)
+        and names.is_cluster(hello.cluster)
         and isinstance(hello.version, str)
         and isinstance(hello.settings, dict)
         and isinstance(hello.details, dict)
