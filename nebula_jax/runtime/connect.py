@@ -24,6 +24,10 @@ from nebula_jax.security import tls
 
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
 TLS_OFF, TLS_AUTO = "off", "auto"
+PLAIN = (
+    "--tls=off: anybody on the way can read and change what crosses; accidental damage"
+    " alone is noticed"
+)
 
 Check = Callable[[frames.Hello], None]
 
@@ -128,6 +132,12 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def report_plain(settings: Settings) -> None:
+    """Prints a line if nothing protects what crosses; a launcher has printed it."""
+    if settings.tls == TLS_OFF and process.LIFELINE_FD not in os.environ:
+        process.message(PLAIN)
+
+
 def dial(
     settings: Settings,
     hello: frames.Hello,
@@ -151,6 +161,7 @@ def dial(
       bridge.ConnectError: if nobody answers, or TLS fails.
       bridge.Mismatch: if the peer runs something else.
     """
+    report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     return bridge.connect(
         host_and_port("peer", settings.peer),
@@ -189,6 +200,7 @@ def listen(
       bridge.ConnectError: if one did not connect in time.
       bridge.Mismatch: if one runs something else, or was not expected.
     """
+    report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     deadline = time.monotonic() + settings.connect_timeout
     links: dict[str, Link] = {}

@@ -62,6 +62,7 @@ def prepared(
         listening = stack.enter_context(listener.listen(address))
         own = _credentials(clusters, settings.tls, stack)
         where = bridge.written(listening.getsockname()[:2])
+        connect.report_plain(settings)
 
         def launch(module: str, arguments: Arguments) -> int:
             commands = {}

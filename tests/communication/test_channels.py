@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import two_halves
+import xxhash
 import zstandard
 
 from nebula_jax.communication import channels, codec, codecs, loopback, selector
@@ -98,7 +99,8 @@ def test_lossless_coding_gives_back_every_bit_and_leaves_noise_alone():
 def test_the_table_of_lengths_is_big_endian_and_comes_first():
     buffers = [np.zeros(3, np.uint8), np.ones(300, np.uint8)]
     table, *rest = zstd.with_table(buffers)
-    assert table.tobytes() == bytes.fromhex("0000000000000003 000000000000012c")
+    lengths = bytes.fromhex("0000000000000003 000000000000012c")
+    assert table.tobytes() == lengths + xxhash.xxh3_64_digest(lengths)
     assert all(a is b for a, b in zip(rest, buffers, strict=True))
 
 
@@ -142,8 +144,8 @@ def test_over_a_link_a_compressed_channel_costs_its_table_beside_a_loopbacks():
     for each in received:
         for name, array in arrays(1).items():
             assert np.asarray(each[name]).tobytes() == array.tobytes()
-    # Frame heads are alike; two buffers have a table of 16 bytes.
-    assert count[0] - loop.sent["plain"] == count[1] - loop.sent["compressed"] - 16
+    # Frame heads are alike; two buffers have a table of 24 bytes.
+    assert count[0] - loop.sent["plain"] == count[1] - loop.sent["compressed"] - 24
 
 
 def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():

@@ -1,6 +1,7 @@
 """A line that breaks when it is told to: a TCP relay between connector and listener."""
 
 import contextlib
+import random
 import select
 import socket
 import struct
@@ -20,6 +21,9 @@ class Proxy:
         self.connections = 0
         self._holes: set[str] = set()
         self._rate: float | None = None
+        self._flips: dict[str, int] = {}
+        self._random = random.Random(0)
+        self.flipped = 0
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_closed = self._is_refusing = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -47,6 +51,10 @@ class Proxy:
         """At most `rate` bytes a second each way."""
         self._rate = rate
 
+    def flip(self, every, *directions):
+        """A bit is flipped in about one of `every` bytes from now on."""
+        self._flips = dict.fromkeys(directions, every)
+
     def close(self):
         self._is_closed = True
         self._listening.close()
@@ -68,6 +76,15 @@ class Proxy:
             for pair, name in (((here, there), UP), ((there, here), DOWN)):
                 threading.Thread(target=self._relay, args=(*pair, name)).start()
 
+    def _damaged(self, data, direction):
+        every = self._flips.get(direction)
+        if not every or self._random.random() >= len(data) / every:
+            return data
+        data = bytearray(data)
+        data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+        self.flipped += 1
+        return data
+
     def _relay(self, source, sink, direction):
         connection = self.connections
         with contextlib.suppress(OSError, ValueError):
@@ -84,7 +101,7 @@ class Proxy:
                     break
                 if direction in self._holes and connection == self.connections:
                     continue
-                sink.sendall(data)
+                sink.sendall(self._damaged(data, direction))
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

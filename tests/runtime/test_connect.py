@@ -6,7 +6,7 @@ import pytest
 from nebula_jax import errors
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import connect
+from nebula_jax.runtime import connect, launcher, process
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,21 @@ def test_who_did_not_come_is_named():
     refused = pytest.raises(bridge.ConnectError, match=re.escape(words))
     with refused, connect.listen(settings, hello("d"), ["g:0", "g:1"]):
         pass
+
+
+def test_a_run_that_anybody_can_read_says_so_once(capsys, monkeypatch):
+    """The launcher, or each cluster of its own machine."""
+    with launcher.prepared(["d", "g:0"], connect.Settings(tls="off")):
+        pass
+    assert capsys.readouterr().err == connect.PLAIN + "\n"
+    meet(["g:0"], ["g:0"])
+    assert capsys.readouterr().err.count(connect.PLAIN) == 2
+    monkeypatch.setenv(process.LIFELINE_FD, "0")  # as a launched cluster
+    meet(["g:0"], ["g:0"])
+    assert connect.PLAIN not in capsys.readouterr().err
+
+
+def test_an_encrypted_run_is_silent_about_it(capsys):
+    with launcher.prepared(["d", "g:0"], connect.Settings(tls="auto")):
+        pass
+    assert capsys.readouterr().err == ""

@@ -4,7 +4,6 @@ Nothing waits here, but for the last frame: all that is done at a time is bounde
 Whoever calls holds the mutex of the driver.
 """
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -99,7 +98,7 @@ class Connection:
         """Does what there is to do at present.
 
         Raises:
-          OSError, session.PeerGone: if the connection has broken.
+          OSError, session.PeerGone, frames.Damaged: if the connection has broken.
           session.PeerAborted: if the peer has given up.
           session.RemoteProtocolError: if the peer breaks the protocol.
         """
@@ -189,14 +188,19 @@ class Connection:
           errors.NebulaError: if what had come before ends it.
         """
         io = self._present
-        with contextlib.suppress(OSError, session.PeerGone):
-            io.has_unread = True
-            while io.has_unread and self.can_read():
-                self._read(time.monotonic())
+        if not isinstance(error, frames.Damaged):  # else nothing more can be read
+            try:
+                io.has_unread = True
+                while io.has_unread and self.can_read():
+                    self._read(time.monotonic())
+            except (OSError, session.PeerGone):
+                pass
+            except frames.Damaged as damage:  # why the peer has left, perhaps
+                error = damage
         self.drop()
         self.session.lost()
-        loss = as_error(error, self.session.peer)
-        is_first = self.reconnect.lost(time.monotonic(), str(loss))
+        loss, crossed = as_error(error, self.session.peer), self.session.crossed
+        is_first = self.reconnect.lost(time.monotonic(), str(loss), crossed)
         if is_first and self.reconnect.timeout and not self.has_received_end:
             self._log(f"{loss}; waiting for it to come back")
 

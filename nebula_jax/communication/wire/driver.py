@@ -134,8 +134,12 @@ class Driver:
         """Admits what follows the Welcome: channels are added (connector only)."""
         with self._mutex:
             try:
-                self._session.channels_ready()
-                self._connection.deliver()
+                try:
+                    self._session.channels_ready()
+                finally:
+                    self._connection.deliver()
+            except frames.Damaged as error:
+                self._connection.lose(error)
             except Exception as error:
                 self._fail(error)
         self._waker.wake()
@@ -223,7 +227,7 @@ class Driver:
                 return False
             try:
                 current.turn(is_readable)
-            except (OSError, session.PeerGone) as error:
+            except (OSError, session.PeerGone, frames.Damaged) as error:
                 current.lose(error)
             reads = current.can_read()
             if current.is_over:

@@ -3,6 +3,7 @@
 from nebula_jax.communication.wire import frames
 
 SENT, RECEIVED = "sent", "received"
+DAMAGED = "damaged frames"
 
 
 class Ledger:
@@ -35,6 +36,10 @@ class Ledger:
             entry = self._entries[direction, name] = [0, 0]
         entry[0] += 1
         entry[1] += nbytes
+
+    def count_damage(self) -> None:
+        """Enters a frame that arrived damaged; its bytes are not counted."""
+        self._entries.setdefault((RECEIVED, DAMAGED), [0, 0])[0] += 1
 
     def entries(self) -> dict[str, list[int]]:
         """Returns `sent Hello`, `received tokens` and so on -> [frames, bytes]."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from nebula_jax.communication.wire import frames, receive_buffer, schema
 
-OPENING_BYTES = frames.HEAD.size + frames.LAYOUTS[frames.Open].size
+OPENING_BYTES = frames.frame_bytes(frames.Open)
 
 
 class Received(NamedTuple):
@@ -26,29 +26,33 @@ def read(
     Args:
       buffer: the bytes of a connection, from its first on.
       allowed: what may come, and how large; read anew for every frame.
-      admit: given each head before anything is done about it; raises if the message
-        is out of place.
+      admit: given each head, verified, before anything is done about it; raises if the
+        message is out of place.
 
     Yields:
       A message, or None when more bytes are needed.
 
     Raises:
-      frames.FrameError: if the bytes are no frame, or not one that the schema allows.
+      frames.Damaged: if the bytes are not those that were sent.
+      frames.FrameError: if they are no frame that the schema allows.
     """
     sizes: Sequence[int]
     while True:
         while (data := buffer.take(frames.HEAD.size)) is None:
             yield None
-        head = frames.decode_head(data)
-        admit(head)
-        while (header := buffer.take(frames.LAYOUTS[head.kind].size)) is None:
+        length = frames.header_bytes(data)
+        while (header := buffer.take(length)) is None:
             yield None
+        head = frames.decode_head(data, header)
+        admit(head)
+        table = bytearray()
         if head.kind is frames.Tensor:
             shape = allowed.shape(header)
             sizes, expected = shape.sizes, shape.nbytes
             if shape.is_compressed:
-                while (table := buffer.take(shape.table_bytes)) is None:
+                while (staged := buffer.take(shape.table_bytes)) is None:
                     yield None
+                table = staged
                 sizes = shape.table_sizes(table)
                 expected = len(table) + sum(sizes)
             if head.payload_bytes != expected:
@@ -61,8 +65,9 @@ def read(
         buffers = buffer.place(sizes)
         while buffer.has_holes:
             yield None
+        frames.verify_payload(head, [table, *buffers] if table else buffers)
         message = frames.decode(head, header, buffers)
-        yield Received(message, frames.HEAD.size + len(header) + head.payload_bytes)
+        yield Received(message, frames.frame_bytes(head.kind, head.payload_bytes))
 
 
 def read_opening(data: bytes) -> tuple[frames.Open, int]:
@@ -75,6 +80,7 @@ def read_opening(data: bytes) -> tuple[frames.Open, int]:
       The frame, and how many frames the connector acknowledges in it.
 
     Raises:
+      frames.Damaged: if the bytes are not those that were sent, or no frame.
       frames.FrameError: if it is something else.
     """
     heads: list[frames.Head] = []

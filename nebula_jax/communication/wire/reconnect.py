@@ -1,11 +1,16 @@
 """The policy for connections that break: when to dial again, and when to give up.
 
+A connection that opens is not enough: if the line damages whatever follows, or breaks
+again at once, the time without a connection adds up, and pauses grow, until a message
+has crossed.
+
 Time is an argument: seconds on any clock that only goes forward.
 """
 
 import random
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts
+LASTING_SECONDS = 30.0  # a connection is a good one even if nothing had to cross
 
 
 class Reconnect:
@@ -22,19 +27,30 @@ class Reconnect:
         self._jitter = random.Random(seed)
         self.is_lost = False
         """True if the connection broke, and no other one has opened since."""
-        self._lost_at = 0.0
+        self._lost_at = self._recovered_at = 0.0
+        self._away = 0.0  # seconds, before the present loss
+        self._crossed = -1
         self._loss = self._failure = ""
         self._pause = 0.0
 
-    def lost(self, now: float, reason: str) -> bool:
+    def lost(self, now: float, reason: str, crossed: int) -> bool:
         """Records that the connection broke.
+
+        Args:
+          now: seconds.
+          reason: for the explanation.
+          crossed: messages that had crossed by then, of the whole session.
 
         Returns:
           True if there was one: an attempt that breaks half-way changes nothing.
         """
         if self.is_lost:
             return False
+        has_lasted = now - self._recovered_at >= LASTING_SECONDS
+        if crossed > self._crossed or has_lasted:
+            self._away = self._pause = 0.0
         self.is_lost, self._lost_at, self._loss = True, now, reason
+        self._crossed = crossed
         return True
 
     def failed(self, reason: str) -> None:
@@ -55,13 +71,14 @@ class Reconnect:
         """
         if not self.is_lost:
             return float("inf")
-        return self._lost_at + min(self.timeout, limit)
+        return self._lost_at + min(self.timeout, limit) - self._away
 
     def recovered(self, now: float) -> float:
         """Records a new connection; returns the seconds without one."""
         assert self._lost_at is not None  # nothing else can recover
         away = now - self._lost_at
-        self.is_lost, self._failure, self._pause = False, "", 0.0
+        self.is_lost, self._failure = False, ""
+        self._away, self._recovered_at = self._away + away, now
         return away
 
     @property
@@ -69,7 +86,10 @@ class Reconnect:
         """The reason for giving up."""
         if not self.timeout:
             return self._loss
+        came = "no new connection came about"
+        if self._away:
+            came = "no message crossed on any new connection"
         return (
-            f"{self._loss}, and no new connection came about within"
-            f" {self.timeout:g} s (--reconnect_timeout){self._failure}"
+            f"{self._loss}, and {came} within {self.timeout:g} s"
+            f" (--reconnect_timeout){self._failure}"
         )

@@ -27,16 +27,19 @@ class Shape(NamedTuple):
 
     @property
     def table_bytes(self) -> int:
-        """The length of the table, if there is one."""
-        return TABLE_ENTRY_BYTES * len(self.sizes)
+        """The length of the table and its checksum, if there is one."""
+        return TABLE_ENTRY_BYTES * len(self.sizes) + frames.CHECKSUM.size
 
     def table_sizes(self, table: bytes | bytearray) -> list[int]:
         """Returns the sizes in a table.
 
         Raises:
+          frames.Damaged: if its checksum is wrong.
           frames.FrameError: if they exceed the limits.
         """
-        sizes = np.frombuffer(table, ">u8").tolist()
+        *sizes, total = np.frombuffer(table, ">u8").tolist()
+        if frames.checksum((table[: -frames.CHECKSUM.size],)) != total:
+            raise frames.Damaged("the checksum of a table of lengths is wrong")
         if any(size > limit for size, limit in zip(sizes, self.sizes, strict=True)):
             raise frames.FrameError(
                 f"sent a table on channel {self.channel} that exceeds the schema"

@@ -89,6 +89,11 @@ class Session:
         return self._phase is states.Phase.RUNNING
 
     @property
+    def crossed(self) -> int:
+        """The messages that are known to have crossed, of both directions."""
+        return self.window.acknowledged + self._received.count
+
+    @property
     def is_over(self) -> bool:
         """True if both sides have sent End and acknowledged the other's."""
         is_known = self.window.acknowledged == self.window.next_sequence
@@ -121,7 +126,11 @@ class Session:
         return self.ledger.add_channel(ledger.RECEIVED, name)
 
     def channels_ready(self) -> None:
-        """Parses what follows the Welcome: channels are added (connector only)."""
+        """Parses what follows the Welcome: channels are added (connector only).
+
+        Raises:
+          frames.Damaged, RemoteProtocolError: as `receive`.
+        """
         self.is_paused = False
         self._checked(self._parse)
 
@@ -233,6 +242,8 @@ class Session:
         """Parses `count` bytes, written to the start of `buffer.get_buffer()`.
 
         Raises:
+          frames.Damaged: if they are not those that were sent; the connection is to be
+            given up then, and nothing more can be received on it.
           RemoteProtocolError: if they break the protocol or the schema.
         """
         self.liveness.received(now)
@@ -260,6 +271,11 @@ class Session:
         """Calls a function, and names the peer in the errors that are its fault."""
         try:
             return function(*args)
+        except frames.Damaged as error:
+            self.ledger.count_damage()
+            raise frames.Damaged(
+                f"bytes of {self.peer} arrived damaged ({error})"
+            ) from None
         except frames.FrameError as error:
             raise RemoteProtocolError(f"{self.peer} {error}") from None
         except states.OutOfPlace as error:

@@ -5,8 +5,8 @@ hidden states shrinks by another tenth to half. Received buffers are never large
 the schema permits, whatever a frame claims.
 
 A tensor of a compressed channel crosses as a table, the length of each buffer as a
-big-endian uint64, and the buffers. Codecs have no part in it: a channel compresses, and
-its link adds the table and takes it off.
+big-endian uint64, the table's checksum, and the buffers. Codecs have no part in it: a
+channel compresses, and its link adds the table and takes it off.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from nebula_jax import errors
-from nebula_jax.communication.wire import receive_buffer
+from nebula_jax.communication.wire import frames, receive_buffer
 
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
@@ -39,9 +39,13 @@ def check_level(level: int) -> int:
 
 
 def with_table(buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns a table of the lengths, [8 * buffers] uint8, and the buffers."""
-    table = np.array([len(each) for each in buffers], ">u8").view(np.uint8)
-    return [table, *buffers]
+    """Returns a table of the lengths, [8 * buffers + 8] uint8, and the buffers.
+
+    The last 8 are its checksum: lengths are used before the payload has come.
+    """
+    lengths = np.array([len(each) for each in buffers], ">u8").tobytes()
+    total = frames.CHECKSUM.pack(frames.checksum((lengths,)))
+    return [np.frombuffer(lengths + total, np.uint8), *buffers]
 
 
 class Compressor:

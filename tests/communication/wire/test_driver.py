@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from breakable_line import Proxy
 
+from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, session
@@ -134,6 +135,45 @@ def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
     assert any("is back after" in said for said in line.said)
     received = line.here.ledger["received up"][0]
     assert received == 40  # what came twice in part was whole once
+
+
+def test_no_flipped_bit_reaches_a_tensor_without_tls(line, pool):
+    line = line()
+    line.proxy.flip(1_500_000, "up", "down")
+    line.talk(pool, 40, lambda step: None)
+    assert line.proxy.flipped > 3
+    damaged = [said for said in line.said if "arrived damaged" in said]
+    assert damaged
+    counts = [
+        link.ledger.get("received damaged frames", [0])[0]
+        for link in (line.here, line.there)
+    ]
+    assert sum(counts) == len(damaged)
+    assert line.here.ledger["received up"][0] == 40
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_line_that_damages_every_tensor_is_given_up_and_not_dialed_hot(
+    line, pool, direction
+):
+    line = line(reconnect_timeout=1.5)
+    sender, receiver = line.there, line.here
+    if direction == "down":
+        sender, receiver = receiver, sender
+    sending = sender.sender("h", SPEC, codec.identity())
+    incoming = receiver.receiver("h", SPEC, codec.identity())
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    line.proxy.flip(10_000, direction)  # a tensor has 160,000 bytes
+    start = time.monotonic()
+    sending.send(1, value(1, 0))
+    waiting = pool.submit(incoming.recv, 1)
+    with pytest.raises(errors.NebulaError, match="reconnect_timeout"):
+        sender.wait_for_step(1)
+    with pytest.raises(errors.NebulaError, match=r"damaged|gave up"):
+        waiting.result(10.0)
+    assert time.monotonic() - start < 8.0
+    assert line.proxy.connections < 12
 
 
 @pytest.mark.parametrize("holes", [("up",), ("down",), ("up", "down")])

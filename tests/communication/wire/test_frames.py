@@ -1,75 +1,102 @@
+import struct
+
 import numpy as np
 import pytest
+import xxhash
 
 from nebula_jax.communication.wire import frames
 
 NUMBERS = bytes(7) + b"\x05" + bytes(7) + b"\x09"  # sequence 5, 9 frames acknowledged
+NOTHING = bytes.fromhex("2d06800538d394c2")  # XXH3 of no bytes, by its specification
+
+
+def xxh3(data):
+    return xxhash.xxh3_64_digest(data)
+
+
+def literal(first, header=b"", payload=b"", numbers=NUMBERS):
+    """A frame, written down field by field."""
+    length = struct.pack("!Q", len(payload))
+    fields = b"NEBL\x03" + first + numbers + length + xxh3(payload)
+    return fields + xxh3(fields + header) + header + payload
+
 
 LITERAL = {
-    frames.StepDone(7): b"NEBL\x02\x03\x00\x08"
-    + NUMBERS
-    + bytes(8)
-    # header: the step
-    + bytes(7)
-    + b"\x07",
-    frames.Ping(): b"NEBL\x02\x05\x00\x00" + NUMBERS + bytes(8),
-    frames.Abort("no"): b"NEBL\x02\x07\x00\x00" + NUMBERS + bytes(7) + b"\x02no",
-    frames.Open(b"sixteen bytes id", 3): b"NEBL\x02\x08\x00\x14"
-    + NUMBERS
-    + bytes(8)
-    + b"sixteen bytes id\x00\x00\x00\x03",
+    frames.StepDone(7): literal(b"\x03\x00\x08", bytes(7) + b"\x07"),
+    frames.Ping(): literal(b"\x05\x00\x00"),
+    frames.Abort("no"): literal(b"\x07\x00\x00", payload=b"no"),
+    frames.Open(b"sixteen bytes id", 3): literal(
+        b"\x08\x00\x14", b"sixteen bytes id\x00\x00\x00\x03"
+    ),
 }
 
 
-@pytest.mark.parametrize(("message", "literal"), LITERAL.items())
-def test_frames_are_these_bytes(message, literal):
-    assert b"".join(frames.encode(message, sequence=5, acknowledged=9)) == literal
-    head = frames.decode_head(literal[: frames.HEAD.size])
-    header_bytes = frames.LAYOUTS[type(message)].size
-    header = literal[frames.HEAD.size :][:header_bytes]
-    payload = literal[frames.HEAD.size + header_bytes :]
+@pytest.mark.parametrize(("message", "expected"), LITERAL.items())
+def test_frames_are_these_bytes(message, expected):
+    assert b"".join(frames.encode(message, sequence=5, acknowledged=9)) == expected
+    start = expected[: frames.HEAD.size]
+    length = frames.header_bytes(start)
+    header = expected[frames.HEAD.size :][:length]
+    payload = expected[frames.HEAD.size + length :]
+    head = frames.decode_head(start, header)
+    frames.verify_payload(head, [payload])
     assert (head.sequence, head.acknowledged) == (5, 9)
     assert head.payload_bytes == len(payload)
     assert frames.decode(head, header, [payload]) == message
+    assert frames.frame_bytes(type(message), len(payload)) == len(expected)
+
+
+def test_no_bytes_have_the_checksum_of_the_specification():
+    assert frames.encode(frames.Ping(), 0, 0)[0][32:40] == NOTHING
+
+
+def test_buffers_have_one_checksum_however_they_are_divided():
+    parts = [b"ab", b"", np.arange(9, dtype=np.uint8), bytearray(5000)]
+    whole = b"".join(bytes(part) for part in parts)
+    assert frames.checksum(parts) == frames.checksum([whole])
+    assert frames.checksum([]) == frames.checksum([b""])
 
 
 TENSOR_HEADER = b"\x00\x01" + bytes(7) + b"\x02" + b"\x00\x00\x00\x03" + b"\x04"
+ZEROS = bytes(16)
 
 
 def test_a_large_tensors_buffers_are_passed_on_without_a_copy():
     ids = np.zeros(frames.JOINED_BYTES + 1, np.uint8)
     head, buffer = frames.encode(frames.Tensor(1, 2, 3, [ids], option=4), 0, 0)
     assert np.shares_memory(np.asarray(buffer), ids)
-    assert head == (b"NEBL\x02\x02\x00\x0f" + bytes(22) + b"\x10\x01" + TENSOR_HEADER)
+    assert head + bytes(ids) == literal(
+        b"\x02\x00\x0f", TENSOR_HEADER, bytes(ids), numbers=ZEROS
+    )
 
 
 def test_a_small_tensor_leaves_in_one_piece():
     ids = np.arange(6, dtype=np.uint8)
     (frame,) = frames.encode(frames.Tensor(1, 2, 3, [ids, ids], option=4), 0, 0)
-    assert frame == (
-        b"NEBL\x02\x02\x00\x0f" + bytes(23) + b"\x0c" + TENSOR_HEADER + bytes(ids) * 2
+    assert frame == literal(
+        b"\x02\x00\x0f", TENSOR_HEADER, bytes(ids) * 2, numbers=ZEROS
     )
 
 
 def test_hello_comes_back_equal():
     hello = frames.Hello("generator:0", "0.1", {"steps": 5, "λ": [1.5]}, (10, 20))
     (frame,) = frames.encode(hello, 0, 0)
-    head = frames.decode_head(frame[: frames.HEAD.size])
+    head = frames.decode_head(frame[: frames.HEAD.size], b"")
     assert frames.decode(head, b"", [frame[frames.HEAD.size :]]) == hello
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"GET / HTTP/1.1\r\nHost: localhost:", "begins no frame"),
-        (b"NEBL\x01\x05\x00\x00" + bytes(24), "frame version 1; this is version 2"),
-        (b"NEBL\x02\x63\x00\x00" + bytes(24), "unknown kind 99"),
-        (b"NEBL\x02\x05\x00\x04" + bytes(24), "Ping with a header of 4 bytes"),
+        (b"GET / HTTP/1.1\r\nHost: localhost: and more of the like", "begins no frame"),
+        (b"NEBL\x02\x05\x00\x00" + bytes(40), "version 2; this is version 3"),
+        (b"NEBL\x03\x63\x00\x00" + bytes(40), "of kind 99"),
+        (b"NEBL\x03\x05\x00\x04" + bytes(40), "of kind 5 with a header of 4 bytes"),
     ],
 )
-def test_strange_heads_are_refused_in_words(data, words):
-    with pytest.raises(frames.FrameError, match=words):
-        frames.decode_head(data)
+def test_what_is_no_head_is_damage_in_words(data, words):
+    with pytest.raises(frames.Damaged, match=words):
+        frames.header_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +116,7 @@ def test_strange_heads_are_refused_in_words(data, words):
     ],
 )
 def test_strange_hellos_are_refused(payload):
-    head = frames.Head(frames.Hello, 0, 0, len(payload))
+    head = frames.Head(frames.Hello, 0, 0, len(payload), 0)
     with pytest.raises(frames.FrameError, match="Hello"):
         frames.decode(head, b"", [payload])
 

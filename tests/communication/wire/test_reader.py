@@ -1,9 +1,11 @@
 """The parser, given the same bytes in different pieces."""
 
-import numpy as np
-import pytest
+import struct
 
-from nebula_jax.communication.wire import frames, reader, receive_buffer, schema
+import pytest
+import xxhash
+
+from nebula_jax.communication.wire import frames, reader, receive_buffer, schema, zstd
 
 LARGE = 5000  # bytes: more than the stage has
 MESSAGES = [
@@ -12,7 +14,7 @@ MESSAGES = [
     frames.Welcome(7),
     frames.Tensor(0, 1, 2, [b"abc", b"", b"defgh"]),
     frames.Tensor(0, 1, 3, [b"xy"], 1),
-    frames.Tensor(1, 1, 0, [np.array([2, 4], ">u8").tobytes(), b"ab", b"cdef"]),
+    frames.Tensor(1, 1, 0, zstd.with_table([b"ab", b"cdef"])),
     frames.Tensor(2, 1, 0, [bytes(range(250)) * 20, b"end"]),
     frames.StepDone(1),
     frames.Abort("why"),
@@ -91,13 +93,22 @@ def test_no_message_comes_before_its_last_byte(message):
     assert not found
 
 
+def head_of(kind, payload_bytes):
+    """A whole head that claims so many bytes, none of which follow."""
+    number = frames.KINDS.index(kind)
+    fields = struct.pack("!4sBBHQQQQ", b"NEBL", 3, number, 0, 0, 0, payload_bytes, 0)
+    return fields + xxhash.xxh3_64_digest(fields)
+
+
 REFUSED = [
     (joined(frames.Tensor(3, 1, 0, [b"a"])), "channel 3; 3 channels are open"),
     (joined(frames.Tensor(0, 1, 0, [b"a"], 2)), "option 2 on channel 0; it has 2"),
     (joined(frames.Tensor(0, 1, 0, [b"a"])), "1 bytes on channel 0; expected 8"),
-    (joined(frames.Tensor(1, 1, 0, [b"\xff" * 16])), "exceeds the schema"),
-    (frames.HEAD.pack(b"NEBL", 2, 7, 0, 0, 0, 2**63), "at most 4096"),
-    (b"GET / HTTP/1.1\r\nHost: localhost:", "begins no frame"),
+    (
+        joined(frames.Tensor(1, 1, 0, zstd.with_table([b"abc", b"abcd"]))),
+        "exceeds the schema",
+    ),
+    (head_of(frames.Abort, 2**63), "at most 4096"),
 ]
 
 
@@ -108,13 +119,46 @@ def test_what_is_refused_is_refused_however_it_is_split(data, words):
             parsed([data[:position], data[position:]])
 
 
-def test_a_message_out_of_place_is_refused_by_its_head_alone():
+STRANGE = b"GET / HTTP/1.1\r\nHost: localhost: and more of the like"
+
+
+def test_what_is_no_frame_is_damage_however_it_is_split():
+    for position in range(1, len(STRANGE)):
+        with pytest.raises(frames.Damaged, match="begins no frame"):
+            parsed([STRANGE[:position], STRANGE[position:]])
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: type(each).__name__)
+def test_a_flipped_bit_anywhere_is_damage(message):
+    """In the head, the typed header, the table of lengths and the payload."""
+    whole = joined(message)
+    for position in range(len(whole)):
+        data = bytearray(whole)
+        data[position] ^= 1 << position % 8
+        with pytest.raises(frames.Damaged):
+            parsed([data, bytes(64)])  # if the head claims more: what comes next
+
+
+def test_a_message_out_of_place_is_refused_by_its_head_and_header_alone():
     def refuse(head):
         raise ValueError(head.kind)
 
     buffer = receive_buffer.ReceiveBuffer()
     reading = reader.read(buffer, made_schema(), refuse)
-    buffer.get_buffer()[: frames.HEAD.size] = joined(MESSAGES[6])[: frames.HEAD.size]
-    buffer.receive(frames.HEAD.size)
+    size = frames.frame_bytes(frames.Tensor)
+    buffer.get_buffer()[:size] = joined(MESSAGES[6])[:size]
+    buffer.receive(size)
     with pytest.raises(ValueError, match="Tensor"):
         next(reading)
+
+
+def test_a_head_is_not_used_before_its_header_has_confirmed_it():
+    heads = []
+    data = bytearray(joined(frames.Tensor(0, 1, 0, [b"abc", b"", b"defgh"])))
+    data[frames.HEAD.size] ^= 1
+    buffer = receive_buffer.ReceiveBuffer()
+    buffer.get_buffer()[: len(data)] = data
+    buffer.receive(len(data))
+    with pytest.raises(frames.Damaged, match="checksum of a head"):
+        next(reader.read(buffer, made_schema(), heads.append))
+    assert not heads

@@ -5,7 +5,7 @@ from nebula_jax.communication.wire import reconnect
 
 def lost(timeout=10.0, now=100.0):
     policy = reconnect.Reconnect(timeout, b"seed")
-    assert policy.lost(now, "it broke")
+    assert policy.lost(now, "it broke", crossed=3)
     return policy
 
 
@@ -25,7 +25,7 @@ def test_a_lost_connection_is_given_up_after_the_timeout():
 
 def test_an_attempt_that_breaks_half_way_does_not_move_the_deadline():
     policy = lost()
-    assert not policy.lost(108.0, "again")
+    assert not policy.lost(108.0, "again", crossed=3)
     assert policy.deadline() == 110.0
     assert policy.explanation.startswith("it broke, and no new connection")
 
@@ -48,13 +48,54 @@ def test_pauses_of_two_sessions_differ():
     assert pauses[0][1:] != pauses[1][1:]
 
 
+def broken_again(crossed, after):
+    policy = lost()
+    policy.next_pause()
+    policy.next_pause()
+    assert policy.recovered(104.0) == 4.0
+    assert policy.lost(104.0 + after, "damaged", crossed)
+    return policy
+
+
+def test_connections_that_carry_nothing_are_no_recovery():
+    policy = broken_again(crossed=3, after=2.0)
+    assert policy.deadline() == 112.0  # 4 of the 10 seconds are gone
+    assert policy.next_pause() >= reconnect.FIRST_PAUSE  # as if it had not come back
+    assert policy.explanation == (
+        "damaged, and no message crossed on any new connection within 10 s"
+        " (--reconnect_timeout)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("crossed", "after"),
+    [(4, 2.0), (3, reconnect.LASTING_SECONDS)],
+    ids=["something crossed", "nothing had to"],
+)
+def test_after_a_good_connection_the_clock_starts_anew(crossed, after):
+    policy = broken_again(crossed, after)
+    assert policy.deadline() == 114.0 + after
+    assert policy.next_pause() == 0.0
+
+
+def test_a_line_that_damages_everything_is_given_up_after_a_few_attempts():
+    policy, now, attempts = lost(timeout=60.0), 100.0, 0
+    while now < policy.deadline():
+        now += policy.next_pause()
+        policy.recovered(now)
+        policy.lost(now + 0.001, "damaged", crossed=3)
+        attempts += 1
+    assert attempts < 30
+    assert 160.0 <= now < 170.0
+
+
 def test_a_connection_that_comes_back_forgets_everything():
     policy = lost()
     policy.next_pause()
     policy.failed("nobody answers")
     assert policy.recovered(103.5) == 3.5
     assert not policy.is_lost
-    assert policy.lost(200.0, "once more")
+    assert policy.lost(200.0, "once more", crossed=4)
     assert policy.deadline() == 210.0
     assert policy.next_pause() == 0.0
     assert "nobody answers" not in policy.explanation

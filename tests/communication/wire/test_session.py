@@ -1,9 +1,11 @@
 import contextlib
 import itertools
 import random
+import struct
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,7 +191,7 @@ def test_only_a_newer_connection_of_this_session_goes_on(
 
 
 def test_a_connection_must_open_a_session():
-    with pytest.raises(frames.FrameError, match="begins no frame"):
+    with pytest.raises(frames.Damaged, match="begins no frame"):
         reader.read_opening(b"GET / HTTP/1.1\r\n" * 4)
     with pytest.raises(frames.FrameError, match="Ping before Open"):
         reader.read_opening(frame(frames.Ping(), 0) + bytes(20))
@@ -202,6 +204,13 @@ def opened():
 
 
 HUGE = 2**63
+
+
+def head_of(kind, payload_bytes):
+    """A whole head that claims so many bytes, none of which follow."""
+    number = frames.KINDS.index(kind)
+    fields = struct.pack("!4sBBHQQQQ", b"NEBL", 3, number, 0, 0, 1, payload_bytes, 0)
+    return fields + xxhash.xxh3_64_digest(fields)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +226,9 @@ HUGE = 2**63
             frame(frames.Ping(), 0, acknowledged=3),
             "acknowledged 3 frames; .* and 2 were sent",
         ),
-        (frames.HEAD.pack(b"NEBL", 2, 7, 0, 0, 1, HUGE), "at most 4096"),
-        (frames.HEAD.pack(b"NEBL", 2, 5, 0, 0, 1, 1), "at most 0"),
-        (frames.HEAD.pack(b"NEBL", 2, 8, 20, 0, 1, 0), "sent Open after Open"),
-        (b"x" * 32, "begins no frame"),
+        (head_of(frames.Abort, HUGE), "at most 4096"),
+        (head_of(frames.Ping, 1), "at most 0"),
+        (frame(frames.Open(SESSION, 1), 0), "sent Open after Open"),
     ],
 )
 def test_what_is_not_in_the_schema_is_refused_before_memory_is_taken(data, words):
@@ -241,7 +249,8 @@ def test_an_acknowledgement_cannot_be_taken_back():
 
 
 def table(*sizes):
-    return np.array(sizes, ">u8").view(np.uint8)
+    lengths = np.array(sizes, ">u8").tobytes()
+    return np.frombuffer(lengths + xxhash.xxh3_64_digest(lengths), np.uint8)
 
 
 def compressed():
@@ -266,7 +275,7 @@ def test_a_compressed_tensor_comes_with_its_sizes(step):
     [
         ([table(8, 101), bytes(109)], "exceeds the schema"),
         ([table(8, HUGE), bytes(8)], "exceeds the schema"),
-        ([table(8, 3), bytes(10)], "26 bytes on channel 1; expected 27"),
+        ([table(8, 3), bytes(10)], "34 bytes on channel 1; expected 35"),
     ],
 )
 def test_a_compressed_tensor_is_never_larger_than_agreed(buffers, words):
@@ -275,10 +284,41 @@ def test_a_compressed_tensor_is_never_larger_than_agreed(buffers, words):
         receive(end, frame(frames.Tensor(1, 1, 0, buffers)))
 
 
+def test_damage_is_no_fault_of_the_peer_and_is_counted():
+    pair = Pair()
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    listener = pair.ends[Role.LISTENER]
+    data = bytearray(frame(TENSOR))
+    data[-1] ^= 1
+    with pytest.raises(frames.Damaged, match=r"generator:0 .* Tensor's payload"):
+        receive(listener, data)
+    assert listener.ledger.entries()["received damaged frames"] == [1, 0]
+    for end in pair.ends.values():
+        end.lost()
+    pair.dial()
+    pair.move(Role.LISTENER)
+    (tensor,) = pair.send(Role.CONNECTOR, TENSOR)
+    np.testing.assert_array_equal(tensor.buffers[0], np.arange(8))
+
+
+def test_an_acknowledgement_is_only_believed_once_it_is_verified():
+    pair = Pair()
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    connector = pair.ends[Role.CONNECTOR]
+    connector.send(TENSOR)
+    connector.data_to_send(0.0)
+    before = connector.window.acknowledged
+    data = bytearray(frame(frames.Ping(), 0, acknowledged=before))
+    data[23] += 1
+    with pytest.raises(frames.Damaged, match="checksum of a head"):
+        receive(connector, data)
+    assert connector.window.acknowledged == before
+
+
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_any_bytes_give_an_event_or_a_documented_error(data, cut):
     for prefix in (b"", frame(TENSOR)[:cut]):
-        with contextlib.suppress(session.RemoteProtocolError):
+        with contextlib.suppress(session.RemoteProtocolError, frames.Damaged):
             receive(opened(), prefix + data)
 
 
@@ -307,7 +347,7 @@ def test_the_ledger_counts_every_byte_by_kind(pair):
     pair.bring(Role.CONNECTOR, State.OPEN)
     pair.send(Role.CONNECTOR, TENSOR)
     pair.send(Role.CONNECTOR, TENSOR)
-    size = frames.HEAD.size + frames.LAYOUTS[frames.Tensor].size + 8
+    size = frames.frame_bytes(frames.Tensor, 8)
     assert pair.ends[Role.CONNECTOR].ledger.entries()["sent h"] == [2, 2 * size]
     assert pair.ends[Role.LISTENER].ledger.entries()["received h"] == [2, 2 * size]
 
@@ -381,11 +421,24 @@ def plain(message):
     return message
 
 
+def flipped(data, rng, rate):
+    """The data, perhaps with one bit of them flipped."""
+    data = bytearray(data)
+    if data and rng.random() < rate:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.02, 0.1, 0.3]))
-def test_every_message_arrives_once_and_in_order_however_often_the_line_breaks(
-    seed, break_rate
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.02, 0.1, 0.3]),
+    st.sampled_from([0.0, 0.02, 0.2]),
+)
+def test_every_message_arrives_once_and_in_order_whatever_the_line_does(
+    seed, break_rate, flip_rate
 ):
+    """The line breaks at any byte, and flips bits of whatever crosses it."""
     rng = random.Random(seed)
     talks = {role: messages(rng, 12) for role in Role}
     ends = {role: Channel(role, talks[role]) for role in Role}
@@ -403,7 +456,11 @@ def test_every_message_arrives_once_and_in_order_however_often_the_line_breaks(
                 each.end.lost()
             connector.end.begin(0.0)
             opening = joined(connector.end.data_to_send(0.0))
-            listener.end.resume(*reader.read_opening(opening), 0.0)
+            try:
+                opened = reader.read_opening(flipped(opening, rng, flip_rate))
+            except frames.Damaged:
+                continue
+            listener.end.resume(*opened, 0.0)
             connected = True
         each = ends[rng.choice(list(Role))]
         other = ends[each.end.role.other]
@@ -414,7 +471,11 @@ def test_every_message_arrives_once_and_in_order_however_often_the_line_breaks(
         each.write()
         count = rng.choice([1, 7, 100, 5000, 20_000])
         data, each.pipe = bytes(each.pipe[:count]), each.pipe[count:]
-        other.read(data)
+        try:
+            other.read(flipped(data, rng, flip_rate))
+        except frames.Damaged:
+            connected = False
+            continue
         connected = rng.random() >= break_rate
     expected = {
         Role.LISTENER: [HELLO, *talks[Role.CONNECTOR]],
@@ -422,4 +483,4 @@ def test_every_message_arrives_once_and_in_order_however_often_the_line_breaks(
     }
     for role, each in ends.items():
         assert [plain(m) for m in each.received] == [plain(m) for m in expected[role]]
-        assert each.end.is_over or break_rate
+        assert each.end.is_over or break_rate or flip_rate
