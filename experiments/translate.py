@@ -24,7 +24,7 @@ from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, transformer
 from nebula_jax.runtime import process
-from nebula_jax.training import checkpoint, partition
+from nebula_jax.training import checkpoint, checkpoint_files, partition
 
 flags.DEFINE_integer(
     "step", None, "Step of the checkpoint; the newest that both sides have by default."
@@ -143,7 +143,9 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
     """
     names = ["whole"] if (workdir / "whole").is_dir() else ["source", "target"]
     folders = [workdir / name / "checkpoints" for name in names]
-    steps = [set(checkpoint.verified_steps(each, process.message)) for each in folders]
+    steps = [
+        set(checkpoint_files.verified_steps(each, process.message)) for each in folders
+    ]
     common = set.intersection(*steps)
     if not common or (step is not None and step not in common):
         have = "; ".join(

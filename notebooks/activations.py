@@ -29,7 +29,7 @@ from nebula_jax.data import (
 )
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import heads, mask_slots, transformer
-from nebula_jax.training import checkpoint, losses, m3
+from nebula_jax.training import checkpoint, checkpoint_files, losses, m3
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COMMAND = (
@@ -119,7 +119,10 @@ def find_run() -> pathlib.Path:
 
 
 def _is_hot_started(folder: pathlib.Path) -> bool:
-    about = checkpoint.newest_about(folder / "discriminator" / "checkpoints")
+    try:
+        about = checkpoint_files.newest_about(folder / "discriminator" / "checkpoints")
+    except checkpoint_files.CheckpointError:
+        return False  # `open_run` reports what is wrong
     return bool(about.get("settings", {}).get("--hot_start"))
 
 
@@ -130,8 +133,8 @@ def open_run(folder: pathlib.Path) -> Run:
       RunError: if its checkpoints or its vocabulary are not there or not its own.
     """
     checkpoints, steps = _checkpoints(folder, "discriminator")
-    settings = checkpoint.newest_about(checkpoints).get("settings")
-    if not steps or not settings:
+    settings = steps and checkpoint_files.about(checkpoints, steps[-1]).get("settings")
+    if not settings:
         raise RunError(f"{folder.name}: no whole checkpoint of the discriminator")
     if _is_hot_started(folder):
         raise RunError(
@@ -362,7 +365,7 @@ def _checkpoints(run: pathlib.Path, cluster: str) -> tuple[pathlib.Path, list[in
     def log(text: str) -> None:
         print(text.replace(relative, ""))
 
-    return folder, checkpoint.verified_steps(folder, log)
+    return folder, checkpoint_files.verified_steps(folder, log)
 
 
 def _params(folder: pathlib.Path, step: int, init: Callable[[], Any]) -> Params:
@@ -397,7 +400,9 @@ def _find(run: pathlib.Path, path: str, inside: str = "") -> pathlib.Path | None
 
 
 def _manifests(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted((folder / "discriminator" / "checkpoints").glob("*.json"))
+    checkpoints = folder / "discriminator" / "checkpoints"
+    former = checkpoints.glob("*.json")  # where a manifest was once
+    return sorted([*checkpoints.glob(f"{'[0-9]' * 8}/manifest.json"), *former])
 
 
 def _modified(path: pathlib.Path) -> float:

@@ -14,7 +14,7 @@ from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime import process, run_folder
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, checkpoint_files
 
 
 class Trained(NamedTuple):
@@ -100,7 +100,7 @@ def read(run: config.Run) -> Trained:
     """
     folder, wanted = run.local.workdir, run.agreed.steps
     checkpoints = run_folder.of_cluster(folder, config.NAME) / "checkpoints"
-    about = checkpoint.newest_about(checkpoints)
+    about = checkpoint_files.newest_about(checkpoints)
     before = about.get("fingerprints", {})
     for name, digest in models.fingerprints(run).items():
         if before.get(name, digest) != digest:
@@ -108,7 +108,7 @@ def read(run: config.Run) -> Trained:
                 f"{folder} was trained with another {name} than that of"
                 f" --encoder={run.agreed.encoder} now"
             )
-    steps = checkpoint.verified_steps(checkpoints, process.message)
+    steps = checkpoint_files.verified_steps(checkpoints, process.message)
     if not steps:
         raise errors.NebulaError(f"{checkpoints}: no checkpoint is there")
     tree = checkpoint.read(checkpoints, steps[-1])

@@ -6,7 +6,7 @@ from typing import Any
 
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import process, run_folder
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, checkpoint_files
 
 
 def _nothing() -> None:
@@ -32,7 +32,7 @@ class Checkpoints:
         window: int = 0,
         fingerprints: Mapping[str, str] | None = None,
     ) -> None:
-        """Reads the folder's checkpoints; damaged ones are reported and left aside.
+        """Reads the folder's checkpoints; damaged ones are reported and not used.
 
         Args:
           workdir: the run's folder.
@@ -43,17 +43,25 @@ class Checkpoints:
           fingerprints: see `check_same_run`.
 
         Raises:
-          checkpoint.CheckpointError: if the folder holds a run with other settings.
+          checkpoint.CheckpointError: if the folder holds a run with other settings, or
+            checkpoints of which none can be used.
         """
         check_same_run(workdir, cluster, settings, fingerprints)
         self._workdir, self._cluster = workdir, cluster
         self._settings = dict(settings)
         self._fingerprints = dict(fingerprints or {})
-        self._folder = _folder(workdir, cluster)
         self._every, self._keep = every, to_keep(window, every)
         self._start = 0
-        self.steps = checkpoint.verified_steps(self._folder, process.message)
-        """Steps that are saved, ascending."""
+        self._saved = checkpoint_files.Folder(
+            _folder(workdir, cluster),
+            lambda about: difference(about, cluster, settings, fingerprints or {}),
+            process.message,
+        )
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that are saved, ascending."""
+        return self._saved.steps
 
     @property
     def newest(self) -> int:
@@ -70,16 +78,15 @@ class Checkpoints:
 
         Args:
           step: one of `steps`, or 0 for a fresh state without a position. Later
-            checkpoints are dropped: they come again.
+            checkpoints are set aside: they come again.
           fresh: the state at step 0 and where its arrays go.
         """
-        checkpoint.discard_after(self._folder, step)
-        self.steps = [saved for saved in self.steps if saved <= step]
+        self._saved.go_on_from(step)
         self._start = step
         if step == 0:
             return fresh.init(), None
         like = checkpoint.abstract(fresh.shapes, fresh.sharding)
-        restored, about = checkpoint.restore(self._folder, step, like)
+        restored, about = checkpoint.restore(self._saved.path, step, like)
         process.message(f"going on after step {step}")
         return restored, about["position"]
 
@@ -114,8 +121,7 @@ class Checkpoints:
             "settings": self._settings,
             "fingerprints": self._fingerprints,
         }
-        checkpoint.save(self._folder, step, state, about, self._keep)
-        self.steps = [*self.steps, step]
+        checkpoint.save(self._saved, step, state, about, self._keep)
 
 
 def _folder(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
@@ -138,24 +144,44 @@ def check_same_run(
         and model, as far as they are there yet.
 
     Raises:
-      checkpoint.CheckpointError: if it does; names the first difference.
+      checkpoint.CheckpointError: if it does, names the first difference; or if it holds
+        checkpoints, none with metadata.
     """
-    about = checkpoint.newest_about(_folder(workdir, cluster))
-    if not about:
-        return
-    here = {"cluster": cluster, **settings, **(fingerprints or {})}
-    saved = {"cluster": about["cluster"], **about["settings"]}
-    saved |= {
-        name: value
-        for name, value in about["fingerprints"].items()
-        if name in (fingerprints or {})
-    }
+    about = checkpoint_files.newest_about(_folder(workdir, cluster))
+    found = about and difference(about, cluster, settings, fingerprints or {})
+    if found:
+        raise checkpoint.CheckpointError(
+            f"{workdir} holds a run with {found}; name another --workdir"
+        )
+
+
+def difference(
+    about: Mapping[str, Any],
+    cluster: str,
+    settings: Mapping[str, Any],
+    fingerprints: Mapping[str, str],
+) -> str:
+    """Returns the first difference of a checkpoint's run from this one, in words.
+
+    Args:
+      about: the checkpoint's metadata.
+      cluster: name of this one.
+      settings: of this run.
+      fingerprints: of this run, as far as they are known; others are not compared.
+
+    Returns:
+      Empty if there is none.
+    """
+    before, known = about.get("settings"), about.get("fingerprints")
+    if not isinstance(before, dict) or not isinstance(known, dict):
+        return "no settings"
+    here = {"cluster": cluster, **settings, **fingerprints}
+    saved = {"cluster": about.get("cluster"), **before}
+    saved |= {name: value for name, value in known.items() if name in fingerprints}
     for name in sorted(here.keys() | saved.keys()):
         if here.get(name) != saved.get(name):
-            raise checkpoint.CheckpointError(
-                f"{workdir} holds a run with {name}={saved.get(name)},"
-                f" this one has {here.get(name)}; name another --workdir"
-            )
+            return f"{name}={saved.get(name)}, this one has {here.get(name)}"
+    return ""
 
 
 def newest_of_all(

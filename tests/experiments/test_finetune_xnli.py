@@ -42,9 +42,9 @@ def undisturbed(runs):
 
 def test_a_run_that_was_killed_ends_bit_for_bit_the_same(runs, undisturbed):
     process = runs.start(workdir="killed", steps=STEPS)
-    manifest = runs.folder / "killed" / "finetune" / "checkpoints" / "00000006.json"
+    saved = runs.folder / "killed" / "finetune" / "checkpoints" / "00000006"
     deadline = time.monotonic() + 60
-    while not manifest.exists():
+    while not saved.exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -395,7 +395,7 @@ def test_the_average_is_of_all_looks_since_the_warm_up_however_often_it_stopped(
     looks = {}
     process = runs.start(**given)
     folder = runs.folder / "mean" / "finetune" / "checkpoints"
-    while not (folder / f"{8:08d}.json").exists():
+    while not (folder / f"{8:08d}").exists():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.02)
     process.kill()

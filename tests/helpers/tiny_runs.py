@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Iterable
 
-import orbax.checkpoint as ocp
 import psutil
+
+from nebula_jax.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -126,12 +127,12 @@ class Runs:
           The run, and cluster -> its process.
         """
         process = self.start(workdir=workdir, **flags)
-        manifests = [
-            self.folder / workdir / name / "checkpoints" / f"{step:08d}.json"
+        saved = [
+            self.folder / workdir / name / "checkpoints" / f"{step:08d}"
             for name in folders
         ]
         deadline = time.monotonic() + 120
-        while not all(manifest.exists() for manifest in manifests):
+        while not all(each.exists() for each in saved):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -139,10 +140,8 @@ class Runs:
 
     def state(self, workdir: str, cluster: str, step: int):
         """The state that a cluster saved after `step`, as numpy arrays."""
-        folder = self.folder / workdir / cluster / "checkpoints" / f"{step:08d}"
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            arguments = ocp.args.Composite(state=ocp.args.StandardRestore())
-            return checkpointer.restore(folder, args=arguments)["state"]
+        folder = self.folder / workdir / cluster / "checkpoints"
+        return checkpoint.read(folder, step)
 
 
 def family_of(process: subprocess.Popen) -> dict[str, psutil.Process]:

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import sys
@@ -5,9 +6,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from nebula_jax.training import checkpoint
+from nebula_jax import disk
+from nebula_jax.training import checkpoint, checkpoint_files
 
 
 def state(value):
@@ -28,69 +31,52 @@ def like(tree):
     )
 
 
-@pytest.fixture
-def messages():
-    return []
+def opened(folder):
+    return checkpoint_files.Folder(folder, lambda about: "", print)
 
 
 def save(folder, *steps, keep=3):
+    saved = opened(folder)
     for step in steps:
-        checkpoint.save(folder, step, state(step), {"position": step * 2}, keep)
+        checkpoint.save(saved, step, state(step), {"position": step * 2}, keep)
 
 
-def test_a_state_comes_back_bit_for_bit_with_what_was_said_about_it(tmp_path):
+def test_a_state_comes_back_bit_for_bit_with_its_metadata(tmp_path):
     save(tmp_path, 7)
     restored, about = checkpoint.restore(tmp_path, 7, like(state(7)))
     jax.tree.map(np.testing.assert_array_equal, restored, state(7))
-    assert about == checkpoint.newest_about(tmp_path) == {"position": 14}
-    assert checkpoint.newest_about(tmp_path / "nowhere") == {}
+    assert about == checkpoint_files.newest_about(tmp_path) == {"position": 14}
+    read = checkpoint.read(tmp_path, 7)
+    jax.tree.map(np.testing.assert_array_equal, read["w"], state(7)["w"])
 
 
-def test_the_newest_are_kept(tmp_path, messages):
-    save(tmp_path, 10, 20, 30, 40)
-    assert checkpoint.verified_steps(tmp_path, messages.append) == [20, 30, 40]
-    assert messages == []
+def test_every_file_of_a_checkpoint_is_in_its_manifest(tmp_path):
+    """A flip in any of them is found."""
+    save(tmp_path, 7)
+    for path in sorted((tmp_path / "00000007").rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if data else b"x")
+            with pytest.raises(checkpoint.CheckpointError, match="none that can be"):
+                opened(tmp_path)
+            path.write_bytes(data)
+    assert opened(tmp_path).steps == [7]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "flipped", "manifest"])
-def test_a_damaged_checkpoint_is_told_and_left_aside(tmp_path, messages, damage):
-    save(tmp_path, 10, 20)
-    victim = max(
-        (path for path in (tmp_path / "00000020").rglob("*") if path.is_file()),
-        key=lambda path: path.stat().st_size,
-    )
-    data = victim.read_bytes()
-    if damage == "truncated":
-        victim.write_bytes(data[: len(data) // 2])
-    elif damage == "missing":
-        victim.unlink()
-    elif damage == "flipped":
-        victim.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
-    else:
-        (tmp_path / "00000020.json").write_text("{")
-    assert checkpoint.verified_steps(tmp_path, messages.append) == [10]
-    assert len(messages) == 1
-    assert "checkpoint of step 20" in messages[0]
-    assert "damaged" in messages[0]
-
-
-def test_a_checkpoint_without_manifest_was_never_finished(tmp_path, messages):
-    save(tmp_path, 10, 20)
-    (tmp_path / "00000020.json").unlink()
-    assert checkpoint.verified_steps(tmp_path, messages.append) == [10]
-    save(tmp_path, 20)
-    assert checkpoint.verified_steps(tmp_path, messages.append) == [10, 20]
-
-
-def test_what_lies_beyond_is_dropped(tmp_path, messages):
-    save(tmp_path, 10, 20, 30)
-    (tmp_path / "00000030.json").unlink()
-    (tmp_path / "00000040.orbax-checkpoint-tmp-1").mkdir()
-    checkpoint.discard_after(tmp_path, 10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "00000010",
-        "00000010.json",
-    ]
+def test_a_checkpoint_of_the_former_layout_comes_back(tmp_path):
+    """Its manifest beside it, its metadata an item of orbax's."""
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(state(7)), about=ocp.args.JsonSave({"a": [1]})
+        )
+        checkpointer.save(tmp_path / "00000007", args=arguments)
+    inside = tmp_path / "00000007"
+    digests = {name: disk.digest(inside / name) for name in disk.files(inside)}
+    (tmp_path / "00000007.json").write_text(json.dumps(digests, indent=1))
+    assert opened(tmp_path).steps == [7]
+    restored, about = checkpoint.restore(tmp_path, 7, like(state(7)))
+    jax.tree.map(np.testing.assert_array_equal, restored, state(7))
+    assert about == {"a": [1]}
 
 
 def test_another_structure_is_an_error(tmp_path):
@@ -109,17 +95,18 @@ def test_a_disk_with_too_little_room_is_an_error_before_anything_is_written(
     words = "could not save step 20 in .*: No space left on device: 0.0 MB are needed"
     with pytest.raises(checkpoint.CheckpointError, match=words):
         save(tmp_path, 20)
-    assert checkpoint.verified_steps(tmp_path, print) == [10]
+    assert opened(tmp_path).steps == [10]
 
 
 ON_A_FULL_DISK = """
 import pathlib, resource, signal, sys
 import jax.numpy as jnp
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, checkpoint_files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
-    checkpoint.save(pathlib.Path(sys.argv[1]), 20, {"w": jnp.arange(1e5)}, {}, 3)
+    saved = checkpoint_files.Folder(pathlib.Path(sys.argv[1]), lambda about: "", print)
+    checkpoint.save(saved, 20, {"w": jnp.arange(1e5)}, {"a": 1}, 3)
 except checkpoint.CheckpointError as error:
     sys.exit(str(error))
 """
@@ -136,5 +123,5 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr == f"could not save step 20 in {tmp_path}: File too large\n"
-    assert checkpoint.verified_steps(tmp_path, print) == [10]
+    assert opened(tmp_path).steps == [10]
     assert not list(tmp_path.glob("00000020*"))

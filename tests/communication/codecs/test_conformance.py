@@ -17,7 +17,7 @@ import pytest
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, checkpoint_files
 
 B, L, D = 8, 16, 24
 N = B * L * D
@@ -401,7 +401,8 @@ def restored(tmp_path_factory):
         states.append({"sender": before.sender, "receiver": before.receiver})
     states = jax.tree.map(jnp.asarray, states)
     folder = tmp_path_factory.mktemp("states")
-    checkpoint.save(folder, 2, states, {}, keep=1)
+    saved = checkpoint_files.Folder(folder, lambda about: "", print)
+    checkpoint.save(saved, 2, states, {}, keep=1)
     like = checkpoint.abstract(states, jax.tree.map(lambda leaf: leaf.sharding, states))
     found, _ = checkpoint.restore(folder, 2, like)
     return dict(zip([case.string for case in STATEFUL], found, strict=True))

@@ -50,7 +50,7 @@ def start_and_wait(runs, workdir, step, names=SIDES, **flags):
 def newest(runs, workdir):
     """The newest step of each side."""
     return {
-        int(max((runs.folder / workdir / name / "checkpoints").glob("*.json")).stem)
+        int(max((runs.folder / workdir / name / "checkpoints").glob("[0-9]" * 8)).name)
         for name in SIDES
     }
 
@@ -138,8 +138,8 @@ def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
         if process.returncode == 0:
             break
         assert f"{victim} was killed by SIGKILL; all clusters ended" in output
-        saved = (runs.folder / workdir / victim / "checkpoints").glob("*.json")
-        stood_at.append(max((int(path.stem) for path in saved), default=0))
+        saved = (runs.folder / workdir / victim / "checkpoints").glob("[0-9]" * 8)
+        stood_at.append(max((int(path.name) for path in saved), default=0))
         moment += 1.5  # in the end it is not soon enough
         assert moment < 120
     assert stood_at[0] == 0, "it was never killed before its first checkpoint"

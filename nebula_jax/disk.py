@@ -1,0 +1,91 @@
+"""The operations on a disk that checkpoints are made of.
+
+This module is the real disk. `training/checkpoint_files.py` takes it as a value, so
+that the same logic runs on a simulated one. What fails raises OSError.
+"""
+
+import os
+import pathlib
+import shutil
+from typing import Protocol
+
+from nebula_jax import files as files_lib
+
+
+class Disk(Protocol):
+    """A disk: this module, or another thing with its functions."""
+
+    def names(self, folder: pathlib.Path) -> list[str]: ...
+    def files(self, folder: pathlib.Path) -> list[str]: ...
+    def read(self, path: pathlib.Path) -> bytes: ...
+    def digest(self, path: pathlib.Path) -> str: ...
+    def write(self, path: pathlib.Path, data: bytes) -> None: ...
+    def sync(self, path: pathlib.Path) -> None: ...
+    def rename(self, old: pathlib.Path, new: pathlib.Path) -> None: ...
+    def remove(self, path: pathlib.Path) -> None: ...
+    def make_folder(self, path: pathlib.Path) -> None: ...
+
+
+def names(folder: pathlib.Path) -> list[str]:
+    """Returns what a folder holds, sorted; [] if there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def files(folder: pathlib.Path) -> list[str]:
+    """Returns the files in a folder and below, relative to it, sorted."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def read(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a file."""
+    return path.read_bytes()
+
+
+def digest(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
+    return files_lib.digest(path)
+
+
+def write(path: pathlib.Path, data: bytes) -> None:
+    """Writes a file over an older one. A crash may leave any part of it."""
+    path.write_bytes(data)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Returns when what a file or a folder holds now would outlive a power cut.
+
+    Of a folder, that is the names in it and not what is in its files.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(old: pathlib.Path, new: pathlib.Path) -> None:
+    """Renames a file or a folder at once; durable when the folder around is synced.
+
+    A file replaces an older one, a folder at most an empty one.
+    """
+    old.rename(new)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file, or a folder with all that is in it, file by file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder and those around it, each durable, unless they are there."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)

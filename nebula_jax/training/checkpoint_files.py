@@ -1,0 +1,336 @@
+"""The files of a cluster's checkpoints: how they are written, and which of them count.
+
+    FOLDER/00000040/manifest.json   step, metadata, SHA-256 of every other file
+    FOLDER/00000040/...             what the array writer wrote
+    FOLDER/00000060.partial/        being written or removed: counts for nothing
+    FOLDER/00000080.later/          set aside: the run went on from an earlier step
+    FOLDER/00000020.damaged/        set aside, and never removed
+
+A checkpoint is written as `.partial`: arrays, then the manifest. When all of it is
+flushed to the disk, it gets its final name, which therefore holds a whole checkpoint
+unless something damaged it since. Nothing is removed but `.partial`, and checkpoints of
+this run that it has superseded with newer ones.
+
+Every access to the disk goes through a `disk.Disk`, and arrays are written by a
+function, so that this code runs on a simulated disk as well:
+
+    saved = Folder(path, differs, log, disk)    # what is there, verified; may raise
+    saved.go_on_from(max(saved.steps, default=0))
+    saved.save(40, about, lambda folder: disk.write(folder / "arrays", b"..."), keep=3)
+
+A crash is a BaseException out of the disk: it passes through here untouched. An OSError
+becomes a CheckpointError.
+
+Retention is not left to `orbax.checkpoint.CheckpointManager(max_to_keep)`: it counts
+steps that have no manifest yet, and removes good ones in their favor.
+"""
+
+import contextlib
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nebula_jax import disk as real_disk
+from nebula_jax import errors
+from nebula_jax.training import checkpoint_manifest
+
+PARTIAL, LATER, DAMAGED = ".partial", ".later", ".damaged"
+
+_STEP = re.compile(r"\d{8}")
+# The second one is what an interrupted save left before checkpoints were written as
+# `.partial`.
+_TORN = re.compile(r"\d{8}(\.partial|\.orbax-checkpoint-tmp.*)")
+
+Differs = Callable[[dict[str, Any]], str]
+"""Metadata of a checkpoint -> what is another run's, in words; empty if nothing is."""
+
+
+class CheckpointError(errors.NebulaError):
+    """A checkpoint cannot be written, read, or used by this run."""
+
+
+class Folder:
+    """A cluster's folder of checkpoints, of which no other process writes any."""
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        differs: Differs,
+        log: Callable[[str], None],
+        disk: real_disk.Disk = real_disk,
+    ) -> None:
+        """Reads every checkpoint; changes nothing.
+
+        Args:
+          path: of the folder, which need not be there.
+          differs: compares a checkpoint's metadata with this run's.
+          log: takes messages for a person.
+          disk: where the folder is.
+
+        Raises:
+          CheckpointError: if there are checkpoints, but none that this run can use.
+        """
+        self.path, self._disk, self._log, self._differs = path, disk, log, differs
+        try:
+            self.steps, self._damaged = _examine(path, differs, disk)
+            """`steps`: with a good checkpoint of this run, ascending."""
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {reason(error)}") from None
+        if self._damaged and not self.steps:
+            raise CheckpointError(_none_usable(path, self._damaged))
+        for step, damage in self._damaged.items():
+            log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")
+
+    def about(self, step: int) -> dict[str, Any]:
+        """Returns the metadata of a checkpoint; see `about`."""
+        return about(self.path, step, self._disk)
+
+    def go_on_from(self, step: int) -> None:
+        """Sets aside what must not count when the run goes on from a step.
+
+        Args:
+          step: one of `steps`, or 0 to begin; that of all clusters.
+
+        Raises:
+          CheckpointError: if the disk refuses.
+        """
+        try:
+            self._remove_torn()
+            for damaged in list(self._damaged):
+                self._set_aside(damaged)
+            for later in [saved for saved in self.steps if saved > step]:
+                self._set_aside(later)
+            if self._disk.names(self.path):
+                self._disk.sync(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot set checkpoints aside in {self.path}: {reason(error)}"
+            ) from None
+
+    def save(
+        self,
+        step: int,
+        about: Mapping[str, Any],
+        write_arrays: Callable[[pathlib.Path], None],
+        keep: int,
+    ) -> None:
+        """Writes the checkpoint of a step, then removes what it supersedes.
+
+        Args:
+          step: optimization steps taken.
+          about: metadata, JSON values: data position, settings.
+          write_arrays: writes files into a folder, which is there.
+          keep: how many checkpoints to keep, this one included.
+
+        Raises:
+          CheckpointError: if it cannot be written, such as on a full disk. Earlier
+            checkpoints stay.
+        """
+        partial = self.path / f"{step:08d}{PARTIAL}"
+        try:
+            self._remove_torn()
+            self._disk.make_folder(partial)
+            write_arrays(partial)
+            self._write_manifest(partial, step, about)
+            if f"{step:08d}" in self._disk.names(self.path):
+                self._set_aside(step)
+            self._disk.rename(partial, self._final(step))
+            self._disk.sync(self.path)
+        except Exception as error:  # array writers raise many kinds
+            with contextlib.suppress(OSError):  # the next save removes it, or start
+                self._disk.remove(partial)
+            raise CheckpointError(
+                f"could not save step {step} in {self.path}: {reason(error)}"
+            ) from None
+        self.steps = sorted({*self.steps, step})
+        self._remove_superseded(step, keep)
+
+    def _write_manifest(
+        self, partial: pathlib.Path, step: int, about: Mapping[str, Any]
+    ) -> None:
+        """Writes the manifest, and returns when all of the checkpoint is durable."""
+        names = self._disk.files(partial)
+        for name in names:
+            self._disk.sync(partial / name)
+        digests = {name: self._disk.digest(partial / name) for name in names}
+        path = partial / checkpoint_manifest.NAME
+        self._disk.write(path, checkpoint_manifest.encode(step, about, digests))
+        self._disk.sync(path)
+        below = {parent for name in names for parent in pathlib.PurePath(name).parents}
+        for folder in {partial, *(partial / each for each in below)}:
+            self._disk.sync(folder)
+
+    def _remove_torn(self) -> None:
+        for name in self._disk.names(self.path):
+            if _TORN.fullmatch(name):
+                self._disk.remove(self.path / name)
+
+    def _remove_superseded(self, step: int, keep: int) -> None:
+        """Removes what the checkpoint of `step`, just saved, makes dispensable."""
+        old = [f"{each:08d}" for each in self.steps[:-keep]]
+        self.steps = self.steps[-keep:]
+        try:
+            old += [name for name in self._later() if int(name[:8]) <= step]
+            for name in old:
+                self._remove(name)
+        except OSError as error:
+            self._log(f"could not remove {old} of {self.path}: {reason(error)}")
+
+    def _later(self) -> list[str]:
+        """Returns the checkpoints of this run that were set aside as later."""
+        found = []
+        for name in self._disk.names(self.path):
+            number, suffix = name[:8], name[8:]
+            if suffix == LATER and _STEP.fullmatch(number):
+                with contextlib.suppress(ValueError):  # damaged since: whose is it?
+                    folder = self.path / name
+                    manifest = checkpoint_manifest.read(folder, int(number), self._disk)
+                    if not self._differs(manifest.about):
+                        found.append(name)
+        return found
+
+    def _remove(self, name: str) -> None:
+        """Removes a checkpoint; it stops to count at once, even if a crash follows."""
+        torn = self.path / f"{name[:8]}{PARTIAL}"
+        self._disk.rename(self.path / name, torn)
+        self._disk.sync(self.path)
+        self._disk.remove(torn)
+        if f"{name}.json" in self._disk.names(self.path):
+            self._disk.remove(self.path / f"{name}.json")  # of the former layout
+
+    def _set_aside(self, step: int) -> None:
+        """Renames a checkpoint, so that it no longer counts."""
+        present = self._disk.names(self.path)
+        name = f"{step:08d}"
+        if step in self.steps:
+            aside = f"{name}{LATER}"
+            if aside in present:  # of a former start, and superseded by this one
+                self._remove(aside)
+            why = "later than where the run goes on; kept until it is saved again"
+            self.steps.remove(step)
+        else:
+            aside, number = f"{name}{DAMAGED}", 1
+            while aside in present:
+                number += 1
+                aside = f"{name}{DAMAGED}-{number}"
+            self._damaged.pop(step, None)
+            why = "damaged; never removed"
+        for suffix in ("", ".json"):  # the latter of the former layout
+            if name + suffix in present:
+                self._disk.rename(
+                    self.path / (name + suffix), self.path / (aside + suffix)
+                )
+        self._log(f"{self.path / name} is set aside as {aside} ({why})")
+
+    def _final(self, step: int) -> pathlib.Path:
+        return self.path / f"{step:08d}"
+
+
+def verified_steps(
+    path: pathlib.Path,
+    log: Callable[[str], None],
+    disk: real_disk.Disk = real_disk,
+) -> list[int]:
+    """Returns the steps whose checkpoint is undamaged, ascending; logs the others.
+
+    For a reader of any run's checkpoints.
+    """
+    good, damaged = _examine(path, lambda about: "", disk)
+    for step, damage in damaged.items():
+        log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")
+    return good
+
+
+def about(
+    path: pathlib.Path, step: int, disk: real_disk.Disk = real_disk
+) -> dict[str, Any]:
+    """Returns the metadata of a checkpoint.
+
+    Raises:
+      CheckpointError: if it cannot be read.
+    """
+    folder = path / f"{step:08d}"
+    try:
+        return checkpoint_manifest.read(folder, step, disk).about
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot use {folder}: {reason(error)}") from None
+
+
+def newest_about(
+    path: pathlib.Path, disk: real_disk.Disk = real_disk
+) -> dict[str, Any]:
+    """Returns the metadata of the newest checkpoint that has any; {} in a new folder.
+
+    Raises:
+      CheckpointError: if there are checkpoints, but none with metadata.
+    """
+    damaged = {}
+    for step in reversed(_steps(path, disk)):
+        try:
+            return checkpoint_manifest.read(path / f"{step:08d}", step, disk).about
+        except (OSError, ValueError) as error:
+            damaged[step] = reason(error)
+    if damaged:
+        raise CheckpointError(_none_usable(path, dict(sorted(damaged.items()))))
+    return {}
+
+
+def reason(error: Exception) -> str:
+    """Shortens an error to its cause, the last part of tensorstore's long messages."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, OSError):
+        return error.strerror or lines[0]
+    return lines[0].rsplit(": ", 1)[-1].partition(" [")[0]
+
+
+def _steps(path: pathlib.Path, disk: real_disk.Disk) -> list[int]:
+    """Returns every step that has a final name, of either layout, ascending."""
+    stems = (name.removesuffix(".json") for name in disk.names(path))
+    return sorted({int(stem) for stem in stems if _STEP.fullmatch(stem)})
+
+
+def _examine(
+    path: pathlib.Path, differs: Differs, disk: real_disk.Disk
+) -> tuple[list[int], dict[int, str]]:
+    """Returns the good steps, and step -> damage in words of the others."""
+    good, damaged = [], {}
+    for step in _steps(path, disk):
+        damage = _damage(path / f"{step:08d}", step, differs, disk)
+        if damage:
+            damaged[step] = damage
+        else:
+            good.append(step)
+    return good, damaged
+
+
+def _damage(
+    folder: pathlib.Path, step: int, differs: Differs, disk: real_disk.Disk
+) -> str:
+    """Returns why a checkpoint cannot be used, in words; empty if it can."""
+    try:
+        manifest = checkpoint_manifest.read(folder, step, disk)
+        difference = differs(manifest.about)
+    except OSError as error:
+        return f"its manifest cannot be read: {reason(error)}"
+    except ValueError as error:
+        return str(error)
+    if difference:
+        return f"of a run with {difference}"
+    for name, digest in manifest.files.items():
+        try:
+            if disk.digest(folder / name) != digest:
+                return f"{name} differs from what was written"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read: {reason(error)}"
+    return ""
+
+
+def _none_usable(path: pathlib.Path, damaged: Mapping[int, str]) -> str:
+    listed = "; ".join(f"step {step}: {damage}" for step, damage in damaged.items())
+    return (
+        f"{path} holds checkpoints, but none that can be used ({listed}); put the"
+        " missing files back, or name another --workdir to begin anew"
+    )

@@ -1,0 +1,96 @@
+"""The manifest of a checkpoint: its step, its metadata, digests of its files.
+
+A file of JSON in the checkpoint's own folder, so that the two cannot be parted, with a
+digest of itself.
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nebula_jax import disk as real_disk
+
+NAME = "manifest.json"
+
+
+class Manifest(NamedTuple):
+    """The metadata of a checkpoint and the digests of its files."""
+
+    about: dict[str, Any]
+    """Metadata: JSON values."""
+    files: dict[str, str]
+    """Path of a file, relative to the checkpoint -> SHA-256 in hexadecimal."""
+
+
+def encode(step: int, about: Mapping[str, Any], digests: Mapping[str, str]) -> bytes:
+    """Encodes a manifest.
+
+    Args:
+      step: of the checkpoint.
+      about: its metadata.
+      digests: file -> SHA-256 in hexadecimal.
+    """
+    content = {"step": step, "about": dict(about), "files": dict(digests)}
+    content = json.loads(json.dumps(content))  # as it will be read: tuples are lists
+    return json.dumps(content | {"digest": _digest(content)}, indent=1).encode()
+
+
+def decode(data: bytes, step: int) -> Manifest:
+    """Decodes a manifest.
+
+    Args:
+      data: from `encode`, or anything.
+      step: that it must be of.
+
+    Raises:
+      ValueError: if it is not the manifest of that step; in words.
+    """
+    try:
+        content = json.loads(data)
+        digest = content.pop("digest")
+        is_whole = digest == _digest(content)
+        found = Manifest(dict(content["about"]), dict(content["files"]))
+        of_step = content["step"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError(f"{NAME} is no manifest") from None
+    if not is_whole:
+        raise ValueError(f"{NAME} differs from what was written")
+    if of_step != step:
+        raise ValueError(f"{NAME} is that of step {of_step}")
+    if not found.files:
+        raise ValueError(f"{NAME} lists no files")
+    return found
+
+
+def read(folder: pathlib.Path, step: int, disk: real_disk.Disk) -> Manifest:
+    """Reads the manifest of a checkpoint.
+
+    Args:
+      folder: of the checkpoint.
+      step: that it must be of.
+      disk: where the folder is.
+
+    Raises:
+      ValueError: if it is damaged; in words.
+      OSError: if it cannot be read.
+    """
+    beside = f"{folder.name}.json"
+    if NAME in disk.names(folder):
+        return decode(disk.read(folder / NAME), step)
+    if beside not in disk.names(folder.parent):
+        raise ValueError(f"{NAME} is missing")
+    # The former layout: digests beside the folder, metadata in a file that has one.
+    try:
+        digests = json.loads(disk.read(folder.parent / beside))
+        about = json.loads(disk.read(folder / "about" / "metadata"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{beside} is no manifest") from None
+    if not (isinstance(digests, dict) and isinstance(about, dict) and digests):
+        raise ValueError(f"{beside} is no manifest")
+    return Manifest(about, digests)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
