@@ -12,6 +12,8 @@ Nothing else crosses; the byte ledger counts every frame.
 N examples, B rows of a micro-batch (in evaluation, of a batch), L length, D width.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -20,7 +22,7 @@ import numpy as np
 
 from experiments.abnet import config
 from nebula_jax import errors
-from nebula_jax.communication import channels, codecs, selector
+from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.training import cut
 
@@ -34,12 +36,14 @@ class Channel(NamedTuple):
     sender: the role that sends on it; the other one receives.
     spec: of the arrays.
     compression: codec, and level of zstd.
+    check: of the arrays on arrival, beside the codec's own.
     """
 
     name: str
     sender: Role
     spec: codec_lib.Spec
     compression: codecs.Compression
+    check: Callable[[codec_lib.Arrays], None] = channels.accept
 
 
 class Ends(NamedTuple):
@@ -69,10 +73,13 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     index = jax.ShapeDtypeStruct((examples,), jnp.uint8)
     lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
     spec = evaluation_spec(agreed, width)
-    rows = [Channel("buckets", "source", index, codecs.Compression(zstd=1))]
+    of_bucket = _in_range(0, len(agreed.length_buckets))
+    level = codecs.Compression(zstd=1)
+    rows = [Channel("buckets", "source", index, level, of_bucket)]
     if agreed.objective == "cmlm":
-        pack = codecs.Compression(codecs.pack_ids(agreed.length_buckets[-1] + 1))
-        rows += [Channel("lengths", "target", lengths, pack)]
+        past = agreed.length_buckets[-1] + 1
+        pack = codecs.Compression(codecs.pack_ids(past))
+        rows += [Channel("lengths", "target", lengths, pack, _in_range(1, past))]
     for length in agreed.length_buckets:
         hidden = hidden_spec(agreed, length, width)
         rows += [
@@ -80,7 +87,21 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
             Channel(f"gradient[{length}]", "target", hidden, backward),
         ]
     evaluation = evaluation_codec(agreed, spec)
-    return [*rows, Channel("evaluation", "source", spec, evaluation)]
+    return [
+        *rows,
+        Channel("evaluation", "source", spec, evaluation, _check_evaluation),
+    ]
+
+
+def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
+    return functools.partial(arrivals.check_range, low=low, high=high)
+
+
+def _check_evaluation(arrays: codec_lib.Arrays) -> None:
+    """Raises ValueError at hidden states or length logits that are not finite."""
+    arrivals.check_finite(arrays["hidden"])
+    if "length_logits" in arrays:
+        arrivals.check_finite(np.asarray(arrays["length_logits"]).view(np.float32))
 
 
 def open_ends(
@@ -104,9 +125,11 @@ def open_ends(
     """
     _check_codecs(agreed, examples, width)
     ends = {}
-    for name, sender, spec, compression in table(agreed, examples, width):
-        make = carrier.sender if sender == role else carrier.receiver
-        ends[name] = make(name, spec, *compression)
+    for name, sender, spec, compression, check in table(agreed, examples, width):
+        if sender == role:
+            ends[name] = carrier.sender(name, spec, *compression)
+        else:
+            ends[name] = carrier.receiver(name, spec, *compression, check=check)
 
     def of_buckets(name: str) -> list[Any]:
         return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]

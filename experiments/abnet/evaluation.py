@@ -187,11 +187,12 @@ def evaluate(
         while len(translations) < wanted:
             hidden = next(received)
             ids = np.asarray(decode_batch(params, hidden))
-            translations |= _sentences(text, hidden["index"], ids)
-        if translations.keys() != set(range(wanted)):
-            raise session.RemoteProtocolError(
-                f"source sent other sentences of {split} than this side has"
-            )
+            new = _sentences(text, hidden["index"], ids)
+            if not new or not new.keys() <= set(range(wanted)) - translations.keys():
+                raise session.RemoteProtocolError(
+                    f"source sent other sentences of {split} than this side has"
+                )
+            translations |= new
         hypotheses = [translations[index] for index in range(wanted)]
         score = bleu.corpus_bleu(hypotheses, text.sentences[split][:wanted])
         _write(run, split, step, hypotheses)

@@ -69,7 +69,7 @@ def train(run: config.Run) -> int:
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         restored, _ = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
-        order = batches.schedule(agreed, exchange_lengths(agreed, ends, text))
+        order = batches.schedule(agreed, exchange_lengths(ends, text))
         record = progress.Progress(
             local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
         )
@@ -110,25 +110,17 @@ def train(run: config.Run) -> int:
     return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 
-def exchange_lengths(
-    agreed: config.Agreed, ends: channels.Ends, text: data.Text
-) -> np.ndarray:
+def exchange_lengths(ends: channels.Ends, text: data.Text) -> np.ndarray:
     """Receives the buckets of the source's rows, sends the lengths of this side's.
 
     Args:
-      agreed: of the run.
       ends: of the target cluster.
       text: of the target side.
 
     Returns:
       [N] uint8.
-
-    Raises:
-      session.RemoteProtocolError: if the source sent a bucket that does not exist.
     """
     buckets = np.asarray(ends.buckets.recv(0))
-    if buckets.max(initial=0) >= len(agreed.length_buckets):
-        raise session.RemoteProtocolError("source sent a bucket that does not exist")
     if ends.lengths is not None:
         ends.lengths.send(0, text.train.lengths)
     return buckets

@@ -4,8 +4,7 @@ import functools
 
 import jax
 
-from experiments.m3 import config, data, export, models
-from nebula_jax.communication import codecs
+from experiments.m3 import channels, config, data, export, models
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -48,13 +47,11 @@ def train(run: config.Run) -> int:
     hello = config.hello(run, settings, saved.steps)
     names = [f"generator:{index}" for index in range(len(groups))]
     with connect.listen(local.connection(), hello, names) as links:
-        spec = m3.tokens_spec(made.config, agreed.batch_size)
-        pack = codecs.pack_ids(vocabulary.size)
-        tokens = [
-            link.receiver("tokens", spec, pack, sharding=batch_at) for link in links
-        ]
-        held_out = [
-            link.receiver("held_out", spec, pack, sharding=batch_at) for link in links
+        ends = [
+            channels.receivers(
+                link, made.config, agreed.batch_size, vocabulary.size, batch_at
+            )
+            for link in links
         ]
         start = checkpoints.newest_of_all(
             {link.peer.cluster: link.peer.checkpoints for link in links}
@@ -71,10 +68,10 @@ def train(run: config.Run) -> int:
 
         def evaluate(step: int) -> None:
             found = rtd.RtdAccumulator()
-            for channel, group in zip(held_out, groups, strict=True):
+            for end, group in zip(ends, groups, strict=True):
                 order = data.held_out_order(agreed, group)
                 for micro_batch, (language, _) in enumerate(order):
-                    received = channel.recv(step, micro_batch)
+                    received = end.held_out.recv(step, micro_batch)
                     found.add(language, predict(state.params, received))
             record.evaluation(step, found.report())
 
@@ -87,7 +84,7 @@ def train(run: config.Run) -> int:
             *(interrupt.requested, process.message),
         )
         for step in steps:
-            received = [channel.recv(step) for channel in tokens]
+            received = [end.tokens.recv(step) for end in ends]
             state, metrics = train_step(state, received)
             jax.block_until_ready(metrics)  # the token means: this step is done
             steps.done(step)

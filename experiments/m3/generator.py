@@ -7,8 +7,7 @@ import functools
 
 import jax
 
-from experiments.m3 import config, data, models
-from nebula_jax.communication import codecs
+from experiments.m3 import channels, config, data, models
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import checkpoints, connect, devices, process, progress
@@ -45,10 +44,9 @@ def train(run: config.Run, index: int) -> int:
     )
     hello = config.hello(run, settings, saved.steps)
     with connect.dial(local.connection(), hello, peer="discriminator") as link:
-        spec = m3.tokens_spec(made.config, agreed.batch_size)
-        pack = codecs.pack_ids(vocabulary.size)
-        tokens = link.sender("tokens", spec, pack)
-        held_out = link.sender("held_out", spec, pack)
+        tokens, held_out = channels.senders(
+            link, made.config, agreed.batch_size, vocabulary.size
+        )
         start = link.wait_for_welcome(local.connect_timeout)
         state, position = saved.restore(start, fresh)
         text.go_to(position)

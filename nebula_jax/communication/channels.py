@@ -9,14 +9,14 @@ caller has the state, and payloads cross as they are: `send_payload`, `recv_payl
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from nebula_jax.communication import arrivals, selector
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import selector
 from nebula_jax.communication.wire import frames, session, zstd
 
 
@@ -35,6 +35,10 @@ class Transport(Protocol):
 
     def has_tensor(self, channel: int) -> bool:
         """Returns True if `take_tensor` would return at once."""
+
+
+def accept(arrays: codec_lib.Arrays) -> None:
+    """Raises nothing: a receiver's check where the codec's own is enough."""
 
 
 class Sender:
@@ -108,6 +112,8 @@ class Receiver:
     Args:
       transport, channel, name, spec, codec, zstd_level: as the sender's.
       sharding: of the received arrays on this cluster's devices.
+      check: raises ValueError at arrays that `recv` must not return. What the codec's
+        payload can hold is checked in any case (`arrivals`).
     """
 
     def __init__(
@@ -119,8 +125,9 @@ class Receiver:
         codec: selector.CodecOrSelector,
         zstd_level: int | None = None,
         sharding: Any = None,
+        check: Callable[[codec_lib.Arrays], None] = accept,
     ) -> None:
-        self.name = name
+        self.name, self._check = name, check
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codecs = selector.variants(codec)
         self._payloads = [codec_lib.payload_spec(each, spec) for each in self._codecs]
@@ -141,11 +148,13 @@ class Receiver:
         """Waits for the tensor with this tag and decodes it on the device.
 
         Raises:
-          session.RemoteProtocolError: if another one comes, or it cannot be decoded.
+          session.RemoteProtocolError: if another one comes, it cannot be decoded, or it
+            has a value that cannot be.
         """
         selected = self.recv_payload(step, micro_batch)
         decode = self._decode[selected.option]
         arrays, self.state = decode(selected.payload, self.state)
+        self._verify(self._check, arrays, step, micro_batch)
         return arrays
 
     @property
@@ -160,8 +169,8 @@ class Receiver:
           The payload, arrays on the host, and the number of the codec that encoded it.
 
         Raises:
-          session.RemoteProtocolError: if another one comes, or bytes that zstd cannot
-            decompress.
+          session.RemoteProtocolError: if another one comes, bytes that zstd cannot
+            decompress, or a value that the codec cannot have sent.
         """
         message = self._transport.take_tensor(self._channel)
         if (message.step, message.micro_batch) != (step, micro_batch):
@@ -177,7 +186,20 @@ class Receiver:
                 self._decompressed(message, specs), specs, strict=True
             )
         ]
-        return selector.Selected(jax.tree.unflatten(structure, leaves), message.option)
+        payload = jax.tree.unflatten(structure, leaves)
+        self._verify(arrivals.check_payload, payload, step, micro_batch)
+        return selector.Selected(payload, message.option)
+
+    def _verify(
+        self, check: Callable[[Any], None], values: Any, step: int, micro_batch: int
+    ) -> None:
+        try:
+            check(values)
+        except ValueError as error:
+            raise session.RemoteProtocolError(
+                f"{self._transport.peer.cluster} sent {self.name} for step {step},"
+                f" micro-batch {micro_batch}, that cannot be: {error}"
+            ) from None
 
     def _decompressed(
         self, message: frames.Tensor, specs: list[Any]
@@ -213,6 +235,7 @@ class Carrier(Protocol):
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
+        check: Callable[[codec_lib.Arrays], None] = accept,
     ) -> Receiver:
         """Opens the receiving end of the peer's next channel."""
 

@@ -154,6 +154,7 @@ class Link:
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
+        check: Callable[[codec_lib.Arrays], None] = channels.accept,
     ) -> channels.Receiver:
         """Opens the receiving end of the peer's next channel.
 
@@ -163,6 +164,7 @@ class Link:
         Args:
           name, spec, codec, zstd: as the peer's `sender`.
           sharding: of the received arrays (a tree like `spec`, or one for all).
+          check: raises ValueError at arrays that the receiver must not return.
         """
         payloads = [
             jax.tree.leaves(codec_lib.payload_spec(each, spec))
@@ -174,7 +176,9 @@ class Link:
             is_compressed=zstd is not None,
         )
         self._inbox.add_channel()
-        return channels.Receiver(self, channel, name, spec, codec, zstd, sharding)
+        return channels.Receiver(
+            self, channel, name, spec, codec, zstd, sharding, check
+        )
 
     def welcome(self, step: int) -> None:
         """Lets the run begin, or go on after `step` (listener only)."""

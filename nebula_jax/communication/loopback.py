@@ -1,6 +1,7 @@
 """Both ends of every channel in one process, without any line."""
 
 import collections
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import nebula_jax
@@ -49,11 +50,14 @@ class Loopback:
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
+        check: Callable[[codec_lib.Arrays], None] = channels.accept,
     ) -> channels.Receiver:
         """Opens the receiving end of the first sender that has none yet."""
         self._receivers += 1
         channel = self._receivers - 1
-        return channels.Receiver(self, channel, name, spec, codec, zstd, sharding)
+        return channels.Receiver(
+            self, channel, name, spec, codec, zstd, sharding, check
+        )
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor."""
@@ -99,9 +103,10 @@ class End(NamedTuple):
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
+        check: Callable[[codec_lib.Arrays], None] = channels.accept,
     ) -> channels.Receiver:
         """Opens the receiving end of the other end's next channel."""
-        return self.into.receiver(name, spec, codec, zstd, sharding)
+        return self.into.receiver(name, spec, codec, zstd, sharding, check)
 
 
 def ends() -> tuple[End, End]:

@@ -44,6 +44,21 @@ def unpack(data: jax.Array, size: int, bits: int) -> jax.Array:
     )
 
 
+def unpack_on_host(data: np.ndarray, size: int, bits: int) -> np.ndarray:
+    """Unpacks [ceil(size * bits / 8)] uint8 with NumPy: [size] uint64."""
+    start = np.arange(size) * bits
+    first, shift = start // 8, (start % 8).astype(np.uint64)
+    many = math.ceil((bits + 7) / 8)  # bytes that an integer may reach into
+    data = np.pad(data, (0, many)).astype(np.uint64)
+    words = sum(data[first + i] << np.uint64(8 * i) for i in range(many))
+    return (words >> shift) & np.uint64((1 << bits) - 1)
+
+
+def count_on_host(data: np.ndarray, size: int) -> int:
+    """Counts the marks of a bitmap of `size` bits with NumPy."""
+    return int(np.unpackbits(data, count=size, bitorder="little").sum())
+
+
 def _pack_bits(ids: jax.Array, bits: int) -> jax.Array:
     table = (ids[:, None] >> jnp.arange(bits, dtype=jnp.uint32)[None]) & 1
     return jnp.packbits(table.astype(jnp.uint8).reshape(-1), bitorder="little")

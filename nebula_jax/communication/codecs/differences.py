@@ -32,11 +32,21 @@ class Memory:
 
 
 @struct.dataclass
-class Difference:
-    """A payload of `delta`: index [B] int32, payload the inner codec's, of a - m."""
+class Visit:
+    """A payload of `delta`.
+
+    index: [B] int32, numbers of the examples.
+    payload: the other arrays as they are, or the inner codec's of a - m.
+    examples: index is in [0, examples); static.
+    """
 
     index: jax.Array
     payload: Any
+    examples: int = struct.field(pytree_node=False)
+
+    def check_values(self) -> None:
+        """Checks, on the host, that these are different examples that exist."""
+        _check_index(np.asarray(self.index), self.examples)
 
 
 def delta(
@@ -50,7 +60,7 @@ def delta(
     Option 0: a batch with any example not seen before, as it is. Option 1 + i: option i
     of the inner codec on the differences; floating-point leaves only are differences,
     others and `index` cross as they are. Nothing but zstd may follow it in a chain.
-    Payload: the arrays, or index [B] int32 and the inner payload.
+    Payload: index [B] int32, and the other arrays or the inner payload.
     Wire: n itemsize + 4 B bytes, then the inner codec's + 4 B.
     An example that came out NaN or Inf crosses in full at its next visit.
     State: `examples` times an example's floating-point leaves, on both ends.
@@ -121,10 +131,14 @@ def delta(
             leaves.with_floats(got, floats), index, where
         ), state
 
-    def keep(
-        arrays: codec_lib.Arrays, state: Memory
-    ) -> tuple[codec_lib.Arrays, Memory]:
+    def keep(arrays: codec_lib.Arrays, state: Memory) -> tuple[Visit, Memory]:
         where, rest = _without(arrays, index)
+        payload = Visit(where, rest, examples)
+        return payload, store(state, where, leaves.floats(rest))
+
+    def kept(payload: Visit, state: Memory) -> tuple[codec_lib.Arrays, Memory]:
+        where, rest = payload.index, payload.payload
+        arrays = leaves.replace_named(rest, index, where)
         return arrays, store(state, where, leaves.floats(rest))
 
     def wrap(each: codec_lib.Codec) -> codec_lib.Codec:
@@ -135,9 +149,8 @@ def delta(
             payload, encoder = each.encode(rest, state.encode)
             got, decoder = wrappers.decode_as_receiver(each, payload, state.decode)
             _, state = add(state, where, got)
-            return Difference(where, payload), state.replace(
-                encode=encoder, decode=decoder
-            )
+            state = state.replace(encode=encoder, decode=decoder)
+            return Visit(where, payload, examples), state
 
         def decode(
             payload: codec_lib.Payload, state: codec_lib.State
@@ -160,7 +173,7 @@ def delta(
         return 1 + inner.choose(differences(arrays, state)[1], state.encode, step)
 
     inner = selector.as_selector(codec)
-    full = codec_lib.Codec(init, keep, keep)
+    full = codec_lib.Codec(init, keep, kept)
     later = tuple(map(wrap, inner.codecs))
     return selector.Selector((full, *later), choose, ends_chain=True)
 

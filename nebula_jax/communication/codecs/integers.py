@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from nebula_jax.communication import codec
@@ -36,6 +37,17 @@ class Scaled:
     scale: jax.Array
     shape: tuple[int, ...] = struct.field(pytree_node=False)
     dtype: str = struct.field(pytree_node=False)
+
+    def check_values(self) -> None:
+        """Checks, on the host, that scales are at least 0, or NaN: see above.
+
+        Those that another codec has encoded have other bounds.
+        """
+        scale = self.scale
+        if isinstance(scale, np.ndarray) and scale.dtype == np.float32:
+            bad = (scale < 0) | np.isinf(scale)
+            if np.any(bad):
+                raise ValueError(f"{scale[bad][0]} is no scale")
 
 
 def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Codec:

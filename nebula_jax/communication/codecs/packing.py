@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from nebula_jax.communication import codec, selector
+from nebula_jax.communication import arrivals, codec, selector
 from nebula_jax.communication.codecs import bits as bits_lib
 from nebula_jax.communication.codecs import leaves
 
@@ -21,14 +22,27 @@ MAX_CAPACITIES = 64  # shapes that jit compiles; 1/64 of a batch is little to ga
 class PackedIds:
     """The payload of a leaf: integers at a few bits each, least significant first.
 
-    data: [ceil(size * bits / 8)] uint8.
-    shape, bits, dtype: of the integers; static, which both ends have by the spec.
+    data: [ceil(n * bits / 8)] uint8, for n integers.
+    shape, dtype: of the integers; static, which both ends have by the spec.
+    size: integers are in [0, size); static.
     """
 
     data: jax.Array
     shape: tuple[int, ...] = struct.field(pytree_node=False)
-    bits: int = struct.field(pytree_node=False)
+    size: int = struct.field(pytree_node=False)
     dtype: str = struct.field(pytree_node=False)
+
+    @property
+    def bits(self) -> int:
+        """The bits of an integer."""
+        return bits_lib.bits_for(self.size)
+
+    def check_values(self) -> None:
+        """Checks, on the host, that all integers are in their range."""
+        if self.size < 1 << self.bits:
+            count = math.prod(self.shape)
+            ids = bits_lib.unpack_on_host(np.asarray(self.data), count, self.bits)
+            arrivals.check_range(ids, 0, self.size)
 
 
 def pack_ids(vocab_size: int) -> codec.Codec:
@@ -36,7 +50,8 @@ def pack_ids(vocab_size: int) -> codec.Codec:
 
     Payload: per int32 or bool leaf of n values data [ceil(n * bits / 8)] uint8; leaves
     of other types pass untouched, NaN and Inf too. Wire: ceil(n * bits / 8) bytes.
-    An id outside the range is the caller's bug and loses its high bits.
+    An id outside the range is the caller's bug: it loses its high bits, or is refused
+    on arrival.
 
     >>> spec = jax.ShapeDtypeStruct((4, 8), jnp.int32)
     >>> codec.ratio(pack_ids(250_002), spec)
@@ -54,9 +69,9 @@ def pack_ids(vocab_size: int) -> codec.Codec:
     def encode_leaf(array: jax.Array) -> PackedIds | jax.Array:
         if array.dtype not in (jnp.int32, jnp.bool_):
             return array
-        bits = 1 if array.dtype == jnp.bool_ else bits_lib.bits_for(vocab_size)
-        data = bits_lib.pack(array, bits)
-        return PackedIds(data, array.shape, bits, str(array.dtype))
+        size = 2 if array.dtype == jnp.bool_ else vocab_size
+        data = bits_lib.pack(array, bits_lib.bits_for(size))
+        return PackedIds(data, array.shape, size, str(array.dtype))
 
     def decode_leaf(packed: PackedIds) -> jax.Array:
         ids = bits_lib.unpack(packed.data, math.prod(packed.shape), packed.bits)
@@ -78,11 +93,19 @@ class Mask:
 
     data: [ceil(B * L / 8)] uint8, one bit a position.
     shape, dtype: of the mask; static.
+    slots: for tokens; the most that may be real; static.
     """
 
     data: jax.Array
     shape: tuple[int, int] = struct.field(pytree_node=False)
     dtype: str = struct.field(pytree_node=False)
+    slots: int = struct.field(pytree_node=False)
+
+    def check_values(self) -> None:
+        """Checks, on the host, that there is a slot for every real token."""
+        count = bits_lib.count_on_host(np.asarray(self.data), math.prod(self.shape))
+        if count > self.slots:
+            raise ValueError(f"{count} positions are real; at most {self.slots} can be")
 
 
 @struct.dataclass
@@ -142,7 +165,8 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
             def gather(path: Any, leaf: jax.Array) -> Any:
                 if leaf is marks:
                     data = bits_lib.pack(marks != 0, 1)
-                    return Mask(data, (batch, length), str(marks.dtype))
+                    count = slots(part, shape)
+                    return Mask(data, (batch, length), str(marks.dtype), count)
                 if leaf.shape[:2] != shape:
                     return leaf
                 flat = leaf.reshape(-1, *leaf.shape[2:])
@@ -155,7 +179,7 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
             (packed,) = [node for node in nodes if isinstance(node, Mask)]
             shape, size = packed.shape, math.prod(packed.shape)
             real = bits_lib.to_words(packed.data, math.ceil(size / bits_lib.WORD))
-            where = _where(real, slots(part, shape))
+            where = _where(real, packed.slots)
 
             def scatter(node: Any) -> jax.Array:
                 if isinstance(node, Mask):

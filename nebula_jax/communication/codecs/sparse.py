@@ -8,9 +8,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from nebula_jax.communication import codec
+from nebula_jax.communication import arrivals, codec
 from nebula_jax.communication.codecs import bits, leaves
 
 
@@ -21,11 +22,26 @@ class Largest:
     values: [k] of the leaf's dtype, by position.
     positions: [...] uint8, a bitmap or packed indices, see `top_k`.
     shape: of the leaf; static.
+    count: k; static.
     """
 
     values: jax.Array
     positions: jax.Array
     shape: tuple[int, ...] = struct.field(pytree_node=False)
+    count: int = struct.field(pytree_node=False)
+
+    def check_values(self) -> None:
+        """Checks, on the host, that there are k positions, each once and in order."""
+        data, size = np.asarray(self.positions), math.prod(self.shape)
+        if not _by_index(size, self.count):
+            marks = bits.count_on_host(data, size)
+            if marks != self.count:
+                raise ValueError(f"{marks} positions are marked, not {self.count}")
+            return
+        index = bits.unpack_on_host(data, self.count, bits.bits_for(size))
+        arrivals.check_range(index, 0, size)
+        if np.any(index[1:] <= index[:-1]):
+            raise ValueError("positions do not ascend")
 
 
 def top_k(fraction: float) -> codec.Codec:
@@ -67,10 +83,10 @@ def top_k(fraction: float) -> codec.Codec:
         else:
             where = jax.lax.bitcast_convert_type(chosen, jnp.uint8).reshape(-1)
             where = where[: math.ceil(flat.size / 8)]
-        return Largest(flat[index], where, leaf.shape)
+        return Largest(flat[index], where, leaf.shape, k)
 
     def decode_leaf(node: Largest) -> jax.Array:
-        size, k = math.prod(node.shape), node.values.size
+        size, k = math.prod(node.shape), node.count
         if _by_index(size, k):
             index = bits.unpack(node.positions, k, bits.bits_for(size))
         else:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nebula_jax.communication import arrivals, codecs, selector
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint, checkpoint_files
 
@@ -250,6 +250,7 @@ class Line:
             for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
         ]
         payload = jax.tree.unflatten(jax.tree.structure(planned), leaves)
+        arrivals.check_payload(payload)  # what an encoder makes can be
         arrays, self.receiver = self.functions.decoders[option](payload, self.receiver)
         return arrays
 

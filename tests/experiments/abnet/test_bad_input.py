@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import time
-import types
 
 import numpy as np
 import pytest
@@ -281,11 +280,44 @@ def test_hidden_states_of_other_examples_are_refused():
     target.check_alignment(3, {"mismatched_examples": 0.0})
     with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
         target.check_alignment(3, {"mismatched_examples": 1.0})
-    ends = types.SimpleNamespace(
-        buckets=types.SimpleNamespace(recv=lambda step: np.asarray([0, 2], np.uint8))
-    )
-    with pytest.raises(errors.NebulaError, match="a bucket that does not exist"):
-        target.exchange_lengths(configured().agreed, ends, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "words"),
+    [
+        ("buckets", [0, 1, 1], [0, 1, 2], r"2 is not in \[0, 2\)"),
+        ("lengths", [1, 16, 3], [1, 0, 3], r"0 is not in \[1, 17\)"),
+        ("lengths", [1, 16, 3], [1, 17, 3], r"17 is not in \[0, 17\)"),
+    ],
+)
+def test_buckets_and_lengths_that_cannot_be_are_refused(name, good, bad, words):
+    run = configured(length_buckets="8,16", batch_size=2, micro_batches=1)
+    agreed, carriers = run.agreed, loopback.ends()
+    ends = {
+        role: channels.open_ends(agreed, carrier, role, 3, 4)
+        for role, carrier in zip(("source", "target"), carriers, strict=True)
+    }
+    away, here = ("source", "target") if name == "buckets" else ("target", "source")
+    dtype = np.uint8 if name == "buckets" else np.int32
+    sender, receiver = getattr(ends[away], name), getattr(ends[here], name)
+    sender.send(0, np.asarray(good, dtype))
+    assert receiver.recv(0).tolist() == good
+    sender.send(1, np.asarray(bad, dtype))
+    with pytest.raises(errors.NebulaError, match=f"sent {name} for step 1.*{words}"):
+        receiver.recv(1)
+
+
+def test_an_evaluation_that_is_not_finite_is_refused():
+    agreed = configured(length_buckets="8,16", batch_size=2, micro_batches=1).agreed
+    evaluation = channels.table(agreed, 3, 4)[-1]
+    arrays = {
+        name: np.zeros(spec.shape, spec.dtype) for name, spec in evaluation.spec.items()
+    }
+    evaluation.check(arrays)
+    for name, leaf in (("hidden", "f4"), ("length_logits", "i4")):
+        bad = np.full(arrays[name].shape, np.nan, np.float32).view(leaf)
+        with pytest.raises(ValueError, match="nan is not finite"):
+            evaluation.check(arrays | {name: bad})
 
 
 def test_a_peer_sends_what_its_run_is_made_of():

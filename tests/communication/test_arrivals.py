@@ -1,0 +1,157 @@
+"""Values that no encoder makes are refused on arrival, whatever the codec."""
+
+import jax
+import numpy as np
+import pytest
+import two_halves
+
+from nebula_jax.communication import arrivals, codecs, loopback
+from nebula_jax.communication.wire import session
+
+B, L = 4, 8
+ARRAYS = {
+    "h": np.random.RandomState(0).randn(B, L, 8).astype(np.float32),
+    "ids": np.arange(B * L, dtype=np.int32).reshape(B, L),
+    "index": np.arange(B, dtype=np.int32),
+    "mask": np.arange(L) < np.array([[2], [1], [3], [2]]),
+}
+
+
+def packed(*values: int) -> bytes:
+    """Integers at 8 bits each, as a bitmap or a few bytes."""
+    return bytes(values)
+
+
+def after(codec: str, buffer: int, tampered: bytes, times: int = 1):
+    """Receives ARRAYS with the first bytes of one buffer replaced; a payload."""
+    spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), ARRAYS)
+    made, loop = codecs.from_string(codec).codec, loopback.Loopback()
+    sender = loop.sender("hidden", spec, made)
+    receiver = loop.receiver("hidden", spec, made)
+    for step in range(1, times):
+        sender.send(step, ARRAYS)
+        receiver.recv(step)
+    sender.send(times, ARRAYS, 1)
+    message = loop.take_tensor(0)
+    buffers = [np.array(each) for each in message.buffers]
+    buffers[buffer][: len(tampered)] = np.frombuffer(tampered, np.uint8)
+    loop.put_tensor(message._replace(buffers=buffers))
+    return receiver.recv_payload(times, 1)
+
+
+def i32(*values: int) -> bytes:
+    return np.asarray(values, "<i4").tobytes()
+
+
+def f32(*values: float) -> bytes:
+    return np.asarray(values, "<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("codec", "buffer", "good", "bad", "words"),
+    [
+        ("identity", 3, packed(0, 1), packed(1, 2), r"mask: 2 is not in \[0, 2\)"),
+        # 6 bits an id: the lowest of the first byte.
+        ("pack_ids(40)", 1, packed(39), packed(40), r"ids: 40 is not in \[0, 40\)"),
+        ("pack_ids(40)", 2, packed(39), packed(63), r"index: 63 is not in \[0, 40\)"),
+        (
+            "pack_tokens|pack_ids(40)",
+            1,
+            packed(39),
+            packed(40),
+            r"ids/values: 40 is not in \[0, 40\)",
+        ),
+        (
+            "pack_tokens",
+            3,
+            packed(255, 0, 0, 0),
+            packed(255, 1, 0, 0),
+            "mask: 9 positions are real; at most 8 can be",
+        ),
+        # 2 of 256 values, at 8 bits each.
+        ("top_k(0.01)", 1, packed(7, 255), packed(255, 7), "positions do not ascend"),
+        ("top_k(0.01)", 1, packed(7, 8), packed(7, 7), "h: positions do not ascend"),
+        # 64 of 256 values, a bitmap.
+        (
+            "top_k(0.25)",
+            1,
+            packed(*[255] * 8, *[0] * 24),
+            packed(*[255] * 8, 1, *[0] * 23),
+            "h: 65 positions are marked, not 64",
+        ),
+        ("int8(tensor)", 1, f32(np.nan), f32(-1.0), "h: -1.0 is no scale"),
+        ("int8(tensor)", 1, f32(0.0), f32(np.inf), "h: inf is no scale"),
+        ("delta(fp16,20)", 0, i32(19), i32(20), r"index 20 is not in \[0, 20\)"),
+        ("delta(fp16,20)", 0, i32(0), i32(-1), r"index -1 is not in \[0, 20\)"),
+        ("delta(fp16,20)", 0, i32(5, 6), i32(5, 5), "index 5 is twice in one batch"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_and_named(codec, buffer, good, bad, words):
+    after(codec, buffer, good)
+    with pytest.raises(session.RemoteProtocolError, match=words) as error:
+        after(codec, buffer, bad)
+    start = "this process sent hidden for step 1, micro-batch 1, that cannot be: "
+    assert str(error.value).startswith(start)
+
+
+def test_differences_of_examples_that_do_not_exist_are_refused():
+    """At a later visit, when the rest of the payload is another codec's."""
+    after("delta(int8(row)|fp16,20)", 0, i32(19), times=2)
+    with pytest.raises(session.RemoteProtocolError, match="index 20 is not in"):
+        after("delta(int8(row)|fp16,20)", 0, i32(20), times=2)
+
+
+def test_an_index_beyond_the_values_is_refused():
+    """Seven values need three bits, which hold eight."""
+    node = codecs.top_k(0.2).encode(np.arange(7, dtype=np.float32), ())[0]
+    node = node.replace(positions=np.array([6], np.uint8))
+    arrivals.check_payload(node)
+    node = node.replace(positions=np.array([7], np.uint8))
+    with pytest.raises(ValueError, match=r"^7 is not in \[0, 7\)"):
+        arrivals.check_payload(node)
+
+
+def test_an_experiments_own_check_is_of_the_arrays():
+    spec = jax.ShapeDtypeStruct((3,), np.int32)
+    loop = loopback.Loopback()
+
+    def check(array):
+        arrivals.check_range(array, 1, 9)
+
+    sender = loop.sender("lengths", spec, codecs.identity())
+    receiver = loop.receiver("lengths", spec, codecs.identity(), check=check)
+    sender.send(1, np.array([1, 8, 5], np.int32))
+    sender.send(2, np.array([1, 0, 5], np.int32))
+    assert receiver.recv(1).tolist() == [1, 8, 5]
+    words = r"sent lengths for step 2, .*: 0 is not in \[1, 9\)"
+    with pytest.raises(session.RemoteProtocolError, match=words):
+        receiver.recv(2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_floats_that_are_not_finite_are_named(bad):
+    arrivals.check_finite(np.zeros(3))
+    with pytest.raises(ValueError, match=f"{bad} is not finite"):
+        arrivals.check_finite(np.array([0.0, bad]))
+
+
+def test_over_a_link_the_sender_is_named_and_told():
+    spec = jax.ShapeDtypeStruct((3,), np.int32)
+    with two_halves.met() as (front, back):
+
+        def send():
+            sender = front.sender("tokens", spec, codecs.pack_ids(1000))
+            front.wait_for_welcome(10.0)
+            sender.send(1, np.array([0, 999, 1000], np.int32))
+            with pytest.raises(session.PeerAborted, match="1000 is not in"):
+                front.wait_for_step(1)
+
+        def receive():
+            with back:
+                receiver = back.receiver("tokens", spec, codecs.pack_ids(1000))
+                back.welcome(0)
+                receiver.recv(1)
+
+        words = r"front sent tokens for step 1, .*: 1000 is not in \[0, 1000\)"
+        with pytest.raises(session.RemoteProtocolError, match=words):
+            two_halves.both(send, receive)
