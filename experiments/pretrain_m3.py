@@ -21,7 +21,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import shared_flags
+from experiments import command_line, shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
 from nebula_jax import errors
 from nebula_jax.runtime import (
@@ -51,9 +51,11 @@ def main() -> int:
         case ["discriminator"]:
             run = data.without_text(run)
             train = discriminator.train
-        case ["generator", index] if index.isdigit():
-            run = data.checked(run, only=int(index))
-            train = functools.partial(generator.train, index=int(index))
+        case ["generator", number] if (
+            index := command_line.whole_number(number)
+        ) is not None:
+            run = data.checked(run, only=index)
+            train = functools.partial(generator.train, index=index)
         case _:
             raise errors.SettingsError(
                 f"--cluster={cluster}: expected all, whole, discriminator or"

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from absl import app, flags, logging
 
+from experiments import command_line
 from nebula_jax import errors
 from nebula_jax.models import transformer
 from nebula_jax.runtime import connect, process, report
@@ -89,11 +90,23 @@ flags.DEFINE_integer(
 )
 
 # Training.
-flags.DEFINE_integer("steps", 1000, "Optimization steps.", lower_bound=1)
+flags.DEFINE_integer(
+    "steps",
+    1000,
+    "Optimization steps.",
+    lower_bound=1,
+    upper_bound=2**31 - 1,  # optimizers count in int32
+)
 flags.DEFINE_integer(
     "batch_size", 16, "Examples of a step, in each cluster with text.", lower_bound=1
 )
-flags.DEFINE_integer("seed", 0, "Seed of everything random.", lower_bound=0)
+flags.DEFINE_integer(
+    "seed",
+    0,
+    "Seed of everything random.",
+    lower_bound=0,
+    upper_bound=2**32 - 1,  # what JAX and Grain take
+)
 flags.DEFINE_float("learning_rate", 1e-4, "Peak learning rate.", lower_bound=0.0)
 flags.DEFINE_integer(
     "warmup_steps", 10_000, "Steps until the peak learning rate.", lower_bound=0
@@ -251,11 +264,12 @@ def _value(field: dataclasses.Field) -> Any:
     if field.type is pathlib.Path:
         return pathlib.Path(value)
     if field.type == tuple[int, ...]:
-        if not all(part.strip().isdecimal() for part in value):
+        numbers = tuple(command_line.whole_number(part.strip()) for part in value)
+        if None in numbers:
             raise errors.SettingsError(
                 f"--{field.name}={','.join(value)}: expected numbers such as 16,32"
             )
-        return tuple(int(part) for part in value)
+        return numbers
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -323,7 +337,7 @@ def parse_run(folder: str, module: str) -> pathlib.Path:
         raise errors.SettingsError(f"--run={folder}: no run of {module} is there")
     command = [sys.argv[0], f"--flagfile={path}", *sys.argv[1:], f"--workdir={folder}"]
     try:
-        flags.FLAGS(command)
+        command_line.parse(command)
     except flags.Error as error:
         reason = " ".join(str(error).split())
         raise errors.SettingsError(
@@ -342,9 +356,9 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
     for name, value in (defaults or {}).items():
         flags.FLAGS.set_default(name, value)
 
-    def parse(argv: Sequence[str]) -> list[str]:
+    def parsed(argv: Sequence[str]) -> list[str]:
         try:
-            rest = flags.FLAGS(argv)
+            rest = command_line.parse(argv)
             _check_known()
             return rest
         except (flags.Error, UnicodeDecodeError) as error:
@@ -360,7 +374,7 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
             return 2
         return process.guarded(main)
 
-    app.run(guarded, flags_parser=parse)
+    app.run(guarded, flags_parser=parsed)
 
 
 def _check_known() -> None:

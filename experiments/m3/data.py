@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments import command_line
 from experiments.m3 import config
 from nebula_jax import errors, files
 from nebula_jax.data import (
@@ -52,7 +53,7 @@ def without_text(run: config.Run) -> config.Run:
       errors.NebulaError: if the languages of each generator are not written out.
     """
     generators = run.agreed.generators.strip()
-    if generators.isdigit():
+    if command_line.whole_number(generators) is not None:
         raise errors.SettingsError(
             f"--generators={generators}: the discriminator has no text folder to look"
             ' this up in; write the groups out, as in --generators="en de|hi ur"'
@@ -74,10 +75,11 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
     """
     text, generators = folder(run.local), run.agreed.generators.strip()
     text_folder.check_folder(text)
+    count = command_line.whole_number(generators)
     groups = (
-        text_folder.families(text, int(generators))
-        if generators.isdigit()
-        else language_mixture.parse_groups(generators)
+        language_mixture.parse_groups(generators)
+        if count is None
+        else text_folder.families(text, count)
     )
     mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups)
     here = slice(None) if only is None else slice(only, only + 1)

@@ -16,7 +16,7 @@ from nebula_jax import errors
 LEAD = 0.02  # seconds before the line is idle that it takes more: a gap costs rate
 SLICE_BYTES = 64 << 10  # 9 ms at 60 Mbit/s: waking for less would take from computing
 
-_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 _RATE = re.compile(_NUMBER + r"([kmg])bit", re.IGNORECASE)
 _TIME = re.compile(_NUMBER + r"(ms|s)", re.IGNORECASE)
 _CUT = re.compile(f"cut={_TIME.pattern}@{_TIME.pattern}", re.IGNORECASE)

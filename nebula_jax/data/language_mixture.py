@@ -8,6 +8,7 @@ sampled with probability ∝ n^α, n sequences of a language.
 import heapq
 import pathlib
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 TASKS = ("mrtd", "trtd")
 TaskWeights = Mapping[str, float]
 """Task -> its share of the batches; of a generator they sum to 1."""
+
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{1,35}")  # part of a file's name
 
 
 class MixtureError(errors.NebulaError):
@@ -50,13 +53,17 @@ def parse_groups(text: str) -> list[list[str]]:
     """Parses `en de|hi ur` to [[en, de], [hi, ur]], the languages of each generator.
 
     Raises:
-      MixtureError: at an empty group or a language in two groups.
+      MixtureError: at an empty group, what is no language, or one in two groups.
     """
     groups = [group.replace(",", " ").split() for group in text.split("|")]
     if not all(groups):
         raise MixtureError(f'--generators="{text}": a generator without languages')
     names = [language for group in groups for language in group]
     for language in names:
+        if not _LANGUAGE.fullmatch(language):
+            raise MixtureError(
+                f"--generators: {language[:40]!r} is no language, such as sw or zh"
+            )
         if names.count(language) > 1:
             raise MixtureError(f'--generators="{text}": {language!r} comes twice')
     return groups

@@ -50,7 +50,7 @@ def training_batches(
       sources: the corpora; one of weight 0 is never read.
       batch_size: B.
       max_length: L.
-      seed: of the shuffles; the same seed gives the same stream.
+      seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
 
     Returns:
       Iterator over [B, L] int32 arrays, padded with [PAD].
@@ -63,7 +63,9 @@ def training_batches(
         if not len(source.sequences):
             raise errors.NebulaError(f"{source.name} has no text to train on")
     streams = [
-        grain.MapDataset.source(source.sequences).shuffle(seed + index).repeat()
+        grain.MapDataset.source(source.sequences)
+        .shuffle((seed + index) % 2**32)  # Grain refuses more
+        .repeat()
         for index, source in enumerate(sources)
     ]
     weights = np.asarray([source.weight for source in sources], np.float64)

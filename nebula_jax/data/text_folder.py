@@ -133,7 +133,7 @@ def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
         raise CorpusError(
             f"--generators={generators}: {path} is missing;{hint}"
         ) from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise CorpusError(
             f"--generators={generators}: {path} has no grouping K={generators};{hint}"
         ) from None

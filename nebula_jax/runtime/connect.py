@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -94,6 +95,8 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
     port = host_and_port("listen", settings.listen)[1]
     if listens and not port and LISTEN_FD not in os.environ:
         raise errors.SettingsError(f"--cluster={listener} needs --listen=HOST:PORT")
+    if listens and LISTEN_FD in os.environ:
+        process.handed_down(LISTEN_FD, stat.S_ISSOCK)
     if not listens and not dials:
         return
     if settings.tls == TLS_AUTO:
@@ -239,5 +242,6 @@ def listen(
 def listening_socket(settings: Settings) -> socket.socket:
     """Returns the listener's socket: the launcher's, or one bound to `listen`."""
     if LISTEN_FD in os.environ:
-        return socket.socket(fileno=int(os.environ[LISTEN_FD]))
+        found = process.handed_down(LISTEN_FD, stat.S_ISSOCK)
+        return socket.socket(fileno=found)
     return listener_lib.listen(host_and_port("listen", settings.listen))

@@ -10,7 +10,9 @@
 
 import contextlib
 import os
+import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -31,6 +33,26 @@ def message(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:
+    """Returns the descriptor whose number the launcher has put into the environment.
+
+    Args:
+      variable: of the environment.
+      is_kind: a function of `stat`, true for the mode of such a file.
+
+    Raises:
+      errors.SettingsError: if it is no number of such a file.
+    """
+    value = os.environ[variable]
+    with contextlib.suppress(OSError):
+        if re.fullmatch("[0-9]{1,9}", value) and is_kind(os.fstat(int(value)).st_mode):
+            return int(value)
+    raise errors.SettingsError(
+        f"{variable}={ascii(value)[1:-1]} in the environment: --cluster=all sets it for"
+        " its processes, to the number of an open descriptor; unset it"
+    )
+
+
 @contextlib.contextmanager
 def timed(what: str) -> Iterator[None]:
     """Reports how long something took that a person waits for."""
@@ -48,11 +70,15 @@ class Interrupt:
         """True while there is something to save; else the first request is final."""
 
     def install(self) -> "Interrupt":
-        """Catches the signals of this process, and watches the launcher's lifeline."""
+        """Catches the signals of this process, and watches the launcher's lifeline.
+
+        Raises:
+          errors.SettingsError: if LIFELINE_FD is not the launcher's.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if LIFELINE_FD in os.environ:
-            fd = int(os.environ[LIFELINE_FD])
+            fd = handed_down(LIFELINE_FD, stat.S_ISFIFO)
             threading.Thread(target=self._watch, args=(fd,), daemon=True).start()
         return self
 

@@ -47,6 +47,13 @@ def test_a_source_of_weight_zero_is_never_read():
     assert (text < 1000).all()
 
 
+def test_every_seed_of_32_bits_has_a_stream():
+    """The sources' own seeds follow it, beyond what Grain takes."""
+    first = next(stream(seed=2**32 - 1))
+    assert first.shape == (8, 5)
+    assert not np.array_equal(first, next(stream(seed=0)))
+
+
 def test_the_seed_decides_the_order_and_epochs_differ():
     def text(seed):
         return [b[:, 1].tolist() for b in itertools.islice(stream(seed, (1, 0)), 10)]

@@ -81,6 +81,12 @@ def test_missing_things_are_named(tmp_path):
         text_folder.mono_path(tmp_path, "ur", "train")
 
 
+def test_families_that_are_nested_too_deeply(tmp_path):
+    write(tmp_path / "mono/families.json", "[" * 100_000)
+    with pytest.raises(text_folder.CorpusError, match="has no grouping K=2"):
+        text_folder.families(tmp_path, 2)
+
+
 def test_families_come_from_the_folder(tmp_path):
     with pytest.raises(text_folder.CorpusError, match=r"families\.json is missing"):
         text_folder.families(tmp_path, 2)

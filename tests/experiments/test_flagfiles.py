@@ -28,7 +28,7 @@ def test_every_flagfile_is_a_possible_run(path):
     if not local.hot_start:  # else its checkpoint must be there
         m3_config.check(run)
     groups = [["en", "de"]] * 3
-    if not run.agreed.generators.isdigit():
+    if not run.agreed.generators.isdecimal():
         groups = run.agreed.groups()
     language_mixture.parse_tasks(run.agreed.task_mix, groups)
 

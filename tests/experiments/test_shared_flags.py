@@ -164,3 +164,18 @@ def test_devices_that_cannot_share_a_batch_are_refused(given, parts, words):
             *(run.agreed.batch_size, run.local.devices_per_cluster),
             *(run.local.model_parallel, parts),
         )
+
+
+@pytest.mark.parametrize("module", ["pretrain_m3", "train_abnet", "finetune_xnli"])
+def test_bad_values_are_one_line(module):
+    for flag in ("--learning_rate=nan", b"--workdir=\xff", "--seed=4294967296"):
+        done = command(f"experiments.{module}", flag)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize("value", ["²", "8,²", "1" * 5000, "-1", "8 9"])
+def test_lists_of_numbers_have_numbers(value):
+    with pytest.raises(errors.SettingsError, match="expected numbers such as"):
+        configured.run(xnli_config, length_buckets=value)

@@ -5,7 +5,7 @@ import pytest
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import session
-from nebula_jax.runtime import process
+from nebula_jax.runtime import connect, process
 
 
 @pytest.fixture
@@ -61,3 +61,28 @@ def test_what_a_person_waits_for_is_timed(capsys):
     with process.timed("reading"):
         pass
     assert capsys.readouterr().err == "reading: 0.0 s\n"
+
+
+@pytest.mark.parametrize("value", ["", "x", "²", "-1", "1 2", "999999", "9" * 5000])
+def test_rubbish_in_the_environment_is_named(monkeypatch, value):
+    monkeypatch.setenv(process.LIFELINE_FD, value)
+    with pytest.raises(errors.SettingsError, match=process.LIFELINE_FD):
+        process.Interrupt().install()
+    monkeypatch.setenv(connect.LISTEN_FD, value)
+    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
+        connect.check_role(connect.Settings(), "d", "d", "g")
+    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
+        connect.listening_socket(connect.Settings())
+
+
+def test_a_descriptor_of_another_kind_is_refused(monkeypatch):
+    ends = os.pipe()
+    monkeypatch.setenv(connect.LISTEN_FD, str(ends[0]))
+    with open(os.devnull) as nothing:
+        monkeypatch.setenv(process.LIFELINE_FD, str(nothing.fileno()))
+        with pytest.raises(errors.SettingsError, match=process.LIFELINE_FD):
+            process.Interrupt().install()
+    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
+        connect.listening_socket(connect.Settings())
+    for end in ends:
+        os.close(end)

@@ -272,7 +272,7 @@ def _read_kept(path: pathlib.Path, whole: Tokenizer) -> np.ndarray:
     try:
         keep = np.asarray(json.loads(path.read_text("utf-8"))["kept_ids"], np.int64)
         fits = np.array_equal(keep, kept_ids(whole, keep))
-    except (ValueError, KeyError, TypeError, TokenizerError):
+    except (ValueError, KeyError, TypeError, RecursionError, TokenizerError):
         fits = False
     if not fits:
         raise TokenizerError(f"{path} does not fit the tokenizer in {whole.folder}")

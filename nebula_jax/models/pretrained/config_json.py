@@ -7,6 +7,11 @@ from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names
 
+LIMITS = {"num_hidden_layers": 1000}
+LARGEST = 10_000_000
+"""The largest numbers in a config.json that is no mistake: names are made of them
+before the tensors are looked at."""
+
 
 def read(
     metadata: dict[str, Any], path: pathlib.Path
@@ -97,10 +102,10 @@ def _check_fixed(metadata: dict[str, Any], path: pathlib.Path, name: str) -> Non
 def _number(
     metadata: dict[str, Any], path: pathlib.Path, key: str, default: int | None = None
 ) -> int:
-    value = metadata.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    value, most = metadata.get(key, default), LIMITS.get(key, LARGEST)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise checkpoint_folder.PretrainedError(
-            f"{path}: {key} is {value!r}, not a positive number"
+            f"{path}: {key} is {repr(value)[:40]}, not a number from 1 to {most:,}"
         )
     return value
 

@@ -52,7 +52,7 @@ def read_json(path: pathlib.Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise PretrainedError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of deep nesting
         raise PretrainedError(f"{path} is no JSON: {error}") from None
 
 

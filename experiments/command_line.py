@@ -1,0 +1,49 @@
+"""The arguments of any command: what holds for all of them, whatever they mean."""
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from absl import flags
+
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode's categories of control characters, surrogates and separators of lines."""
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Parses flags, and checks what holds for all of them.
+
+    Args:
+      argv: the command's name, and its arguments.
+
+    Returns:
+      What is no flag.
+
+    Raises:
+      flags.Error: if they cannot be parsed, a number is not finite, or an argument
+        would not be one line of a file.
+    """
+    for argument in argv[1:]:
+        # As a line of run.flags, it would be another flag, or none.
+        if any(unicodedata.category(each) in _NO_TEXT for each in argument):
+            raise flags.Error(
+                f"{argument!a}: no argument may have line breaks or other control"
+                " characters, or be anything but UTF-8"
+            )
+    rest = flags.FLAGS(argv)
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        # A NaN differs from itself: no run would be one with the same settings.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise flags.IllegalFlagValueError(f"--{name}={value}: must be finite")
+    return rest
+
+
+def whole_number(text: str) -> int | None:
+    """Returns the number that a part of a flag is; None if it is none.
+
+    >>> whole_number("12"), whole_number("²"), whole_number("1" * 5000)
+    (12, None, None)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None

@@ -1,0 +1,56 @@
+import importlib
+
+import pytest
+import tiny_runs
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import command_line
+
+MODULES = sorted(
+    ".".join(path.relative_to(tiny_runs.ROOT).with_suffix("").parts)
+    for folder in ("experiments", "scripts")
+    for path in (tiny_runs.ROOT / folder).rglob("*.py")
+    if "flags.DEFINE_" in path.read_text()
+)
+
+
+def float_flags():
+    """Every float flag of every command: its name."""
+    for module in MODULES:
+        importlib.import_module(module)
+    return sorted(
+        name
+        for name in flags.FLAGS
+        if isinstance(flags.FLAGS[name].parser, flags.FloatParser)
+        and flags.FLAGS.find_module_defining_flag(name).startswith(("exp", "scr"))
+    )
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_no_number_that_is_not_finite(value):
+    found = float_flags()
+    assert {"learning_rate", "epochs", "label_smoothing", "megabytes"} <= set(found)
+    for name in found:
+        with flagsaver.flagsaver(), pytest.raises(flags.Error, match=name):
+            command_line.parse(["test", f"--{name}={value}"])
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\n--steps=3", "a\rb", "\x1b[2J", "\udcff"])
+def test_no_argument_that_would_be_no_line_of_a_flagfile(value):
+    with flagsaver.flagsaver(), pytest.raises(flags.Error, match="control characters"):
+        command_line.parse(["test", f"--workdir={value}"])
+    with flagsaver.flagsaver(), pytest.raises(flags.Error, match="control characters"):
+        command_line.parse(["test", f"--flagfile={value}.flags"])
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--workdir=läufe/走 1", "--data_dir=\u3000"])
+
+
+def test_whole_numbers():
+    assert [command_line.whole_number(each) for each in ("0", "12", "007")] == [
+        0,
+        12,
+        7,
+    ]
+    for text in ("", "²", "٣", "-1", "+1", "1_0", " 1", "1\n", "9" * 5000):
+        assert command_line.whole_number(text) is None
