@@ -1,3 +1,4 @@
+import asyncio
 import json
 import shutil
 import subprocess
@@ -103,17 +104,23 @@ import pathlib, resource, signal, sys
 import jax.numpy as jnp
 from nebula_jax.training import checkpoint, checkpoint_files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+arrays = {f"w{i}": jnp.arange(1e5) + i for i in range(20)}
 try:
     saved = checkpoint_files.Folder(pathlib.Path(sys.argv[1]), lambda about: "", print)
-    checkpoint.save(saved, 20, {"w": jnp.arange(1e5)}, {"a": 1}, 3)
+    checkpoint.save(saved, 20, arrays, {"a": 1}, 3)
 except checkpoint.CheckpointError as error:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    checkpoint.save(saved, 30, arrays, {"a": 1}, 3)  # there is room again
     sys.exit(str(error))
 """
 
 
 def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path):
-    """In a process whose files may not grow beyond 4 kB, as if the disk were full."""
+    """In a process whose files may not grow beyond 100 kB, as if the disk were full.
+
+    Many writes fail at once, and nothing but the error is printed.
+    """
     save(tmp_path, 10)
     done = subprocess.run(
         [sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path)],
@@ -123,5 +130,15 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr == f"could not save step 20 in {tmp_path}: File too large\n"
-    assert opened(tmp_path).steps == [10]
+    assert opened(tmp_path).steps == [10, 30]
     assert not list(tmp_path.glob("00000020*"))
+
+
+def test_writes_that_fail_after_the_first_one_print_nothing(capfd):
+    """Their results come from other threads, to an event loop that is closed."""
+    with checkpoint._checkpointer():
+        loop = asyncio.new_event_loop()
+    loop.close()
+    loop.call_soon_threadsafe(print, "late")
+    loop.call_exception_handler({"message": "Task exception was never retrieved"})
+    assert capfd.readouterr() == ("", "")
