@@ -4,12 +4,11 @@ This module is the real disk. `training/checkpoint_files.py` takes it as a value
 that the same logic runs on a simulated one. What fails raises OSError.
 """
 
+import hashlib
 import os
 import pathlib
 import shutil
 from typing import Protocol
-
-from nebula_jax import files as files_lib
 
 
 class Disk(Protocol):
@@ -47,7 +46,8 @@ def read(path: pathlib.Path) -> bytes:
 
 def digest(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a file's bytes, in hexadecimal."""
-    return files_lib.digest(path)
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
@@ -65,6 +65,14 @@ def sync(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(path: pathlib.Path) -> None:
+    """Syncs a file, or a folder with all that is in it."""
+    if path.is_dir():
+        for name in names(path):
+            sync_all(path / name)
+    sync(path)
 
 
 def rename(old: pathlib.Path, new: pathlib.Path) -> None:

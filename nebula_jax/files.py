@@ -2,11 +2,12 @@
 
 import contextlib
 import hashlib
-import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from nebula_jax import disk
 
 
 def digest(path: pathlib.Path) -> str:
@@ -15,8 +16,7 @@ def digest(path: pathlib.Path) -> str:
     Raises:
       OSError: if the file cannot be read.
     """
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return disk.digest(path)
 
 
 def digest_of(values: Sequence[Any]) -> str:
@@ -57,7 +57,6 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     ) as folder:
         partial = pathlib.Path(folder) / path.name
         yield partial
-        if partial.is_file():
-            with partial.open("rb+") as stream:
-                os.fsync(stream.fileno())  # else a power cut may leave it empty
-        os.replace(partial, path)
+        disk.sync_all(partial)  # else a power cut may leave it empty
+        disk.rename(partial, path)
+        disk.sync(path.parent)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication.link import Link
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import metrics
 
 
@@ -58,7 +58,7 @@ class Progress:
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every
-        self._log = metrics.MetricsLog(self._folder, start)
+        self._log = metrics.MetricsLog(self._folder, start, process.message)
         self._links = links
         self._pending: list[Mapping[str, jax.Array]] = []
         self._begin = self._since = time.monotonic()

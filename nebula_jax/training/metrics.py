@@ -1,13 +1,21 @@
 """Metrics of a cluster: metrics.jsonl, TensorBoard, a line for the screen."""
 
+import contextlib
 import json
+import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
+
+from nebula_jax import errors, files
+
+FILE = "metrics.jsonl"
+ASIDE = "metrics.aside.jsonl"
+"""Lines that a run which went on took out of FILE: damaged, or of later steps."""
 
 
 class MetricsLog:
@@ -18,30 +26,63 @@ class MetricsLog:
     background writer would block the training.
     """
 
-    def __init__(self, folder: pathlib.Path, step: int) -> None:
-        """Opens the files and removes the records after `step`, which come again."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "metrics.jsonl"
-        if step == 0:
-            for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()
-        kept = [record for record in read(folder) if 0 < step >= record["step"]]
-        self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        self._events = event_file_writer.EventsWriter(str(folder / "events"))
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._event(step + 1 if step else 0, session_log=start)
+    def __init__(
+        self, folder: pathlib.Path, step: int, log: Callable[[str], None]
+    ) -> None:
+        """Opens the files; sets aside the records after `step`, which come again.
+
+        Args:
+          folder: of the cluster.
+          step: after which the run goes on; 0 to begin.
+          log: takes a message for a person if there are damaged records.
+
+        Raises:
+          errors.NebulaError: if the disk refuses, here and in `write`.
+        """
+        self._path = folder / FILE
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._set_aside(step, log)
+            prefix, suffix = str(folder / "events"), f".{os.getpid()}"
+            self._events = event_file_writer.EventsWriter(prefix, suffix)
+            # TensorBoard then forgets what earlier files have from this step on.
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._event(step + 1 if step else 0, session_log=start)
+
+    def _set_aside(self, step: int, log: Callable[[str], None]) -> None:
+        lines = _lines(self._path)
+        kept = [each for each, found in lines if found and 0 < step >= found["step"]]
+        if len(kept) < len(lines):
+            with self._path.with_name(ASIDE).open("ab") as stream:
+                stream.writelines(line + b"\n" for line, _ in lines if line not in kept)
+                stream.flush()
+                os.fsync(stream.fileno())
+        with files.writing(self._path) as partial:
+            partial.write_bytes(b"".join(line + b"\n" for line in kept))
+        damaged = sum(found is None for _, found in lines)
+        if damaged:
+            log(f"{self._path}: {damaged} damaged lines are set aside in {ASIDE}")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds the values of a step: numbers, or dicts of numbers by language."""
         record = {"step": step, "time": time.time(), **values}
-        with self._path.open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
-        for name, value in values.items():
-            parts = value.items() if isinstance(value, Mapping) else [("", value)]
-            for language, number in parts:
-                tag = f"{name}/{language}" if language else name
-                self._event(step, summary=summary.scalar(tag, number))
-        self._events.flush()
+        with self._writing():
+            with self._path.open("a") as stream:
+                stream.write(json.dumps(record) + "\n")
+            for name, value in values.items():
+                parts = value.items() if isinstance(value, Mapping) else [("", value)]
+                for language, number in parts:
+                    tag = f"{name}/{language}" if language else name
+                    self._event(step, summary=summary.scalar(tag, number))
+            self._events.flush()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise errors.NebulaError(f"cannot write {self._path}: {reason}") from None
 
     def _event(self, step: int, **content: Any) -> None:
         event = event_pb2.Event(step=step, wall_time=time.time(), **content)
@@ -53,15 +94,22 @@ class MetricsLog:
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the records of a cluster's metrics.jsonl, up to an incomplete one."""
-    path = folder / "metrics.jsonl"
-    records = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    """Reads the records of a cluster's metrics.jsonl; damaged ones are left out."""
+    return [record for _, record in _lines(folder / FILE) if record is not None]
+
+
+def _lines(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any] | None]]:
+    """Returns every line with its record, None where it is damaged."""
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.is_file() else []:
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+        if line:
+            found.append((line, record if is_record else None))
+    return found
 
 
 def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:

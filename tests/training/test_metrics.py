@@ -1,14 +1,31 @@
 import pytest
 
+from nebula_jax import disk, errors
 from nebula_jax.training import metrics
 
 
-def test_records_are_written_read_and_continued_without_doubling(tmp_path):
-    log = metrics.MetricsLog(tmp_path, 0)
-    for step in (10, 20, 30):
+def opened(folder, step, messages=None):
+    return metrics.MetricsLog(
+        folder, step, [].append if messages is None else messages.append
+    )
+
+
+def written(folder, *steps):
+    """A log with a record for each step."""
+    log = opened(folder, 0)
+    for step in steps:
         log.write(step, {"loss": 1.0 / step})
     log.close()
-    log = metrics.MetricsLog(tmp_path, 20)
+    return folder / "metrics.jsonl"
+
+
+def steps(folder):
+    return [record["step"] for record in metrics.read(folder)]
+
+
+def test_records_are_written_read_and_continued_without_doubling(tmp_path):
+    written(tmp_path, 10, 20, 30)
+    log = opened(tmp_path, 20)
     log.write(30, {"loss": 0.5, "auc": {"en": 0.6, "sw": 0.7}})
     log.close()
     records = metrics.read(tmp_path)
@@ -18,13 +35,71 @@ def test_records_are_written_read_and_continued_without_doubling(tmp_path):
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
-def test_a_torn_last_line_is_left_out(tmp_path):
-    log = metrics.MetricsLog(tmp_path, 0)
-    log.write(10, {"loss": 1.0})
-    log.close()
-    with (tmp_path / "metrics.jsonl").open("a") as stream:
-        stream.write('{"step": 20, "lo')
-    assert [record["step"] for record in metrics.read(tmp_path)] == [10]
+@pytest.mark.parametrize("step", [0, 10, 20])
+def test_no_line_is_ever_lost(tmp_path, step):
+    """Those of later steps, which come again, are in a file of their own."""
+    path = written(tmp_path, 10, 20, 30)
+    before = path.read_bytes().splitlines()
+    events = sorted(tmp_path.glob("events.out.tfevents.*"))
+    opened(tmp_path, step).close()
+    after = path.read_bytes().splitlines()
+    assert after == before[: step // 10]
+    aside = (tmp_path / "metrics.aside.jsonl").read_bytes().splitlines()
+    assert after + aside == before
+    assert all(each.is_file() for each in events)
+    opened(tmp_path, 30).close()
+    assert (tmp_path / "metrics.aside.jsonl").read_bytes().splitlines() == aside
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"step": 20, "lo', b"3", b"[]", b'{"loss": 1}', b"\xff\xfe", b"[" * 100_000],
+)
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_damaged_line_is_named_and_costs_no_other(tmp_path, damage, line):
+    path = written(tmp_path, 10, 20, 30)
+    lines = path.read_bytes().splitlines()
+    lines[line] = damage
+    path.write_bytes(b"\n".join(lines))
+    others = [step for step in (10, 20, 30) if step != 10 * (line + 1)]
+    assert steps(tmp_path) == others
+    messages = []
+    log = opened(tmp_path, 30, messages)
+    log.write(40, {"loss": 1})
+    assert steps(tmp_path) == [*others, 40]
+    assert messages == [f"{path}: 1 damaged lines are set aside in metrics.aside.jsonl"]
+    assert (tmp_path / "metrics.aside.jsonl").read_bytes() == damage + b"\n"
+
+
+def test_a_last_line_without_its_end_does_not_run_into_the_next(tmp_path):
+    path = written(tmp_path, 10)
+    path.write_bytes(path.read_bytes().rstrip())
+    log = opened(tmp_path, 10)
+    log.write(20, {"loss": 1})
+    assert steps(tmp_path) == [10, 20]
+
+
+def test_a_crash_while_it_is_rewritten_loses_nothing(tmp_path, monkeypatch):
+    path = written(tmp_path, 10, 20, 30)
+    before = path.read_bytes()
+
+    def crash(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "rename", crash)
+    with pytest.raises(KeyboardInterrupt):
+        opened(tmp_path, 10)
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
+    log = opened(tmp_path, 0)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(errors.NebulaError, match="No space left on device"):
+        log.write(1, {"loss": 1})
+    with pytest.raises(errors.NebulaError, match=r"cannot write .*/metrics\.jsonl"):
+        opened(tmp_path / "metrics.jsonl", 1)
 
 
 def test_the_progress_line_says_it_all():
