@@ -77,6 +77,13 @@ flags.DEFINE_float(
     60.0,
     "Seconds that a lost connection may take to come back; 0 ends the run at once.",
 )
+flags.DEFINE_float(
+    "stuck_timeout",
+    0.0,
+    "Seconds after which a cluster that is waited for, lives and gets nothing done ends"
+    " the run; ten times as long while it starts, saves or evaluates. 0 for 20 times"
+    " the longest step of the run so far, at least 60.",
+)
 
 # Devices.
 flags.DEFINE_integer(
@@ -196,6 +203,8 @@ class Local(Place):
     """Seconds."""
     reconnect_timeout: float
     """Seconds."""
+    stuck_timeout: float
+    """Seconds; 0 to derive them from the steps."""
 
     def connection(self) -> connect.Settings:
         """Returns how this cluster reaches the others.

@@ -230,9 +230,11 @@ def printer(run: Run, link: Link) -> Callable[[int, dict[str, jax.Array]], None]
     A line has the means since the last one: metrics, time and bytes of a step.
     """
     pending, before = [], (time.monotonic(), progress.traffic([link]))
+    link.work.begin()
 
     def record(step: int, metrics: dict[str, jax.Array]) -> None:
         nonlocal before
+        link.work.step_done()
         pending.append(metrics)
         if step % run.log_every and step != run.steps:
             return

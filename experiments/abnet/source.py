@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments import shared_flags
 from experiments.abnet import batches, channels, config, data, evaluation, hello, models
+from nebula_jax.communication.wire import activity
 from nebula_jax.data import example_alignment, length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
@@ -20,6 +21,7 @@ def train(run: config.Run) -> int:
     """Trains the source side to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
+    work = activity.Work(local.stuck_timeout)
     plm = models.load_source(run)
     text = data.read(run, config.side_dir(local), plm.tokenizer, is_translated=True)
     width = plm.model.config.width
@@ -31,11 +33,14 @@ def train(run: config.Run) -> int:
         shared_flags.settings(agreed),
         agreed.checkpoint_every,
         fingerprints=fingerprints,
+        work=work,
     )
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
     greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
     check = functools.partial(data.check_same_examples, run, text)
-    with connect.dial(local.connection(), greeting, peer="target", check=check) as link:
+    with connect.dial(
+        local.connection(), greeting, peer="target", check=check, work=work
+    ) as link:
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         half = models.source_half(run, plm, hello.peer_model(link.peer))
         encode = evaluation.encoder(agreed, half.task)
@@ -49,7 +54,8 @@ def train(run: config.Run) -> int:
         target_lengths = exchange_lengths(ends, buckets)
         order = batches.schedule(agreed, buckets)
         record = progress.Progress(
-            local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
+            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+            *([link], work),
         )
 
         interrupt.is_graceful = True
@@ -70,7 +76,8 @@ def train(run: config.Run) -> int:
             )
             if agreed.is_evaluated(step):
                 params = half.params(state)
-                evaluation.send(agreed, text, encode, params, step, ends.evaluation)
+                with work.busy(activity.Activity.EVALUATING):
+                    evaluation.send(agreed, text, encode, params, step, ends.evaluation)
             saved.after(step, {"state": state, "codecs": codecs})
         saved.at_end(step, {"state": state, "codecs": codecs})
         link.wait_for_step(step)

@@ -21,7 +21,7 @@ from experiments.abnet import (
     models,
     target_model,
 )
-from nebula_jax.communication.wire import session
+from nebula_jax.communication.wire import activity, session
 from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
@@ -33,6 +33,7 @@ def train(run: config.Run) -> int:
     """Trains the target side to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
+    work = activity.Work(local.stuck_timeout)
     side_dir = config.side_dir(local)
     target_model.prepare(run, side_dir)
     plm = target_model.load(run)
@@ -48,13 +49,14 @@ def train(run: config.Run) -> int:
         shared_flags.settings(agreed),
         agreed.checkpoint_every,
         fingerprints=fingerprints,
+        work=work,
     )
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
     greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
     check = functools.partial(data.check_same_examples, run, text)
-    with connect.listen(local.connection(), greeting, ["source"], check=check) as [
-        link
-    ]:
+    with connect.listen(
+        local.connection(), greeting, ["source"], check=check, work=work
+    ) as [link]:
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         source = hello.peer_model(link.peer)
         half = models.target_half(run, plm, source, target_model.is_trained(local))
@@ -71,7 +73,8 @@ def train(run: config.Run) -> int:
         state, codecs = restored["state"], restored["codecs"]
         order = batches.schedule(agreed, exchange_lengths(ends, text))
         record = progress.Progress(
-            local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
+            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+            *([link], work),
         )
 
         interrupt.is_graceful = True
@@ -95,9 +98,10 @@ def train(run: config.Run) -> int:
             record.step(step, step_metrics(metrics))
             if agreed.is_evaluated(step):
                 params = half.params(state)
-                figures = evaluation.evaluate(
-                    run, text, decode, params, step, ends.evaluation
-                )
+                with work.busy(activity.Activity.EVALUATING):
+                    figures = evaluation.evaluate(
+                        run, text, decode, params, step, ends.evaluation
+                    )
                 record.evaluation(step, figures)
             saved.after(step, {"state": state, "codecs": codecs})
         saved.at_end(step, {"state": state, "codecs": codecs})

@@ -5,6 +5,7 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, export, models
+from nebula_jax.communication.wire import activity
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -23,6 +24,7 @@ def train(run: config.Run) -> int:
     """Trains the discriminator to the end; returns the exit status."""
     agreed, local, groups = run.agreed, run.local, run.agreed.groups()
     interrupt = process.Interrupt().install()
+    work = activity.Work(local.stuck_timeout)
     vocabulary = data.vocabulary(local)
     made = models.load(run, vocabulary)
 
@@ -42,11 +44,13 @@ def train(run: config.Run) -> int:
 
     settings = config.settings(run, vocabulary)
     saved = checkpoints.Checkpoints(
-        local.workdir, local.cluster, settings, agreed.checkpoint_every, agreed.window
+        *(local.workdir, local.cluster, settings),
+        *(agreed.checkpoint_every, agreed.window),
+        work=work,
     )
     hello = config.hello(run, settings, saved.steps)
     names = [f"generator:{index}" for index in range(len(groups))]
-    with connect.listen(local.connection(), hello, names) as links:
+    with connect.listen(local.connection(), hello, names, work=work) as links:
         ends = [
             channels.receivers(
                 link, made.config, agreed.batch_size, vocabulary.size, batch_at
@@ -63,16 +67,18 @@ def train(run: config.Run) -> int:
             link.welcome(start)
         state, _ = saved.restore(start, fresh)
         record = progress.Progress(
-            local.workdir, local.cluster, start, agreed.steps, local.log_every, links
+            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+            *(links, work),
         )
 
         def evaluate(step: int) -> None:
             found = rtd.RtdAccumulator()
-            for end, group in zip(ends, groups, strict=True):
-                order = data.held_out_order(agreed, group)
-                for micro_batch, (language, _) in enumerate(order):
-                    received = end.held_out.recv(step, micro_batch)
-                    found.add(language, predict(state.params, received))
+            with work.busy(activity.Activity.EVALUATING):
+                for end, group in zip(ends, groups, strict=True):
+                    order = data.held_out_order(agreed, group)
+                    for micro_batch, (language, _) in enumerate(order):
+                        received = end.held_out.recv(step, micro_batch)
+                        found.add(language, predict(state.params, received))
             record.evaluation(step, found.report())
 
         if start == 0:

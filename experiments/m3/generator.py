@@ -8,6 +8,7 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, models
+from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import checkpoints, connect, devices, process, progress
@@ -18,6 +19,7 @@ def train(run: config.Run, index: int) -> int:
     """Trains generator `index` to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
+    work = activity.Work(local.stuck_timeout)
     vocabulary = data.vocabulary(local)
     text = data.GeneratorText(run, index, vocabulary)
     made = models.load(run, vocabulary)
@@ -40,10 +42,14 @@ def train(run: config.Run, index: int) -> int:
 
     settings = config.settings(run, vocabulary)
     saved = checkpoints.Checkpoints(
-        local.workdir, local.cluster, settings, agreed.checkpoint_every, agreed.window
+        *(local.workdir, local.cluster, settings),
+        *(agreed.checkpoint_every, agreed.window),
+        work=work,
     )
     hello = config.hello(run, settings, saved.steps)
-    with connect.dial(local.connection(), hello, peer="discriminator") as link:
+    with connect.dial(
+        local.connection(), hello, peer="discriminator", work=work
+    ) as link:
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
@@ -51,13 +57,15 @@ def train(run: config.Run, index: int) -> int:
         state, position = saved.restore(start, fresh)
         text.go_to(position)
         record = progress.Progress(
-            local.workdir, local.cluster, start, agreed.steps, local.log_every, [link]
+            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+            *([link], work),
         )
 
         def send_held_out(step: int) -> None:
-            for micro_batch, (_, batch) in enumerate(text.held_out()):
-                rng = data.held_out_rng(micro_batch)
-                held_out.send(step, corrupt(state.params, rng, batch), micro_batch)
+            with work.busy(activity.Activity.EVALUATING):
+                for micro_batch, (_, batch) in enumerate(text.held_out()):
+                    rng = data.held_out_rng(micro_batch)
+                    held_out.send(step, corrupt(state.params, rng, batch), micro_batch)
 
         if start == 0:
             send_held_out(0)

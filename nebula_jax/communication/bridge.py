@@ -20,7 +20,7 @@ from typing import Any
 from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import frames, states
+from nebula_jax.communication.wire import activity, frames, states
 from nebula_jax.security import credentials, names
 
 RETRY_SECONDS = 0.2  # between attempts to connect
@@ -83,6 +83,7 @@ def connect(
     line: wan.Line = wan.UNSHAPED,
     log: Callable[[str], None] = print,
     check: Callable[[frames.Hello], None] = no_further_check,
+    work: activity.Work | None = None,
 ) -> Link:
     """Connects to a listening cluster.
 
@@ -101,6 +102,7 @@ def connect(
       check: given the peer's Hello; raises Mismatch if it differs from this side's in
         what only the caller can compare. To be given on both sides, so that each
         reports what it finds, however soon the other one leaves.
+      work: what this process does: peers are patient accordingly.
 
     Returns:
       A link whose peer has sent a Hello that agrees with this one.
@@ -119,6 +121,7 @@ def connect(
         line=line,
         log=log,
         dial=lambda: _dial(address, peer, tls, time.monotonic() + REDIAL_SECONDS, 0.0),
+        work=work,
     )
     link.start(sock)
     greet(link, hello, max(RETRY_SECONDS, deadline - time.monotonic()), check)

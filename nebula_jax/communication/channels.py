@@ -30,8 +30,8 @@ class Transport(Protocol):
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while too much waits."""
 
-    def take_tensor(self, channel: int) -> frames.Tensor:
-        """Waits for the next tensor of a channel."""
+    def take_tensor(self, channel: int, what: str) -> frames.Tensor:
+        """Waits for the next tensor of a channel; `what` names it in errors."""
 
     def has_tensor(self, channel: int) -> bool:
         """Returns True if `take_tensor` would return at once."""
@@ -172,7 +172,8 @@ class Receiver:
           session.RemoteProtocolError: if another one comes, bytes that zstd cannot
             decompress, or a value that the codec cannot have sent.
         """
-        message = self._transport.take_tensor(self._channel)
+        what = f"{self.name} of step {step}, micro-batch {micro_batch}"
+        message = self._transport.take_tensor(self._channel, what)
         if (message.step, message.micro_batch) != (step, micro_batch):
             raise session.RemoteProtocolError(
                 f"{self._transport.peer.cluster} sent {self.name} for step"

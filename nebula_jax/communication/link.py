@@ -6,11 +6,12 @@ bounded: `send` blocks while the peer has not acknowledged what was sent before,
 socket is not read while enough waits to be used, so that TCP holds the sender back.
 """
 
+import contextlib
 import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ import jax
 from nebula_jax import errors
 from nebula_jax.communication import channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import driver, frames, inbox, states
+from nebula_jax.communication.wire import activity, driver, frames, inbox, states
+from nebula_jax.communication.wire import patience as patience_lib
 from nebula_jax.communication.wire import session as session_lib
 from nebula_jax.communication.wire import zstd as zstd_lib
 
@@ -35,9 +37,10 @@ class Link:
     """One conversation with another cluster; `bridge` and `listener` make them.
 
     Whatever waits for the peer raises session.PeerGone if it cannot be reached,
-    session.PeerAborted if it has given up, session.RemoteProtocolError if it breaks the
-    protocol, sends End too early or floods another channel, session.SessionOver if this
-    side has ended the session, and Timeout.
+    session.PeerStuck if it lives and gets nothing done, session.PeerAborted if it has
+    given up, session.RemoteProtocolError if it breaks the protocol, sends End too early
+    or floods another channel, session.SessionOver if this side has ended the session,
+    and Timeout.
     """
 
     def __init__(
@@ -51,11 +54,20 @@ class Link:
         line: wan.Line,
         log: Callable[[str], None],
         dial: Callable[[], socket.socket] | None = None,
+        work: activity.Work | None = None,
     ) -> None:
         """Makes a link without a connection; see `bridge.connect` for the arguments."""
         self.session_id = session_id or secrets.token_bytes(SESSION_ID_BYTES)
-        self._session = session_lib.Session(role, self.session_id, peer_timeout)
+        self.work = work or activity.Work()
+        """The work of this process."""
         self._inbox = inbox.Inbox()
+        self._session = session_lib.Session(
+            role,
+            self.session_id,
+            peer_timeout,
+            lambda: self.work.report(is_waited_for=bool(self._inbox.waiting)),
+        )
+        self._name = hello.cluster
         self._driver = driver.Driver(
             self._session,
             line,
@@ -122,6 +134,11 @@ class Link:
         """Returns all bytes `sent` or `received` so far, below TLS and TCP."""
         ledger = self.ledger
         return sum(ledger[kind][1] for kind in ledger if kind.startswith(direction))
+
+    @property
+    def peer_activity(self) -> activity.Activity:
+        """The peer's activity, by its latest Ping."""
+        return self._session.watch.activity
 
     def wait_for_hello(self, timeout: float) -> None:
         """Waits for the peer's Hello."""
@@ -198,7 +215,7 @@ class Link:
 
     def wait_for_step(self, step: int) -> None:
         """Waits for the step token of `step` or a later one."""
-        self._wait(lambda: self._step_done >= step, f"the end of step {step}")
+        self._wait(lambda: self._step_done >= step, f"the token of step {step}")
 
     def stop(self, step: int = 0) -> None:
         """Ends the run after `step`; a connector only requests its end, with 0."""
@@ -215,7 +232,14 @@ class Link:
         if self._session.is_paused:
             self._driver.channels_ready()
         self._driver.enqueue(frames.End())
-        self._driver.wait(lambda: False, past_end=True)  # for the session to be over
+        with self._waiting("the end of the session") as waiting:
+            while not self._driver.is_dead:
+                try:
+                    waiting.check()
+                except session_lib.PeerStuck as error:
+                    self.abort(str(error))
+                    raise
+                self._driver.wait(lambda: False, waiting.pause(), past_end=True)
         self._driver.join()
         self._driver.check()
 
@@ -243,10 +267,15 @@ class Link:
             self._wait(lambda: window.can_send, "room to send", STUCK_SECONDS)
         self._driver.enqueue(message, frames.tensor_bytes(message))
 
-    def take_tensor(self, channel: int) -> frames.Tensor:
-        """Waits for the next tensor of a channel, and returns it."""
+    def take_tensor(self, channel: int, what: str = "a tensor") -> frames.Tensor:
+        """Waits for the next tensor of a channel, and returns it.
+
+        Args:
+          channel: its number.
+          what: a name for the tensor, for error messages.
+        """
         if not self._inbox.has(channel):
-            self._wait(lambda: self._inbox.has(channel), f"one on channel {channel}")
+            self._wait(lambda: self._inbox.has(channel), what)
         message = self._inbox.take(channel)
         self._driver.notify_space()
         return message
@@ -270,25 +299,34 @@ class Link:
           patience: seconds without room to read before that is an error.
           timeout: seconds.
         """
-        start = time.monotonic()
-        self._inbox.waiting.append(what)
-        try:
-            while not self._driver.wait(predicate, timeout):
+        with self._waiting(what) as waiting:
+            while not self._driver.wait(predicate, waiting.pause(timeout)):
                 self._check(what)
-                away = time.monotonic() - start
-                if timeout is not None and away >= timeout:
+                if timeout is None:
+                    waiting.check()
+                elif waiting.seconds >= timeout:
                     text = f"waited {timeout:g} s for {what} (--connect_timeout)"
                     raise Timeout(f"{self._session.peer}: {text}")
                 if not self._inbox.has_room():
-                    if away > patience:
+                    if waiting.seconds > patience:
                         raise session_lib.RemoteProtocolError(
                             f"{self._session.peer} sent {self._inbox.tensors} tensors"
                             f" that nobody waits for, while we wait for {what}"
                         )
                     time.sleep(RECHECK_SECONDS)
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[patience_lib.Patience]:
+        """Reports to the peers that this process waits, and counts for how long."""
+        waiting = patience_lib.Patience(self._name, what, self._session, self.work)
+        self._inbox.waiting.append(what)
+        self.work.waiting.append(what)
+        try:
+            yield waiting
         finally:
             self._inbox.waiting.remove(what)
-            self.waited += time.monotonic() - start
+            self.work.waiting.remove(what)
+            self.waited += waiting.seconds
 
     def _check(self, what: str) -> None:
         """Raises if nothing more can come."""

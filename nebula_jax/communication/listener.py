@@ -16,7 +16,7 @@ from typing import Any
 from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import frames, reader, session, states
+from nebula_jax.communication.wire import activity, frames, reader, session, states
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
 HANDSHAKE_SECONDS = 5.0  # an accepted connection opens a session within this, or goes
@@ -77,6 +77,7 @@ class Listener:
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
         check: Callable[[frames.Hello], None] = bridge.no_further_check,
+        work: activity.Work | None = None,
     ) -> None:
         """Starts to take connections.
 
@@ -90,7 +91,7 @@ class Listener:
           line: what to emulate for all that this side sends.
           log: called with a line when an unknown connection is dropped, and when a
             known one breaks or comes back.
-          check: as in `bridge.connect`.
+          check, work: as in `bridge.connect`.
         """
         self._check = check
         self.address: tuple[str, int] = listening.getsockname()[:2]
@@ -100,6 +101,7 @@ class Listener:
             "reconnect_timeout": reconnect_timeout,
             "line": line,
             "log": log,
+            "work": work or activity.Work(),
         }
         self._sessions: dict[bytes, Link] = {}
         self._lock = threading.Lock()

@@ -65,14 +65,18 @@ class Loopback:
         self.sent[self._names[message.channel]] += size
         self._inbox[message.channel].append(message)
 
-    def take_tensor(self, channel: int) -> frames.Tensor:
+    def take_tensor(self, channel: int, what: str) -> frames.Tensor:
         """Returns the next tensor of a channel.
+
+        Args:
+          channel: its number.
+          what: a name for the tensor, for error messages.
 
         Raises:
           errors.NebulaError: if there is none.
         """
         if not self._inbox[channel]:
-            raise errors.NebulaError(f"nothing has been sent on channel {channel}")
+            raise errors.NebulaError(f"nobody has sent {what}")
         return self._inbox[channel].popleft()
 
     def has_tensor(self, channel: int) -> bool:

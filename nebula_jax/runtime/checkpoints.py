@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import checkpoint, checkpoint_files
@@ -31,6 +32,7 @@ class Checkpoints:
         every: int,
         window: int = 0,
         fingerprints: Mapping[str, str] | None = None,
+        work: activity.Work | None = None,
     ) -> None:
         """Reads the folder's checkpoints; damaged ones are reported and not used.
 
@@ -41,6 +43,7 @@ class Checkpoints:
           every: steps between checkpoints.
           window: steps that one cluster may be ahead of another.
           fingerprints: see `check_same_run`.
+          work: of this process, which reports to the peers that it saves.
 
         Raises:
           checkpoint.CheckpointError: if the folder holds a run with other settings, or
@@ -50,6 +53,7 @@ class Checkpoints:
         self._workdir, self._cluster = workdir, cluster
         self._settings = dict(settings)
         self._fingerprints = dict(fingerprints or {})
+        self._work = work or activity.Work()
         self._every, self._keep = every, to_keep(window, every)
         self._start = 0
         self._saved = checkpoint_files.Folder(
@@ -121,7 +125,8 @@ class Checkpoints:
             "settings": self._settings,
             "fingerprints": self._fingerprints,
         }
-        checkpoint.save(self._saved, step, state, about, self._keep)
+        with self._work.busy(activity.Activity.SAVING):
+            checkpoint.save(self._saved, step, state, about, self._keep)
 
 
 def _folder(workdir: pathlib.Path, cluster: str) -> pathlib.Path:

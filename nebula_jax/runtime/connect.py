@@ -19,7 +19,7 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import activity, frames
 from nebula_jax.runtime import process
 from nebula_jax.security import tls
 
@@ -51,6 +51,8 @@ class Settings:
     """Seconds of silence after which a connection counts as lost."""
     reconnect_timeout: float = 60.0
     """Seconds that a lost connection may take to come back."""
+    stuck_timeout: float = 0.0
+    """Seconds that a peer may get nothing done; 0 to derive them from the steps."""
 
     def __post_init__(self) -> None:
         """Raises errors.NebulaError at what cannot work."""
@@ -60,10 +62,10 @@ class Settings:
                 raise errors.SettingsError(
                     f"--{name}={value:g}: must be above 0 seconds"
                 )
-        if not 0 <= self.reconnect_timeout < float("inf"):
-            raise errors.SettingsError(
-                f"--reconnect_timeout={self.reconnect_timeout:g}: must not be negative"
-            )
+        for name in ("reconnect_timeout", "stuck_timeout"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise errors.SettingsError(f"--{name}={value:g}: must not be negative")
         wan.from_string(self.wan)
         host_and_port("listen", self.listen)
         if self.peer:
@@ -147,6 +149,7 @@ def dial(
     *,
     peer: str,
     check: Check = bridge.no_further_check,
+    work: activity.Work | None = None,
 ) -> Link:
     """Connects to the listener.
 
@@ -156,6 +159,7 @@ def dial(
       peer: the listener's name, which its certificate must carry.
       check: compares the peer's Hello with what only the caller has; raises
         bridge.Mismatch.
+      work: what this process does; a new one if not given.
 
     Returns:
       A link whose peer sent a Hello that agrees with this one.
@@ -177,6 +181,7 @@ def dial(
         line=wan.from_string(settings.wan).up,
         log=process.message,
         check=check,
+        work=work or activity.Work(settings.stuck_timeout),
     )
 
 
@@ -187,6 +192,7 @@ def listen(
     clusters: Sequence[str],
     *,
     check: Check = bridge.no_further_check,
+    work: activity.Work | None = None,
 ) -> Iterator[list[Link]]:
     """Waits for all `clusters`, in whatever order they connect.
 
@@ -194,7 +200,7 @@ def listen(
       settings: of this cluster.
       hello: of this cluster.
       clusters: names of those that dial.
-      check: as in `dial`.
+      check, work: as in `dial`.
 
     Yields:
       A link to each, in the order of `clusters`. They close with the block.
@@ -218,6 +224,7 @@ def listen(
                 line=wan.from_string(settings.wan).down,
                 log=process.message,
                 check=check,
+                work=work or activity.Work(settings.stuck_timeout),
             )
         )
         while missing := [name for name in clusters if name not in links]:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import metrics
 
@@ -45,6 +46,7 @@ class Progress:
         steps: int,
         log_every: int,
         links: Sequence[Link] = (),
+        work: activity.Work | None = None,
     ) -> None:
         """Begins after step `start`, from now on.
 
@@ -55,6 +57,7 @@ class Progress:
           steps: of the whole run.
           log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
+          work: of this process, which counts the steps.
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every
@@ -64,6 +67,8 @@ class Progress:
         self._begin = self._since = time.monotonic()
         self._before = self._at_begin = traffic(links)
         self._tokens = 0
+        self._work = work or activity.Work()
+        self._work.begin()
 
     def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step; every `log_every` steps, reports their means.
@@ -72,6 +77,7 @@ class Progress:
           step: counted from 1.
           values: name -> [] float32; `tokens` is added up, not averaged.
         """
+        self._work.step_done()
         self._pending.append(values)
         if step % self._log_every == 0 or step == self._steps:
             self._report(step)

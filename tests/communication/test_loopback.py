@@ -65,7 +65,7 @@ def test_a_wrong_tag_is_an_error():
 
 def test_nothing_there_is_an_error_not_a_wait():
     _, receiver = ends("identity")
-    with pytest.raises(errors.NebulaError, match="nothing has been sent on channel 0"):
+    with pytest.raises(errors.NebulaError, match="nobody has sent h of step 1"):
         receiver.recv(1)
 
 

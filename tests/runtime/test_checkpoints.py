@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import checkpoints
 from nebula_jax.training import checkpoint
@@ -62,6 +63,23 @@ def test_what_a_cluster_itself_had_must_be_as_it_was(tmp_path):
     words = "holds a run with text=abc, this one has xyz; name another --workdir"
     with pytest.raises(checkpoint.CheckpointError, match=words):
         opened(tmp_path, {"text": "xyz"})
+
+
+def test_a_process_reports_that_it_saves_while_it_does(tmp_path, monkeypatch):
+    work = activity.Work()
+    reported = []
+
+    def save(*args):
+        del args
+        reported.append(work.report(False).activity)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    saved = checkpoints.Checkpoints(tmp_path, "source", SETTINGS, every=2, work=work)
+    work.step_done()
+    saved.after(1, {})
+    saved.after(2, {})
+    reported.append(work.report(False).activity)
+    assert reported == [activity.Activity.SAVING, activity.Activity.COMPUTING]
 
 
 def test_a_run_with_other_settings_is_refused(tmp_path):

@@ -15,6 +15,8 @@ from nebula_jax.runtime import connect, launcher, process
         ({"connect_timeout": 0.0}, "--connect_timeout=0: must be above 0 seconds"),
         ({"peer_timeout": float("inf")}, "--peer_timeout=inf: must be above 0"),
         ({"reconnect_timeout": -1.0}, "--reconnect_timeout=-1: must not be negative"),
+        ({"stuck_timeout": -1.0}, "--stuck_timeout=-1: must not be negative"),
+        ({"stuck_timeout": float("nan")}, "--stuck_timeout=nan: must not be negative"),
         ({"wan": "fast"}, "cannot read 'fast'"),
         ({"listen": "h:99999"}, "--listen=h:99999: expected HOST:PORT"),
         ({"peer": "nowhere"}, "--peer=nowhere: expected HOST:PORT"),

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import progress
 from nebula_jax.training import metrics
 
@@ -66,3 +67,15 @@ def test_traffic_is_of_all_links_together(tmp_path):
     assert (summary["first_step"], summary["last_step"]) == (5, 6)
     assert (summary["bytes_sent"], summary["bytes_received"]) == (11, 22)
     assert summary["waited_seconds"] == pytest.approx(3.0)
+
+
+def test_steps_are_counted_for_the_peers(tmp_path):
+    work = activity.Work()
+    record = progress.Progress(
+        tmp_path, "g:0", start=0, steps=5, log_every=2, work=work
+    )
+    assert work.report(False).activity is activity.Activity.STARTING
+    take(record, 3)
+    record.finish(3, {})
+    assert work.report(False) == (activity.Activity.COMPUTING, 3)
+    assert work.stuck_timeout == activity.LEAST_SECONDS

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from nebula_jax import errors
+from nebula_jax.communication.wire.activity import Activity
 from nebula_jax.security import names
 
 VERSION = 3
@@ -125,6 +126,13 @@ class Stop:
 class Ping:
     """A sign of life, and an acknowledgement where no other frame is due."""
 
+    activity: Activity = Activity.COMPUTING
+    """The activity of the sender's process."""
+    done: int = 0
+    """A number that grows with what the sender's process gets done."""
+    received: int = 0
+    """Bytes of messages that the sender has received, those of Pings left out."""
+
 
 @dataclasses.dataclass(frozen=True)
 class End:
@@ -145,7 +153,7 @@ LAYOUTS: dict[type[Message], struct.Struct] = {
     Tensor: struct.Struct("!HQIB"),
     StepDone: struct.Struct("!Q"),
     Stop: struct.Struct("!Q"),
-    Ping: struct.Struct(""),
+    Ping: struct.Struct("!BQQ"),
     End: struct.Struct(""),
     Abort: struct.Struct(""),
     Open: struct.Struct("!16sI"),
@@ -227,6 +235,8 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
         return (), (message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES],)
     if isinstance(message, Open):
         return (message.session_id, message.epoch), ()
+    if isinstance(message, Ping):
+        return (message.activity, message.done, message.received), ()
     return (), ()
 
 
@@ -287,7 +297,16 @@ def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Mes
     if head.kind is Abort:
         reason = bytes(buffers[0]).decode("utf-8", "replace")
         return Abort("".join(c if c.isprintable() else "\ufffd" for c in reason))
+    if head.kind is Ping:
+        return _ping(*fields)
     return head.kind(*fields)
+
+
+def _ping(number: int, done: int, received: int) -> Ping:
+    try:
+        return Ping(Activity(number), done, received)
+    except ValueError:
+        raise FrameError(f"sent a Ping with unknown activity {number}") from None
 
 
 def _hello_bytes(message: Hello) -> bytes:

@@ -23,6 +23,7 @@ from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import (
+    activity,
     frames,
     ledger,
     liveness,
@@ -47,6 +48,10 @@ class PeerGone(errors.NebulaError):
     """A connection that ended, or fell silent, without an End."""
 
 
+class PeerStuck(PeerGone):
+    """A peer that lives and gets nothing done."""
+
+
 class PeerAborted(errors.NebulaError):
     """An Abort of the peer, with its reason."""
 
@@ -59,7 +64,11 @@ class Session:
     """The state of one session."""
 
     def __init__(
-        self, role: states.Role, session_id: bytes, peer_timeout: float
+        self,
+        role: states.Role,
+        session_id: bytes,
+        peer_timeout: float,
+        report: Callable[[], activity.Report] = activity.unknown,
     ) -> None:
         """Starts without a connection.
 
@@ -67,6 +76,7 @@ class Session:
           role: of this side.
           session_id: 16 bytes.
           peer_timeout: seconds of silence after which a connection counts as lost.
+          report: returns what this process is doing, for Pings.
         """
         self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
@@ -75,6 +85,9 @@ class Session:
         self.ledger = ledger.Ledger()
         self.window = send_window.SendWindow()
         self.liveness = liveness.Liveness(peer_timeout)
+        self.watch = liveness.Watch(peer_timeout)
+        """The progress of the peer."""
+        self._report, self._now, self._moved = report, 0.0, 0
         self._schema = schema.Schema()
         self.states = states.STARTED
         """The progress of both directions, by sender."""
@@ -164,6 +177,7 @@ class Session:
         self._phase = phase
         self.window.rewind()
         self.liveness.connected(now)
+        self.watch.connected(now)
         self._control.append(frames.Open(self.session_id, self._epoch))
 
     def lost(self) -> None:
@@ -173,6 +187,7 @@ class Session:
 
     def _forget_connection(self) -> None:
         self._control: collections.deque[frames.Message] = collections.deque()
+        self._owes_ping = False
         self._received.acknowledge()  # Open does, on the next one
         self.buffer = receive_buffer.ReceiveBuffer()
         self._reader = reader.read(self.buffer, self._schema, self._admit)
@@ -209,13 +224,20 @@ class Session:
             return self._frame(self._control.popleft(), 0, now)
         if self._phase is not states.Phase.RUNNING:
             return []
+        if self._owes_ping:
+            return self._ping(now)
         sequence = self.window.cursor
         if sequence < self.window.next_sequence:
             return self._frame(self.window.next(), sequence, now)
         is_last = self.states[self._other] is states.State.ENDED
         if self._received.is_due or (is_last and self._received.unacknowledged):
-            return self._frame(frames.Ping(), 0, now)
+            return self._ping(now)
         return []
+
+    def _ping(self, now: float) -> list[Any]:
+        self._owes_ping = False
+        ping = frames.Ping(*self._report(), self.watch.received)
+        return self._frame(ping, 0, now)
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
         buffers = frames.encode(message, sequence, self._received.acknowledge())
@@ -230,7 +252,7 @@ class Session:
             raise PeerGone(f"{self.peer} has been silent for {silence:.0f} s")
         if self.is_running and self.liveness.needs_ping(now):
             self.liveness.sent(now)
-            self._control.append(frames.Ping())
+            self._owes_ping = True
 
     def next_tick(self, now: float) -> float:
         """Returns the seconds from `now` after which `tick` has something to do."""
@@ -247,8 +269,11 @@ class Session:
           RemoteProtocolError: if they break the protocol or the schema.
         """
         self.liveness.received(now)
+        self._now = now
+        self._moved += count
         self.buffer.receive(count)
         self._checked(self._parse)
+        self.watch.moved(self._moved, now)
 
     @property
     def has_events(self) -> bool:
@@ -300,7 +325,11 @@ class Session:
             raise RemoteProtocolError(f"{self.peer} opened another session")
         if kind is not frames.Tensor:  # which changes no state
             self._phase = states.advance_phase(self._phase, kind)
+            if isinstance(message, frames.Ping):
+                report = activity.Report(message.activity, message.done)
+                self.watch.pinged(report, message.received, self._now)
             if kind in (frames.Open, frames.Ping):
+                self._moved -= nbytes
                 return
             self.states = states.advance(self.states, self._other, kind)
         self._events.append(message)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import activity, frames
 
 NUMBERS = bytes(7) + b"\x05" + bytes(7) + b"\x09"  # sequence 5, 9 frames acknowledged
 NOTHING = bytes.fromhex("2d06800538d394c2")  # XXH3 of no bytes, by its specification
@@ -23,7 +23,9 @@ def literal(first, header=b"", payload=b"", numbers=NUMBERS):
 
 LITERAL = {
     frames.StepDone(7): literal(b"\x03\x00\x08", bytes(7) + b"\x07"),
-    frames.Ping(): literal(b"\x05\x00\x00"),
+    frames.Ping(activity.Activity.SAVING, 3, 9): literal(
+        b"\x05\x00\x11", b"\x02" + bytes(7) + b"\x03" + bytes(7) + b"\x09"
+    ),
     frames.Abort("no"): literal(b"\x07\x00\x00", payload=b"no"),
     frames.Open(b"sixteen bytes id", 3): literal(
         b"\x08\x00\x14", b"sixteen bytes id\x00\x00\x00\x03"
@@ -125,3 +127,9 @@ def test_an_oversized_hello_is_not_even_sent():
     hello = frames.Hello("a", "b", {"x": "y" * frames.MAX_HELLO_BYTES})
     with pytest.raises(frames.FrameError, match="at most"):
         frames.encode(hello, 0, 0)
+
+
+def test_a_ping_with_an_activity_that_does_not_exist_is_refused():
+    head = frames.Head(frames.Ping, 0, 0, 0, 0)
+    with pytest.raises(frames.FrameError, match="a Ping with unknown activity 6"):
+        frames.decode(head, b"\x06" + bytes(16), [])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nebula_jax.communication.wire import (
+    activity,
     frames,
     reader,
     receive_buffer,
@@ -207,10 +208,10 @@ HUGE = 2**63
 
 
 def head_of(kind, payload_bytes):
-    """A whole head that claims so many bytes, none of which follow."""
-    number = frames.KINDS.index(kind)
-    fields = struct.pack("!4sBBHQQQQ", b"NEBL", 3, number, 0, 0, 1, payload_bytes, 0)
-    return fields + xxhash.xxh3_64_digest(fields)
+    """A whole head and header that claim so many bytes, none of which follow."""
+    number, size = frames.KINDS.index(kind), frames.LAYOUTS[kind].size
+    fields = struct.pack("!4sBBHQQQQ", b"NEBL", 3, number, size, 0, 1, payload_bytes, 0)
+    return fields + xxhash.xxh3_64_digest(fields + bytes(size)) + bytes(size)
 
 
 @pytest.mark.parametrize(
@@ -329,12 +330,45 @@ def test_silence_is_noticed_and_broken_by_pings(pair):
     end.tick(1.0)
     assert end.data_to_send(1.0) == []
     end.tick(2.5)
-    assert end.data_to_send(2.5) == [frame(frames.Ping(), 0, acknowledged=1)]
+    received = len(frame(HELLO))
+    ping = frames.Ping(activity.Activity.COMPUTING, 0, received)
+    assert end.data_to_send(2.5) == [frame(ping, 0, acknowledged=1)]
     assert end.next_tick(2.5) == 2.5
     receive(end, frame(frames.Ping(), 0), 8.0)
     end.tick(17.0)
     with pytest.raises(session.PeerGone, match="generator:0 has been silent for 10 s"):
         end.tick(18.0)
+
+
+def test_a_ping_reports_what_its_sender_does_when_it_leaves():
+    doing = [activity.Report(activity.Activity.COMPUTING, 3)]
+    connector = session.Session(Role.CONNECTOR, SESSION, 10.0, doing.pop)
+    listener = session.Session(Role.LISTENER, SESSION, 10.0)
+    connector.begin(0.0)
+    opening = joined(connector.data_to_send(0.0))
+    listener.resume(*reader.read_opening(opening), 0.0)
+    receive(connector, joined(listener.data_to_send(0.0)))
+    connector.tick(2.5)
+    doing.append(activity.Report(activity.Activity.SAVING, 4))
+    receive(listener, joined(connector.data_to_send(9.0)), 9.5)
+    assert doing == [activity.Report(activity.Activity.COMPUTING, 3)]
+    assert listener.watch.activity is activity.Activity.SAVING
+    assert listener.watch.progressed == 9.5  # four steps, of which it had not heard
+    assert listener.watch.received == 0  # a Ping is no message
+
+
+def test_a_tensor_that_comes_slowly_is_progress_of_its_sender(pair):
+    pair.bring(Role.CONNECTOR, State.OPEN)
+    listener = pair.ends[Role.LISTENER]
+    before = listener.watch.received
+    receive(listener, frame(frames.Ping(), 0), 0.0)
+    data = frame(TENSOR)
+    for second, byte in enumerate(data):
+        receive(listener, bytes([byte]), float(second))
+        assert listener.watch.progressed == second
+    assert listener.watch.received == before + len(data)
+    receive(listener, frame(frames.Ping(), 0), 1000.0)
+    assert listener.watch.progressed == len(data) - 1
 
 
 def test_own_slowness_is_not_the_peers_silence(pair):

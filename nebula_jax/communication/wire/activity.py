@@ -1,0 +1,119 @@
+"""Activities of a process: what it does, as its Pings report it to every peer.
+
+A Ping alone means that a process lives. Peers are patient with one that reports that it
+starts, saves or evaluates, and with one that gets something done; `liveness.Watch` has
+the rule.
+"""
+
+import contextlib
+import enum
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+LEAST_SECONDS = 60.0  # a busy machine may hold up a short step for so long
+STEPS = 20  # of the longest so far: none of this run took nearly as long
+UNMEASURED_SECONDS = 600.0  # before a step is measured
+
+
+class Activity(enum.IntEnum):
+    """An activity, by its number in a Ping."""
+
+    COMPUTING = 0
+    STARTING = 1
+    """Until its first step is done: it reads files and compiles."""
+    SAVING = 2
+    EVALUATING = 3
+    WAITING = 4
+    """For the one who gets the Ping."""
+    WAITING_FOR_ANOTHER = 5
+
+
+class Report(NamedTuple):
+    """A process's report of itself."""
+
+    activity: Activity
+    done: int
+    """A number that grows with what it gets done: its steps."""
+
+
+def unknown() -> Report:
+    """Returns the report of a process about which nothing is known."""
+    return Report(Activity.COMPUTING, 0)
+
+
+class Work:
+    """The work of this process, and its patience with others who get nothing done.
+
+    One per process, given to each of its links:
+
+        work = Work()
+        with work.busy(Activity.SAVING): ...
+        work.step_done()
+    """
+
+    def __init__(
+        self,
+        stuck_timeout: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts with activity STARTING.
+
+        Args:
+          stuck_timeout: seconds; 0 to derive them from the steps.
+          clock: returns seconds; only goes forward.
+        """
+        self.waiting: list[str] = []
+        """One entry for each caller who waits for a peer: what for."""
+        self._given, self._clock = stuck_timeout, clock
+        self._activity, self._done = Activity.STARTING, 0
+        self._last: float | None = None
+        self._longest = 0.0
+
+    @contextlib.contextmanager
+    def busy(self, activity: Activity) -> Iterator[None]:
+        """Reports an activity meanwhile."""
+        before, self._activity = self._activity, activity
+        try:
+            yield
+        finally:
+            self._activity = before
+
+    def begin(self) -> None:
+        """Records that the first step begins."""
+        self._last = self._clock()
+
+    def step_done(self) -> None:
+        """Records that a step is done, and that the next one begins."""
+        now, before = self._clock(), self._last
+        if before is not None:
+            self._longest = max(self._longest, now - before)
+        self._last = now
+        self._done += 1
+        if self._activity is Activity.STARTING:
+            self._activity = Activity.COMPUTING
+
+    @property
+    def stuck_timeout(self) -> float:
+        """The seconds after which a peer that gets nothing done counts as stuck.
+
+        Unless given: STEPS times the longest step so far, with all that it waited for.
+        """
+        if self._given:
+            return self._given
+        if not self._longest:
+            return UNMEASURED_SECONDS
+        return max(LEAST_SECONDS, STEPS * self._longest)
+
+    def report(self, is_waited_for: bool) -> Report:
+        """Returns the report for one peer.
+
+        Args:
+          is_waited_for: whether this process waits for that peer.
+        """
+        activity = self._activity
+        if self.waiting:
+            activity = Activity.WAITING_FOR_ANOTHER
+        if is_waited_for:
+            activity = Activity.WAITING
+        return Report(activity, self._done)
