@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nebula_jax import disk
@@ -60,3 +60,40 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         disk.sync_all(partial)  # else a power cut may leave it empty
         disk.rename(partial, path)
         disk.sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(
+    folder: pathlib.Path, log: Callable[[str], None]
+) -> Iterator[pathlib.Path]:
+    """Yields a path to make a folder at, which replaces `folder` when the block ends.
+
+    An older folder whose files differ is kept beside it, as `NAME.former`.
+
+    Args:
+      folder: its parents are made if missing.
+      log: takes a message for a person if something is kept.
+
+    Yields:
+      As in `writing`.
+
+    Raises:
+      OSError: if the disk does not take it.
+    """
+    with writing(folder) as partial:
+        yield partial
+        if not disk.names(folder):
+            return
+        if _digests(folder) == _digests(partial):
+            former = partial.with_name("former")  # which is removed with the rest
+        else:
+            former, number = folder.with_name(f"{folder.name}.former"), 1
+            while former.exists():
+                number += 1
+                former = folder.with_name(f"{folder.name}.former-{number}")
+            log(f"{folder}: what was there differs; it is kept as {former.name}")
+        disk.rename(folder, former)
+
+
+def _digests(folder: pathlib.Path) -> dict[str, str]:
+    return {name: disk.digest(folder / name) for name in disk.files(folder)}

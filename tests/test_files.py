@@ -70,3 +70,26 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
         write_folder(path, "b")
     assert names(path) == ["a"]
     assert names(tmp_path) == ["folder"]
+
+
+def replace(path, content, messages):
+    with files.replacing(path, messages.append) as new:
+        (new / "deep").mkdir(parents=True)
+        (new / "deep" / "a").write_text(content)
+
+
+def test_a_folder_that_is_replaced_is_kept_if_it_differs(tmp_path):
+    path, messages = tmp_path / "folder", []
+    for content in ("1", "1", "2", "2", "3"):
+        replace(path, content, messages)
+        assert (path / "deep" / "a").read_text() == content
+    assert names(tmp_path) == ["folder", "folder.former", "folder.former-2"]
+    assert (tmp_path / "folder.former" / "deep" / "a").read_text() == "1"
+    assert (tmp_path / "folder.former-2" / "deep" / "a").read_text() == "2"
+    assert messages == [
+        f"{path}: what was there differs; it is kept as folder.former",
+        f"{path}: what was there differs; it is kept as folder.former-2",
+    ]
+    (path / "notes").write_text("mine")
+    replace(path, "3", messages)
+    assert (tmp_path / "folder.former-3" / "notes").read_text() == "mine"

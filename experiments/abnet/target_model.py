@@ -8,7 +8,6 @@ import functools
 import hmac
 import json
 import pathlib
-import shutil
 from typing import Any
 
 import jax
@@ -74,16 +73,16 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
         f"{source}: {tokenizer.size:,} of {whole.tokenizer.size:,} pieces are kept;"
         f" {'it has' if has_head else 'no'} MLM head"
     )
-    shutil.rmtree(manifest.parent, ignore_errors=True)
-    tokenizers.save(manifest.parent, tokenizer)
-    if not has_head:
-        with process.timed("training an MLM head on the target text"):
-            tokenizer = tokenizers.load(manifest.parent)
-            text = data.read(run, side_dir, tokenizer, is_translated=False)
-            head = jax.device_get(train_head(run, model, text))
-        model = model._replace(params=model.params | {"mlm_head": head})
-    pretrained.save(manifest.parent, model)
-    manifest.write_text(made_of)
+    with files.replacing(manifest.parent, process.message) as new:
+        tokenizers.save(new, tokenizer)
+        if not has_head:
+            with process.timed("training an MLM head on the target text"):
+                tokenizer = tokenizers.load(new)
+                text = data.read(run, side_dir, tokenizer, is_translated=False)
+                head = jax.device_get(train_head(run, model, text))
+            model = model._replace(params=model.params | {"mlm_head": head})
+        pretrained.save(new, model)
+        (new / MADE_OF).write_text(made_of)
 
 
 def load(run: config.Run) -> models.Plm:

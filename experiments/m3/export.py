@@ -13,10 +13,11 @@ from typing import Any
 import jax
 
 from experiments.m3 import config, models
+from nebula_jax import files
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
-from nebula_jax.models.pretrained import folder as checkpoint_folder
+from nebula_jax.runtime import process
 
 FOLDER = "encoder"
 """Name of the folder in the cluster's."""
@@ -32,14 +33,14 @@ def write(
     """Writes the discriminator's encoder and its tokenizer.
 
     Args:
-      folder: replaced if it is there.
+      folder: replaced if it is there (`files.replacing`).
       run: of this process.
       made: the run's models.
       vocabulary: of the run.
       params: of the discriminator; its heads are left out.
     """
     params = jax.device_get({part: params[part] for part in ("embeddings", "encoder")})
-    with checkpoint_folder.replacing(folder) as new:
+    with files.replacing(folder, process.message) as new:
         if run.local.hot_start:
             pretrained.save(new, _grafted(run, vocabulary, params))
             whole = tokenizers.load(config.hot_start_folder(run.local))

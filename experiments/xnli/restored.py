@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from experiments.xnli import config, models
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
-from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime import process, run_folder
 from nebula_jax.training import checkpoint, checkpoint_files
 
@@ -129,7 +128,7 @@ def export(run: config.Run, trained: Trained) -> None:
         return
     folder = run_folder.of_cluster(run.local.workdir, config.NAME) / "encoder"
     model, tokenizer = models.load(run)
-    with checkpoint_folder.replacing(folder) as new:
+    with files.replacing(folder, process.message) as new:
         pretrained.save(new, trained.as_encoder(model, run.agreed.pooling))
         tokenizers.save(new, tokenizer)
     print(f"the encoder: {folder}")

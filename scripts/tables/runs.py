@@ -168,8 +168,15 @@ class Runs:
             process.message(f"{line} (goes on after {there['seconds']:.0f} s)")
             return there["seconds"]
         process.message(line)
-        shutil.rmtree(workdir, ignore_errors=True)
-        workdir.mkdir(parents=True)
+        if path.is_file():
+            shutil.rmtree(workdir)
+        elif workdir.exists() and os.listdir(workdir):
+            raise errors.NebulaError(
+                f"{workdir} is there and was not made by this script; move it away, or"
+                " name another --workdir"
+            )
+        workdir.mkdir(parents=True, exist_ok=True)
+        report.write(path, {})  # from here on it is this script's
         if run.shares is not None and self.made(run.shares.name).is_dir():
             shutil.copytree(self.made(run.shares.name), workdir / run.shares.path)
         self._mark(run, workdir, 0.0)

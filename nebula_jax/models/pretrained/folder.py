@@ -4,12 +4,9 @@ A large model's tensors may be in several files, named by model.safetensors.inde
 Files that hold Python pickles (pytorch_model.bin, model_state.pdparams) are never read.
 """
 
-import contextlib
 import hashlib
 import json
 import pathlib
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -79,14 +76,6 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
     found = [name for name in PICKLES if (folder / name).exists()]
     hint = f"; {found[0]} is there, but only safetensors are read" if found else ""
     raise PretrainedError(f"{folder} has no {TENSORS}{hint}")
-
-
-@contextlib.contextmanager
-def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a folder to write into, which replaces `folder` when the block ends."""
-    with files.writing(folder) as partial:
-        yield partial
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(folder: pathlib.Path) -> str:

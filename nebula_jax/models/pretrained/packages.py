@@ -176,7 +176,7 @@ def prepare(
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work,
-        checkpoint_folder.replacing(target) as made,
+        files.replacing(target, log) as made,
     ):
         _make(MODELS[name], name, made, pathlib.Path(work), log)
     return target

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from nebula_jax import errors
 from scripts.tables import runs as table_runs
 
 
@@ -23,6 +24,11 @@ def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tm
         )
 
     one, other = (table_runs.Run(name, "m", (f"--name={name}",)) for name in "ab")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("")
+    with pytest.raises(errors.NebulaError, match="was not made by this script"):
+        runs().result(one)
+    (tmp_path / "run" / "mine").unlink()
     with pytest.raises(KeyboardInterrupt):
         runs(is_stopped=True).result(one)
     path = tmp_path / "run" / table_runs.UNDER_WAY
