@@ -98,10 +98,14 @@ def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
 
 
 def _check_evaluation(arrays: codec_lib.Arrays) -> None:
-    """Raises ValueError at hidden states or length logits that are not finite."""
+    """Raises ValueError at hidden states or length logits that are not finite.
+
+    But the logit of a length that cannot be is -Inf.
+    """
     arrivals.check_finite(arrays["hidden"])
     if "length_logits" in arrays:
-        arrivals.check_finite(np.asarray(arrays["length_logits"]).view(np.float32))
+        logits = np.asarray(arrays["length_logits"]).view(np.float32)
+        arrivals.check_finite(logits[logits != -np.inf])
 
 
 def open_ends(

@@ -313,6 +313,9 @@ def test_an_evaluation_that_is_not_finite_is_refused():
     arrays = {
         name: np.zeros(spec.shape, spec.dtype) for name, spec in evaluation.spec.items()
     }
+    logits = np.zeros(arrays["length_logits"].shape, np.float32)
+    logits[:, 0] = -np.inf  # no sentence has no token
+    arrays["length_logits"] = logits.view(np.int32)
     evaluation.check(arrays)
     for name, leaf in (("hidden", "f4"), ("length_logits", "i4")):
         bad = np.full(arrays[name].shape, np.nan, np.float32).view(leaf)
