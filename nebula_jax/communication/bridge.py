@@ -10,7 +10,7 @@ A Link (see `link`) is one conversation. The other side of it is in `listener`; 
 compare their Hellos, and part with an error that names the difference.
 """
 
-import select
+import secrets
 import socket
 import ssl
 import time
@@ -20,11 +20,15 @@ from typing import Any
 from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, states
-from nebula_jax.security import credentials, names
+from nebula_jax.communication.wire import activity, frames, greeting, session, states
+from nebula_jax.security import names as names_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
-REDIAL_SECONDS = 5.0  # for one attempt to come back
+PATIENCE_SECONDS = 5.0  # without a byte from the peer, until the next attempt
+SESSION_ID_BYTES = 16
+NOBODY = "nobody answers"
+# What may be damage on the way, or a peer that is about to start.
+RETRIED = (OSError, session.PeerGone, frames.Damaged)
 
 
 class ConnectError(errors.NebulaError):
@@ -108,24 +112,110 @@ def connect(
       A link whose peer has sent a Hello that agrees with this one.
 
     Raises:
-      ConnectError: if nobody answers, or TLS fails.
+      ConnectError: if nobody answers in time, or TLS fails for good.
       Mismatch: if the peer's version or settings differ.
+      session.PeerAborted: if the peer refuses this cluster, with its reason.
     """
-    deadline = time.monotonic() + connect_timeout
-    sock = _dial(address, peer, tls, deadline, connect_timeout)
+
+    def dial(by: float) -> socket.socket:
+        return _dial(address, peer, tls, by)
+
+    ours = secrets.token_bytes(SESSION_ID_BYTES)
+    session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
+    session_.send(hello)
+    where = (peer, written(address))
+    sock = _meet(session_, dial, where, connect_timeout, log)
     link = Link(
-        states.Role.CONNECTOR,
-        hello,
-        peer_timeout=peer_timeout,
+        session_,
+        hello.cluster,
         reconnect_timeout=reconnect_timeout,
         line=line,
         log=log,
-        dial=lambda: _dial(address, peer, tls, time.monotonic() + REDIAL_SECONDS, 0.0),
+        dial=dial,
         work=work,
     )
     link.start(sock)
-    greet(link, hello, max(RETRY_SECONDS, deadline - time.monotonic()), check)
+    greet(link, hello, check)
     return link
+
+
+def _meet(
+    session_: session.Session,
+    dial: Callable[[float], socket.socket],
+    where: tuple[str, str],
+    timeout: float,
+    log: Callable[[str], None],
+) -> socket.socket:
+    """Returns a connection on which the peer's Hello came; tries until one has.
+
+    Args:
+      session_: new, with this side's Hello.
+      dial: makes one attempt at a connection, by a monotonic time.
+      where: the peer's name and address, for messages.
+      timeout: seconds to keep trying for.
+      log: called with a line when damage may be why an attempt failed.
+    """
+    peer, address = where
+    deadline, logged = time.monotonic() + timeout, ""
+    while True:
+        try:
+            return _attempt(session_, dial, deadline)
+        except session.PeerAborted as error:
+            text = f"{peer} at {address} refused this cluster: {error}"
+            raise session.PeerAborted(text) from None
+        except RETRIED as error:
+            what, reason = _explain(error, peer)
+            if _is_final(error):
+                raise ConnectError(f"{what} at {address}: {reason}") from None
+            if time.monotonic() + RETRY_SECONDS > deadline:
+                after = f" after {timeout:g} s (--connect_timeout)"
+                raise ConnectError(f"{what} at {address}{after}: {reason}") from None
+            line = f"{what} at {address}: {reason}; trying again"
+            if what != NOBODY and line != logged:  # nobody: it has not started yet
+                log(line)
+                logged = line
+        time.sleep(RETRY_SECONDS)
+
+
+def _attempt(
+    session_: session.Session, dial: Callable[[float], socket.socket], deadline: float
+) -> socket.socket:
+    sock = dial(deadline)
+    try:
+        session_.begin(time.monotonic())
+        steps = greeting.meet(sock, session_)
+        greeting.run(steps, sock, deadline, PATIENCE_SECONDS)
+    except BaseException:
+        session_.lost()
+        sock.close()
+        raise
+    return sock
+
+
+def _explain(error: Exception, peer: str) -> tuple[str, str]:
+    """Returns what there is not, and why."""
+    if _is_tls(error):
+        return f"no TLS with {peer}", str(error)
+    if isinstance(error, OSError):
+        return NOBODY, error.strerror or str(error)
+    return f"no session with {peer}", str(error)
+
+
+def _is_tls(error: Exception) -> bool:
+    """Returns True for an error of TLS itself, not of the connection below it."""
+    below = ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
+    return isinstance(error, ssl.SSLError) and not isinstance(error, below)
+
+
+def _is_final(error: Exception) -> bool:
+    """Returns True if only a person can mend it: one side's certificate is no good.
+
+    Whatever else TLS reports may be damage on the way. What it reports of certificates
+    is not: with TLS 1.3, they and the alerts about them come authenticated.
+    """
+    reason = getattr(error, "reason", None) or ""
+    of_certificates = "CERTIFICATE" in reason or reason.endswith("UNKNOWN_CA")
+    return isinstance(error, ssl.SSLCertVerificationError) or of_certificates
 
 
 def _dial(
@@ -133,84 +223,55 @@ def _dial(
     peer: str,
     tls: Callable[[], ssl.SSLContext] | None,
     deadline: float,
-    patience: float,
 ) -> socket.socket:
-    """Returns a connected socket; tries for `patience` seconds if nobody answers."""
-    where = written(address)
-    give_up = time.monotonic() + patience
-    while True:
-        sock = None
-        try:
-            timeout = max(RETRY_SECONDS, deadline - time.monotonic())
-            sock = socket.create_connection(address, timeout=timeout)
-            if tls is None:
-                return sock
+    """Makes one attempt; it lasts as long as the peer's bytes come.
+
+    Returns:
+      A connected non-blocking socket.
+
+    Raises:
+      ConnectError: if the address cannot be one.
+      OSError: if nobody answers, or TLS fails.
+    """
+    left = max(RETRY_SECONDS, deadline - time.monotonic())
+    try:
+        sock = socket.create_connection(address, min(PATIENCE_SECONDS, left))
+    except UnicodeError:
+        raise ConnectError(f"{written(address)} is no address") from None
+    try:
+        greeting.set_up(sock)
+        if tls is not None:
             sock = tls().wrap_socket(
                 sock, server_hostname=peer, do_handshake_on_connect=False
             )
-            return shake_hands(sock, time.monotonic() + timeout)
-        except UnicodeError:
-            raise ConnectError(f"{where} is no address") from None
-        except BaseException as error:
-            if sock is not None:
-                sock.close()
-            if isinstance(error, ssl.SSLError) and not isinstance(
-                error, ssl.SSLEOFError | ssl.SSLZeroReturnError
-            ):
-                text = f"no TLS with {peer} at {where}: {error}"
-                raise ConnectError(text) from None
-            if not isinstance(error, OSError):
-                raise
-            if time.monotonic() + RETRY_SECONDS > give_up:
-                after = f" after {patience:g} s (--connect_timeout)" if patience else ""
-                raise ConnectError(
-                    f"nobody answers at {where}{after}: {error.strerror or error}"
-                ) from None
-        time.sleep(RETRY_SECONDS)
-
-
-def shake_hands(sock: ssl.SSLSocket, deadline: float) -> ssl.SSLSocket:
-    """Completes a TLS handshake by a deadline, however slowly the peer sends.
-
-    Raises:
-      credentials.CredentialsError: if the peer's certificate must not be used.
-      OSError: if there was no handshake; ssl.SSLError is one.
-    """
-    sock.setblocking(False)
-    poller = select.poll()
-    while True:
-        try:
-            sock.do_handshake()
-            credentials.check_peer(sock.getpeercert(True) or b"")
-            return sock
-        except ssl.SSLWantReadError:
-            poller.register(sock, select.POLLIN)
-        except ssl.SSLWantWriteError:
-            poller.register(sock, select.POLLOUT)
-        if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
-            raise TimeoutError("the TLS handshake took too long")
+            steps = greeting.shake_hands(sock)
+            greeting.run(steps, sock, deadline, PATIENCE_SECONDS)
+        return sock
+    except BaseException:
+        sock.close()
+        raise
 
 
 def greet(
-    link: Link,
-    hello: frames.Hello,
-    timeout: float,
-    check: Callable[[frames.Hello], None],
+    link: Link, hello: frames.Hello, check: Callable[[frames.Hello], None]
 ) -> None:
-    """Waits for the peer's Hello and compares it; aborts the link if it differs."""
+    """Compares the peer's Hello with this side's; aborts the link if they differ."""
     try:
-        link.wait_for_hello(timeout)
+        check_certificate(link.peer.cluster, link.certificate_names)
         check_agreement(hello, link.peer)
-        _check_certificate(link)
         check(link.peer)
     except errors.NebulaError as error:
         link.abort(str(error))
         raise
 
 
-def _check_certificate(link: Link) -> None:
-    """Raises Mismatch if, with TLS, the peer's certificate has another name than it."""
-    there = link.certificate_names
-    if there is not None and names.label(link.peer.cluster) not in there:
-        owner = ", ".join(sorted(there)) or "nobody's DNS name"
-        raise Mismatch(f"{link.peer.cluster} shows a certificate for {owner}")
+def check_certificate(cluster: str, names: set[str] | None) -> None:
+    """Raises Mismatch if, with TLS, a peer's certificate has another name than it.
+
+    Args:
+      cluster: the peer's name, as its Hello has it.
+      names: DNS names of its certificate; None without TLS.
+    """
+    if names is not None and names_lib.label(cluster) not in names:
+        owner = ", ".join(sorted(names)) or "nobody's DNS name"
+        raise Mismatch(f"{cluster} shows a certificate for {owner}")

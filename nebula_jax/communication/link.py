@@ -7,7 +7,6 @@ socket is not read while enough waits to be used, so that TCP holds the sender b
 """
 
 import contextlib
-import secrets
 import socket
 import ssl
 import time
@@ -19,12 +18,11 @@ import jax
 from nebula_jax import errors
 from nebula_jax.communication import channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import activity, driver, frames, inbox, states
+from nebula_jax.communication.wire import activity, driver, frames, inbox
 from nebula_jax.communication.wire import patience as patience_lib
 from nebula_jax.communication.wire import session as session_lib
 from nebula_jax.communication.wire import zstd as zstd_lib
 
-SESSION_ID_BYTES = 16
 STUCK_SECONDS = 60.0  # that both sides send, and neither receives
 RECHECK_SECONDS = 0.1  # whether another thread has made room
 
@@ -45,31 +43,31 @@ class Link:
 
     def __init__(
         self,
-        role: states.Role,
-        hello: frames.Hello,
+        session: session_lib.Session,
+        cluster: str,
         *,
-        session_id: bytes | None = None,
-        peer_timeout: float,
         reconnect_timeout: float,
         line: wan.Line,
         log: Callable[[str], None],
-        dial: Callable[[], socket.socket] | None = None,
+        dial: Callable[[float], socket.socket] | None = None,
         work: activity.Work | None = None,
     ) -> None:
-        """Makes a link without a connection; see `bridge.connect` for the arguments."""
-        self.session_id = session_id or secrets.token_bytes(SESSION_ID_BYTES)
+        """Makes a link of a session that has met its peer, without a connection yet.
+
+        Args:
+          session: whose peer's Hello has come.
+          cluster: name of this side.
+          reconnect_timeout, line, log, work: see `bridge.connect`.
+          dial: connector: makes a new connection, see `driver.Driver`.
+        """
+        self.session_id = session.session_id
         self.work = work or activity.Work()
         """The work of this process."""
+        self._session, self._name = session, cluster
         self._inbox = inbox.Inbox()
-        self._session = session_lib.Session(
-            role,
-            self.session_id,
-            peer_timeout,
-            lambda: self.work.report(is_waited_for=bool(self._inbox.waiting)),
-        )
-        self._name = hello.cluster
+        session.report = lambda: self.work.report(bool(self._inbox.waiting))
         self._driver = driver.Driver(
-            self._session,
+            session,
             line,
             receive=self._receive,
             has_room=self._inbox.has_room,
@@ -78,39 +76,48 @@ class Link:
             log=log,
         )
         self._compressed: set[int] = set()  # channels whose tensors have a table
-        self._peer_hello: frames.Hello | None = None
         self._welcome: int | None = None
         self._stop: int | None = None
         self._step_done = 0
         self._has_peer_ended = False
         self.waited = 0.0
         """Seconds that callers spent waiting for the peer or the line."""
+        self.has_begun = False
+        """True once the peer was let go on (listener only)."""
         self.certificate_names: set[str] | None = None
         """DNS names of the peer's certificate; None without TLS."""
-        self._session.send(hello)
 
     # For `bridge` and `listener`.
 
     def start(self, sock: socket.socket) -> None:
-        """Begins the session on a connected socket (connector only)."""
+        """Takes over the connection on which the peer's Hello came."""
         self.certificate_names = certificate_names(sock)
         self._driver.start(sock)
 
     def attach(
         self, sock: socket.socket, opening: frames.Open, acknowledged: int
     ) -> None:
-        """Takes a connection on which the connector has sent `opening` (listener only).
+        """Takes a connection on which the connector has come back (listener only).
 
         Raises:
-          session.RemoteProtocolError: if the session cannot go on with it.
+          session.SessionOver, session.RemoteProtocolError: if the session cannot go on
+            with it.
         """
-        names = certificate_names(sock)
-        if self._peer_hello is not None and names != self.certificate_names:
+        if certificate_names(sock) != self.certificate_names:
             raise session_lib.RemoteProtocolError(
                 f"{self.peer.cluster} came back with another certificate"
             )
-        self.certificate_names = names
         self._driver.attach(sock, opening, acknowledged)
+
+    @property
+    def is_away(self) -> bool:
+        """True if there is no connection to the peer at present."""
+        return self._driver.is_away
+
+    @property
+    def was_lost(self) -> bool:
+        """True if the session ended because the peer did not come back."""
+        return self._driver.was_lost
 
     # What experiments use.
 
@@ -122,8 +129,8 @@ class Link:
     @property
     def peer(self) -> frames.Hello:
         """The other side's Hello."""
-        assert self._peer_hello is not None
-        return self._peer_hello
+        assert self._session.hello is not None  # it had come before there was a link
+        return self._session.hello
 
     @property
     def ledger(self) -> dict[str, list[int]]:
@@ -139,10 +146,6 @@ class Link:
     def peer_activity(self) -> activity.Activity:
         """The peer's activity, by its latest Ping."""
         return self._session.watch.activity
-
-    def wait_for_hello(self, timeout: float) -> None:
-        """Waits for the peer's Hello."""
-        self._wait(lambda: self._peer_hello is not None, "a Hello", timeout=timeout)
 
     def sender(
         self,
@@ -199,6 +202,7 @@ class Link:
 
     def welcome(self, step: int) -> None:
         """Lets the run begin, or go on after `step` (listener only)."""
+        self.has_begun = True
         self._driver.enqueue(frames.Welcome(step))
 
     def wait_for_welcome(self, timeout: float) -> int:
@@ -351,8 +355,6 @@ class Link:
                 self._step_done = max(self._step_done, step)
             case frames.Stop(step=step):
                 self._stop = step
-            case frames.Hello():
-                self._peer_hello = message
             case frames.Welcome(step=step):
                 self._welcome = step
                 self._step_done = step

@@ -2,29 +2,49 @@
 
 with listener.Listener(listener.listen(address), hello, ...) as listening:
     link = listening.accept(timeout)
+
+One thread takes all connections, reads what they begin with as it comes, and waits for
+none of them: see `wire.greeting` for the steps, `newcomers` for the bounds.
 """
 
-import contextlib
+import errno
 import queue
+import resource
+import selectors
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, wan
-from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, reader, session, states
+from nebula_jax.communication import bridge, drops, newcomers, wan
+from nebula_jax.communication import link as link_lib
+from nebula_jax.communication.wire import (
+    activity,
+    frames,
+    greeting,
+    session,
+    states,
+    waker,
+)
+from nebula_jax.security import names as names_lib
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
-HANDSHAKE_SECONDS = 5.0  # an accepted connection opens a session within this, or goes
-MAX_HANDSHAKES = 16  # at a time: limits the memory and threads of unknown connections
+MAX_NEWCOMERS = 1024  # at a time; fewer where a process may not have so many files
+NEWCOMER_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
-MAX_SESSIONS = 1024  # remembered, so that a peer who comes back gets the reason
-ACCEPT_SECONDS = 0.5  # how often a listener looks whether it shall end
-RETRY_SECONDS = 0.2  # after the system refused a connection or a thread
+MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
+MAX_ACCEPTED = 64  # at a time, before those that are there go on
+TURN_SECONDS = 0.05  # of work before newcomers are put in order again
+RETRY_SECONDS = 0.2  # after the system refused a connection
+LONGEST_SLEEP = 60.0  # seconds
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Refused(errors.NebulaError):
+    """A peer that is not let in; it is sent the reason."""
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
@@ -74,6 +94,7 @@ class Listener:
         peer_timeout: float,
         reconnect_timeout: float,
         tls: Callable[[], ssl.SSLContext] | None,
+        clusters: Collection[str] | None = None,
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
         check: Callable[[frames.Hello], None] = bridge.no_further_check,
@@ -83,35 +104,44 @@ class Listener:
 
         Args:
           listening: bound and listening socket; closed with the listener.
-          hello: this side's.
+          hello: this side's. It is sent to who is expected alone, and with TLS has the
+            certificate.
           peer_timeout: seconds of silence after which a connection counts as lost.
           reconnect_timeout: seconds that a peer may take to come back.
           tls: makes a fresh server context per connection (a context kept for several
             would let a revoked peer resume its session), or None for plain TCP.
-          line: what to emulate for all that this side sends.
-          log: called with a line when an unknown connection is dropped, and when a
-            known one breaks or comes back.
+          clusters: names of those that may come, each once; None for any.
+          line: what to emulate for all that this side sends over a link.
+          log: called with a line when a connection is dropped or refused (one line for
+            many, if there are many), and when a known one breaks or comes back.
           check, work: as in `bridge.connect`.
         """
-        self._check = check
         self.address: tuple[str, int] = listening.getsockname()[:2]
-        self._listening, self._hello, self._tls, self._log = listening, hello, tls, log
+        self._listening, self._hello, self._tls = listening, hello, tls
+        self._check, self._clusters = check, clusters
+        self._peer_timeout = peer_timeout
         self._settings: dict[str, Any] = {
-            "peer_timeout": peer_timeout,
             "reconnect_timeout": reconnect_timeout,
             "line": line,
             "log": log,
             "work": work or activity.Work(),
         }
-        self._sessions: dict[bytes, Link] = {}
-        self._lock = threading.Lock()
-        self._came: queue.Queue[Link | bridge.Mismatch] = queue.Queue(MAX_WAITING)
-        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._drops, self._refusals = drops.Drops(log), drops.Drops(log)
+        self._sessions: dict[bytes, link_lib.Link] = {}
+        self._hosts: dict[bytes, str] = {}  # session -> group of its peer's address
+        self._came: queue.Queue[link_lib.Link] = queue.Queue(MAX_WAITING)
+        self._newcomers = newcomers.Newcomers(_most_newcomers())
         self._is_closed = False
+        self._waker = waker.Waker()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._waker, selectors.EVENT_READ)
+        self._selector.register(listening, selectors.EVENT_READ)
+        listening.setblocking(False)
+        listening.listen(BACKLOG)  # it may be another process's, with less
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
         self._thread.start()
 
-    def accept(self, timeout: float) -> Link:
+    def accept(self, timeout: float) -> link_lib.Link:
         """Waits for a cluster to come.
 
         Returns:
@@ -124,25 +154,30 @@ class Listener:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                came = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
+                link = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise bridge.ConnectError(
                     f"nobody came within {timeout:g} s (--connect_timeout)"
                 ) from None
-            if isinstance(came, bridge.Mismatch):
-                raise came
-            if not came.is_over:  # it may have gone again
-                return came
+            # What differs is reported though the peer, which found it too, has gone.
+            bridge.greet(link, self._hello, self._check)
+            if not link.is_over:
+                return link
 
     def close(self) -> None:
         """Takes no more connections. Links go on, but cannot come back."""
         self._is_closed = True
+        self._waker.wake()
         self._thread.join()
+        for newcomer in self._newcomers:
+            self._forget(newcomer)
+        self._selector.close()
+        self._waker.close()
         self._listening.close()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if isinstance(came := self._came.get_nowait(), Link):
-                    came.abort(f"{self._hello.cluster} takes no more clusters")
+        self._drops.flush()
+        self._refusals.flush()
+        while not self._came.empty():
+            self._came.get().abort(f"{self._hello.cluster} takes no more clusters")
 
     def __enter__(self) -> "Listener":
         return self
@@ -150,112 +185,191 @@ class Listener:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    # The thread.
+
     def _run(self) -> None:
-        self._listening.settimeout(ACCEPT_SECONDS)
         while not self._is_closed:
-            # While too many are at it, who comes waits in the system's queue.
-            if not self._handshakes.acquire(timeout=ACCEPT_SECONDS):
-                continue
+            ready = []
+            for key, _ in self._selector.select(self._sleep()):
+                if key.fileobj is self._waker:
+                    self._waker.clear()
+                elif key.fileobj is self._listening:
+                    self._accept()
+                else:
+                    ready.append(key.data)
+            now = time.monotonic()
+            while (oldest := self._newcomers.oldest) and oldest.deadline <= now:
+                self._drop(oldest, f"no session within {NEWCOMER_SECONDS:g} s")
+            self._go_on(ready, now)
+            self._drops.tick(now)
+            self._refusals.tick(now)
+
+    def _sleep(self) -> float:
+        oldest = self._newcomers.oldest
+        until = min(self._drops.deadline, self._refusals.deadline)
+        if oldest is not None:
+            until = min(until, oldest.deadline)
+        return max(0.0, min(LONGEST_SLEEP, until - time.monotonic()))
+
+    def _go_on(self, ready: list[newcomers.Newcomer], now: float) -> None:
+        """Takes the next steps of those that can; who is not reached is ready again."""
+        ready = [each for each in ready if each in self._newcomers]
+        for newcomer in self._newcomers.in_turn(ready, self._known()):
+            self._advance(newcomer)
+            if time.monotonic() > now + TURN_SECONDS:
+                return
+
+    def _known(self) -> set[str]:
+        """Returns the groups of the addresses of known peers."""
+        links = self._sessions.items()
+        return {self._hosts[number] for number, link in links if not link.is_over}
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTED):
             try:
                 sock, address = self._listening.accept()
-                threading.Thread(
-                    target=self._open, args=(sock, address[0]), daemon=True
-                ).start()
-            except TimeoutError:
-                self._handshakes.release()
-            except (OSError, RuntimeError):  # it went again; no descriptors, no threads
-                self._handshakes.release()
-                time.sleep(RETRY_SECONDS)
+            except BlockingIOError:
+                return
+            except OSError as error:  # it went again, or the system has no more
+                if error.errno not in OUT_OF_FILES:
+                    continue
+                if not self._make_room():
+                    time.sleep(RETRY_SECONDS)
+                continue
+            if self._newcomers.is_full:
+                self._make_room()
+            deadline = time.monotonic() + NEWCOMER_SECONDS
+            newcomer = newcomers.Newcomer(greeting.set_up(sock), address[0], deadline)
+            newcomer.steps = self._steps(newcomer)
+            self._newcomers.add(newcomer)
+            self._selector.register(newcomer.fd, selectors.EVENT_READ, newcomer)
 
-    def _open(self, sock: socket.socket, host: str) -> None:
-        """Finds the session of a new connection."""
+    def _make_room(self) -> bool:
+        newcomer = self._newcomers.to_go(self._known())
+        if newcomer is not None:
+            self._drop(newcomer, "too many others had come")
+        return newcomer is not None
+
+    def _advance(self, newcomer: newcomers.Newcomer) -> None:
         try:
-            deadline = time.monotonic() + HANDSHAKE_SECONDS
-            if self._tls is not None:
-                sock = self._tls().wrap_socket(
-                    sock, server_side=True, do_handshake_on_connect=False
-                )
-                bridge.shake_hands(sock, deadline)
-            opening, acknowledged = reader.read_opening(_read_exactly(sock, deadline))
-            link, is_new = self._session(opening.session_id, is_known=acknowledged > 0)
+            try:
+                events = next(newcomer.steps)
+            except (Refused, session.SessionOver) as error:
+                line = f"refused a connection from {newcomer.host}: {error}"
+                self._refusals.add(line, time.monotonic())
+                newcomer.steps = greeting.refuse(newcomer.sock, str(error))
+                events = next(newcomer.steps)
+        except StopIteration:
+            self._forget(newcomer)
+        except Exception as error:  # whatever one connection raises, others may come
+            self._drop(newcomer, str(error))
+        else:
+            self._selector.modify(newcomer.fd, events, newcomer)
+
+    def _drop(self, newcomer: newcomers.Newcomer, why: str) -> None:
+        line = f"dropped a connection from {newcomer.host}: {why}"
+        self._drops.add(line, time.monotonic())
+        self._forget(newcomer)
+
+    def _forget(self, newcomer: newcomers.Newcomer) -> None:
+        """Makes a newcomer none; closes its socket unless a link has it."""
+        self._newcomers.remove(newcomer)
+        self._selector.unregister(newcomer.fd)
+        newcomer.steps.close()
+        if not newcomer.is_taken:
+            newcomer.sock.close()
+
+    # What is done with a connection, step by step.
+
+    def _steps(self, newcomer: newcomers.Newcomer) -> greeting.Steps[None]:
+        """Brings a connection to its link, which is made if its session is new."""
+        sock = newcomer.sock
+        if self._tls is not None:
+            yield from greeting.client_hello(sock)
+            newcomer.sock = sock = self._tls().wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+            yield from greeting.shake_hands(sock)
+            newcomer.is_verified = True
+        names = link_lib.certificate_names(sock)
+        self._check_certificate(names)
+        opening, acknowledged = yield from greeting.read_opening(sock)
+        link = self._find(opening, acknowledged)
+        if link is not None:
+            link.attach(sock, opening, acknowledged)
+            newcomer.is_taken = True
+            return
+        number = opening.session_id
+        new = session.Session(states.Role.LISTENER, number, self._peer_timeout)
+        new.resume(opening, acknowledged, time.monotonic())
+        peer = yield from greeting.meet(sock, new)
+        if self._find(opening, acknowledged) is not None:  # meanwhile
+            raise session.RemoteProtocolError(f"{peer.cluster} came twice at once")
+        self._check_peer(peer.cluster, names)
+        new.send(self._hello)
+        link = link_lib.Link(new, self._hello.cluster, **self._settings)
+        try:
+            link.start(sock)
+        except BaseException:
+            link.abort("this process cannot take one more peer")
+            raise
+        newcomer.is_taken = True
+        self._forget_ended()
+        self._sessions[number] = link
+        self._hosts[number] = newcomer.group
+        self._came.put_nowait(link)
+
+    def _find(self, opening: frames.Open, acknowledged: int) -> link_lib.Link | None:
+        """Returns the link of a session; None if it is to be made.
+
+        Raises:
+          session.SessionOver: if the session should be known and is not.
+        """
+        link = self._sessions.get(opening.session_id)
+        if acknowledged:
             if link is None:
                 raise session.SessionOver(
                     f"{self._hello.cluster} does not have this session: was it"
                     " restarted?"
                 )
-            link.attach(sock, opening, acknowledged)
-            if is_new:
-                self._greet(link)
+        elif link is not None and link.was_lost:  # before the peer had our Hello:
+            return None  # it begins again, and may take the same number
+        return link
+
+    def _check_certificate(self, names: set[str] | None) -> None:
+        """Raises Refused unless a cluster that may come can have this certificate."""
+        if names is None or self._clusters is None:
+            return
+        expected = {names_lib.label(cluster) for cluster in self._clusters}
+        if not names & expected:
+            owner = ", ".join(sorted(names)) or "nobody's DNS name"
+            raise Refused(f"a certificate for {owner} was not expected")
+
+    def _check_peer(self, cluster: str, names: set[str] | None) -> None:
+        """Raises Refused unless a new peer may have this name."""
+        try:
+            bridge.check_certificate(cluster, names)
         except bridge.Mismatch as error:
-            self._offer(error)
-        except Exception as error:  # whatever one connection raises, others may come
-            if not self._is_closed:
-                self._log(f"dropped a connection from {host}: {error}")
-            if isinstance(error, session.SessionOver):
-                _refuse(sock, str(error))
-            sock.close()
-        finally:
-            self._handshakes.release()
+            raise Refused(str(error)) from None
+        if self._clusters is not None and cluster not in self._clusters:
+            raise Refused(f"{cluster} was not expected")
+        for link in self._sessions.values():
+            if link.peer.cluster == cluster and not link.is_over:
+                if link.has_begun or not link.is_away:
+                    raise Refused(f"{cluster} is here already")
+                link.abort(f"{cluster} was started anew")
+        if self._came.full():
+            raise Refused(f"too many clusters wait for {self._hello.cluster}")
 
-    def _session(self, session_id: bytes, is_known: bool) -> tuple[Link | None, bool]:
-        """Finds the link of a session, or makes it if nothing was received on it yet.
-
-        Returns:
-          The link, or None for a session that should be known and is not; True if it is
-          new.
-        """
-        with self._lock:
-            if session_id in self._sessions:
-                return self._sessions[session_id], False
-            if is_known:
-                return None, False
-            for old in list(self._sessions)[: -MAX_SESSIONS + 1]:
-                if self._sessions[old].is_over:
-                    del self._sessions[old]
-            link = Link(
-                states.Role.LISTENER,
-                self._hello,
-                session_id=session_id,
-                **self._settings,
-            )
-            self._sessions[session_id] = link
-            return link, True
-
-    def _greet(self, link: Link) -> None:
-        try:
-            bridge.greet(link, self._hello, HANDSHAKE_SECONDS, self._check)
-        except errors.NebulaError:
-            with self._lock:
-                del self._sessions[link.session_id]
-            raise
-        self._offer(link)
-
-    def _offer(self, came: Link | bridge.Mismatch) -> None:
-        try:
-            self._came.put_nowait(came)
-        except queue.Full:
-            if isinstance(came, Link):
-                came.abort(f"too many clusters wait for {self._hello.cluster}")
+    def _forget_ended(self) -> None:
+        """Forgets the oldest of the sessions that have ended, if there are many."""
+        ended = [number for number, link in self._sessions.items() if link.is_over]
+        for number in ended[: len(ended) - MAX_ENDED]:
+            del self._sessions[number], self._hosts[number]
 
 
-def _refuse(sock: socket.socket, reason: str) -> None:
-    """Sends the reason why a connection cannot be taken up."""
-    with contextlib.suppress(OSError):
-        sock.settimeout(HANDSHAKE_SECONDS)
-        for buffer in frames.encode(frames.Abort(reason), 0, 0):
-            sock.sendall(buffer)
-        sock.shutdown(socket.SHUT_WR)
-        sock.recv(1 << 16)  # unread bytes would reset the reason away
-
-
-def _read_exactly(sock: socket.socket, deadline: float) -> bytes:
-    """Returns the first frame of a connection."""
-    data = bytearray(reader.OPENING_BYTES)
-    view = memoryview(data)
-    while len(view):
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        count = sock.recv_into(view)
-        if not count:
-            raise ConnectionError("it sent nothing and went")
-        view = view[count:]
-    return bytes(data)
+def _most_newcomers() -> int:
+    """Returns how many newcomers there may be: half of a process's files at most."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    is_limited = files != resource.RLIM_INFINITY
+    return min(MAX_NEWCOMERS, files // 2) if is_limited else MAX_NEWCOMERS

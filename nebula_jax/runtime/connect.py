@@ -207,12 +207,11 @@ def listen(
 
     Raises:
       bridge.ConnectError: if one did not connect in time.
-      bridge.Mismatch: if one runs something else, or was not expected.
+      bridge.Mismatch: if one of them runs something else. Others are refused.
     """
     report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     deadline = time.monotonic() + settings.connect_timeout
-    links: dict[str, Link] = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
             listener_lib.Listener(
@@ -221,29 +220,46 @@ def listen(
                 peer_timeout=settings.peer_timeout,
                 reconnect_timeout=settings.reconnect_timeout,
                 tls=None if plain else tls.server_contexts(folder, hello.cluster),
+                clusters=clusters,
                 line=wan.from_string(settings.wan).down,
                 log=process.message,
                 check=check,
                 work=work or activity.Work(settings.stuck_timeout),
             )
         )
-        while missing := [name for name in clusters if name not in links]:
-            try:
-                link = listener.accept(deadline - time.monotonic())
-            except bridge.ConnectError:
-                raise bridge.ConnectError(
-                    f"{', '.join(missing)} did not come within"
-                    f" {settings.connect_timeout:g} s (--connect_timeout)"
-                ) from None
+        links = _gather(listener, clusters, deadline, settings.connect_timeout)
+        for link in links:
             stack.enter_context(link)
-            name = link.peer.cluster
-            if name not in missing:
-                why = "is here already" if name in links else "was not expected"
-                raise bridge.Mismatch(
-                    f"{name} came, but {why} (waiting for {', '.join(missing)})"
-                )
-            links[name] = link
-        yield [links[name] for name in clusters]
+        yield links
+
+
+def _gather(
+    listener: listener_lib.Listener,
+    clusters: Sequence[str],
+    deadline: float,
+    timeout: float,
+) -> list[Link]:
+    """Returns a link to each cluster, or ends those that have come with the error."""
+    links: dict[str, Link] = {}
+
+    def missing() -> list[str]:
+        """Returns who has not come, or has gone for good: it may come anew."""
+        return [name for name in clusters if name not in links or links[name].is_over]
+
+    try:
+        while missing():
+            link = listener.accept(deadline - time.monotonic())
+            links[link.peer.cluster] = link
+    except BaseException as error:
+        if isinstance(error, bridge.ConnectError):
+            error = bridge.ConnectError(
+                f"{', '.join(missing())} did not come within {timeout:g} s"
+                " (--connect_timeout)"
+            )
+        for link in links.values():
+            link.abort(str(error) or type(error).__name__)
+        raise error from None
+    return [links[name] for name in clusters]
 
 
 def listening_socket(settings: Settings) -> socket.socket:

@@ -434,15 +434,25 @@ def test_a_stranger_with_another_authority_gets_nowhere(tmp_path, pool):
             listening.accept(0.2)
 
 
+def refused(listening, pool, client, name, words):
+    """A peer is refused with a reason, and another one still gets in."""
+    coming = pool.submit(connect, listening.address, name, **client)
+    with pytest.raises(session.PeerAborted, match=words):
+        coming.result(5)
+    with pytest.raises(bridge.ConnectError, match="nobody came"):
+        listening.accept(0.1)
+
+
 def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
     server, client = credentials(tmp_path, True)
     words = "generator:1 shows a certificate for generator-0"
-    with listener(**server) as listening:
-        coming = pool.submit(connect, listening.address, "generator:1", **client)
-        with pytest.raises(bridge.Mismatch, match=words):
-            listening.accept(5.0)
-        with pytest.raises(session.PeerAborted, match=words):
-            coming.result(5).wait_for_welcome(5.0)
+    said = []
+    with listener(log=said.append, **server) as listening:
+        refused(listening, pool, client, "generator:1", words)
+        coming = pool.submit(connect, listening.address, **client)
+        listening.accept(5.0).abort("done")
+        coming.result(5.0).abort("done")
+    assert said == [f"refused a connection from 127.0.0.1: {words}"]
 
 
 def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
@@ -453,13 +463,56 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
     }
     for folder, name in names.items():
         certificates.write(tmp_path / folder, certificates.issue(authority, name))
+    client = {"tls": tls.client_contexts(tmp_path / "person")}
     with listener(tls=tls.server_contexts(tmp_path / "discriminator")) as listening:
-        coming = pool.submit(
-            connect, listening.address, tls=tls.client_contexts(tmp_path / "person")
-        )
-        with pytest.raises(bridge.Mismatch, match="certificate for nobody's DNS name"):
-            listening.accept(5.0)
-        coming.result(5).abort("done")
+        refused(listening, pool, client, "generator:0", "for nobody's DNS name")
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_who_is_not_expected_is_refused_without_a_hello(tmp_path, encrypted):
+    server, client = credentials(tmp_path, encrypted)
+    received = b""
+    with listener(clusters=["generator:1"], **server) as listening:
+        raw = socket.create_connection(listening.address, 5.0)
+        if encrypted:
+            raw = client["tls"]().wrap_socket(raw, server_hostname="discriminator")
+        raw.sendall(frames.encode(frames.Open(bytes(16), 1), 0, 0)[0])
+        raw.sendall(frames.encode(hello("generator:0"), 0, 0)[0])
+        while data := raw.recv(1 << 16):
+            received += data
+        raw.close()
+    words = b"generator-0" if encrypted else b"generator:0 was not expected"
+    assert words in received
+    assert b"settings" not in received
+
+
+def test_a_cluster_that_is_here_is_not_replaced_by_another_of_its_name(pool):
+    with listener(reconnect_timeout=5.0) as listening:
+        coming = pool.submit(connect, listening.address)
+        here, there = listening.accept(5.0), coming.result(5.0)
+        refused(listening, pool, {}, "generator:0", "generator:0 is here already")
+        here.welcome(3)
+        assert there.wait_for_welcome(5.0) == 3
+        here.abort("done")
+        there.abort("done")
+
+
+def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
+    with listener(reconnect_timeout=30.0) as listening:
+        coming = pool.submit(connect, listening.address)
+        first, killed = listening.accept(5.0), coming.result(5.0)
+        killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
+        killed._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
+        while not first.is_away:
+            time.sleep(0.01)
+        coming = pool.submit(connect, listening.address)
+        second, there = listening.accept(5.0), coming.result(5.0)
+        assert first.is_over
+        second.welcome(3)
+        assert there.wait_for_welcome(5.0) == 3
+        second.abort("done")
+        there.abort("done")
+        killed.abort("done")
 
 
 def test_a_vanished_peer_is_noticed_and_named(meet):

@@ -87,12 +87,14 @@ class Proxy:
 
     def _relay(self, source, sink, direction):
         connection = self.connections
+        poller = select.poll()  # select itself knows no descriptor beyond 1023
         with contextlib.suppress(OSError, ValueError):
+            poller.register(source, select.POLLIN)
             while True:
                 size = 65536 if self._rate is None else max(1, int(self._rate / 20))
                 if self._rate is not None:
                     time.sleep(0.05)
-                if not select.select([source], [], [], 0.05)[0]:
+                if not poller.poll(50):
                     if source.fileno() < 0 or self._is_closed:
                         break
                     continue

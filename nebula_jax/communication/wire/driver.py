@@ -40,7 +40,7 @@ class Driver:
         *,
         receive: Callable[[frames.Message], None],
         has_room: Callable[[], bool],
-        dial: Callable[[], socket.socket] | None,
+        dial: Callable[[float], socket.socket] | None,
         reconnect_timeout: float,
         log: Callable[[str], None],
     ) -> None:
@@ -51,7 +51,8 @@ class Driver:
           line: what to emulate for all that leaves.
           receive: called with each message that comes; must not wait.
           has_room: returns True if more may be read.
-          dial: connector: makes a new connection; raises NebulaError or OSError.
+          dial: connector: makes a new connection by a monotonic time; raises
+            NebulaError or OSError.
           reconnect_timeout: seconds that the session may be without a connection.
           log: called with a line when a connection breaks or comes back.
         """
@@ -78,10 +79,13 @@ class Driver:
     # For the link, by any thread.
 
     def start(self, sock: socket.socket) -> None:
-        """Begins the session on a connected socket (connector only)."""
+        """Goes on with a connection on which the session has already met its peer."""
         with self._mutex:
-            self._session.begin(time.monotonic())
             self._adopt(sock)
+            try:
+                self._connection.deliver()  # what came with the peer's Hello
+            except errors.NebulaError as error:
+                self._fail(error)
 
     def attach(
         self, sock: socket.socket, opening: frames.Open, acknowledged: int
@@ -93,19 +97,33 @@ class Driver:
           session.RemoteProtocolError: if it is no connection to go on with; the present
             one, if any, stays.
         """
+        self._check_alive()  # before the mutex, with which an ending session lingers
         with self._mutex:
-            if self.is_dead or self._abort_reason is not None:
-                raise session.SessionOver(
-                    str(self._abort_reason or self._error or "the session has ended")
-                )
+            self._check_alive()
             self._session.resume(opening, acknowledged, time.monotonic())
             self._adopt(sock)
+
+    def _check_alive(self) -> None:
+        if self.is_dead or self._abort_reason is not None:
+            raise session.SessionOver(
+                str(self._abort_reason or self._error or "the session has ended")
+            )
 
     def _adopt(self, sock: socket.socket) -> None:
         self._connection.adopt(sock)
         if not self._has_started:
+            self._thread.start()  # raises RuntimeError if the system has no more
             self._has_started = True
-            self._thread.start()
+
+    @property
+    def is_away(self) -> bool:
+        """True if the session is over, or has no connection at present."""
+        return self.is_dead or self._connection.io is None
+
+    @property
+    def was_lost(self) -> bool:
+        """True if the session ended because the peer did not come back."""
+        return isinstance(self._error, session.PeerGone)
 
     def check(self) -> None:
         """Raises what has ended the session, if it was an error."""
@@ -248,11 +266,13 @@ class Driver:
         if self._abort_reason is not None:
             return
         try:
-            sock = self._dial()
+            sock = self._dial(self._connection.deadline())
         except (errors.NebulaError, OSError) as error:
             policy.failed(str(error))
             return
-        self.start(sock)
+        with self._mutex:
+            self._session.begin(time.monotonic())
+            self._adopt(sock)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -80,6 +80,8 @@ class Session:
         """
         self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
+        self.hello: frames.Hello | None = None
+        """The peer's, once it has come."""
         self.is_paused = False
         """True if nothing more is parsed before `channels_ready`."""
         self.ledger = ledger.Ledger()
@@ -87,7 +89,9 @@ class Session:
         self.liveness = liveness.Liveness(peer_timeout)
         self.watch = liveness.Watch(peer_timeout)
         """The progress of the peer."""
-        self._report, self._now, self._moved = report, 0.0, 0
+        self.report = report
+        """Returns what this process is doing, for Pings."""
+        self._now, self._moved = 0.0, 0
         self._schema = schema.Schema()
         self.states = states.STARTED
         """The progress of both directions, by sender."""
@@ -236,7 +240,7 @@ class Session:
 
     def _ping(self, now: float) -> list[Any]:
         self._owes_ping = False
-        ping = frames.Ping(*self._report(), self.watch.received)
+        ping = frames.Ping(*self.report(), self.watch.received)
         return self._frame(ping, 0, now)
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
@@ -337,6 +341,6 @@ class Session:
             return
         self._received.add(nbytes)
         if isinstance(message, frames.Hello):
-            self.peer = message.cluster
+            self.peer, self.hello = message.cluster, message
         elif isinstance(message, frames.Welcome):
             self.is_paused = True  # until `channels_ready`

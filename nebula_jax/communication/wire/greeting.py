@@ -1,0 +1,194 @@
+"""The first frames of a connection, before there is a link, without waiting.
+
+Each function is a generator that reads like code that waits. It yields what its socket
+lacks, EVENT_READ or EVENT_WRITE, and is resumed when the socket is ready: by the
+listener, which has many such connections at once in one thread, or by `run`, which
+waits for one.
+
+A connection from anybody costs a descriptor and what is here: no thread, and no TLS
+before the whole of its first record has come.
+"""
+
+import contextlib
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from nebula_jax.communication.wire import frames, reader, session
+from nebula_jax.security import credentials
+
+T = TypeVar("T")
+Steps = Generator[int, None, T]
+
+TLS_HEAD = 5  # bytes before a record: kind, version, length
+TLS_HANDSHAKE = b"\x16\x03"  # the kind, and the first byte of every version since SSL 3
+MAX_CLIENT_HELLO = 1 << 14  # bytes: a record holds no more
+MAX_DRAINED = 1 << 17  # bytes of a refused peer, Hello and all, that are read first
+
+
+def run(steps: Steps[T], sock: socket.socket, deadline: float, patience: float) -> T:
+    """Takes all steps, waiting for the socket in between.
+
+    Args:
+      steps: of one connection.
+      sock: its socket.
+      deadline: monotonic time at which to give up.
+      patience: seconds without anything from the peer after which to give up.
+
+    Raises:
+      TimeoutError: at the deadline, or without patience.
+      Exception: what the steps raise.
+    """
+    with selectors.PollSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        while True:
+            try:
+                selector.modify(sock, next(steps))
+            except StopIteration as end:
+                return end.value
+            seconds = max(0.0, min(patience, deadline - time.monotonic()))
+            if not selector.select(seconds):
+                raise TimeoutError(f"nothing came for {seconds:.1f} s")
+
+
+def client_hello(sock: socket.socket) -> Steps[None]:
+    """Waits for the whole first record of a TLS client, and leaves it on the socket.
+
+    Raises:
+      ConnectionError: if something else comes, or the end.
+    """
+    head = yield from _peek(sock, TLS_HEAD)
+    if not head.startswith(TLS_HANDSHAKE):
+        raise ConnectionError(f"it sent {head!r}, which begins no TLS")
+    length = int.from_bytes(head[3:])
+    if length > MAX_CLIENT_HELLO:
+        raise ConnectionError(f"it began TLS with a record of {length} bytes")
+    yield from _peek(sock, TLS_HEAD + length)
+
+
+def _peek(sock: socket.socket, count: int) -> Steps[bytes]:
+    """Waits for so many bytes, and leaves them on the socket."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)  # not for fewer
+    seen = 0
+    while True:
+        receive = _when_ready(selectors.EVENT_READ, sock.recv, count, socket.MSG_PEEK)
+        data = yield from receive
+        if len(data) == count:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            return data
+        if len(data) <= seen:  # it is the end that made the socket ready
+            raise ConnectionError("it closed the connection before a handshake")
+        seen = len(data)
+        yield selectors.EVENT_READ
+
+
+def shake_hands(sock: ssl.SSLSocket) -> Steps[None]:
+    """Completes a TLS handshake.
+
+    Raises:
+      credentials.CredentialsError: if the peer's certificate must not be used.
+      OSError: if there was no handshake; ssl.SSLError is one.
+    """
+    yield from _when_ready(selectors.EVENT_READ, sock.do_handshake)
+    credentials.check_peer(sock.getpeercert(True) or b"")
+
+
+def read_opening(sock: socket.socket) -> Steps[tuple[frames.Open, int]]:
+    """Reads the first frame of a connection; see `reader.read_opening`.
+
+    Raises:
+      ConnectionError: if the connection ends before.
+      frames.Damaged, frames.FrameError: if it is something else.
+    """
+    data = bytearray(reader.OPENING_BYTES)
+    left = memoryview(data)
+    while len(left):
+        count = yield from _when_ready(selectors.EVENT_READ, sock.recv_into, left)
+        if not count:
+            raise ConnectionError("it closed the connection before it sent a frame")
+        left = left[count:]
+    return reader.read_opening(bytes(data))
+
+
+def meet(sock: socket.socket, session_: session.Session) -> Steps[frames.Hello]:
+    """Sends what a session has to send until the peer's Hello has come.
+
+    What has come after it stays in the session.
+
+    Args:
+      sock: non-blocking.
+      session_: that has begun on it, or resumed.
+
+    Returns:
+      The Hello, unchecked.
+
+    Raises:
+      OSError, session.PeerGone: if the connection breaks.
+      session.PeerAborted: if the peer gives up.
+      frames.Damaged: if bytes are not those that were sent.
+      session.RemoteProtocolError: if it breaks the protocol.
+    """
+    while session_.hello is None:
+        while buffers := session_.data_to_send(time.monotonic()):
+            for buffer in buffers:
+                yield from _send(sock, buffer)
+        view = session_.buffer.get_buffer()
+        count = yield from _when_ready(selectors.EVENT_READ, sock.recv_into, view)
+        if not count:
+            raise session.PeerGone(f"{session_.peer} closed the connection")
+        session_.receive(count, time.monotonic())
+        if session_.hello is None:
+            for message in session_.events():
+                if isinstance(message, frames.Abort):
+                    raise session.PeerAborted(message.reason)
+    return session_.hello
+
+
+def refuse(sock: socket.socket, reason: str) -> Steps[None]:
+    """Sends the reason why a connection is not taken up, and waits until it is read."""
+    for buffer in frames.encode(frames.Abort(reason), 0, 0):
+        yield from _send(sock, buffer)
+    sock.shutdown(socket.SHUT_WR)
+    drained = 0  # bytes left unread would reset the reason away
+    while drained < MAX_DRAINED:
+        data = yield from _when_ready(selectors.EVENT_READ, sock.recv, 1 << 14)
+        if not data:
+            return
+        drained += len(data)
+
+
+def _send(sock: socket.socket, buffer: Any) -> Steps[None]:
+    view = memoryview(buffer)
+    while len(view):
+        count = yield from _when_ready(selectors.EVENT_WRITE, sock.send, view)
+        view = view[count:]
+
+
+def _when_ready(events: int, call: Callable[..., T], *args: Any) -> Steps[T]:
+    """Makes a call on a non-blocking socket, again and again until it is done.
+
+    Args:
+      events: what a call waits for, unless TLS wants something else.
+      call: of the socket.
+      args: of the call.
+    """
+    while True:
+        try:
+            return call(*args)
+        except ssl.SSLWantReadError:
+            yield selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            yield selectors.EVENT_WRITE
+        except BlockingIOError:
+            yield events
+
+
+def set_up(sock: socket.socket) -> socket.socket:
+    """Makes a connected socket one that never waits, and sends small frames at once."""
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):  # not a TCP socket, or it has gone again
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock

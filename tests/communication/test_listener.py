@@ -1,0 +1,339 @@
+"""A real listener among strangers: who is known gets in, and nothing is left behind."""
+
+import concurrent.futures
+import contextlib
+import functools
+import gc
+import os
+import pathlib
+import resource
+import socket
+import ssl
+import struct
+import threading
+import time
+
+import pytest
+from breakable_line import Proxy
+
+from nebula_jax.communication import bridge
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.wire import frames
+from nebula_jax.security import certificates, tls
+
+SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
+STRANGERS = 500
+BACK_SECONDS = 5.0  # for a known peer, whoever else comes
+
+
+def hello(cluster):
+    return frames.Hello(cluster, "0.1", {})
+
+
+def opening(session_id=bytes(16), epoch=1, acknowledged=0):
+    return frames.encode(frames.Open(session_id, epoch), 0, acknowledged)[0]
+
+
+@pytest.fixture(autouse=True)
+def enough_files():
+    """Both ends of all connections are in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("credentials")
+    certificates.issue_for_run(folder, ["discriminator", "generator:0", "generator:1"])
+    return folder
+
+
+def listen(tls_contexts, said, host="127.0.0.1"):
+    return listener_lib.Listener(
+        listener_lib.listen((host, 0)),
+        hello("discriminator"),
+        tls=tls_contexts,
+        clusters=["generator:0"],
+        log=said.append,
+        **SETTINGS,
+    )
+
+
+@functools.cache
+def client_hello():
+    """The first record of a TLS client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outgoing = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="d")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+class Strangers:
+    """Connections that never become anything."""
+
+    def __init__(self, address, kind, encrypted, hosts):
+        self._address, self._hosts, self._kind = address, hosts, kind
+        self._data = client_hello() if encrypted else opening()
+        self._sockets = []
+        self._is_done = threading.Event()
+        self._drip = threading.Thread(target=self._send_a_byte_a_second)
+        if kind == "dripping":
+            self._drip.start()
+
+    def come(self, count):
+        for _ in range(count):
+            host = self._hosts[len(self._sockets) % len(self._hosts)]
+            sock = socket.create_connection(self._address, 5.0, (host, 0))
+            if self._kind == "half a handshake":
+                sock.sendall(self._data)
+            self._sockets.append(sock)
+
+    def _send_a_byte_a_second(self):
+        for byte in self._data:
+            for sock in list(self._sockets):
+                with contextlib.suppress(OSError):
+                    sock.send(bytes([byte]))
+            if self._is_done.wait(1.0):
+                return
+
+    def go(self):
+        self._is_done.set()
+        if self._kind == "dripping":
+            self._drip.join()
+        for sock in self._sockets:
+            sock.close()
+
+
+SAME, OTHERS = ["127.0.0.1"], [f"127.0.0.{index}" for index in range(2, 250)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "encrypted", "hosts"),
+    [
+        ("silent", False, SAME),
+        ("silent", True, SAME),
+        ("silent", True, OTHERS),
+        ("dripping", False, SAME),
+        ("dripping", True, SAME),
+        ("dripping", False, OTHERS),
+        ("half a handshake", True, SAME),
+        ("half a handshake", True, OTHERS),
+    ],
+)
+def test_a_known_peer_is_back_soon_among_many_strangers(
+    folder, pool, kind, encrypted, hosts
+):
+    server = tls.server_contexts(folder / "discriminator") if encrypted else None
+    client = tls.client_contexts(folder / "generator-0") if encrypted else None
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(listen(server, []))
+        proxy = Proxy(listening.address)
+        stack.callback(proxy.close)
+        coming = pool.submit(
+            bridge.connect,
+            proxy.address,
+            hello("generator:0"),
+            peer="discriminator",
+            connect_timeout=10.0,
+            tls=client,
+            log=lambda line: None,
+            **SETTINGS,
+        )
+        here, there = listening.accept(10.0), coming.result(10.0)
+        here.welcome(0)
+        there.wait_for_welcome(5.0)
+        strangers = Strangers(listening.address, kind, encrypted, hosts)
+        stack.callback(strangers.go)
+        # Each of the latter costs this process both ends of a handshake.
+        count = 200 if kind == "half a handshake" else STRANGERS
+        strangers.come(count // 2)
+        broken = time.monotonic()
+        proxy.cut()
+        strangers.come(count // 2)
+        here.step_done(1)
+        there.wait_for_step(1)
+        assert time.monotonic() - broken < BACK_SECONDS
+        assert proxy.connections > 1
+        here.abort("done")
+        there.abort("done")
+
+
+def garbage():
+    return b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3
+
+
+def half_a_frame():
+    return opening()[:-7]
+
+
+def epoch_0():
+    return opening(os.urandom(16), epoch=0)
+
+
+def unknown_session():
+    return opening(os.urandom(16), epoch=2, acknowledged=3)
+
+
+def half_a_hello():
+    return opening(os.urandom(16)) + frames.encode(hello("generator:0"), 0, 0)[0][:-5]
+
+
+def unexpected_name():
+    return opening(os.urandom(16)) + frames.encode(hello("generator:7"), 0, 0)[0]
+
+
+def nothing():
+    return b""
+
+
+def leave(sock, is_reset):
+    if is_reset:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def held(listening):
+    """What this process has: descriptors, threads, KiB of memory."""
+    deadline = time.monotonic() + 20.0
+    while len(listening._newcomers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not len(listening._newcomers)
+    gc.collect()
+    status = pathlib.Path("/proc/self/status").read_text()
+    resident = int(status.partition("VmRSS:")[2].split()[0])
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), resident
+
+
+def attack(address, kinds, count, kept=0):
+    """Connects `count` times, and stays for the next `kept` connections."""
+    here = []
+    for number in range(count):
+        sock = socket.create_connection(address, 5.0)
+        with contextlib.suppress(OSError):  # it was refused already
+            sock.sendall(kinds[number % len(kinds)]())
+        here.append(sock)
+        if len(here) > kept:
+            leave(here.pop(0), is_reset=number % 3 > 0)
+    for sock in here:
+        leave(sock, is_reset=True)
+
+
+PLAIN = [
+    nothing,
+    garbage,
+    half_a_frame,
+    epoch_0,
+    unknown_session,
+    half_a_hello,
+    unexpected_name,
+]
+ENCRYPTED = [nothing, garbage, opening, lambda: client_hello()[:100]]
+MEMORY = 4096  # KiB: of the interpreter's own making, over thousands of connections
+
+
+def test_10000_hostile_connections_leave_nothing_behind(pool):
+    said = []
+    with listen(None, said) as listening:
+        attack(listening.address, PLAIN, 500, kept=100)
+        descriptors, threads, memory = held(listening)
+        attack(listening.address, PLAIN, 9_500, kept=100)
+        after = held(listening)
+        assert after[:2] == (descriptors, threads)
+        assert after[2] < memory + MEMORY
+        assert not listening._sessions
+        assert len(said) < 100
+        coming = pool.submit(
+            bridge.connect,
+            listening.address,
+            hello("generator:0"),
+            peer="discriminator",
+            connect_timeout=5.0,
+            tls=None,
+            **SETTINGS,
+        )
+        listening.accept(5.0).abort("done")
+        coming.result(5.0).abort("done")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_hostile_connections_of_tls_leave_nothing_behind(folder, tmp_path):
+    certificates.issue_for_run(tmp_path, ["generator:0"])
+    wrong = [
+        tls.client_contexts(tmp_path / "generator-0"),  # of another authority
+        tls.client_contexts(folder / "generator-1"),  # not expected
+    ]
+    said = []
+    with listen(tls.server_contexts(folder / "discriminator"), said) as listening:
+
+        def strangers():
+            attack(listening.address, ENCRYPTED, 100, kept=10)
+            for contexts in wrong:
+                with contextlib.suppress(OSError):
+                    raw = socket.create_connection(listening.address, 5.0)
+                    name = "discriminator"
+                    with contexts().wrap_socket(raw, server_hostname=name) as sock:
+                        while sock.recv(1000):
+                            pass
+
+        strangers()
+        before = held(listening)
+        for _ in range(3):
+            strangers()
+        after = held(listening)
+        assert after[:2] == before[:2]
+        assert after[2] < before[2] + MEMORY
+        assert not listening._sessions
+    assert any("generator-1 was not expected" in line for line in said)
+
+
+def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):
+    monkeypatch.setattr(listener_lib, "MAX_NEWCOMERS", 50)
+    with listen(None, []) as listening:
+        strangers = Strangers(listening.address, "silent", False, SAME)
+        strangers.come(200)
+        coming = pool.submit(
+            bridge.connect,
+            listening.address,
+            hello("generator:0"),
+            peer="discriminator",
+            connect_timeout=5.0,
+            tls=None,
+            **SETTINGS,
+        )
+        listening.accept(5.0).abort("done")
+        coming.result(5.0).abort("done")
+        assert len(listening._newcomers) <= 50
+        strangers.go()
+
+
+def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with listen(None, []) as listening:
+        strangers = Strangers(listening.address, "silent", False, SAME)
+        strangers.come(20)
+        while len(listening._newcomers) < 20:
+            time.sleep(0.01)
+        coming = [socket.socket() for _ in range(6)]
+        used = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+        try:
+            for sock in coming:
+                sock.connect(listening.address)
+            for sock in coming:
+                sock.sendall(opening(os.urandom(16)))
+                assert sock.recv(4) == frames.MAGIC
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for sock in coming:
+            sock.close()
+        strangers.go()

@@ -1,0 +1,85 @@
+import pytest
+
+from nebula_jax.communication import newcomers
+
+
+class Socket:
+    def fileno(self):
+        return 7
+
+
+def come(room, host, count=1, **fields):
+    new = [newcomers.Newcomer(Socket(), host, 9.0, **fields) for _ in range(count)]
+    for each in new:
+        room.add(each)
+    return new
+
+
+def test_who_has_most_loses_its_oldest():
+    room = newcomers.Newcomers(10)
+    few, many = come(room, "10.0.0.1", 2), come(room, "10.0.0.2", 3)
+    assert room.to_go(()) is many[0]
+    room.remove(many[0])
+    room.remove(many[1])
+    assert room.to_go(()) is few[0]
+
+
+def test_an_empty_room_has_nobody_to_go():
+    assert newcomers.Newcomers(10).to_go(()) is None
+
+
+def test_it_is_full_at_its_bound():
+    room = newcomers.Newcomers(3)
+    first, *_ = come(room, "10.0.0.1", 3)
+    assert room.is_full
+    assert room.oldest is first
+    room.remove(first)
+    assert not room.is_full
+    assert first not in room
+
+
+def test_a_known_peers_address_keeps_its_places_in_a_flood_of_addresses():
+    room = newcomers.Newcomers(100)
+    come(room, "10.0.0.1", newcomers.KEPT)
+    strangers = [come(room, f"10.0.1.{index}")[0] for index in range(5)]
+    for stranger in strangers:
+        assert room.to_go({"10.0.0.1"}) is stranger
+        room.remove(stranger)
+    come(room, "10.0.1.9")
+    come(room, "10.0.0.1")
+    assert room.to_go({"10.0.0.1"}).host == "10.0.0.1"  # beyond what is kept
+
+
+def test_who_has_shown_a_certificate_goes_last():
+    room = newcomers.Newcomers(10)
+    verified = come(room, "10.0.0.1", 2, is_verified=True)
+    stranger, _ = come(room, "10.0.0.1", 2)
+    assert room.to_go(()) is stranger
+    room.remove(stranger)
+    room.remove(room.to_go(()))
+    assert room.to_go(()) is verified[0]
+
+
+def test_turns_go_to_the_verified_the_known_the_rare_and_the_newest():
+    room = newcomers.Newcomers(100)
+    flood = come(room, "10.0.0.9", 3)
+    known = come(room, "10.0.0.1", 4)
+    rare = come(room, "10.0.0.2", 1)
+    verified = come(room, "10.0.0.9", 1, is_verified=True)
+    turns = room.in_turn([*flood, *known, *rare, *verified], {"10.0.0.1"})
+    assert turns == [*verified, *reversed(known), *rare, *reversed(flood)]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_one"),
+    [
+        (["2001:db8::1", "2001:db8::ffff:1"], True),
+        (["2001:db8::1", "2001:db8:0:1::1"], False),
+        (["::ffff:10.0.0.1", "10.0.0.1"], True),
+        (["::ffff:10.0.0.1", "::ffff:10.0.0.2"], False),
+        (["fe80::1%eth0", "fe80::2%eth0"], True),
+        (["10.0.0.1", "10.0.0.2"], False),
+    ],
+)
+def test_an_owner_of_many_addresses_is_one(hosts, is_one):
+    assert (len({newcomers.group(host) for host in hosts}) == 1) == is_one
