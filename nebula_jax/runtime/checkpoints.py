@@ -54,7 +54,8 @@ class Checkpoints:
         self._settings = dict(settings)
         self._fingerprints = dict(fingerprints or {})
         self._work = work or activity.Work()
-        self._every, self._keep = every, to_keep(window, every)
+        self._every, self._window = every, window
+        self._keep = to_keep(window, every)
         self._start = 0
         self._saved = checkpoint_files.Folder(
             _folder(workdir, cluster),
@@ -84,7 +85,19 @@ class Checkpoints:
           step: one of `steps`, or 0 for a fresh state without a position. Later
             checkpoints are set aside: they come again.
           fresh: the state at step 0 and where its arrays go.
+
+        Raises:
+          checkpoint.CheckpointError: if the step is not saved here, or is 0 though this
+            cluster is so far that its checkpoints must not be given up.
         """
+        if step == 0:
+            steps = {self._cluster: self.steps, "another cluster": ()}
+            newest_of_all(steps, self._every, self._window)
+        elif step not in self.steps:
+            have = ", ".join(map(str, self.steps)) or "none"
+            raise checkpoint.CheckpointError(
+                f"the run is to go on after step {step}; {self._cluster} has {have}"
+            )
         self._saved.go_on_from(step)
         self._start = step
         if step == 0:

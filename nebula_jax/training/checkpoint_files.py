@@ -332,5 +332,6 @@ def _none_usable(path: pathlib.Path, damaged: Mapping[int, str]) -> str:
     listed = "; ".join(f"step {step}: {damage}" for step, damage in damaged.items())
     return (
         f"{path} holds checkpoints, but none that can be used ({listed}); put the"
-        " missing files back, or name another --workdir to begin anew"
+        " files back, or, to begin anew, move this folder away or name another"
+        " --workdir"
     )

@@ -6,7 +6,7 @@ import pytest
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import checkpoints
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, checkpoint_manifest
 
 
 def test_a_run_goes_on_from_the_newest_step_that_all_have():
@@ -135,7 +135,7 @@ def test_due_steps_and_the_last_are_saved_once(tmp_path, last, want):
     assert opened(tmp_path, every=3).newest == max(want, default=0)
 
 
-def test_a_run_that_goes_on_drops_later_checkpoints(tmp_path):
+def test_a_run_that_goes_on_sets_later_checkpoints_aside(tmp_path):
     mesh = mesh_lib.make_mesh(jax.devices()[:1], 1)
     plan = mesh_lib.sharded_init_from_arrays(mesh, lambda: {"a": jnp.zeros(3)})
     saved = opened(tmp_path, every=1)
@@ -144,5 +144,91 @@ def test_a_run_that_goes_on_drops_later_checkpoints(tmp_path):
     state, _ = saved.restore(2, plan)
     assert float(state["a"][0]) == 2
     assert saved.steps == opened(tmp_path).steps == [1, 2]
+    assert (tmp_path / "source" / "checkpoints" / "00000003.later").is_dir()
     saved.at_end(2, state)  # no step was taken: there is nothing to save
     assert saved.steps == [1, 2]
+
+
+def plan_of(value):
+    mesh = mesh_lib.make_mesh(jax.devices()[:1], 1)
+    return mesh_lib.sharded_init_from_arrays(mesh, lambda: {"a": jnp.full(3, value)})
+
+
+def files_of(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("damage", ["missing", "{}", "null", "[]", "3", "half"])
+def test_a_run_whose_manifests_are_gone_or_damaged_does_not_begin_anew(
+    tmp_path, damage
+):
+    saved = opened(tmp_path, every=1)
+    for step in (1, 2):
+        saved.save(step, {"a": jnp.ones(3)})
+    for path in tmp_path.rglob("manifest.json"):
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_text(path.read_text()[:-9] if damage == "half" else damage)
+    before = files_of(tmp_path)
+    words = "step 1: manifest.json .*; step 2: manifest.json .*--workdir"
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        checkpoints.check_same_run(tmp_path, "source", SETTINGS)
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        opened(tmp_path)
+    assert files_of(tmp_path) == before
+
+
+def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(tmp_path):
+    opened(tmp_path).save(1, {"a": jnp.ones(3)})
+    for path in tmp_path.rglob("_METADATA"):
+        path.write_text("")
+    checkpoints.check_same_run(tmp_path, "source", SETTINGS)
+    with pytest.raises(checkpoint.CheckpointError, match="_METADATA differs from what"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("about", [{"a": 1}, {"settings": [], "fingerprints": {}}])
+def test_a_checkpoint_without_settings_is_damaged(tmp_path, about):
+    opened(tmp_path).save(1, {"a": jnp.ones(3)})
+    (folder,) = tmp_path.rglob("00000001")
+    digests = checkpoint_manifest.decode((folder / "manifest.json").read_bytes(), 1)
+    data = checkpoint_manifest.encode(1, about, digests.files)
+    (folder / "manifest.json").write_bytes(data)
+    with pytest.raises(checkpoint.CheckpointError, match="with no settings"):
+        opened(tmp_path)
+
+
+def test_a_checkpoint_of_another_run_among_ones_own_is_not_used(tmp_path, capsys):
+    for workdir, steps in (("ours", (1, 3)), ("other", (2,))):
+        settings = SETTINGS | {"--seed": len(steps)}
+        saved = checkpoints.Checkpoints(tmp_path / workdir, "source", settings, 1)
+        for step in steps:
+            saved.save(step, {"a": jnp.ones(3)})
+    folder = tmp_path / "ours" / "source" / "checkpoints"
+    (tmp_path / "other" / "source" / "checkpoints" / "00000002").rename(
+        folder / "00000002"
+    )
+    saved = checkpoints.Checkpoints(
+        tmp_path / "ours", "source", SETTINGS | {"--seed": 2}, 1
+    )
+    assert saved.steps == [1, 3]
+    assert "damaged (of a run with --seed=1, this one has 2)" in capsys.readouterr().err
+    saved.restore(3, plan_of(1.0))
+    for step in range(4, 9):
+        saved.save(step, {"a": jnp.ones(3)})
+    assert (folder / "00000002.damaged" / "manifest.json").is_file()
+
+
+def test_a_cluster_does_not_give_up_its_checkpoints_because_a_peer_wants_it(tmp_path):
+    saved = opened(tmp_path, every=2)
+    for step in (2, 4, 6):
+        saved.save(step, {"a": jnp.ones(3)})
+    before = files_of(tmp_path)
+    for step, words in (
+        (0, "no step is saved in all clusters .another cluster has none; source has 2"),
+        (5, "the run is to go on after step 5; source has 2, 4, 6"),
+    ):
+        with pytest.raises(checkpoint.CheckpointError, match=words):
+            saved.restore(step, plan_of(1.0))
+    assert files_of(tmp_path) == before
