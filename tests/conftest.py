@@ -50,13 +50,9 @@ def pytest_sessionstart(session):
 
 
 @pytest.fixture(autouse=True)
-def no_key_is_used_twice(request):
-    """Makes it an error, except in tests marked `reuses_keys`.
-
-    A cut model's front gets the same key for all micro-batches and steps, since dropout
-    is drawn per example; so processes that tests start do without the check.
-    """
+def no_key_is_used_twice():
+    """Makes it an error."""
     import jax  # not before the environment is set
 
-    with jax.debug_key_reuse(not request.node.get_closest_marker("reuses_keys")):
+    with jax.debug_key_reuse(True):
         yield

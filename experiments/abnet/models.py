@@ -5,7 +5,7 @@ D width of a pretrained model.
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +57,13 @@ class Half(NamedTuple):
     def params(self, state: train_state.TrainState) -> Any:
         """Returns all parameters of this side."""
         return partition.merge(state.params, self.frozen)
+
+    def with_key(
+        self, micro_batches: Iterable[Any], state: train_state.TrainState
+    ) -> Iterator[tuple[Any, jax.Array]]:
+        """Yields each micro-batch of a step with the step's key."""
+        rng = self.rng(state)
+        return ((batch, rng) for batch in micro_batches)
 
 
 def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
@@ -113,7 +120,7 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     key = jax.random.fold_in(jax.random.key(agreed.seed), DROPOUT_RNG)
     is_trained = is_trained_source(run.local)
     front = cut.front(
-        functools.partial(abnet_training.front, task),
+        functools.partial(abnet_training.front_half, task),
         codecs.from_string(agreed.forward_codec).codec,
         codecs.from_string(agreed.backward_codec).codec,
         is_trained=is_trained,
@@ -145,7 +152,7 @@ def target_half(
     task = make_task(agreed, translator, target=plm.tokenizer.special)
     mesh = _mesh(run)
     back = cut.back(
-        functools.partial(abnet_training.back, task),
+        functools.partial(abnet_training.back_half, task),
         codecs.from_string(agreed.forward_codec).codec,
         codecs.from_string(agreed.backward_codec).codec,
         is_trained=is_trained,

@@ -142,11 +142,9 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     steps = range(1, both.order.steps_per_epoch + 1)
     step = max(steps, key=lambda step: both.order.batch(step - 1).bucket)
     _, source_batches, target_batches = both.batch(plain.agreed, step)
-    pairs = list(zip(source_batches, target_batches, strict=True))
     states = [source.fresh.init(), target.fresh.init()]
-    spec = source.program.spec(
-        source.params(states[0]), pairs[0][0], source.rng(states[0])
-    )
+    pairs = list(both.pairs(source_batches, target_batches, states))
+    spec = source.program.spec(source.params(states[0]), pairs[0][0], None)
     codecs = source.program.init_codecs(spec), target.program.init_codecs(spec)
     source_end, target_end = loopback.ends()
     plain = codec_lib.identity()
@@ -164,7 +162,7 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
             pairs,
-            (source.rng(states[0]), target.rng(states[1])),
+            (None, None),
             step,
             *channels,
             codecs,

@@ -65,7 +65,8 @@ def train(run: config.Run) -> int:
                 agreed, half.mesh, text, order, target_lengths, step
             )
             grads, codecs[bucket], length_loss = pipeline.front_step(
-                *(half.program, half.params(state), micro_batches, half.rng(state)),
+                *(half.program, half.params(state)),
+                *(half.with_key(micro_batches, state), None),
                 *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
                 grads=cut.zero_grads(state.params),
                 ahead=local.max_in_flight,

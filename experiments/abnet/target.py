@@ -88,7 +88,8 @@ def train(run: config.Run) -> int:
                 agreed, half.mesh, text, order, step
             )
             grads, codecs[bucket], metrics = pipeline.back_step(
-                *(half.program, half.params(state), micro_batches, half.rng(state)),
+                *(half.program, half.params(state)),
+                *(half.with_key(micro_batches, state), None),
                 *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
                 grads=cut.zero_grads(state.params),
             )

@@ -7,7 +7,7 @@ halves run here over a loopback: what the codecs do to training, without a line.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -59,6 +59,17 @@ class Both(NamedTuple):
             agreed, target.mesh, target_text, self.order, step
         )
         return bucket, source_batches, target_batches
+
+    def pairs(
+        self, source_batches: Any, target_batches: Any, states: States
+    ) -> Iterator[tuple[Any, Any]]:
+        """Pairs the sides' micro-batches, each with its key."""
+        source, target = self.halves
+        return zip(
+            source.with_key(source_batches, states[0]),
+            target.with_key(target_batches, states[1]),
+            strict=True,
+        )
 
 
 def load(run: config.Run, folders: Folders) -> Both:
@@ -224,8 +235,8 @@ def in_process(
         grads, new_codecs, _, metrics = pipeline.in_process_step(
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
-            zip(source_batches, target_batches, strict=True),
-            (source.rng(states[0]), target.rng(states[1])),
+            both.pairs(source_batches, target_batches, states),
+            (None, None),
             step,
             (source_ends.hidden[bucket], target_ends.hidden[bucket]),
             (target_ends.gradient[bucket], source_ends.gradient[bucket]),

@@ -130,6 +130,46 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
     return _with_tail(first, codec_lib.chain(*later)) if later else first
 
 
+def staged_encoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
+    """Splits encoding in two: inside another program, and after it, on the host.
+
+    Returns:
+      (arrays, state) -> (arrays or payload, state), to be jitted with the program; and
+      (that, state, step) -> (Selected, state).
+    """
+    if isinstance(codec, codec_lib.Codec):
+        return codec.encode, lambda payload, state, step: (Selected(payload), state)
+    encoders = [jax.jit(each.encode, donate_argnums=1) for each in codec.codecs]
+
+    def encode_after(
+        arrays: codec_lib.Arrays, state: codec_lib.State, step: int
+    ) -> tuple[Selected, codec_lib.State]:
+        option = codec.choose(arrays, state, step)
+        payload, state = encoders[option](arrays, state)
+        return Selected(payload, option), state
+
+    return codec_lib.identity().encode, encode_after
+
+
+def staged_decoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
+    """Splits decoding in two: before another program, on the host, and inside it.
+
+    Returns:
+      (Selected, state) -> (payload or arrays, state); and (that, state) -> (arrays,
+      state), to be jitted with the program.
+    """
+    if isinstance(codec, codec_lib.Codec):
+        return lambda selected, state: (selected.payload, state), codec.decode
+    decoders = [jax.jit(each.decode, donate_argnums=1) for each in codec.codecs]
+
+    def decode_before(
+        selected: Selected, state: codec_lib.State
+    ) -> tuple[codec_lib.Arrays, codec_lib.State]:
+        return decoders[selected.option](selected.payload, state)
+
+    return decode_before, codec_lib.identity().decode
+
+
 def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:
     def init(spec: codec_lib.Spec) -> codec_lib.State:
         state = head.init(spec)

@@ -5,8 +5,9 @@ gradient; the back answers each as it comes. So both clusters and both direction
 line are busy together. Parameters change once a batch: the gradients are those of the
 whole batch, added in the micro-batches' order, however they overlapped.
 
-Every function takes the states of the codecs and returns them, as the gradients so far:
-what was given cannot be used again.
+Every function takes the states of the half and returns them, as the gradients so far:
+what was given cannot be used again. They go from one micro-batch to the next: those of
+the codecs, and with `has_aux` the auxiliary state, such as a BatchNorm's statistics.
 
 B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float32.
 """
@@ -16,44 +17,64 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 import jax
+import numpy as np
 
 from nebula_jax.communication import channels
-from nebula_jax.training import cut
+from nebula_jax.training import cut, residuals
 
 Metrics = dict[str, jax.Array]
 Tag = tuple[int, int]
 """Optimization step, counted from 1, and micro-batch, counted from 0."""
 
 
+def micro_batch_key(rng: cut.Rng, step: int, number: int) -> cut.Rng:
+    """Derives the key of a micro-batch: the same one however the run went before.
+
+    Args:
+      rng: the run's key, or None.
+      step: counted from 1.
+      number: of the micro-batch, counted from 0.
+    """
+    if rng is None:
+        return None
+    return _fold(rng, jax.device_put(np.array([step, number], np.uint32)))
+
+
+@jax.jit
+def _fold(rng: jax.Array, tag: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(rng, tag[0]), tag[1])
+
+
 def front_step(
     half: cut.Front,
     params: cut.Params,
     micro_batches: Iterable[cut.Batch],
-    rng: jax.Array,
+    rng: cut.Rng,
     step: int,
     hidden: channels.Sender,
     gradient: channels.Receiver,
-    states: cut.CodecStates,
+    states: cut.States,
     *,
     ahead: int,
     grads: cut.Params | None = None,
-) -> tuple[cut.Params, cut.CodecStates, jax.Array]:
+) -> tuple[cut.Params, cut.States, jax.Array]:
     """Takes one batch through the front half, each backward pass once it is possible.
 
     Args:
       half: of the model.
       params: all of its parameters.
       micro_batches: of this batch, in order; each is requested when it is due.
-      rng: key of the step; all micro-batches get the same.
+      rng: the run's key: the half gets `micro_batch_key` of it; None if it draws
+        nothing, or with keys in its batches.
       step: counted from 1; tag of the tensors, and an argument of a Selector's choice.
       hidden: channel of h.
       gradient: channel of the gradient in h.
-      states: of the codecs of these two channels; used up.
+      states: of the half, with the codecs of these two channels; used up.
       ahead: micro-batches that may be under way, at least 1: each keeps its residuals.
       grads: to add to, and used up; zeros if not given.
 
     Returns:
-      The batch's gradient, the codecs' states, and the sum of the half's own losses,
+      The batch's gradient, the half's states, and the sum of its own losses,
       [] float32.
 
     Raises:
@@ -64,25 +85,24 @@ def front_step(
         raise ValueError(f"ahead must be at least 1, not {ahead}")
     if grads is None:
         grads = half.zero_grads(params)
-    waiting: collections.deque[tuple[int, cut.Batch, cut.Residuals]]
+    waiting: collections.deque[tuple[int, cut.Batch, cut.Rng, residuals.Residuals]]
     waiting = collections.deque()
     losses = []
 
-    def finish(
-        states: cut.CodecStates, grads: cut.Params
-    ) -> tuple[cut.Params, cut.CodecStates]:
-        number, batch, residuals = waiting.popleft()
+    def finish(states: cut.States, grads: cut.Params) -> tuple[cut.Params, cut.States]:
+        number, batch, key, kept = waiting.popleft()
         selected = gradient.recv_payload(step, number)
-        return half.backward(params, batch, rng, residuals, selected, states, grads)
+        return half.backward(params, batch, key, kept, selected, states, grads)
 
     for number, batch in enumerate(micro_batches):
         while len(waiting) >= ahead or (waiting and gradient.has_arrived):
             grads, states = finish(states, grads)
-        residuals, loss, states = _send_hidden(
-            half, params, batch, rng, (step, number), hidden, states
+        key = micro_batch_key(rng, step, number)
+        kept, loss, states = _send_hidden(
+            half, params, batch, key, (step, number), hidden, states
         )
-        waiting.append((number, batch, residuals))
-        del residuals  # so that they are freed once used: finish has the last of them
+        waiting.append((number, batch, key, kept))
+        del kept  # so that they are freed once used: finish has the last of them
         losses.append(loss)
     while waiting:
         grads, states = finish(states, grads)
@@ -93,14 +113,14 @@ def back_step(
     half: cut.Back,
     params: cut.Params,
     micro_batches: Iterable[cut.Batch],
-    rng: jax.Array,
+    rng: cut.Rng,
     step: int,
     hidden: channels.Receiver,
     gradient: channels.Sender,
-    states: cut.CodecStates,
+    states: cut.States,
     *,
     grads: cut.Params | None = None,
-) -> tuple[cut.Params, cut.CodecStates, Metrics]:
+) -> tuple[cut.Params, cut.States, Metrics]:
     """Takes one batch through the back half, micro-batch by micro-batch as they come.
 
     Args:
@@ -110,8 +130,8 @@ def back_step(
       gradient: channel of the gradient in h.
 
     Returns:
-      The batch's gradient, the codecs' states, and the sum of the micro-batches'
-      metrics.
+      The batch's gradient, the half's states, and the sum of the micro-batches'
+      metrics, the loss among them.
 
     Raises:
       session.RemoteProtocolError: if another tensor comes than the one due.
@@ -120,8 +140,9 @@ def back_step(
         grads = half.zero_grads(params)
     metrics = []
     for number, batch in enumerate(micro_batches):
+        key = micro_batch_key(rng, step, number)
         grads, states, measured = _answer(
-            *(half, params, batch, rng, (step, number)),
+            *(half, params, batch, key, (step, number)),
             *(hidden, gradient, states, grads),
         )
         metrics.append(measured)
@@ -132,16 +153,16 @@ def in_process_step(
     halves: tuple[cut.Front, cut.Back],
     params: tuple[cut.Params, cut.Params],
     micro_batches: Iterable[tuple[cut.Batch, cut.Batch]],
-    rngs: tuple[jax.Array, jax.Array],
+    rngs: tuple[cut.Rng, cut.Rng],
     step: int,
     hidden: tuple[channels.Sender, channels.Receiver],
     gradient: tuple[channels.Sender, channels.Receiver],
-    states: tuple[cut.CodecStates, cut.CodecStates],
+    states: tuple[cut.States, cut.States],
     *,
     grads: tuple[cut.Params, cut.Params] | None = None,
 ) -> tuple[
     tuple[cut.Params, cut.Params],
-    tuple[cut.CodecStates, cut.CodecStates],
+    tuple[cut.States, cut.States],
     jax.Array,
     Metrics,
 ]:
@@ -153,8 +174,7 @@ def in_process_step(
       hidden, gradient: both ends of each channel, of one `loopback.Loopback`.
 
     Returns:
-      The gradients and the codecs' states of both, the front's own loss, the back's
-      metrics.
+      The gradients and the states of both, the front's own loss, the back's metrics.
     """
     front, back = halves
     if grads is None:
@@ -163,17 +183,18 @@ def in_process_step(
     front_states, back_states = states
     losses, metrics = [], []
     for number, (front_batch, back_batch) in enumerate(micro_batches):
-        residuals, loss, front_states = _send_hidden(
-            *(front, params[0], front_batch, rngs[0], (step, number)),
+        keys = [micro_batch_key(rng, step, number) for rng in rngs]
+        kept, loss, front_states = _send_hidden(
+            *(front, params[0], front_batch, keys[0], (step, number)),
             *(hidden[0], front_states),
         )
         back_grads, back_states, measured = _answer(
-            *(back, params[1], back_batch, rngs[1], (step, number)),
+            *(back, params[1], back_batch, keys[1], (step, number)),
             *(hidden[1], gradient[0], back_states, back_grads),
         )
         selected = gradient[1].recv_payload(step, number)
         front_grads, front_states = front.backward(
-            *(params[0], front_batch, rngs[0], residuals),
+            *(params[0], front_batch, keys[0], kept),
             *(selected, front_states, front_grads),
         )
         losses.append(loss)
@@ -186,28 +207,28 @@ def _send_hidden(
     half: cut.Front,
     params: cut.Params,
     batch: cut.Batch,
-    rng: jax.Array,
+    rng: cut.Rng,
     tag: Tag,
     hidden: channels.Sender,
-    states: cut.CodecStates,
-) -> tuple[cut.Residuals, jax.Array, cut.CodecStates]:
+    states: cut.States,
+) -> tuple[residuals.Residuals, jax.Array, cut.States]:
     step, number = tag
-    selected, residuals, loss, states = half.forward(params, batch, rng, states, step)
+    selected, kept, loss, states = half.forward(params, batch, rng, states, step)
     hidden.send_payload(step, selected, number)
-    return residuals, loss, states
+    return kept, loss, states
 
 
 def _answer(
     half: cut.Back,
     params: cut.Params,
     batch: cut.Batch,
-    rng: jax.Array,
+    rng: cut.Rng,
     tag: Tag,
     hidden: channels.Receiver,
     gradient: channels.Sender,
-    states: cut.CodecStates,
+    states: cut.States,
     grads: cut.Params,
-) -> tuple[cut.Params, cut.CodecStates, Metrics]:
+) -> tuple[cut.Params, cut.States, Metrics]:
     step, number = tag
     received = hidden.recv_payload(step, number)
     reply, grads, metrics, states = half.step(

@@ -2,6 +2,8 @@
 
 An instance of `cut`: the front is PLM-S with its adapters and the length head, the back
 PLM-T with its own and the loss. The parameters of each are those of `models.abnet`.
+Both draw per example, so a key is the same for all micro-batches: it comes in the batch
+of a half, whose own key is another one in each of them.
 
 B batch (or micro-batch), L source length, Q target length, P slots for predictions.
 """
@@ -143,6 +145,24 @@ def back(
             hidden["index"] != batch.example_ids, dtype=jnp.float32
         ),
     }
+
+
+def front_half(
+    task: Task, params: Any, batch: tuple[SourceBatch, jax.Array], rng: None
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Computes `front` of a micro-batch with its key, as `cut.front` calls it."""
+    return front(task, params, *batch)
+
+
+def back_half(
+    task: Task,
+    params: Any,
+    hidden: dict[str, jax.Array],
+    batch: tuple[TargetBatch, jax.Array],
+    rng: None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Computes `back` of a micro-batch with its key, as `cut.back` calls it."""
+    return back(task, params, hidden, *batch)
 
 
 def make_targets(

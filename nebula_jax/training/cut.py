@@ -23,6 +23,18 @@ such as `pack_tokens` and `delta` read them.
 
 Gradients of micro-batches are added. For them to make the batch's gradient, a loss is
 to be divided by the batch's weight, not by the micro-batch's.
+
+`has_aux=True` is for what a half updates without a gradient, such as the statistics of
+a BatchNorm: `fn` gets it after the parameters, and returns (what it returns otherwise,
+the new one). Whoever trains holds it beside the codecs' states, in WithAux:
+
+    def front(params, stats, images, rng):
+        variables = {"params": params, "batch_stats": stats}
+        hidden, new = Stem().apply(variables, images, mutable=["batch_stats"])
+        return hidden, new["batch_stats"]
+
+    front_half = cut.front(front, forward_codec, backward_codec, has_aux=True)
+    states = cut.WithAux(front_half.init_codecs(spec), stats)
 """
 
 import functools
@@ -31,15 +43,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
-from nebula_jax.training import partition
+from nebula_jax.training import partition, residuals
 
 Params = partition.Params
 Batch = Any  # pytree of arrays
+Rng = jax.Array | None  # a key; None if nothing is drawn with it
 
 
 class CodecStates(NamedTuple):
@@ -53,20 +65,19 @@ class CodecStates(NamedTuple):
     received: codec_lib.State
 
 
-@struct.dataclass
-class Residuals:
-    """The arrays that the front's backward pass needs of its forward pass.
+class WithAux(NamedTuple):
+    """The states of a half made with `has_aux`.
 
-    kept: arrays of the forward pass. A weight is among them only if what the model
-      multiplies by is not the weight itself, but a cast of it, such as to bfloat16.
-    given: places of residuals that are arguments of the forward pass as they are (most
-      of them weights): they are given again instead of being copied. Static.
-    structure: of the pullback that all of them make up. Static.
+    codecs: the states of its codecs.
+    aux: the auxiliary state, a pytree of arrays; each micro-batch gets what the one
+      before it returned.
     """
 
-    kept: list[jax.Array]
-    given: tuple[tuple[int, int], ...] = struct.field(pytree_node=False)
-    structure: Any = struct.field(pytree_node=False)
+    codecs: CodecStates
+    aux: Any
+
+
+States = CodecStates | WithAux
 
 
 class Front(NamedTuple):
@@ -75,26 +86,27 @@ class Front(NamedTuple):
     Gradients so far and codec states are changed in place: what was given cannot be
     used again.
 
-    forward: (params, batch, rng, CodecStates, step) -> (Selected payload of h,
-      Residuals, the half's own loss, [] float32, 0 if it has none, CodecStates). The
-      optimization step is for a Selector to choose by.
+    forward: (params, batch, rng, States, step) -> (Selected payload of h, Residuals,
+      the half's own loss, [] float32, 0 if it has none, States). The optimization step
+      is for a Selector to choose by.
     backward: (params, batch, rng, Residuals, Selected payload of the gradient in h,
-      CodecStates, gradients so far) -> (gradients with this micro-batch's added,
-      CodecStates). The first three as `forward` got them.
-    spec: (params, batch, rng) -> the ShapeDtypeStructs of h, for channels.
+      States, gradients so far) -> (gradients with this micro-batch's added, States).
+      The first three as `forward` got them.
+    spec: (params, batch, rng, aux if it has any) -> the ShapeDtypeStructs of h, for
+      channels.
     init_codecs: (spec of h) -> CodecStates before the first step.
     zero_grads: (params) -> zeros for the first micro-batch to add to.
     """
 
     forward: Callable[
-        [Params, Batch, jax.Array, CodecStates, int],
-        tuple[selector.Selected, Residuals, jax.Array, CodecStates],
+        [Params, Batch, Rng, States, int],
+        tuple[selector.Selected, residuals.Residuals, jax.Array, States],
     ]
     backward: Callable[
-        [Params, Batch, jax.Array, Residuals, selector.Selected, CodecStates, Params],
-        tuple[Params, CodecStates],
+        [Params, Batch, Rng, residuals.Residuals, selector.Selected, States, Params],
+        tuple[Params, States],
     ]
-    spec: Callable[[Params, Batch, jax.Array], codec_lib.Spec]
+    spec: Callable[..., codec_lib.Spec]
     init_codecs: Callable[[codec_lib.Spec], CodecStates]
     zero_grads: Callable[[Params], Params]
 
@@ -102,103 +114,116 @@ class Front(NamedTuple):
 class Back(NamedTuple):
     """The back half; gradients so far and codec states as in Front.
 
-    step: (params, batch, rng, Selected payload of h, CodecStates, gradients so far,
-      step) -> (Selected payload of the gradient in h, gradients with this
-      micro-batch's added, metrics, CodecStates).
+    step: (params, batch, rng, Selected payload of h, States, gradients so far, step) ->
+      (Selected payload of the gradient in h, gradients with this micro-batch's added,
+      metrics with the loss among them, States).
     init_codecs: as in Front.
     zero_grads: as in Front.
     """
 
     step: Callable[
-        [Params, Batch, jax.Array, selector.Selected, CodecStates, Params, int],
-        tuple[selector.Selected, Params, Any, CodecStates],
+        [Params, Batch, Rng, selector.Selected, States, Params, int],
+        tuple[selector.Selected, Params, Any, States],
     ]
     init_codecs: Callable[[codec_lib.Spec], CodecStates]
     zero_grads: Callable[[Params], Params]
 
 
 def front(
-    fn: Callable[[Params, Batch, jax.Array], Any],
+    fn: Callable[..., Any],
     send: selector.CodecOrSelector,
     receive: selector.CodecOrSelector,
     *,
     is_trained: partition.IsTrained = partition.train_all,
     has_loss: bool = False,
+    has_aux: bool = False,
 ) -> Front:
     """Makes the front half of a model.
 
     Args:
       fn: (params, batch, rng) -> h; with `has_loss`, -> (h, a loss of its own), which
-        is added to the back's.
+        is added to the back's. With `has_aux`, (params, aux, batch, rng) -> (what it
+        returns otherwise, the new aux).
       send: codec of h.
       receive: codec of the gradient in h.
       is_trained: True for the paths of parameters that get a gradient.
-      has_loss: see `fn`.
+      has_loss, has_aux: see `fn`.
 
     Returns:
       Front.
+
+    Raises:
+      TypeError: at its first use, if `fn` does not return that.
     """
+    run_fn = _with_aux(fn, has_aux)
 
     def run(
-        trained: Params, frozen: Params, batch: Batch, rng: jax.Array
-    ) -> tuple[tuple[list[jax.Array], jax.Array], codec_lib.Arrays]:
-        out = fn(partition.merge(trained, frozen), batch, rng)
+        trained: Params, frozen: Params, aux: Any, batch: Batch, rng: Rng
+    ) -> tuple[tuple[list[jax.Array], jax.Array], tuple[codec_lib.Arrays, Any]]:
+        out, aux = run_fn(partition.merge(trained, frozen), aux, batch, rng)
         hidden, loss = out if has_loss else (out, 0.0)
-        return (leaves.floats(hidden), jnp.asarray(loss, jnp.float32)), hidden
+        return (_activations(hidden), jnp.asarray(loss, jnp.float32)), (hidden, aux)
 
-    encode, encode_after = _encoder(send)
-    decode_before, decode = _decoder(receive)
+    encode, encode_after = selector.staged_encoder(send)
+    decode_before, decode = selector.staged_decoder(receive)
 
     @functools.partial(jax.jit, donate_argnums=3)
     def run_forward(
-        params: Params, batch: Batch, rng: jax.Array, state: codec_lib.State
-    ) -> tuple[codec_lib.Payload, Residuals, jax.Array, codec_lib.State]:
+        params: Params, batch: Batch, rng: Rng, state: codec_lib.State, aux: Any
+    ) -> tuple[codec_lib.Payload, residuals.Residuals, jax.Array, codec_lib.State, Any]:
         trained, frozen = partition.split(params, is_trained)
-        (_, loss), pullback, hidden = jax.vjp(
-            lambda trained: run(trained, frozen, batch, rng), trained, has_aux=True
+        (_, loss), pullback, (hidden, aux) = jax.vjp(
+            lambda trained: run(trained, frozen, aux, batch, rng), trained, has_aux=True
         )
         payload, state = encode(hidden, state)
-        return payload, _residuals(pullback, (params, batch, rng)), loss, state
+        return payload, residuals.of(pullback, (params, batch, rng)), loss, state, aux
 
     @functools.partial(jax.jit, donate_argnums=(5, 6))
     def run_backward(
         params: Params,
         batch: Batch,
-        rng: jax.Array,
-        residuals: Residuals,
+        rng: Rng,
+        kept: residuals.Residuals,
         payload: codec_lib.Payload,
         state: codec_lib.State,
         grads: Params,
     ) -> tuple[Params, codec_lib.State]:
         received, state = decode(payload, state)
-        pullback = _pullback(residuals, (params, batch, rng))
+        pullback = residuals.pullback(kept, (params, batch, rng))
         (new,) = pullback((leaves.floats(received), jnp.ones(())))
         return jax.tree.map(jnp.add, grads, new), state
 
     def forward(
-        params: Params, batch: Batch, rng: jax.Array, states: CodecStates, step: int
-    ) -> tuple[selector.Selected, Residuals, jax.Array, CodecStates]:
-        payload, residuals, loss, sent = run_forward(params, batch, rng, states.sent)
+        params: Params, batch: Batch, rng: Rng, states: States, step: int
+    ) -> tuple[selector.Selected, residuals.Residuals, jax.Array, States]:
+        codecs, aux = _apart(states, has_aux)
+        payload, kept, loss, sent, aux = run_forward(
+            params, batch, rng, codecs.sent, aux
+        )
         selected, sent = encode_after(payload, sent, step)
-        return selected, residuals, loss, states._replace(sent=sent)
+        codecs = codecs._replace(sent=sent)
+        return selected, kept, loss, _together(codecs, aux, has_aux)
 
     def backward(
         params: Params,
         batch: Batch,
-        rng: jax.Array,
-        residuals: Residuals,
+        rng: Rng,
+        kept: residuals.Residuals,
         selected: selector.Selected,
-        states: CodecStates,
+        states: States,
         grads: Params,
-    ) -> tuple[Params, CodecStates]:
-        payload, received = decode_before(selected, states.received)
+    ) -> tuple[Params, States]:
+        codecs, aux = _apart(states, has_aux)
+        payload, received = decode_before(selected, codecs.received)
         grads, received = run_backward(
-            params, batch, rng, residuals, payload, received, grads
+            params, batch, rng, kept, payload, received, grads
         )
-        return grads, states._replace(received=received)
+        return grads, _together(codecs._replace(received=received), aux, has_aux)
 
-    def spec(params: Params, batch: Batch, rng: jax.Array) -> codec_lib.Spec:
-        return jax.eval_shape(run, *partition.split(params, is_trained), batch, rng)[1]
+    def spec(params: Params, batch: Batch, rng: Rng, aux: Any = None) -> codec_lib.Spec:
+        parts = partition.split(params, is_trained)
+        _, (hidden, _) = jax.eval_shape(run, *parts, aux, batch, rng)
+        return hidden
 
     return Front(
         forward,
@@ -210,78 +235,143 @@ def front(
 
 
 def back(
-    fn: Callable[[Params, Any, Batch, jax.Array], Any],
+    fn: Callable[..., Any],
     receive: selector.CodecOrSelector,
     send: selector.CodecOrSelector,
     *,
     is_trained: partition.IsTrained = partition.train_all,
     sharding: Any = None,
+    has_aux: bool = False,
 ) -> Back:
     """Makes the back half of a model.
 
     Args:
       fn: (params, h, batch, rng) -> the loss, a scalar, or (loss, dict of metrics).
+        With `has_aux`, (params, aux, h, batch, rng) -> (what it returns otherwise, the
+        new aux).
       receive: codec of h.
       send: codec of the gradient in h.
       is_trained: True for the paths of parameters that get a gradient.
       sharding: where the activations of h go within this cluster; None leaves it to
         the compiler.
+      has_aux: see `fn`.
 
     Returns:
       Back.
-    """
 
-    decode_before, decode = _decoder(receive)
-    encode, encode_after = _encoder(send)
+    Raises:
+      TypeError: at its first use, if `fn` does not return that.
+    """
+    run_fn = _with_aux(fn, has_aux)
+    decode_before, decode = selector.staged_decoder(receive)
+    encode, encode_after = selector.staged_encoder(send)
 
     @functools.partial(jax.jit, donate_argnums=(4, 5, 6))
     def run_step(
         params: Params,
         batch: Batch,
-        rng: jax.Array,
+        rng: Rng,
         payload: codec_lib.Payload,
         received_state: codec_lib.State,
         sent_state: codec_lib.State,
         grads: Params,
-    ) -> tuple[codec_lib.Payload, codec_lib.State, Params, Any, codec_lib.State]:
+        aux: Any,
+    ) -> tuple[codec_lib.Payload, codec_lib.State, Params, Any, codec_lib.State, Any]:
         trained, frozen = partition.split(params, is_trained)
         received, received_state = decode(payload, received_state)
-        activations = leaves.floats(received)
+        activations = _activations(received)
         if sharding is not None:
             activations = jax.lax.with_sharding_constraint(activations, sharding)
 
         def run(trained: Params, activations: list[jax.Array]) -> tuple[jax.Array, Any]:
             hidden = leaves.with_floats(received, activations)
-            out = fn(partition.merge(trained, frozen), hidden, batch, rng)
-            return out if isinstance(out, tuple) else (out, {})
+            params = partition.merge(trained, frozen)
+            out, new_aux = run_fn(params, aux, hidden, batch, rng)
+            loss, metrics = out if isinstance(out, tuple) else (out, {})
+            return loss, ({"loss": loss} | metrics, new_aux)
 
         differentiate = jax.grad(run, (0, 1), has_aux=True)
-        (new, errors), metrics = differentiate(trained, activations)
+        (new, errors), (metrics, new_aux) = differentiate(trained, activations)
         reply, sent_state = encode(leaves.with_floats(received, errors), sent_state)
         grads = jax.tree.map(jnp.add, grads, new)
-        return reply, sent_state, grads, metrics, received_state
+        return reply, sent_state, grads, metrics, received_state, new_aux
 
     def step(
         params: Params,
         batch: Batch,
-        rng: jax.Array,
+        rng: Rng,
         selected: selector.Selected,
-        states: CodecStates,
+        states: States,
         grads: Params,
         number: int,
-    ) -> tuple[selector.Selected, Params, Any, CodecStates]:
-        payload, received = decode_before(selected, states.received)
-        reply, sent, grads, metrics, received = run_step(
-            params, batch, rng, payload, received, states.sent, grads
+    ) -> tuple[selector.Selected, Params, Any, States]:
+        codecs, aux = _apart(states, has_aux)
+        payload, received = decode_before(selected, codecs.received)
+        reply, sent, grads, metrics, received, aux = run_step(
+            params, batch, rng, payload, received, codecs.sent, grads, aux
         )
         selected, sent = encode_after(reply, sent, number)
-        return selected, grads, metrics, CodecStates(sent, received)
+        codecs = CodecStates(sent, received)
+        return selected, grads, metrics, _together(codecs, aux, has_aux)
 
     return Back(
         step,
         functools.partial(_init_codecs, send, receive),
         functools.partial(zero_grads, is_trained=is_trained),
     )
+
+
+def _with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """Returns (params, aux, ...) -> (what fn returns otherwise, aux)."""
+
+    def checked(params: Params, aux: Any, *rest: Any) -> tuple[Any, Any]:
+        # A module of NNX writes to its Variables, which must be of this very trace.
+        params, aux = jax.tree.map(lambda leaf: leaf, (params, aux))
+        if not has_aux:
+            return fn(params, *rest), aux
+        out = fn(params, aux, *rest)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise TypeError(
+                "with has_aux, a half returns (what it returns otherwise, aux), not"
+                f" {_types(out)}"
+            )
+        if _types(out[1]) != _types(aux):
+            raise TypeError(
+                f"auxiliary state goes in as {_types(aux)} and comes out as"
+                f" {_types(out[1])}: the next micro-batch needs what this one got"
+            )
+        return out
+
+    return checked
+
+
+def _activations(hidden: Any) -> list[Any]:
+    """Returns the leaves of h that get a gradient."""
+    activations = leaves.floats(hidden)
+    if not activations:
+        raise TypeError(
+            "h has no floating-point array, so no gradient can come back:"
+            f" {_types(hidden)}"
+        )
+    return activations
+
+
+def _types(tree: Any) -> str:
+    return str(jax.tree.map(lambda leaf: leaf.dtype.name + str(leaf.shape), tree))
+
+
+def _apart(states: States, has_aux: bool) -> tuple[CodecStates, Any]:
+    if has_aux != isinstance(states, WithAux):
+        raise TypeError(
+            "the states of a half made with has_aux are"
+            " cut.WithAux(half.init_codecs(spec), aux); those of one made without are"
+            f" half.init_codecs(spec). This one has has_aux={has_aux}"
+        )
+    return states if isinstance(states, WithAux) else (states, None)
+
+
+def _together(codecs: CodecStates, aux: Any, has_aux: bool) -> States:
+    return WithAux(codecs, aux) if has_aux else codecs
 
 
 def _init_codecs(
@@ -292,58 +382,8 @@ def _init_codecs(
     return CodecStates(send.init(spec), receive.init(spec))
 
 
-def _encoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
-    """Splits encoding in two: inside the half's program, and after it, on the host."""
-    if isinstance(codec, codec_lib.Codec):
-        return codec.encode, lambda payload, state, step: (
-            selector.Selected(payload),
-            state,
-        )
-    encoders = [jax.jit(each.encode, donate_argnums=1) for each in codec.codecs]
-
-    def encode_after(
-        arrays: codec_lib.Arrays, state: codec_lib.State, step: int
-    ) -> tuple[selector.Selected, codec_lib.State]:
-        option = codec.choose(arrays, state, step)
-        payload, state = encoders[option](arrays, state)
-        return selector.Selected(payload, option), state
-
-    return codec_lib.identity().encode, encode_after
-
-
-def _decoder(codec: selector.CodecOrSelector) -> tuple[Callable, Callable]:
-    """Splits decoding in two: before the half's program, and inside it."""
-    if isinstance(codec, codec_lib.Codec):
-        return lambda selected, state: (selected.payload, state), codec.decode
-    decoders = [jax.jit(each.decode, donate_argnums=1) for each in codec.codecs]
-
-    def decode_before(
-        selected: selector.Selected, state: codec_lib.State
-    ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-        return decoders[selected.option](selected.payload, state)
-
-    return decode_before, codec_lib.identity().decode
-
-
 def zero_grads(
     params: Params, is_trained: partition.IsTrained = partition.train_all
 ) -> Params:
     """Makes zeros like the trained parameters, for micro-batches to add to."""
     return jax.tree.map(jnp.zeros_like, partition.split(params, is_trained)[0])
-
-
-def _residuals(pullback: Any, arguments: Any) -> Residuals:
-    values, structure = jax.tree.flatten(pullback)
-    places = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(arguments))}
-    given = [(n, places[id(v)]) for n, v in enumerate(values) if id(v) in places]
-    kept = [value for value in values if id(value) not in places]
-    return Residuals(kept, tuple(given), structure)
-
-
-def _pullback(residuals: Residuals, arguments: Any) -> Callable:
-    again = jax.tree.leaves(arguments)
-    given = {place: again[number] for place, number in residuals.given}
-    kept = iter(residuals.kept)
-    count = len(residuals.given) + len(residuals.kept)
-    values = [given[n] if n in given else next(kept) for n in range(count)]
-    return jax.tree.unflatten(residuals.structure, values)

@@ -38,7 +38,7 @@ class Back(nn.Module):
 def front(params, batch, rng):
     """Computes h, with the mask and the example numbers that codecs read."""
     hidden = Front().apply({"params": params}, batch["x"])
-    keep = jax.random.bernoulli(rng, 0.9, (1, 1, D))  # alike for all micro-batches
+    keep = jax.random.bernoulli(rng, 0.9, (1, 1, D))
     return {"h": hidden * keep, "mask": batch["mask"], "index": batch["index"]}
 
 
@@ -56,11 +56,21 @@ def back(params, hidden, batch, rng):
     return loss, {"loss": loss, "positions": jnp.sum(hidden["mask"])}
 
 
-def whole_loss(params, batch, rngs, front=front):
-    """The composition, uncut, of the whole batch."""
-    out = front(params[0], batch[0], rngs[0])
-    hidden, own = (out, 0.0) if isinstance(out, dict) else out
-    return own + back(params[1], hidden, batch[1], rngs[1])[0]
+def whole_loss(params, micro_batches, keys, front=front):
+    """The composition, uncut: the loss of a whole batch, each of its parts with a key.
+
+    Args:
+      params: of both halves.
+      micro_batches: from `pieces`.
+      keys: from `keys`.
+      front: which one.
+    """
+    total = 0.0
+    for batch, rngs in zip(micro_batches, keys, strict=True):
+        out = front(params[0], batch[0], rngs[0])
+        hidden, own = (out, 0.0) if isinstance(out, dict) else out
+        total += own + back(params[1], hidden, batch[1], rngs[1])[0]
+    return total
 
 
 def init_of(module, *inputs, seed=0):
@@ -82,9 +92,18 @@ def init():
     return front, init_of(Back(), jnp.zeros((1, L, D)), seed=1)
 
 
-def rngs(step=0):
-    """Keys of both halves."""
-    return jax.random.key(step), jax.random.key(1000 + step)
+def rngs():
+    """The run's keys, of both halves."""
+    return jax.random.key(0), jax.random.key(1000)
+
+
+def keys(count, step=1):
+    """The keys of both halves for each micro-batch of a step."""
+    of_step = [jax.random.fold_in(rng, step) for rng in rngs()]
+    return [
+        tuple(jax.random.fold_in(rng, number) for rng in of_step)
+        for number in range(count)
+    ]
 
 
 def batch(seed=0):

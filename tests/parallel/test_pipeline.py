@@ -14,8 +14,6 @@ from nebula_jax.communication.wire import frames, session
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
-pytestmark = pytest.mark.reuses_keys
-
 COUNT = 4  # micro-batches
 PACKED = "pack_tokens(capacities=3)|int8(row)"
 PLAIN = codecs.Compression()
@@ -79,7 +77,7 @@ def trained_in_process(forward, backward, steps):
 
     def step_of(params, states, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
-        rngs = two_halves.rngs(step)
+        rngs = two_halves.rngs()
         return pipeline.in_process_step(
             *(both, params, pieces, rngs, step, hidden, gradient, states)
         )
@@ -91,7 +89,7 @@ def trained_in_process(forward, backward, steps):
 def front_step_of(front, ends, ahead=3):
     def step_of(params, states, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
-        batches, rng = (piece[0] for piece in pieces), two_halves.rngs(step)[0]
+        batches, rng = (piece[0] for piece in pieces), two_halves.rngs()[0]
         return pipeline.front_step(
             front, params, batches, rng, step, *ends, states, ahead=ahead
         )
@@ -102,7 +100,7 @@ def front_step_of(front, ends, ahead=3):
 def back_step_of(back, ends, offset=0):
     def step_of(params, states, step):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
-        batches, rng = [piece[1] for piece in pieces], two_halves.rngs(step)[1]
+        batches, rng = [piece[1] for piece in pieces], two_halves.rngs()[1]
         return pipeline.back_step(
             back, params, batches, rng, step + offset, *ends, states
         )
@@ -142,8 +140,9 @@ def test_five_steps_of_the_split_model_are_five_of_the_whole():
     )
     whole, state = two_halves.init(), OPTIMIZER.init(two_halves.init())
     for step in range(1, 6):
-        batch, rngs = two_halves.batch(step), two_halves.rngs(step)
-        loss, grads = gradient(whole, batch, rngs, front=two_halves.front_with_loss)
+        batch, keys = two_halves.batch(step), two_halves.keys(COUNT, step)
+        pieces = two_halves.pieces(batch, COUNT)
+        loss, grads = gradient(whole, pieces, keys, front=two_halves.front_with_loss)
         own, metrics = fronts[step - 1][0], backs[step - 1][0]
         np.testing.assert_allclose(own + metrics["loss"], loss, rtol=1e-5)
         assert metrics["positions"] == batch[0]["mask"].sum()
@@ -287,7 +286,7 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
         _, states, *_ = pipeline.in_process_step(
             *(both, two_halves.init()),
             two_halves.pieces(two_halves.batch(step), COUNT),
-            *(two_halves.rngs(step), step, hidden, gradient, states),
+            *(two_halves.rngs(), step, hidden, gradient, states),
         )
         sizes.append({way: loop.sent[way] - before.get(way, 0) for way in loop.sent})
     plain, half = (
@@ -333,3 +332,16 @@ def test_a_micro_batch_is_made_when_it_is_due():
         *("made", "sent", "made", "gradient", "sent"),
         *("made", "gradient", "sent", "gradient"),
     ]
+
+
+def test_each_micro_batch_of_each_step_has_its_own_key():
+    """The same ones however the run went before; None stays None."""
+    keys = {
+        tag: jax.random.key_data(pipeline.micro_batch_key(two_halves.rngs()[0], *tag))
+        for tag in [(1, 0), (1, 1), (2, 0), (2, 1), (0, 1)]
+    }
+    assert len({tuple(np.asarray(key)) for key in keys.values()}) == len(keys)
+    wants = two_halves.keys(2, step=2)
+    for number, (want, _) in enumerate(wants):
+        np.testing.assert_array_equal(keys[2, number], jax.random.key_data(want))
+    assert pipeline.micro_batch_key(None, 1, 0) is None

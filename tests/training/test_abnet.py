@@ -12,15 +12,12 @@ from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet as training
 from nebula_jax.training import losses
 
-pytestmark = pytest.mark.reuses_keys
-
 PAD, CLS, SEP = 1, 0, 2
 CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
 B = 4
 INDEX = np.asarray([7, 1, 9, 4], np.int32)
 SOURCE_LENGTHS, TARGET_LENGTHS = (6, 9, 4, 12), (8, 5, 12, 3)
 OBJECTIVES = abnet.OBJECTIVES
-KEYS = jax.random.key(2), jax.random.key(3)  # of front and back
 
 
 def rows(lengths, width, seed):
@@ -80,16 +77,24 @@ def uncut(task, params, both):
     """Loss, metrics, and gradients of both sides, nothing between them."""
 
     def loss(params):
-        hidden, own = training.front(task, params[0], both[0], KEYS[0])
-        far, metrics = training.back(task, params[1], hidden, both[1], KEYS[1])
+        hidden, own = front(task, params[0], both[0])
+        far, metrics = back(task, params[1], hidden, both[1])
         return own + far, metrics | {"own": own}
 
     (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
     return value, metrics, grads
 
 
-front = jax.jit(training.front, static_argnums=0)
-back = jax.jit(training.back, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def front(task, params, batch):
+    return training.front(task, params, batch, jax.random.key(2))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def back(task, params, hidden, batch):
+    return training.back(task, params, hidden, batch, jax.random.key(3))
+
+
 encode = jax.jit(abnet.encode, static_argnums=0)
 
 
@@ -123,29 +128,27 @@ def test_dropout_is_the_examples_in_whatever_batch_it_stands():
     both = np.concatenate([first[0]["hidden"], second[0]["hidden"]])
     np.testing.assert_allclose(both, hidden["hidden"], atol=1e-5)
     np.testing.assert_allclose(first[1] + second[1], loss, rtol=1e-5)
-    plain, _ = front(
-        task("cmlm", dropout=0.0), init("cmlm")[0], batches("cmlm")[0], KEYS[0]
-    )
+    plain, _ = front(task("cmlm", dropout=0.0), init("cmlm")[0], batches("cmlm")[0])
     assert not np.allclose(plain["hidden"], hidden["hidden"], atol=1e-2)
 
 
 def told(of):
     """What the source says of some of the rows, and its own loss, with dropout."""
     source, _ = batches("cmlm", of)
-    return front(task("cmlm"), init("cmlm")[0], source, KEYS[0])
+    return front(task("cmlm"), init("cmlm")[0], source)
 
 
 def test_the_length_loss_is_a_tenth_of_the_lengths_and_only_of_cmlm():
     plain, params = task("cmlm", dropout=0.0), init("cmlm")
     source, _ = batches("cmlm")
-    hidden, loss = front(plain, params[0], source, KEYS[0])
+    hidden, loss = front(plain, params[0], source)
     mask = source.input_ids != PAD
     logits = encode(plain.config, params[0], source.input_ids, mask).length_logits
     each = -jax.nn.log_softmax(logits)[np.arange(B), source.lengths]
     np.testing.assert_allclose(loss, 0.1 * each.sum() / sum(TARGET_LENGTHS), rtol=1e-6)
     np.testing.assert_array_equal(hidden["mask"], mask)
     np.testing.assert_array_equal(hidden["index"], INDEX)
-    _, loss = front(task("ar"), init("ar")[0], batches("ar")[0], KEYS[0])
+    _, loss = front(task("ar"), init("ar")[0], batches("ar")[0])
     assert loss == 0
 
 
@@ -153,8 +156,8 @@ def test_the_translation_loss_is_that_of_the_answers():
     """`ar`, where all but [CLS] is asked, against the loss of all places."""
     plain, params = task("ar", dropout=0.0), init("ar")
     both = batches("ar")
-    hidden, _ = front(plain, params[0], both[0], KEYS[0])
-    loss, metrics = back(plain, params[1], hidden, both[1], KEYS[1])
+    hidden, _ = front(plain, params[0], both[0])
+    loss, metrics = back(plain, params[1], hidden, both[1])
     ids = both[1].target_ids
     logits = all_logits(
         plain.config,
@@ -178,8 +181,8 @@ def test_too_little_room_for_questions_is_counted():
     plain, params = task("ar", dropout=0.0), init("ar")
     source, target = batches("ar")
     target = target._replace(slots=np.zeros(10, np.int8))
-    hidden, _ = front(plain, params[0], source, KEYS[0])
-    _, metrics = back(plain, params[1], hidden, target, KEYS[1])
+    hidden, _ = front(plain, params[0], source)
+    _, metrics = back(plain, params[1], hidden, target)
     assert metrics["predicted"] == 10
     assert metrics["dropped_targets"] == sum(TARGET_LENGTHS) - B - 10
 
@@ -188,8 +191,8 @@ def test_hidden_states_of_other_examples_are_counted():
     source, target = batches("ar")
     source = source._replace(example_ids=INDEX[::-1].copy())
     plain, params = task("ar", dropout=0.0), init("ar")
-    hidden, _ = front(plain, params[0], source, KEYS[0])
-    _, metrics = back(plain, params[1], hidden, target, KEYS[1])
+    hidden, _ = front(plain, params[0], source)
+    _, metrics = back(plain, params[1], hidden, target)
     assert metrics["mismatched_examples"] == B
 
 
@@ -207,7 +210,7 @@ def test_a_corrupted_source_is_masked_in_text_alone():
     noisy = task("ar", dropout=0.0)._replace(source_corruption=0.3)
     params = init("ar")
     clean, other = (
-        front(each, params[0], batches("ar")[0], KEYS[0])[0]
+        front(each, params[0], batches("ar")[0])[0]
         for each in (task("ar", dropout=0.0), noisy)
     )
     np.testing.assert_array_equal(clean["mask"], other["mask"])

@@ -15,8 +15,6 @@ from nebula_jax.communication import codec, codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import cut, partition
 
-pytestmark = pytest.mark.reuses_keys
-
 IDENTITY = codec.identity()
 
 
@@ -34,6 +32,15 @@ def piece_spec(front):
     return front.spec(two_halves.init()[0], batch[0], two_halves.rngs()[0])
 
 
+def data(count=1):
+    """The parameters of both halves, a batch in pieces, and a function for keys.
+
+    A key is used once: whoever computes the same again makes the keys again.
+    """
+    micro_batches = two_halves.pieces(two_halves.batch(), count)
+    return two_halves.init(), micro_batches, functools.partial(two_halves.keys, count)
+
+
 NO_STATES = cut.CodecStates((), ())
 
 
@@ -46,10 +53,10 @@ class Run:
         self.states = [half.init_codecs(spec) for half in (self.front, self.back)]
         self.crossed = []
 
-    def step(self, params, micro_batches, rngs, number=1):
+    def step(self, params, micro_batches, keys, number=1):
         grads = self.front.zero_grads(params[0]), self.back.zero_grads(params[1])
         own_losses, metrics = [], []
-        for batches in micro_batches:
+        for batches, rngs in zip(micro_batches, keys, strict=True):
             hidden, residuals, own, self.states[0] = self.front.forward(
                 params[0], batches[0], rngs[0], self.states[0], number
             )
@@ -69,40 +76,42 @@ class Run:
 
 
 @functools.partial(jax.jit, static_argnames="front")
-def whole_gradient(params, batch, rngs, front=two_halves.front):
-    return jax.grad(two_halves.whole_loss)(params, batch, rngs, front)
+def whole_gradient(params, micro_batches, keys, front=two_halves.front):
+    return jax.grad(two_halves.whole_loss)(params, micro_batches, keys, front)
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_micro_batches_add_up_to_the_whole_models_gradient(count):
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
-    micro_batches = two_halves.pieces(batch, count)
-    grads, own, metrics = Run().step(params, micro_batches, rngs)
-    two_halves.assert_close(grads, whole_gradient(params, batch, rngs))
+    params, micro_batches, keys = data(count)
+    grads, own, metrics = Run().step(params, micro_batches, keys())
+    two_halves.assert_close(grads, whole_gradient(params, micro_batches, keys()))
     assert own == 0
-    loss = two_halves.whole_loss(params, batch, rngs)
+    loss = two_halves.whole_loss(params, micro_batches, keys())
     np.testing.assert_allclose(sum(m["loss"] for m in metrics), loss, rtol=1e-6)
 
 
-def test_a_back_may_have_nothing_but_a_loss():
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+def test_the_loss_is_a_metric_of_every_back():
+    params, micro_batches, keys = data(2)
+    wants = Run().step(params, micro_batches, keys())[2]
     run = Run()
-    run.back = cut.back(
-        lambda *given: two_halves.back(*given)[0], codec.identity(), codec.identity()
-    )
-    grads, _, metrics = run.step(params, two_halves.pieces(batch, 2), rngs)
-    two_halves.assert_close(grads, whole_gradient(params, batch, rngs))
-    assert metrics == [{}, {}]
+    run.back = cut.back(lambda *given: two_halves.back(*given)[0], IDENTITY, IDENTITY)
+    grads, _, metrics = run.step(params, micro_batches, keys())
+    two_halves.assert_close(grads, whole_gradient(params, micro_batches, keys()))
+    assert metrics == [{"loss": want["loss"]} for want in wants]
 
 
 def test_a_front_may_have_a_loss_of_its_own():
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    params, micro_batches, keys = data(2)
     front = two_halves.front_with_loss
     run = Run(front=front)
-    grads, own, _ = run.step(params, two_halves.pieces(batch, 2), rngs)
-    two_halves.assert_close(grads, whole_gradient(params, batch, rngs, front))
-    want = front(params[0], batch[0], rngs[0])[1]
-    np.testing.assert_allclose(own, want, rtol=1e-6)
+    grads, own, _ = run.step(params, micro_batches, keys())
+    want = whole_gradient(params, micro_batches, keys(), front)
+    two_halves.assert_close(grads, want)
+    losses = [
+        front(params[0], batch[0], rngs[0])[1]
+        for batch, rngs in zip(micro_batches, keys(), strict=True)
+    ]
+    np.testing.assert_allclose(own, sum(losses), rtol=1e-6)
     assert own.dtype == jnp.float32
 
 
@@ -112,7 +121,8 @@ def test_a_front_in_half_precision_sends_and_receives_it():
         hidden["h"] = hidden["h"].astype(jnp.bfloat16)
         return hidden, jnp.sum(hidden["h"]) / 100
 
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    params, [batch], keys = data()
+    [rngs] = keys()
     front = cut.front(fn, IDENTITY, IDENTITY, has_loss=True)
     back = cut.back(two_halves.back, IDENTITY, IDENTITY)
     sent, residuals, own, states = front.forward(
@@ -129,7 +139,7 @@ def test_a_front_in_half_precision_sends_and_receives_it():
     first = params[0], batch[0], rngs[0]
     grads = front.backward(*first, residuals, answer, states, zeros)[0], grads
     # bfloat16 keeps 8 bits, and the programs round in different places.
-    want = whole_gradient(params, batch, rngs, fn)
+    want = whole_gradient(params, [batch], keys(), fn)
     two_halves.assert_close(grads, want, atol=2e-3)
 
 
@@ -137,7 +147,7 @@ FROZEN = ("first/kernel", "first/bias", "third/bias")
 
 
 def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    params, micro_batches, keys = data(2)
     seen = set()
 
     def is_trained(path):
@@ -145,8 +155,8 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
         return path not in FROZEN
 
     run = Run(is_trained=is_trained)
-    grads, *_ = run.step(params, two_halves.pieces(batch, 2), rngs)
-    want = whole_gradient(params, batch, rngs)
+    grads, *_ = run.step(params, micro_batches, keys())
+    want = whole_gradient(params, micro_batches, keys())
     two_halves.assert_close(
         grads, tuple(partition.split(w, is_trained)[0] for w in want)
     )
@@ -157,11 +167,26 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
 
 
 def test_a_half_may_be_frozen_as_a_whole():
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    params, micro_batches, keys = data(2)
     run = Run(is_trained=lambda path: not path.startswith(("first", "second")))
-    grads, *_ = run.step(params, two_halves.pieces(batch, 2), rngs)
+    grads, *_ = run.step(params, micro_batches, keys())
     assert grads[0] == {}
-    two_halves.assert_close(grads[1], whole_gradient(params, batch, rngs)[1])
+    want = whole_gradient(params, micro_batches, keys())[1]
+    two_halves.assert_close(grads[1], want)
+
+
+def test_an_h_without_activations_is_named():
+    front = cut.front(lambda params, batch, rng: batch["index"], IDENTITY, IDENTITY)
+    params, [(batch, _)], _ = data()
+    words = r"h has no floating-point array, so no gradient can come back: int32\(8,\)"
+    with pytest.raises(TypeError, match=words):
+        front.spec(params[0], batch, None)
+    with pytest.raises(TypeError, match=words):
+        front.forward(params[0], batch, None, NO_STATES, 1)
+    back = cut.back(two_halves.back, IDENTITY, IDENTITY)
+    sent = selector.Selected({"index": batch["index"]})
+    with pytest.raises(TypeError, match="no floating-point array"):
+        back.step(params[1], {}, None, sent, NO_STATES, back.zero_grads(params[1]), 1)
 
 
 PACKED = "pack_tokens(capacities=3)|int8(row)"
@@ -184,11 +209,12 @@ def test_gradients_are_those_of_what_was_received(named):
     spec = piece_spec(run.front)
     states = [forward.init(spec), backward.init(spec)]
     for step in range(2):  # the same examples: delta remembers them
-        batch, rngs = two_halves.batch(0), two_halves.rngs(0)
-        micro_batches = two_halves.pieces(batch, 2)
-        grads, *_ = run.step(params, micro_batches, rngs, step + 1)
+        _, micro_batches, keys = data(2)
+        grads, *_ = run.step(params, micro_batches, keys(), step + 1)
         wants, errors = [], []
-        for number, batches in enumerate(micro_batches):
+        for number, (batches, rngs) in enumerate(
+            zip(micro_batches, keys(), strict=True)
+        ):
             hidden, gradient = run.crossed[2 * step + number]
             got, states[0] = decoded(forward, hidden, states[0])
             error, states[1] = decoded(backward, gradient, states[1])
@@ -253,7 +279,7 @@ def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
     def steps():
         for seed in range(6):
             micro_batches = two_halves.pieces(two_halves.batch(seed), 2)
-            run.step(params, micro_batches, two_halves.rngs(seed))
+            run.step(params, micro_batches, two_halves.keys(2, seed))
 
     assert compiled(caplog, steps) == [1, 1, 1]
     assert compiled(caplog, steps) == [0, 0, 0]
@@ -329,7 +355,7 @@ def test_weights_are_not_kept_from_forward_to_backward(name):
 
 
 def test_a_cluster_of_several_devices_computes_the_same(caplog):
-    params, batch, rngs = two_halves.init(), two_halves.batch(), two_halves.rngs()
+    params, [batch], keys = data()
     mesh = mesh_lib.make_mesh(jax.devices())
     rows, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     int8 = codecs.int8("row")
@@ -344,6 +370,7 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
     ]
 
     def grads_of(params, batch):
+        [rngs] = keys()
         sent, residuals, _, states = front.forward(
             params[0], batch[0], rngs[0], NO_STATES, 1
         )

@@ -1,0 +1,171 @@
+"""Auxiliary state of halves: a BatchNorm on both sides is that of the uncut model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import two_halves
+from flax import linen as nn
+from flax import nnx
+
+from nebula_jax.communication import codec
+from nebula_jax.parallel import pipeline
+from nebula_jax.training import cut
+
+IDENTITY = codec.identity()
+COUNT, B, INPUTS, D = 3, 4, 5, 4  # micro-batches, examples of each
+X = np.random.RandomState(0).randn(COUNT, B, INPUTS).astype(np.float32)
+Y = np.sin(X.sum(-1)).astype(np.float32)
+HIDDEN = jax.ShapeDtypeStruct((B, D), jnp.float32)
+
+
+class Linen:
+    """A module of Linen: statistics are a collection beside the parameters."""
+
+    class Module(nn.Module):
+        outputs: int
+
+        @nn.compact
+        def __call__(self, x):
+            x = nn.BatchNorm(use_running_average=False, momentum=0.8)(x)
+            return nn.tanh(nn.Dense(self.outputs)(x))
+
+    modules = Module(D), Module(1)
+
+    @classmethod
+    def init(cls, half, x):
+        variables = cls.modules[half].init(jax.random.key(half), x)
+        return variables["params"], variables["batch_stats"]
+
+    @classmethod
+    def apply(cls, half, params, stats, x):
+        variables = {"params": params, "batch_stats": stats}
+        out, new = cls.modules[half].apply(variables, x, mutable=["batch_stats"])
+        return out, new["batch_stats"]
+
+
+class Nnx:
+    """A module of NNX: statistics are a part of its state."""
+
+    class Module(nnx.Module):
+        def __init__(self, inputs, outputs, rngs):
+            self.norm = nnx.BatchNorm(inputs, momentum=0.8, rngs=rngs)
+            self.dense = nnx.Linear(inputs, outputs, rngs=rngs)
+
+        def __call__(self, x):
+            return jnp.tanh(self.dense(self.norm(x)))
+
+    modules = Module(INPUTS, D, nnx.Rngs(0)), Module(D, 1, nnx.Rngs(1))
+
+    @classmethod
+    def init(cls, half, x):
+        return tuple(nnx.split(cls.modules[half], nnx.Param, nnx.BatchStat)[1:])
+
+    @classmethod
+    def apply(cls, half, params, stats, x):
+        module = nnx.merge(nnx.graphdef(cls.modules[half]), params, stats)
+        return module(x), nnx.state(module, nnx.BatchStat)
+
+
+def functions(model):
+    """The halves as functions, front and back."""
+
+    def front(params, stats, x, rng):
+        return model.apply(0, params, stats, x)
+
+    def back(params, stats, hidden, y, rng):
+        out, stats = model.apply(1, params, stats, hidden)
+        loss = jnp.sum((out[:, 0] - y) ** 2) / (COUNT * B)
+        return (loss, {"positive": jnp.sum(out > 0)}), stats
+
+    return front, back
+
+
+def uncut(model, params, stats):
+    """Gradients, metrics and statistics of the whole model, in one differentiation."""
+    front, back = functions(model)
+
+    @jax.jit
+    def loss_of(params, stats):
+        total, positive = 0.0, 0
+        for x, y in zip(X, Y, strict=True):
+            hidden, first = front(params[0], stats[0], x, None)
+            (loss, metrics), last = back(params[1], stats[1], hidden, y, None)
+            total, stats = total + loss, (first, last)
+            positive += metrics["positive"]
+        return total, (positive, stats)
+
+    gradient = jax.value_and_grad(loss_of, has_aux=True)
+    (loss, (positive, stats)), grads = gradient(params, stats)
+    return grads, {"loss": loss, "positive": positive}, stats
+
+
+@pytest.mark.parametrize("ahead", [1, COUNT])
+@pytest.mark.parametrize("model", [Linen, Nnx])
+def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
+    fresh = model.init(0, X[0]), model.init(1, np.zeros((B, D), np.float32))
+    params, stats = zip(*fresh, strict=True)
+    grads, metrics, new_stats = uncut(model, params, stats)
+    functions_ = functions(model)
+    with two_halves.met() as (there, here):
+
+        def run_front():
+            with there:
+                half = cut.front(functions_[0], IDENTITY, IDENTITY, has_aux=True)
+                assert half.spec(params[0], X[0], None, stats[0]) == HIDDEN
+                hidden = there.sender("hidden", HIDDEN, IDENTITY)
+                gradient = there.receiver("gradient", HIDDEN, IDENTITY)
+                there.wait_for_welcome(10.0)
+                states = cut.WithAux(half.init_codecs(HIDDEN), stats[0])
+                return pipeline.front_step(
+                    *(half, params[0], X, None, 1, hidden, gradient, states),
+                    ahead=ahead,
+                )
+
+        def run_back():
+            with here:
+                half = cut.back(functions_[1], IDENTITY, IDENTITY, has_aux=True)
+                hidden = here.receiver("hidden", HIDDEN, IDENTITY)
+                gradient = here.sender("gradient", HIDDEN, IDENTITY)
+                here.welcome(0)
+                states = cut.WithAux(half.init_codecs(HIDDEN), stats[1])
+                return pipeline.back_step(
+                    half, params[1], Y, None, 1, hidden, gradient, states
+                )
+
+        back, front = two_halves.both(run_front, run_back)
+    two_halves.assert_close((front[0], back[0]), grads)
+    two_halves.assert_close((front[1].aux, back[1].aux), new_stats)
+    two_halves.assert_close(back[2], metrics)
+    apart = jax.tree.map(lambda a, b: abs(a - b).max(), new_stats, stats)
+    assert min(jax.tree.leaves(apart)) > 1e-3  # every statistic has moved
+
+
+def test_what_is_no_auxiliary_state_is_named():
+    params, stats = Linen.init(0, X[0])
+
+    def run(fn, aux):
+        half = cut.front(fn, IDENTITY, IDENTITY, has_aux=True)
+        states = cut.WithAux(half.init_codecs(HIDDEN), aux)
+        half.forward(params, X[0], None, states, 1)
+
+    front, _ = functions(Linen)
+    words = r"returns \(what it returns otherwise, aux\), not"
+    with pytest.raises(TypeError, match=words):
+        run(lambda *given: front(*given)[0], stats)
+
+    def returns_the_collection(*given):
+        hidden, stats = front(*given)
+        return hidden, {"batch_stats": stats}
+
+    words = r"goes in as \{'BatchNorm_0'.* and comes out as \{'batch_stats'"
+    with pytest.raises(TypeError, match=words):
+        run(returns_the_collection, stats)
+    half = cut.front(front, IDENTITY, IDENTITY, has_aux=True)
+    words = r"are cut.WithAux\(half.init_codecs\(spec\), aux\)"
+    with pytest.raises(TypeError, match=words):
+        half.forward(params, X[0], None, half.init_codecs(HIDDEN), 1)
+    half = cut.back(lambda *given: 0.0, IDENTITY, IDENTITY)
+    states = cut.WithAux(half.init_codecs(HIDDEN), stats)
+    with pytest.raises(TypeError, match="those of one made without"):
+        half.step({}, Y[0], None, None, states, {}, 1)
