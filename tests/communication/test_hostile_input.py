@@ -23,6 +23,7 @@ from nebula_jax.communication.wire import frames
 
 STREAMS = 100_000
 PARTS = 4  # streams of each test
+CONVERSATIONS = 200  # that streams of a test are made of: sessions come again
 ADDRESSES = 40  # of those who connect
 AT_A_TIME = 64  # connections
 MOST_MEMORY = 64 << 20  # bytes that may be taken and not given back
@@ -36,13 +37,14 @@ class Streams:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._conversations = [self._conversation() for _ in range(CONVERSATIONS)]
 
     def draw(self) -> bytes:
         """Returns all that one connection sends."""
         kind = self._random.random()
         if kind < 0.1:
             return self._garbage()
-        parts = self._conversation()
+        parts = list(self._random.choice(self._conversations))
         if kind < 0.5:
             return self._damaged(b"".join(parts))
         if kind < 0.6:
