@@ -38,7 +38,8 @@ class Link:
     session.PeerStuck if it lives and gets nothing done, session.PeerAborted if it has
     given up, session.RemoteProtocolError if it breaks the protocol, sends End too early
     or floods another channel, session.SessionOver if this side has ended the session,
-    and Timeout.
+    and Timeout. Before `welcome`, or `wait_for_welcome`, whatever sends or waits for
+    more raises session.LocalProtocolError.
     """
 
     def __init__(
@@ -219,6 +220,7 @@ class Link:
 
     def wait_for_step(self, step: int) -> None:
         """Waits for the step token of `step` or a later one."""
+        self._session.check_open()
         self._wait(lambda: self._step_done >= step, f"the token of step {step}")
 
     def stop(self, step: int = 0) -> None:
@@ -264,6 +266,7 @@ class Link:
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while too much is not acknowledged."""
+        self._session.check_open()
         if message.channel in self._compressed:
             message = message._replace(buffers=zstd_lib.with_table(message.buffers))
         window = self._session.window
@@ -278,6 +281,7 @@ class Link:
           channel: its number.
           what: a name for the tensor, for error messages.
         """
+        self._session.check_open()
         if not self._inbox.has(channel):
             self._wait(lambda: self._inbox.has(channel), what)
         message = self._inbox.take(channel)

@@ -213,6 +213,50 @@ def test_a_connector_may_receive_from_the_first_moment(meet):
     there.abort("done")
 
 
+@pytest.mark.parametrize("does", ["send", "receive", "step_done", "close"])
+def test_a_listener_that_forgets_its_welcome_is_told(pool, meet, does):
+    """Both sides end with the reason, and nobody waits for the other."""
+    here, there = meet()
+    outgoing = here.sender("grads", SPEC, codec.identity())
+    incoming = here.receiver("tokens", SPEC, codec.identity())
+    waiting = pool.submit(there.wait_for_welcome, 10.0)
+    words = r"call link.welcome\(step\) first"
+    attempts = {
+        "send": lambda: outgoing.send(1, arrays(1)),
+        "receive": lambda: incoming.recv(1),
+        "step_done": lambda: here.step_done(1),
+        "close": here.close,
+    }
+    with pytest.raises(session.LocalProtocolError, match=words), here:
+        attempts[does]()
+    with pytest.raises(session.PeerAborted, match=words):
+        waiting.result(5)
+
+
+@pytest.mark.parametrize("is_welcome_there", [False, True])
+@pytest.mark.parametrize("does", ["send", "receive", "wait_for_step"])
+def test_a_connector_that_does_not_wait_for_its_welcome_is_told(
+    meet, does, is_welcome_there
+):
+    """Also if it has come by chance: nothing behind it would be read."""
+    here, there = meet()
+    outgoing = there.sender("tokens", SPEC, codec.identity())
+    incoming = there.receiver("grads", SPEC, codec.identity())
+    if is_welcome_there:
+        here.welcome(0)
+        while not there._session.is_paused:
+            time.sleep(0.001)
+    words = r"call link.wait_for_welcome\(timeout\) first"
+    attempts = {
+        "send": lambda: outgoing.send(1, arrays(1)),
+        "receive": lambda: incoming.recv(1),
+        "wait_for_step": lambda: there.wait_for_step(1),
+    }
+    with pytest.raises(session.LocalProtocolError, match=words), there:
+        attempts[does]()
+    here.abort("done")
+
+
 def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, meet):
     here, there = meet()
     incoming = here.receiver("tokens", SPEC, codec.identity())
@@ -517,6 +561,7 @@ def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
 
 def test_a_vanished_peer_is_noticed_and_named(meet):
     here, there = meet()
+    here.welcome(0)
     there._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(session.PeerGone, match="generator:0"):
         here.wait_for_step(1)
@@ -528,6 +573,7 @@ def test_a_silent_peer_is_noticed_within_the_timeout():
         raw.sendall(frames.encode(frames.Open(bytes(16), 1), 0, 0)[0])
         raw.sendall(frames.encode(hello("generator:0"), 0, 0)[0])
         here = listening.accept(5.0)
+        here.welcome(0)
         start = time.monotonic()
         with pytest.raises(session.PeerGone, match="generator:0 has been silent"):
             here.wait_for_step(1)

@@ -28,6 +28,7 @@ it takes. Open, Ping and Abort belong to one connection and have no number.
 
 import dataclasses
 import json
+import reprlib
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,6 +85,16 @@ class Hello:
     """Steps that this cluster could go on from, 0 for a fresh start not included."""
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Values that the peer needs and that may differ; JSON."""
+
+    def __post_init__(self) -> None:
+        """Raises errors.SettingsError if a value would not come back from JSON."""
+        for name, value in [*self.settings.items(), *self.details.items()]:
+            if not _is_json(value):
+                raise errors.SettingsError(
+                    f"{name} is {reprlib.repr(value)} ({type(value).__name__}), which a"
+                    " Hello cannot carry as it is; it takes None, bool, int, finite"
+                    " float, str, and lists and dicts of them with str as keys"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +320,13 @@ def _ping(number: int, done: int, received: int) -> Ping:
         raise FrameError(f"sent a Ping with unknown activity {number}") from None
 
 
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
 def _hello_bytes(message: Hello) -> bytes:
     fields = dataclasses.asdict(message)
     data = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
@@ -327,8 +345,10 @@ def _hello(data: bytes) -> Hello:
             tuple(fields["checkpoints"]),
             fields["details"],
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FrameError("sent a Hello that cannot be read") from None
+    except errors.SettingsError as error:  # NaN
+        raise FrameError(f"sent a Hello in which {error}") from None
     typed = (
         isinstance(hello.cluster, str)
         and names.is_cluster(hello.cluster)

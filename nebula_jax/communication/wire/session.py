@@ -60,6 +60,13 @@ class SessionOver(errors.NebulaError):
     """An attempt to use, or to come back to, a session that has ended."""
 
 
+_BEFORE_WELCOME = (states.State.START, states.State.GREETED)
+_WELCOME = {
+    states.Role.LISTENER: "link.welcome(step)",
+    states.Role.CONNECTOR: "link.wait_for_welcome(timeout)",
+}
+
+
 class Session:
     """The state of one session."""
 
@@ -151,6 +158,14 @@ class Session:
         self.is_paused = False
         self._checked(self._parse)
 
+    def check_open(self) -> None:
+        """Checks that tensors may cross; raises LocalProtocolError if not yet."""
+        if self.is_paused or self.states[self.role] in _BEFORE_WELCOME:
+            raise LocalProtocolError(
+                f"nothing crosses to or from {self.peer} before its Welcome: call"
+                f" {_WELCOME[self.role]} first"
+            )
+
     # Connections come and go.
 
     def begin(self, now: float) -> None:
@@ -204,6 +219,8 @@ class Session:
             self.states = states.advance(self.states, self.role, type(message))
         except states.OutOfPlace as error:
             text = f"cannot send to {self.peer}: {error}"
+            if self.states[self.role] in _BEFORE_WELCOME:
+                text += f"; call {_WELCOME[self.role]} first"
             raise LocalProtocolError(text) from None
         self.window.add(message)
 

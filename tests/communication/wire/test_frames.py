@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from nebula_jax import errors
 from nebula_jax.communication.wire import activity, frames
 
 NUMBERS = bytes(7) + b"\x05" + bytes(7) + b"\x09"  # sequence 5, 9 frames acknowledged
@@ -112,6 +113,7 @@ def test_what_is_no_head_is_damage_in_words(data, words):
         b"[" * 60_000,
         b'{"cluster":1,"version":"","settings":{},"checkpoints":[],"details":{}}',
         b'{"cluster":"","version":"","settings":[],"checkpoints":[],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{"a":NaN},"checkpoints":[],"details":{}}',
         b'{"cluster":"","version":"","settings":{},"checkpoints":["1"],"details":{}}',
         b'{"cluster":"","version":"","settings":{},"checkpoints":[-1],"details":{}}',
         b'{"cluster":"","version":"","settings":{},"checkpoints":[],"details":{},"x":1}',
@@ -121,6 +123,29 @@ def test_strange_hellos_are_refused(payload):
     head = frames.Head(frames.Hello, 0, 0, len(payload), 0)
     with pytest.raises(frames.FrameError, match="Hello"):
         frames.decode(head, b"", [payload])
+
+
+@pytest.mark.parametrize("field", ["settings", "details"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.int64(3),
+        np.float32(0.5),
+        np.ones(2),
+        (1, 2),
+        [(1, 2)],
+        {1: "a"},
+        float("nan"),
+        float("inf"),
+        b"bytes",
+        {1, 2},
+    ],
+    ids=repr,
+)
+def test_a_value_that_would_not_come_back_from_json_is_named(field, value):
+    words = rf"--sizes is .* \({type(value).__name__}\), which a Hello cannot carry"
+    with pytest.raises(errors.SettingsError, match=words):
+        frames.Hello("a", "b", **{"settings": {}, field: {"--sizes": value}})
 
 
 def test_an_oversized_hello_is_not_even_sent():
