@@ -337,3 +337,29 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
         for sock in coming:
             sock.close()
         strangers.go()
+
+
+def test_a_session_that_was_lost_as_it_began_may_begin_again():
+    said = []
+    settings = SETTINGS | {"reconnect_timeout": 0.0}
+    with listener_lib.Listener(
+        listener_lib.listen(("127.0.0.1", 0)),
+        hello("discriminator"),
+        tls=None,
+        log=said.append,
+        **settings,
+    ) as listening:
+        ours = os.urandom(16)
+        data = frames.encode(hello("generator:0"), 0, 0)[0]
+        with socket.create_connection(listening.address, 5.0) as first:
+            first.sendall(opening(ours) + data)
+        link = listening._came.get(timeout=5.0)
+        while not link.is_over:
+            time.sleep(0.01)
+        with socket.create_connection(listening.address, 5.0) as second:
+            second.sendall(opening(ours, epoch=2) + data)
+            here = listening.accept(5.0)
+            assert here.peer.cluster == "generator:0"
+            assert here is not link
+            here.abort("done")
+    assert not said

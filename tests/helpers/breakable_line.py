@@ -23,6 +23,7 @@ class Proxy:
         self._rate: float | None = None
         self._flips: dict[str, int] = {}
         self._random = random.Random(0)
+        self._flip_at: tuple[str, int] | None = None
         self.flipped = 0
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_closed = self._is_refusing = False
@@ -55,6 +56,10 @@ class Proxy:
         """A bit is flipped in about one of `every` bytes from now on."""
         self._flips = dict.fromkeys(directions, every)
 
+    def flip_at(self, direction, offset):
+        """A bit is flipped in this byte of the next connection, in no other one."""
+        self._flip_at = direction, offset
+
     def close(self):
         self._is_closed = True
         self._listening.close()
@@ -76,7 +81,14 @@ class Proxy:
             for pair, name in (((here, there), UP), ((there, here), DOWN)):
                 threading.Thread(target=self._relay, args=(*pair, name)).start()
 
-    def _damaged(self, data, direction):
+    def _damaged(self, data, direction, start):
+        if self._flip_at is not None and self._flip_at[0] == direction:
+            offset = self._flip_at[1] - start
+            if 0 <= offset < len(data):
+                data = bytearray(data)
+                data[offset] ^= 4
+                self._flip_at = None
+                self.flipped += 1
         every = self._flips.get(direction)
         if not every or self._random.random() >= len(data) / every:
             return data
@@ -86,7 +98,7 @@ class Proxy:
         return data
 
     def _relay(self, source, sink, direction):
-        connection = self.connections
+        connection, passed = self.connections, 0
         poller = select.poll()  # select itself knows no descriptor beyond 1023
         with contextlib.suppress(OSError, ValueError):
             poller.register(source, select.POLLIN)
@@ -103,7 +115,8 @@ class Proxy:
                     break
                 if direction in self._holes and connection == self.connections:
                     continue
-                sink.sendall(self._damaged(data, direction))
+                sink.sendall(self._damaged(data, direction, passed))
+                passed += len(data)
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -1,12 +1,19 @@
+import concurrent.futures
+import contextlib
 import re
+import shutil
 import threading
+import time
 
 import pytest
+from breakable_line import Proxy
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge
+from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, launcher, process
+from nebula_jax.security import certificates, tls
 
 
 @pytest.mark.parametrize(
@@ -132,6 +139,167 @@ def test_who_is_not_expected_is_refused_and_the_waiting_goes_on(monkeypatch):
     monkeypatch.setattr(process, "message", said.append)
     assert meet(["g:7", "g:0"], ["g:0"], first="g:7") == ["g:0"]
     assert "refused a connection from 127.0.0.1: g:7 was not expected" in said
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("credentials")
+    certificates.issue_for_run(folder, ["d", "g:0", "g:1"])
+    return folder
+
+
+def over_a_line(monkeypatch, there, here, disturb=lambda proxy: None):
+    """One cluster dials another over a breakable line.
+
+    Returns:
+      The connector's error, if any, the lines of both, and the line.
+    """
+    monkeypatch.setattr(bridge, "PATIENCE_SECONDS", 0.5)
+    said, errors_there = [], []
+    monkeypatch.setattr(process, "message", said.append)
+    listening = connect.listening_socket(connect.Settings())
+    proxy = Proxy(listening.getsockname())
+    monkeypatch.setattr(connect, "listening_socket", lambda settings: listening)
+    disturb(proxy)
+
+    def dial():
+        settings = connect.Settings(peer=bridge.written(proxy.address), **there)
+        try:
+            with connect.dial(settings, hello("g:0"), peer="d") as link:
+                link.wait_for_welcome(10)
+        except errors.NebulaError as error:
+            errors_there.append(error)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        dialing = pool.submit(dial)
+        try:
+            with connect.listen(connect.Settings(**here), hello("d"), ["g:0"]) as links:
+                links[0].welcome(0)
+        finally:
+            dialing.result(30)
+            proxy.close()
+    return errors_there, said, proxy
+
+
+# TLS: its first record up, its length, and what the certificates are in, both ways.
+# Plain: head, header and payload of Open and Hello.
+DAMAGE = [
+    ("tls", "up", 0),
+    ("tls", "up", 4),
+    ("tls", "up", 60),
+    ("tls", "up", 700),
+    ("tls", "up", 1500),
+    ("tls", "down", 2),
+    ("tls", "down", 50),
+    ("tls", "down", 600),
+    ("tls", "down", 1100),
+    ("off", "up", 0),
+    ("off", "up", 30),
+    ("off", "up", 60),
+    ("off", "up", 90),
+    ("off", "up", 160),
+    ("off", "down", 0),
+    ("off", "down", 60),
+    ("off", "down", 90),
+    ("off", "down", 160),
+]
+
+
+@pytest.mark.parametrize(("kind", "direction", "offset"), DAMAGE)
+def test_a_damaged_first_connection_is_not_the_last_one(
+    monkeypatch, folder, kind, direction, offset
+):
+    there, here = (
+        {"connect_timeout": 20.0, "tls": kind if kind == "off" else str(folder / name)}
+        for name in ("g-0", "d")
+    )
+    found, _, proxy = over_a_line(
+        monkeypatch, there, here, lambda proxy: proxy.flip_at(direction, offset)
+    )
+    assert not found
+    assert proxy.flipped == 1
+
+
+def test_a_slow_handshake_keeps_its_place_as_long_as_bytes_come(monkeypatch, folder):
+    there, here = (
+        {"connect_timeout": 30.0, "tls": str(folder / name)} for name in ("g-0", "d")
+    )
+    start = time.monotonic()
+    found, said, proxy = over_a_line(
+        monkeypatch, there, here, lambda proxy: proxy.limit(3000)
+    )
+    assert time.monotonic() - start > bridge.PATIENCE_SECONDS
+    assert not found
+    assert not said
+    assert proxy.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ("other/g-0", "no TLS with d at 127.0.0.1:.*certificate verify failed"),
+        ("ours/g-1", "g-1"),
+        ("unknown/g-0", "no TLS with d at .*unknown ca"),
+    ],
+)
+def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
+    """Another authority, another cluster's credentials, an authority unknown there."""
+    for run in ("ours", "other"):
+        certificates.issue_for_run(tmp_path / run, ["d", "g:0", "g:1"])
+    shutil.copytree(tmp_path / "other", tmp_path / "unknown")
+    trusted = (tmp_path / "ours" / "g-0" / "ca.pem").read_bytes()
+    (tmp_path / "unknown" / "g-0" / "ca.pem").write_bytes(trusted)
+    start = time.monotonic()
+    with listener_lib.Listener(
+        listener_lib.listen(("127.0.0.1", 0)),
+        hello("d"),
+        peer_timeout=5.0,
+        reconnect_timeout=5.0,
+        tls=tls.server_contexts(tmp_path / "ours" / "d"),
+        clusters=["g:0"],
+        log=lambda line: None,
+    ) as listening:
+        address = bridge.written(listening.address)
+        settings = connect.Settings(
+            peer=address, tls=str(tmp_path / there), connect_timeout=30.0
+        )
+        with pytest.raises(errors.NebulaError, match=words):
+            connect.dial(settings, hello("g:0"), peer="d")
+    assert time.monotonic() - start < 15.0
+
+
+def test_a_line_that_damages_everything_is_the_last_reason_given():
+    with connect.listening_socket(connect.Settings()) as listening:
+        answering = threading.Thread(target=answer_badly, args=(listening, 3))
+        answering.start()
+        said = []
+        with pytest.raises(
+            bridge.ConnectError,
+            match=r"no session with d at .* after 0.5 s .--connect_timeout.: .*damaged",
+        ):
+            bridge.connect(
+                listening.getsockname(),
+                hello("g:0"),
+                connect_timeout=0.5,
+                peer_timeout=5.0,
+                reconnect_timeout=5.0,
+                peer="d",
+                tls=None,
+                log=said.append,
+            )
+        answering.join(10)
+    assert len(said) == 1  # the same reason again is no news
+    assert said[0].endswith("trying again")
+
+
+def answer_badly(listening, count):
+    listening.settimeout(1.0)
+    for _ in range(count):
+        with contextlib.suppress(TimeoutError):
+            sock, _ = listening.accept()
+            sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 5)
+            sock.recv(1 << 16)
+            sock.close()
 
 
 def test_who_did_not_come_is_named():

@@ -1,0 +1,117 @@
+import selectors
+import socket
+import time
+
+import pytest
+
+from nebula_jax.communication.wire import frames, greeting, reader, session
+from nebula_jax.communication.wire.states import Role
+
+RECORD = b"\x16\x03\x01\x00\x04abcd"
+SESSION = b"sixteen bytes id"
+
+
+@pytest.fixture
+def ends():
+    here, there = socket.socketpair()
+    with here, there:
+        yield greeting.set_up(here), there
+
+
+def finish(steps, sock, seconds=2.0):
+    return greeting.run(steps, sock, time.monotonic() + seconds, seconds)
+
+
+def test_tls_begins_when_the_whole_record_has_come_and_leaves_it_there(ends):
+    here, there = ends
+    steps = greeting.client_hello(here)
+    for byte in RECORD[:-1]:
+        assert next(steps) == selectors.EVENT_READ
+        there.send(bytes([byte]))
+    there.send(RECORD[-1:] + b"more")
+    finish(steps, here)
+    assert here.recv(100) == RECORD + b"more"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GET / HTTP/1.1", "begins no TLS"),
+        (b"\x16\x03\x01\xff\xff", "a record of 65535 bytes"),
+        (RECORD[:3], "closed the connection before a handshake"),
+        (RECORD[:7], "closed the connection before a handshake"),
+        (b"", "closed the connection before a handshake"),
+    ],
+)
+def test_what_begins_no_handshake_is_an_error(ends, data, words):
+    here, there = ends
+    there.sendall(data)
+    there.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionError, match=words):
+        finish(greeting.client_hello(here), here)
+
+
+def test_silence_is_given_up_without_patience_and_at_the_deadline(ends):
+    here, _ = ends
+    for deadline, patience in ((10.0, 0.05), (0.05, 10.0)):
+        start = time.monotonic()
+        with pytest.raises(TimeoutError, match="nothing came for"):
+            greeting.run(greeting.read_opening(here), here, start + deadline, patience)
+        assert time.monotonic() - start < 5.0
+
+
+def test_two_sides_meet_and_what_comes_later_stays(ends):
+    here, there = ends
+    greeting.set_up(there)
+    listener = session.Session(Role.LISTENER, SESSION, 10.0)
+    connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
+    connector.send(frames.Hello("g:0", "1", {}))
+    connector.begin(0.0)
+    dialing = greeting.meet(there, connector)
+    next(dialing)
+    opening = finish(greeting.read_opening(here), here)
+    assert opening == (frames.Open(SESSION, 1), 0)
+    listener.resume(*opening, 0.0)
+    taking = greeting.meet(here, listener)
+    next(taking)
+    assert next(dialing) == selectors.EVENT_READ  # it has our Open, and sent its Hello
+    assert finish(taking, here).cluster == "g:0"
+    listener.send(frames.Hello("d", "1", {}))
+    listener.send(frames.Welcome(3))
+    while buffers := listener.data_to_send(0.0):
+        for buffer in buffers:
+            here.send(buffer)
+    assert finish(dialing, there).cluster == "d"
+    assert connector.events()[1:] == [frames.Welcome(3)]
+
+
+def test_a_refusal_is_sent_and_read_before_the_end(ends):
+    here, there = ends
+    there.sendall(b"x" * 1000)
+    steps = greeting.refuse(here, "not today")
+    assert next(steps) == selectors.EVENT_READ  # the peer has not left yet
+    assert b"not today" in there.recv(1000)
+    there.close()
+    finish(steps, here)
+
+
+def test_who_is_refused_gets_the_reason(ends):
+    here, there = ends
+    greeting.set_up(there)
+    connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
+    connector.begin(0.0)
+    dialing = greeting.meet(there, connector)
+    next(dialing)
+    next(greeting.refuse(here, "not today"))
+    with pytest.raises(session.PeerAborted, match="not today"):
+        finish(dialing, there)
+
+
+def test_an_opening_is_one_frame_and_no_more(ends):
+    here, there = ends
+    data = frames.encode(frames.Open(SESSION, 4), 0, 7)[0]
+    assert len(data) == reader.OPENING_BYTES
+    there.sendall(data + b"more")
+    opened = finish(greeting.read_opening(here), here)
+    assert opened == (frames.Open(SESSION, 4), 7)
+    assert here.recv(100) == b"more"
