@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from absl import app, flags, logging
 
 from experiments import command_line
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.models import transformer
 from nebula_jax.runtime import connect, process, report
 
@@ -321,9 +321,9 @@ def settings(agreed: Any) -> dict[str, Any]:
 
 def write_run_flags(folder: pathlib.Path, run: Run) -> None:
     """Writes `run.flags`: a flagfile that alone repeats the run."""
-    folder.mkdir(parents=True, exist_ok=True)
     lines = [f"# {report.command()}", f"# commit {report.commit()}", *arguments(run)]
-    (folder / "run.flags").write_text("\n".join(lines) + "\n")
+    with files.writing(folder / "run.flags") as partial:
+        partial.write_text("\n".join(lines) + "\n")
 
 
 def parse_run(folder: str, module: str) -> pathlib.Path:

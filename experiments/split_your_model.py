@@ -31,7 +31,7 @@ from flax import serialization
 
 import nebula_jax
 from experiments import shared_flags
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.communication import codecs
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
@@ -271,7 +271,8 @@ def main() -> int:
             folder = run_folder.of_cluster(run.workdir, run.cluster)
             with run_folder.lock(folder):
                 params = train(run, connection)
-                (folder / PARAMS).write_bytes(serialization.to_bytes(params))
+                with files.writing(folder / PARAMS) as partial:
+                    partial.write_bytes(serialization.to_bytes(params))
             return 0
         case other:
             raise errors.SettingsError(

@@ -16,6 +16,7 @@ import unicodedata
 
 import polib
 
+from nebula_jax import files
 from nebula_jax.data import text_folder, tsv
 
 CATALOG = {"zh": "zh_Hans"}  # Django's name where it is not the ISO 639-1 code
@@ -64,9 +65,9 @@ def write_text_folder(out_dir: pathlib.Path) -> None:
             ]
             path = out_dir / "parallel" / f"en-{language}.{split}.tsv"
             _write(path, [f"en\t{language}", *rows])
-    (out_dir / "mono" / "families.json").write_text(
-        json.dumps({"example_clusters": EXAMPLE_CLUSTERS}, indent=1), "utf-8"
-    )
+    with files.writing(out_dir / "mono" / "families.json") as partial:  # it is the last
+        families = {"example_clusters": EXAMPLE_CLUSTERS}
+        partial.write_text(json.dumps(families, indent=1), "utf-8")
 
 
 def _write(path: pathlib.Path, lines: list[str]) -> None:

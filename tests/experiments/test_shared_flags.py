@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 from experiments import shared_flags
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
-from nebula_jax import errors
+from nebula_jax import disk, errors
 from nebula_jax.runtime import devices
 
 ROOT = pathlib.Path(shared_flags.__file__).parents[1]
@@ -123,6 +123,20 @@ def test_run_flags_alone_repeat_a_run(tmp_path, monkeypatch):
     with flagsaver.flagsaver():
         shared_flags.parse_run(str(tmp_path), "finetune_xnli")
         assert xnli_config.from_flags() == run.with_agreed(seed=4)
+
+
+def test_run_flags_that_cannot_be_written_are_as_they_were(tmp_path, monkeypatch):
+    run = configured.run(xnli_config, workdir=tmp_path, seed=3)
+    shared_flags.write_run_flags(tmp_path, run)
+    before = (tmp_path / "run.flags").read_text()
+
+    def refuse(*paths):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(disk, "rename", refuse)
+    with pytest.raises(OSError, match="No space"):
+        shared_flags.write_run_flags(tmp_path, run.with_agreed(seed=4))
+    assert (tmp_path / "run.flags").read_text() == before
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
