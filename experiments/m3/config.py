@@ -10,7 +10,7 @@ from absl import flags
 import nebula_jax
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import frames, spool
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
@@ -30,6 +30,13 @@ flags.DEFINE_integer(
     2,
     "Steps that a generator may be ahead of the discriminator; 0 takes turns.",
     lower_bound=0,
+)
+flags.DEFINE_string(
+    "spool",
+    "0",
+    "Bytes, such as 2GB, that a generator keeps while the line is down or too slow, to"
+    " go on to the end of --window. What exceeds 256 MB of them waits in a file in its"
+    " folder of --workdir. 0 for as much as is under way on a good line.",
 )
 flags.DEFINE_string(
     "task_mix",
@@ -177,6 +184,8 @@ class Local(shared_flags.Local):
     """Pieces, where a vocabulary is made."""
     vocab_lines: int
     """Sentences it is made of, at most."""
+    spool: str
+    """Bytes, such as 2GB, that a generator keeps while the line is down."""
     hot_start: str
     """A name or a folder; empty for random weights."""
     mono_alpha: float
@@ -201,6 +210,11 @@ def with_groups(run: Run, groups: list[list[str]]) -> Run:
 def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
+    if spool.from_string(local.spool) and not agreed.window:
+        raise errors.SettingsError(
+            f"--spool={local.spool} needs --window above 0: generators that take turns"
+            " with the discriminator have nothing to send while the line is down"
+        )
     devices.check(agreed.batch_size, local.devices_per_cluster, local.model_parallel)
     if not local.hot_start:
         for name in ("generator_layers", "discriminator_layers"):

@@ -8,10 +8,17 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, models
-from nebula_jax.communication.wire import activity
+from nebula_jax.communication.wire import activity, spool
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, connect, devices, process, progress
+from nebula_jax.runtime import (
+    checkpoints,
+    connect,
+    devices,
+    process,
+    progress,
+    run_folder,
+)
 from nebula_jax.training import m3
 
 
@@ -47,8 +54,12 @@ def train(run: config.Run, index: int) -> int:
         work=work,
     )
     hello = config.hello(run, settings, saved.steps)
+    kept = spool.Spool(
+        spool.from_string(local.spool),
+        run_folder.of_cluster(local.workdir, local.cluster),
+    )
     with connect.dial(
-        local.connection(), hello, peer="discriminator", work=work
+        local.connection(), hello, peer="discriminator", work=work, spool=kept
     ) as link:
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
@@ -83,5 +94,5 @@ def train(run: config.Run, index: int) -> int:
             saved.after(step, state, text.position)
         saved.at_end(step, state, text.position)
         link.wait_for_step(step)
-        record.finish(step, {"ledger": link.ledger})
+        record.finish(step, {"ledger": link.ledger, "outages": link.outages})
     return interrupt.exit_status(local.cluster, step, agreed.steps)

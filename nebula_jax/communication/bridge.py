@@ -21,6 +21,7 @@ from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, greeting, session, states
+from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.security import names as names_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
@@ -88,6 +89,7 @@ def connect(
     log: Callable[[str], None] = print,
     check: Callable[[frames.Hello], None] = no_further_check,
     work: activity.Work | None = None,
+    spool: spool_lib.Spool | None = None,
 ) -> Link:
     """Connects to a listening cluster.
 
@@ -107,6 +109,7 @@ def connect(
         what only the caller can compare. To be given on both sides, so that each
         reports what it finds, however soon the other one leaves.
       work: what this process does: peers are patient accordingly.
+      spool: for what is sent while the line is down; none if not given.
 
     Returns:
       A link whose peer has sent a Hello that agrees with this one.
@@ -133,6 +136,7 @@ def connect(
         log=log,
         dial=dial,
         work=work,
+        spool=spool,
     )
     link.start(sock)
     greet(link, hello, check)

@@ -8,7 +8,7 @@ socket is not read while enough waits to be used, so that TCP holds the sender b
 
 import contextlib
 import socket
-import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,9 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import activity, driver, frames, inbox
 from nebula_jax.communication.wire import patience as patience_lib
 from nebula_jax.communication.wire import session as session_lib
+from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.wire import zstd as zstd_lib
+from nebula_jax.security import tls
 
 STUCK_SECONDS = 60.0  # that both sides send, and neither receives
 RECHECK_SECONDS = 0.1  # whether another thread has made room
@@ -52,13 +54,14 @@ class Link:
         log: Callable[[str], None],
         dial: Callable[[float], socket.socket] | None = None,
         work: activity.Work | None = None,
+        spool: spool_lib.Spool | None = None,
     ) -> None:
         """Makes a link of a session that has met its peer, without a connection yet.
 
         Args:
           session: whose peer's Hello has come.
           cluster: name of this side.
-          reconnect_timeout, line, log, work: see `bridge.connect`.
+          reconnect_timeout, line, log, work, spool: see `bridge.connect`.
           dial: connector: makes a new connection, see `driver.Driver`.
         """
         self.session_id = session.session_id
@@ -67,6 +70,9 @@ class Link:
         self._session, self._name = session, cluster
         self._inbox = inbox.Inbox()
         session.report = lambda: self.work.report(bool(self._inbox.waiting))
+        if spool is not None:
+            session.window.spool = spool
+        self._storing = threading.Lock()  # so that it stores in the order of sending
         self._driver = driver.Driver(
             session,
             line,
@@ -92,7 +98,7 @@ class Link:
 
     def start(self, sock: socket.socket) -> None:
         """Takes over the connection on which the peer's Hello came."""
-        self.certificate_names = certificate_names(sock)
+        self.certificate_names = tls.certificate_names(sock)
         self._driver.start(sock)
 
     def attach(
@@ -104,7 +110,7 @@ class Link:
           session.SessionOver, session.RemoteProtocolError: if the session cannot go on
             with it.
         """
-        if certificate_names(sock) != self.certificate_names:
+        if tls.certificate_names(sock) != self.certificate_names:
             raise session_lib.RemoteProtocolError(
                 f"{self.peer.cluster} came back with another certificate"
             )
@@ -142,6 +148,21 @@ class Link:
         """Returns all bytes `sent` or `received` so far, below TLS and TCP."""
         ledger = self.ledger
         return sum(ledger[kind][1] for kind in ledger if kind.startswith(direction))
+
+    @property
+    def outages(self) -> dict[str, float]:
+        """The times that the line was down and what waited for it meanwhile, at most.
+
+        count, seconds, tensors, bytes, and the bytes_on_disk of these.
+        """
+        window, policy = self._session.window, self._driver.reconnect
+        return {
+            "count": policy.outages,
+            "seconds": policy.seconds,
+            "tensors": window.most_tensors,
+            "bytes": window.most_bytes,
+            "bytes_on_disk": window.spool.most_on_disk,
+        }
 
     @property
     def peer_activity(self) -> activity.Activity:
@@ -247,11 +268,13 @@ class Link:
                     raise
                 self._driver.wait(lambda: False, waiting.pause(), past_end=True)
         self._driver.join()
+        self._session.window.spool.close()
         self._driver.check()
 
     def abort(self, reason: str) -> None:
         """Sends the reason for giving up to the peer, and closes."""
         self._driver.abort(reason)
+        self._session.window.spool.close()
 
     def __enter__(self) -> "Link":
         return self
@@ -265,14 +288,19 @@ class Link:
     # For channels.
 
     def put_tensor(self, message: frames.Tensor) -> None:
-        """Queues a tensor; blocks while too much is not acknowledged."""
+        """Queues a tensor; blocks while too much is not acknowledged.
+
+        Raises:
+          spool.SpoolError: if it had to be stored, and could not.
+        """
         self._session.check_open()
         if message.channel in self._compressed:
             message = message._replace(buffers=zstd_lib.with_table(message.buffers))
-        window = self._session.window
-        if not window.can_send:
-            self._wait(lambda: window.can_send, "room to send", STUCK_SECONDS)
-        self._driver.enqueue(message, frames.tensor_bytes(message))
+        window, size = self._session.window, frames.tensor_bytes(message)
+        if not window.has_room(size):
+            self._wait(lambda: window.has_room(size), "room to send", STUCK_SECONDS)
+        with self._storing:
+            self._driver.enqueue(window.stored(message), size)
 
     def take_tensor(self, channel: int, what: str = "a tensor") -> frames.Tensor:
         """Waits for the next tensor of a channel, and returns it.
@@ -362,12 +390,3 @@ class Link:
             case frames.Welcome(step=step):
                 self._welcome = step
                 self._step_done = step
-
-
-def certificate_names(sock: socket.socket) -> set[str] | None:
-    """Returns the DNS names of the peer's certificate; None without TLS."""
-    if not isinstance(sock, ssl.SSLSocket):
-        return None
-    certificate: Any = sock.getpeercert()  # each key has values of another type
-    names = certificate.get("subjectAltName", ())
-    return {value for kind, value in names if kind == "DNS"}

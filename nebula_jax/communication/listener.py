@@ -30,6 +30,7 @@ from nebula_jax.communication.wire import (
     waker,
 )
 from nebula_jax.security import names as names_lib
+from nebula_jax.security import tls as tls_lib
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
 MAX_NEWCOMERS = 1024  # at a time; fewer where a process may not have so many files
@@ -291,7 +292,7 @@ class Listener:
             )
             yield from greeting.shake_hands(sock)
             newcomer.is_verified = True
-        names = link_lib.certificate_names(sock)
+        names = tls_lib.certificate_names(sock)
         self._check_certificate(names)
         opening, acknowledged = yield from greeting.read_opening(sock)
         link = self._find(opening, acknowledged)

@@ -20,6 +20,7 @@ from nebula_jax.communication import bridge, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.runtime import process
 from nebula_jax.security import tls
 
@@ -150,6 +151,7 @@ def dial(
     peer: str,
     check: Check = bridge.no_further_check,
     work: activity.Work | None = None,
+    spool: spool_lib.Spool | None = None,
 ) -> Link:
     """Connects to the listener.
 
@@ -160,6 +162,7 @@ def dial(
       check: compares the peer's Hello with what only the caller has; raises
         bridge.Mismatch.
       work: what this process does; a new one if not given.
+      spool: for what is sent while the line is down; none if not given.
 
     Returns:
       A link whose peer sent a Hello that agrees with this one.
@@ -182,6 +185,7 @@ def dial(
         log=process.message,
         check=check,
         work=work or activity.Work(settings.stuck_timeout),
+        spool=spool,
     )
 
 

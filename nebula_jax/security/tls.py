@@ -6,8 +6,10 @@ with `key.pem` of this cluster. The certificate's DNS name is the cluster's, suc
 """
 
 import pathlib
+import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from nebula_jax.security import credentials
 
@@ -42,6 +44,15 @@ def client_contexts(
       credentials.CredentialsError: if they must not be used.
     """
     return _contexts(ssl.PROTOCOL_TLS_CLIENT, folder, cluster)
+
+
+def certificate_names(sock: socket.socket) -> set[str] | None:
+    """Returns the DNS names of the peer's certificate; None without TLS."""
+    if not isinstance(sock, ssl.SSLSocket):
+        return None
+    certificate: Any = sock.getpeercert()  # each key has values of another type
+    names = certificate.get("subjectAltName", ())
+    return {value for kind, value in names if kind == "DNS"}
 
 
 def _contexts(

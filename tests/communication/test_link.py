@@ -1,4 +1,4 @@
-"""Peers that live and get nothing done: real sockets, short timeouts."""
+"""Peers that get nothing done, lines that are down: real sockets, short timeouts."""
 
 import concurrent.futures
 import contextlib
@@ -7,10 +7,12 @@ import threading
 import jax
 import numpy as np
 import pytest
+from breakable_line import Proxy
 
 from nebula_jax.communication import bridge, codec
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import activity, frames, session
+from nebula_jax.communication.wire import activity, frames, send_window, session
+from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.wire.activity import Activity
 
 SPEC = jax.ShapeDtypeStruct((8,), np.int32)
@@ -115,3 +117,101 @@ def test_a_peer_that_never_says_goodbye_is_given_up_as_well(star):
     with pytest.raises(session.PeerStuck, match="the end of the session from genera"):
         star.here[0].close()
     assert star.here[0].is_over
+
+
+LARGE = jax.ShapeDtypeStruct((25_000,), np.float32)  # 100 kB
+AHEAD = 8  # tensors that the pace lets a generator send before it waits
+
+
+def large(step):
+    return np.full(LARGE.shape, step, LARGE.dtype)
+
+
+class Outage:
+    """A generator that sends through a line that is down, as far as it can."""
+
+    def __init__(self, stack, pool, spool):
+        settings = {"peer_timeout": 5.0, "reconnect_timeout": 20.0, "tls": None}
+        listener = stack.enter_context(
+            listener_lib.Listener(
+                listener_lib.listen(("127.0.0.1", 0)),
+                frames.Hello("discriminator", "0.1", {}),
+                **settings,
+            )
+        )
+        self.proxy = Proxy(listener.address)
+        stack.callback(self.proxy.close)
+        coming = pool.submit(
+            bridge.connect,
+            self.proxy.address,
+            frames.Hello("generator:0", "0.1", {}),
+            connect_timeout=5.0,
+            peer="discriminator",
+            spool=spool,
+            **settings,
+        )
+        self.here, self.there = listener.accept(5.0), coming.result(5.0)
+        self.receiver = self.here.receiver("tokens", LARGE, codec.identity())
+        self.sender = self.there.sender("tokens", LARGE, codec.identity())
+        self.here.welcome(0)
+        self.there.wait_for_welcome(5.0)
+        self.sent, self.has_sent = 0, threading.Condition()
+        self.proxy.refuse()
+        self.proxy.cut()
+        self.sending = pool.submit(self._send)
+
+    def _send(self):
+        for step in range(1, AHEAD + 1):
+            self.sender.send(step, large(step))
+            with self.has_sent:
+                self.sent = step
+                self.has_sent.notify()
+
+    def wait_for(self, count):
+        """Waits until so many were sent; then shows that no more are for a while."""
+        with self.has_sent:
+            assert self.has_sent.wait_for(lambda: self.sent >= count, 5.0)
+            assert not self.has_sent.wait_for(lambda: self.sent > count, 0.2)
+
+    def end(self):
+        """The line is back: everything arrives, once and in order."""
+        self.proxy.refuse(False)
+        for step in range(1, AHEAD + 1):
+            np.testing.assert_array_equal(self.receiver.recv(step), large(step))
+        self.sending.result(5.0)
+        outages = self.there.outages
+        for link in (self.here, self.there):
+            link.abort("the test is over")
+        return outages
+
+
+@pytest.fixture
+def outage(pool, monkeypatch):
+    monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)  # so that two tensors fill it
+    with contextlib.ExitStack() as stack:
+        yield lambda spool: Outage(stack, pool, spool)
+
+
+def test_with_a_spool_a_generator_goes_on_to_the_end_of_its_window(tmp_path, outage):
+    outage = outage(spool_lib.Spool(2 * AHEAD * 100_000, tmp_path, memory=300_000))
+    outage.wait_for(AHEAD)
+    found = outage.end()
+    assert found["count"] >= 1
+    assert 0.2 < found["seconds"] < 20.0
+    assert (found["tensors"], found["bytes"]) == (AHEAD, AHEAD * 100_000)
+    assert found["bytes_on_disk"] == 500_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spool_that_is_full_blocks_and_loses_nothing(tmp_path, outage):
+    outage = outage(spool_lib.Spool(550_000, tmp_path))
+    outage.wait_for(5)
+    found = outage.end()
+    assert found["bytes"] == 500_000
+    assert found["bytes_on_disk"] == 0
+
+
+def test_without_a_spool_a_full_window_blocks_as_ever(outage):
+    outage = outage(None)
+    outage.wait_for(2)
+    assert outage.end()["tensors"] == 2

@@ -20,6 +20,7 @@ from nebula_jax.communication import wan
 from nebula_jax.communication.wire import (
     connection,
     frames,
+    reconnect,
     session,
     socket_io,
     waiters,
@@ -124,6 +125,11 @@ class Driver:
     def was_lost(self) -> bool:
         """True if the session ended because the peer did not come back."""
         return isinstance(self._error, session.PeerGone)
+
+    @property
+    def reconnect(self) -> reconnect.Reconnect:
+        """The policy, which counts the times without a connection."""
+        return self._connection.reconnect
 
     def check(self) -> None:
         """Raises what has ended the session, if it was an error."""

@@ -27,6 +27,8 @@ class Reconnect:
         self._jitter = random.Random(seed)
         self.is_lost = False
         """True if the connection broke, and no other one has opened since."""
+        self.outages, self.seconds = 0, 0.0
+        """Times that a lost connection came back, and seconds without one in all."""
         self._lost_at = self._recovered_at = 0.0
         self._away = 0.0  # seconds, before the present loss
         self._crossed = -1
@@ -77,6 +79,7 @@ class Reconnect:
         """Records a new connection; returns the seconds without one."""
         assert self._lost_at is not None  # nothing else can recover
         away = now - self._lost_at
+        self.outages, self.seconds = self.outages + 1, self.seconds + away
         self.is_lost, self._failure = False, ""
         self._away, self._recovered_at = self._away + away, now
         return away

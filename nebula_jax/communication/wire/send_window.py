@@ -3,6 +3,7 @@
 import collections
 
 from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import spool as spool_lib
 
 WINDOW_BYTES = 16 << 20  # not acknowledged; 170 Mbit/s fill it in 0.8 s
 WINDOW_TENSORS = 2  # however large: one on its way while the other is acknowledged
@@ -17,6 +18,10 @@ class SendWindow:
     """
 
     def __init__(self) -> None:
+        self.spool = spool_lib.Spool()
+        """The room for more, while the window is full."""
+        self.most_tensors = self.most_bytes = 0
+        """The most that waited for a line that was down, or beyond a full window."""
         self.acknowledged = self.cursor = self.next_sequence = 0
         self._ever_sent = 0
         self._messages: collections.deque[frames.Message] = collections.deque()
@@ -24,10 +29,35 @@ class SendWindow:
 
     @property
     def can_send(self) -> bool:
-        """True if one more tensor may be sent before others are acknowledged."""
+        """True if one more tensor may be sent before others are acknowledged.
+
+        Even without a spool.
+        """
         return self.next_sequence - self.acknowledged < WINDOW_FRAMES and (
             self._tensors < WINDOW_TENSORS or self._bytes < WINDOW_BYTES
         )
+
+    def has_room(self, size: int) -> bool:
+        """Returns True if a tensor of `size` bytes may be sent, now or by the spool."""
+        is_bounded = self.next_sequence - self.acknowledged < WINDOW_FRAMES
+        fits = self._bytes + size <= self.spool.limit
+        return self.can_send or (is_bounded and fits)
+
+    def stored(self, message: frames.Tensor) -> frames.Tensor:
+        """Returns a tensor that there is room for, in the spool's file if need be.
+
+        Raises:
+          spool.SpoolError: if the file cannot be written.
+        """
+        in_memory = self._bytes - self.spool.on_disk + frames.tensor_bytes(message)
+        if self.can_send or in_memory <= self.spool.memory:
+            return message
+        return self.spool.store(message)
+
+    def note_waiting(self) -> None:
+        """Records how much waits for a line that is down."""
+        self.most_tensors = max(self.most_tensors, self._tensors)
+        self.most_bytes = max(self.most_bytes, self._bytes)
 
     @property
     def is_pending(self) -> bool:
@@ -36,15 +66,20 @@ class SendWindow:
 
     def add(self, message: frames.Message) -> None:
         """Appends a message; its number is `next_sequence` before the call."""
+        is_full = not self.can_send
         self._messages.append(message)
         self.next_sequence += 1
         if type(message) is frames.Tensor:
             self._tensors += 1
             self._bytes += frames.tensor_bytes(message)
+            if is_full:
+                self.note_waiting()
 
     def next(self) -> frames.Message:
         """Hands out the next message; its number is `cursor` before the call."""
         message = self._messages[self.cursor - self.acknowledged]
+        if type(message) is frames.Tensor:
+            message = self.spool.load(message)
         self.cursor += 1
         self._ever_sent = max(self._ever_sent, self.cursor)
         return message
@@ -74,5 +109,6 @@ class SendWindow:
             if type(message) is frames.Tensor:
                 self._tensors -= 1
                 self._bytes -= frames.tensor_bytes(message)
+                self.spool.release(message)
         self.acknowledged = count
         self.cursor = max(self.cursor, count)

@@ -202,6 +202,7 @@ class Session:
     def lost(self) -> None:
         """Ends the connection; half a frame of it is no frame."""
         self._phase = states.Phase.NONE
+        self.window.note_waiting()
         self._forget_connection()
 
     def _forget_connection(self) -> None:
@@ -223,6 +224,8 @@ class Session:
                 text += f"; call {_WELCOME[self.role]} first"
             raise LocalProtocolError(text) from None
         self.window.add(message)
+        if not self.is_running:
+            self.window.note_waiting()
 
     def abort(self, reason: str, now: float) -> list[Any]:
         """Ends the session, whatever is still queued.

@@ -3,6 +3,7 @@
 A short run that is killed at two moments is in test_pretrain_m3.py.
 """
 
+import json
 import resource
 import signal
 import time
@@ -70,7 +71,11 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
 @pytest.mark.slow
 def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
     status, output = runs.run(
-        **flags("cut"), wan="cut=2s@1s,cut=2s@5s", peer_timeout=0.6
+        **flags("cut"),
+        wan="cut=2s@1s,cut=2s@5s",
+        peer_timeout=0.6,
+        window=8,
+        spool="1MB",
     )
     assert status == 0, output
     assert "waiting for it to come back" in output
@@ -81,6 +86,13 @@ def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
             runs.state("cut", cluster, STEPS),
             undisturbed[cluster],
         )
+    for cluster in CLUSTERS[1:]:
+        path = runs.folder / "cut" / cluster / "summary.json"
+        outages = json.loads(path.read_text())["outages"]
+        assert outages["count"] >= 1
+        assert 1 <= outages["tensors"] <= 8 + 2  # and held-out text
+        assert outages["seconds"] > 1
+    assert "lost its line" in output
 
 
 @pytest.mark.slow
