@@ -1,7 +1,10 @@
 """The arguments of any command: what holds for all of them, whatever they mean."""
 
+import itertools
 import math
+import pathlib
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 
@@ -47,3 +50,27 @@ def whole_number(text: str) -> int | None:
     (12, None, None)
     """
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
+
+
+def workdir(given: str) -> pathlib.Path:
+    """Returns the folder of --workdir, by default of the first flagfile's name."""
+    if given:
+        return pathlib.Path(given)
+    name = sys.argv[0]
+    for argument, value in itertools.pairwise([*sys.argv, ""]):
+        flag, equals, inline = argument.lstrip("-").partition("=")
+        if flag == "flagfile":  # the first: others may add a line to it
+            name = inline if equals else value
+            break
+    return pathlib.Path("runs") / pathlib.Path(name).stem
+
+
+def check_known() -> None:
+    """Raises flags.Error at a flag that only other experiments have."""
+    key = {each.name for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith(("experiments.", "scripts.")):
+            continue
+        for each in defined:
+            if each.present and each.name not in key:
+                raise flags.Error(f"Unknown command line flag '{each.name}'")

@@ -80,8 +80,11 @@ def _run_here(run: config.Run) -> int:
         names = ["whole"]
     with contextlib.ExitStack() as stack:
         if not is_whole:
-            prepared = launcher.prepared(names, run.local.connection())
-            launch = stack.enter_context(prepared)
+            launch = stack.enter_context(
+                launcher.prepared(
+                    workdir, names, run.local.connection(), run.local.restart
+                )
+            )
         run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
         vocabulary = data.vocabulary(run.local)
         settings = config.settings(run, vocabulary)

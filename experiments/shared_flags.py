@@ -8,7 +8,6 @@ its `run.flags`.
 """
 
 import dataclasses
-import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +82,15 @@ flags.DEFINE_float(
     "Seconds after which a cluster that is waited for, lives and gets nothing done ends"
     " the run; ten times as long while it starts, saves or evaluates. 0 for 20 times"
     " the longest step of the run so far, at least 60.",
+)
+
+flags.DEFINE_integer(
+    "restart",
+    0,
+    "Times that --cluster=all starts all clusters again because one died: was killed,"
+    " or lost another for longer than --reconnect_timeout. They go on from the newest"
+    " step that all have saved.",
+    lower_bound=0,
 )
 
 # Devices.
@@ -205,6 +213,16 @@ class Local(Place):
     """Seconds."""
     stuck_timeout: float
     """Seconds; 0 to derive them from the steps."""
+    restart: int
+    """Times, with --cluster=all."""
+
+    def __post_init__(self) -> None:
+        """Raises errors.SettingsError at what cannot work."""
+        if self.restart and self.cluster != "all":
+            raise errors.SettingsError(
+                f"--restart={self.restart} is for --cluster=all; on real clusters each"
+                " machine's own supervisor does it (see experiments/m3/README.md)"
+            )
 
     def connection(self) -> connect.Settings:
         """Returns how this cluster reaches the others.
@@ -220,7 +238,7 @@ class Local(Place):
     def reaching(self, cluster: str, settings: connect.Settings) -> "Local":
         """Returns what the process of `cluster` is given in a run on this machine."""
         return dataclasses.replace(
-            self, cluster=cluster, **dataclasses.asdict(settings)
+            self, cluster=cluster, restart=0, **dataclasses.asdict(settings)
         )
 
 
@@ -269,7 +287,7 @@ def read(cls: type[Values]) -> Values:
 def _value(field: dataclasses.Field) -> Any:
     value = flags.FLAGS[field.name].value
     if field.name == "workdir":
-        return _workdir(value)
+        return command_line.workdir(value)
     if field.type is pathlib.Path:
         return pathlib.Path(value)
     if field.type == tuple[int, ...]:
@@ -280,18 +298,6 @@ def _value(field: dataclasses.Field) -> Any:
             )
         return numbers
     return tuple(value) if isinstance(value, list) else value
-
-
-def _workdir(given: str) -> pathlib.Path:
-    if given:
-        return pathlib.Path(given)
-    name = sys.argv[0]
-    for argument, value in itertools.pairwise([*sys.argv, ""]):
-        flag, equals, inline = argument.lstrip("-").partition("=")
-        if flag == "flagfile":  # the first: others may add a line to it
-            name = inline if equals else value
-            break
-    return pathlib.Path("runs") / pathlib.Path(name).stem
 
 
 def arguments(run: Run) -> list[str]:
@@ -368,7 +374,7 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
     def parsed(argv: Sequence[str]) -> list[str]:
         try:
             rest = command_line.parse(argv)
-            _check_known()
+            command_line.check_known()
             return rest
         except (flags.Error, UnicodeDecodeError) as error:
             process.message("error: " + " ".join(str(error).split()))
@@ -384,14 +390,3 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
         return process.guarded(main)
 
     app.run(guarded, flags_parser=parsed)
-
-
-def _check_known() -> None:
-    """Raises flags.Error at a flag that only other experiments have."""
-    key = {each.name for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
-    for module, defined in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith(("experiments.", "scripts.")):
-            continue
-        for each in defined:
-            if each.present and each.name not in key:
-                raise flags.Error(f"Unknown command line flag '{each.name}'")

@@ -261,7 +261,9 @@ def main() -> int:
     match run.cluster:
         case "all":
             with run_folder.lock(run.workdir):
-                with launcher.prepared(("back", "front"), connection) as launch:
+                with launcher.prepared(
+                    run.workdir, ("back", "front"), connection
+                ) as launch:
                     status = launch(
                         "experiments.split_your_model",
                         lambda name, reach: arguments(run, name, reach),

@@ -80,7 +80,9 @@ def _run_here(run: config.Run) -> int:
     with contextlib.ExitStack() as stack:
         if not is_whole:
             connection = scaled_wan.without(run.local).connection()
-            launch = stack.enter_context(launcher.prepared(names, connection))
+            launch = stack.enter_context(
+                launcher.prepared(workdir, names, connection, run.local.restart)
+            )
         folders = data.split(run)
         models.load_source(run)  # what is wrong with it shows before anything starts
         target_model.prepare(run, folders[1])

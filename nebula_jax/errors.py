@@ -5,5 +5,9 @@ class NebulaError(Exception):
     """An error that a person can mend; its text states in one line what and where."""
 
 
+class PeerAbsent(NebulaError):
+    """An error that is over once another cluster comes (back): trying again helps."""
+
+
 class SettingsError(NebulaError):
     """A setting that cannot work, alone or with others."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime import restarts
 from nebula_jax.training import metrics
 
 EXAMPLES = 5  # translations that are printed
@@ -38,6 +39,7 @@ def report(
             **run_report.provenance(seconds),
             "flags": dict(settings),
             "clusters": [each for each in found.values() if each],
+            "restarts": restarts.read(folder, clusters.values()),
             "bytes": step_bytes(found.get("source", {}), settings, buckets),
             "line": dict(line),
             "losses": {
@@ -141,6 +143,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return run_report.join(
         run_report.heading(summary, f"seed {summary['flags']['seed']}"),
         run_report.clusters(summary),
+        restarts.markdown(summary),
         _sizes_markdown(summary["bytes"]),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
         "\n".join(f"    {line}" for line in examples),

@@ -6,6 +6,7 @@ from typing import Any
 
 from nebula_jax.communication import codecs
 from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime import restarts
 from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3
@@ -32,12 +33,14 @@ def report(
     path = folder / "summary.json"
     if run_report.is_stale(path, clusters.values()):
         plot(clusters, folder / "losses.png")
-        run_report.write(path, _gather(clusters, settings, vocab_size, seconds))
+        summary = _gather(folder, clusters, settings, vocab_size, seconds)
+        run_report.write(path, summary)
     run_report.show(markdown(run_report.read_summary(folder)))
     print(f"report: {path}, {folder / 'losses.png'}")
 
 
 def _gather(
+    folder: pathlib.Path,
     clusters: Mapping[str, pathlib.Path],
     settings: Mapping[str, Any],
     vocab_size: int,
@@ -50,6 +53,7 @@ def _gather(
         "vocab_size": vocab_size,
         "flags": dict(settings),
         "clusters": [each for each in found.values() if each],
+        "restarts": restarts.read(folder, clusters.values()),
         "bytes": _bytes(found, settings, vocab_size),
         "losses": {
             name: run_report.first_and_last(each) for name, each in records.items()
@@ -158,6 +162,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return run_report.join(
         run_report.heading(summary, seed, vocabulary),
         run_report.clusters(summary),
+        restarts.markdown(summary),
         _sizes_markdown(summary["bytes"]),
         *_outages_markdown(summary["clusters"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),

@@ -36,6 +36,10 @@ class ConnectError(errors.NebulaError):
     """A connection that could not be made."""
 
 
+class NobodyThere(ConnectError, errors.PeerAbsent):
+    """A cluster that did not come, or does not answer, within --connect_timeout."""
+
+
 class Mismatch(errors.NebulaError):
     """A difference between the settings of two clusters."""
 
@@ -115,7 +119,8 @@ def connect(
       A link whose peer has sent a Hello that agrees with this one.
 
     Raises:
-      ConnectError: if nobody answers in time, or TLS fails for good.
+      NobodyThere: if nobody answers in time.
+      ConnectError: if TLS fails for good.
       Mismatch: if the peer's version or settings differ.
       session.PeerAborted: if the peer refuses this cluster, with its reason.
     """
@@ -172,8 +177,9 @@ def _meet(
             if _is_final(error):
                 raise ConnectError(f"{what} at {address}: {reason}") from None
             if time.monotonic() + RETRY_SECONDS > deadline:
-                after = f" after {timeout:g} s (--connect_timeout)"
-                raise ConnectError(f"{what} at {address}{after}: {reason}") from None
+                text = f"{what} at {address} after {timeout:g} s (--connect_timeout)"
+                absent = ConnectError if _is_tls(error) else NobodyThere
+                raise absent(f"{text}: {reason}") from None
             line = f"{what} at {address}: {reason}; trying again"
             if what != NOBODY and line != logged:  # nobody: it has not started yet
                 log(line)

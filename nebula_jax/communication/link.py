@@ -29,7 +29,7 @@ STUCK_SECONDS = 60.0  # that both sides send, and neither receives
 RECHECK_SECONDS = 0.1  # whether another thread has made room
 
 
-class Timeout(errors.NebulaError):
+class Timeout(errors.PeerAbsent):
     """A message of the peer that was not there within --connect_timeout."""
 
 

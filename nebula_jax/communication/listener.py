@@ -149,7 +149,7 @@ class Listener:
           A link whose peer has sent a Hello that agrees with this one.
 
         Raises:
-          bridge.ConnectError: if nobody came in time.
+          bridge.NobodyThere: if nobody came in time.
           bridge.Mismatch: if one came whose version or settings differ.
         """
         deadline = time.monotonic() + timeout
@@ -157,7 +157,7 @@ class Listener:
             try:
                 link = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise bridge.ConnectError(
+                raise bridge.NobodyThere(
                     f"nobody came within {timeout:g} s (--connect_timeout)"
                 ) from None
             # What differs is reported though the peer, which found it too, has gone.

@@ -210,7 +210,7 @@ def listen(
       A link to each, in the order of `clusters`. They close with the block.
 
     Raises:
-      bridge.ConnectError: if one did not connect in time.
+      bridge.NobodyThere: if one did not connect in time.
       bridge.Mismatch: if one of them runs something else. Others are refused.
     """
     report_plain(settings)
@@ -255,8 +255,8 @@ def _gather(
             link = listener.accept(deadline - time.monotonic())
             links[link.peer.cluster] = link
     except BaseException as error:
-        if isinstance(error, bridge.ConnectError):
-            error = bridge.ConnectError(
+        if isinstance(error, bridge.NobodyThere):
+            error = bridge.NobodyThere(
                 f"{', '.join(missing())} did not come within {timeout:g} s"
                 " (--connect_timeout)"
             )

@@ -4,7 +4,7 @@
 1        an error, reported in one line
 2        settings that cannot work
 3        stopped for a peer; saved
-4        ended because a peer did; the peer is to blame
+4        ended because a peer did, or did not come; the peer is to blame
 128 + n  stopped by signal n; saved
 """
 
@@ -126,7 +126,7 @@ def guarded(main: Callable[[], int]) -> int:
     except errors.SettingsError as error:
         message(f"error: {error}")
         return 2
-    except (session.PeerGone, session.PeerAborted) as error:
+    except (session.PeerGone, session.PeerAborted, errors.PeerAbsent) as error:
         message(f"error: {error}")
         return ENDED_BY_PEER
     except (errors.NebulaError, OSError) as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime import process, run_folder
+from nebula_jax.runtime import process, restarts, run_folder
 from nebula_jax.training import metrics
 
 
@@ -69,6 +69,7 @@ class Progress:
         self._tokens = 0
         self._work = work or activity.Work()
         self._work.begin()
+        self._has_stepped = False
 
     def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step; every `log_every` steps, reports their means.
@@ -78,6 +79,9 @@ class Progress:
           values: name -> [] float32; `tokens` is added up, not averaged.
         """
         self._work.step_done()
+        if not self._has_stepped:
+            self._has_stepped = True
+            restarts.record_first_step(self._folder, step, time.time())
         self._pending.append(values)
         if step % self._log_every == 0 or step == self._steps:
             self._report(step)

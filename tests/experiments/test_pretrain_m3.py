@@ -17,6 +17,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
+from nebula_jax.runtime import process as process_lib
 from nebula_jax.runtime import run_folder
 from nebula_jax.security import certificates
 from nebula_jax.training import masking, metrics
@@ -158,6 +159,25 @@ def test_a_run_that_is_killed_at_two_moments_ends_bit_for_bit_the_same(runs, spl
     assert status == 0, output
     assert output.count("going on after step") == 3
     assert_same_states(runs, "killed")
+
+
+def test_a_run_that_starts_itself_again_ends_bit_for_bit_the_same(runs, split):
+    """SIGKILL of a cluster with --restart: the same command ends as if never killed."""
+    flags = {"workdir": "restarted", "steps": 5, "checkpoint_every": 1, "restart": 1}
+    flags |= {"window": 0, "wan": "10mbit,200ms"}
+    process, family = runs.start_and_wait(step=2, folders=CLUSTERS, **flags)
+    family["generator:0"].kill()
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
+    tiny_runs.assert_all_gone(family)
+    assert "generator:0 was killed by SIGKILL; all clusters start again" in output
+    assert output.count("going on after step") == 3
+    assert_same_states(runs, "restarted")
+    summary = json.loads((runs.folder / "restarted" / "summary.json").read_text())
+    (restart,) = summary["restarts"]
+    assert restart["cluster"] == "generator:0"
+    assert 0 < restart["seconds"] < 60
+    assert f"{restart['seconds']:.1f} s until the next step" in output
 
 
 def test_a_folder_with_another_run_is_not_overwritten(runs, split):
@@ -302,6 +322,6 @@ def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
         tls="off",
         workdir="alone",
     )
-    assert status == 1
+    assert status == process_lib.ENDED_BY_PEER
     assert "error: nobody answers at 127.0.0.1:" in output.splitlines()[-1]
     assert time.monotonic() - start < 30

@@ -25,7 +25,7 @@ def cluster(values: dict[str, str]) -> int:
         make = tls.client_contexts(pathlib.Path(values["tls"]), name)
         make()  # as when a connection comes back
     partial = folder / f".{name}"
-    partial.write_text(f"{os.getpid()} {values['tls']}")
+    partial.write_text(str(os.getpid()))
     partial.rename(folder / name)
     end = folder / f"{name}.end"
     while not interrupt.requested():
@@ -43,8 +43,11 @@ def launch(values: dict[str, str]) -> int:
             f"--cluster={name}", f"--tls={reach.tls}", f"--folder={values['folder']}"
         ]  # fmt: skip
 
-    settings = connect.Settings(tls=values["tls"])
-    with launcher.prepared(CLUSTERS, settings) as start:
+    settings, workdir = connect.Settings(tls=values["tls"]), values["folder"]
+    prepared = launcher.prepared(
+        pathlib.Path(workdir), CLUSTERS, settings, int(values["restart"])
+    )
+    with prepared as start:
         return start("tiny_cluster", arguments)
 
 

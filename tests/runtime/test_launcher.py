@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 import tiny_cluster
 import tiny_runs
 
+from nebula_jax.runtime import process, processes, restarts
 from nebula_jax.security import certificates
 
 
@@ -20,14 +22,14 @@ def start(tmp_path):
     """Starts a launcher in `tmp_path`; it and its clusters end with the test."""
     started = []
 
-    def run(tls="auto"):
+    def run(tls="off", restart=0):
         path = os.pathsep.join(
             [str(tiny_runs.ROOT), str(tiny_runs.ROOT / "tests/helpers")]
         )
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tiny_cluster"),
-                *(f"--tls={tls}", f"--folder={tmp_path}"),
+                *(f"--tls={tls}", f"--folder={tmp_path}", f"--restart={restart}"),
             ],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path)},
@@ -39,18 +41,26 @@ def start(tmp_path):
         return process
 
     yield run
-    for process in started:
+    for launched in started:
         with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(process.pid).children():
+            for child in psutil.Process(launched.pid).children():
                 child.kill()
-        process.kill()
-        process.communicate()
+        launched.kill()
+        launched.communicate()
 
 
-def clusters(process, folder):
-    """Waits until all clusters work; cluster -> its process."""
+def clusters(process, folder, before=()):
+    """Waits until all clusters work; cluster -> its process.
+
+    Args:
+      process: the launcher.
+      folder: of the run.
+      before: processes of the time before a restart.
+    """
+    files = [folder / name for name in tiny_cluster.CLUSTERS]
+    old = {str(each.pid) for each in before}
     deadline = time.monotonic() + 60
-    while not all((folder / name).exists() for name in tiny_cluster.CLUSTERS):
+    while not all(each.exists() and each.read_text() not in old for each in files):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -74,7 +84,7 @@ def keys(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def test_keys_of_a_run_are_in_no_file_even_if_its_launcher_is_killed(start, tmp_path):
-    process = start()
+    process = start(tls="auto")
     family = clusters(process, tmp_path)
     assert not keys(tmp_path)
     process.kill()
@@ -84,7 +94,7 @@ def test_keys_of_a_run_are_in_no_file_even_if_its_launcher_is_killed(start, tmp_
 
 
 def test_a_cluster_has_the_key_of_no_other(start, tmp_path):
-    process = start()
+    process = start(tls="auto")
     family = clusters(process, tmp_path)
     held = {
         name: {
@@ -128,3 +138,82 @@ def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
     (line,) = output.splitlines()
     assert f"chmod 600 {own / 'dials-0' / 'key.pem'}" in line
     assert not (tmp_path / "listens").exists()
+
+
+def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
+    """On the listener's port, which nobody else can take meanwhile."""
+    launched, before = start(restart=2), ()
+    for victim in ("dials:0", "listens"):
+        family = clusters(launched, tmp_path, before)
+        family[victim].kill()
+        before = family.values()
+        tiny_runs.assert_all_gone(family)
+    clusters(launched, tmp_path, before)["dials:0"].kill()
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 1
+    lines = [line for line in output.splitlines() if "clusters" in line]
+    again = "was killed by SIGKILL; all clusters start again from what they have saved"
+    assert lines == [
+        f"dials:0 {again} (restart 1 of 2)",
+        f"listens {again} (restart 2 of 2)",
+        "error: dials:0 was killed by SIGKILL; all clusters ended, after 2 of"
+        " --restart=2",
+    ]
+    found = restarts.read(tmp_path, [])
+    assert [each["cluster"] for each in found] == ["dials:0", "listens"]
+
+
+def test_a_run_that_was_restarted_ends_well(start, tmp_path):
+    launched = start(tls="auto", restart=1)
+    family = clusters(launched, tmp_path)
+    family["dials:0"].kill()
+    for name in clusters(launched, tmp_path, family.values()):
+        end(tmp_path, name)
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 0, output
+    assert not (tmp_path / processes.PROGRAMS).exists()
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_cluster_that_refused_is_not_started_again(start, tmp_path, status):
+    launched = start(restart=3)
+    clusters(launched, tmp_path)
+    end(tmp_path, "dials:0", status)
+    end(tmp_path, "listens", process.ENDED_BY_PEER)
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 1
+    line = output.splitlines()[-1]
+    assert line == f"error: dials:0 ended with status {status}; all clusters ended"
+    assert "start again" not in output
+
+
+def test_a_run_that_is_stopped_is_not_started_again(start, tmp_path):
+    launched = start(restart=3)
+    family = clusters(launched, tmp_path)
+    end(tmp_path, "dials:0", process.STOPPED_BY_PEER)
+    launched.send_signal(signal.SIGINT)
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 128 + signal.SIGINT, output
+    tiny_runs.assert_all_gone(family)
+
+
+KILLED, GONE = -signal.SIGKILL, process.ENDED_BY_PEER
+
+
+@pytest.mark.parametrize(
+    ("statuses", "wanted"),
+    [
+        ([KILLED], True),
+        ([KILLED, GONE], True),
+        ([-signal.SIGSEGV, 0], True),
+        ([GONE, GONE], True),  # a line that was away for too long
+        ([0, 0], False),
+        ([KILLED, 1], False),
+        ([GONE, 2], False),
+        ([KILLED, process.STOPPED_BY_PEER], False),
+        ([KILLED, 128 + signal.SIGTERM], False),
+        ([-signal.SIGTERM, GONE], False),
+    ],
+)
+def test_what_is_worth_starting_again(statuses, wanted):
+    assert processes.must_restart(statuses) == wanted

@@ -4,8 +4,10 @@ import signal
 import pytest
 
 from nebula_jax import errors
+from nebula_jax.communication import bridge, link
 from nebula_jax.communication.wire import session
 from nebula_jax.runtime import connect, process
+from nebula_jax.training import checkpoint
 
 
 @pytest.fixture
@@ -45,6 +47,13 @@ def test_who_stops_for_a_peer_has_a_status_of_its_own():
         (OSError("disk full"), 1, "error: disk full"),
         (session.PeerGone("gone"), process.ENDED_BY_PEER, "error: gone"),
         (session.PeerAborted("bad"), process.ENDED_BY_PEER, "error: bad"),
+        (bridge.NobodyThere("nobody"), process.ENDED_BY_PEER, "error: nobody"),
+        (link.Timeout("no Hello"), process.ENDED_BY_PEER, "error: no Hello"),
+        # Refusals: they come again, so nobody shall start such a process again.
+        (bridge.ConnectError("no TLS"), 1, "error: no TLS"),
+        (bridge.Mismatch("--steps"), 1, "error: --steps"),
+        (session.RemoteProtocolError("flood"), 1, "error: flood"),
+        (checkpoint.CheckpointError("another run"), 1, "error: another run"),
         (KeyboardInterrupt(), 130, "interrupted before training began"),
     ],
 )

@@ -9,7 +9,10 @@ Time is an argument: seconds on any clock that only goes forward.
 
 import random
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between attempts. A line that is back is found within 5 s: an attempt that
+nobody answers knocks for the last time 2 s before it ends (`bridge.PATIENCE_SECONDS`,
+and TCP's pauses of 1 s, 2 s)."""
 LASTING_SECONDS = 30.0  # a connection is a good one even if nothing had to cross
 
 

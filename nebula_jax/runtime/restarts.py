@@ -1,0 +1,90 @@
+"""Restarts of a run's clusters, and the time that each of them cost.
+
+The launcher writes down each death that it mends, in the run's folder; each cluster
+writes down the first step of each of its processes, in its own. Times are seconds since
+1970: they are compared across processes, and across starts of the machine.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+DEATHS, STARTS = "restarts.jsonl", "starts.jsonl"
+
+
+def record_death(workdir: pathlib.Path, cluster: str, how: str, now: float) -> None:
+    """Records that a cluster died, and that all start again."""
+    _append(workdir / DEATHS, {"cluster": cluster, "how": how, "at": now})
+
+
+def record_first_step(folder: pathlib.Path, step: int, now: float) -> None:
+    """Records the first step that a cluster's process has taken.
+
+    Args:
+      folder: of the cluster.
+      step: counted from 1.
+      now: when it was done.
+    """
+    _append(folder / STARTS, {"step": step, "at": now})
+
+
+def read(
+    workdir: pathlib.Path, folders: Iterable[pathlib.Path]
+) -> list[dict[str, Any]]:
+    """Lists the restarts of a run.
+
+    Args:
+      workdir: the run's folder.
+      folders: of its clusters.
+
+    Returns:
+      For each: cluster, how (it died), at, and seconds from then until every cluster
+      had taken a step; None if one never did.
+    """
+    starts = [_read(folder / STARTS) for folder in folders]
+    found = []
+    for death in _read(workdir / DEATHS):
+        later = [
+            min((each["at"] for each in own if each["at"] >= death["at"]), default=None)
+            for own in starts
+        ]
+        took = [at - death["at"] for at in later if at is not None]
+        seconds = max(took) if took and len(took) == len(later) else None
+        found.append(death | {"seconds": seconds})
+    return found
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """Renders a run's restarts; empty if there were none.
+
+    Args:
+      summary: of the run; `restarts` as `read` returns them.
+    """
+    lines = [
+        f"- {each['cluster']} {each['how']}:"
+        + (
+            " no step after that"
+            if each["seconds"] is None
+            else f" {each['seconds']:.1f} s until the next step"
+        )
+        for each in summary.get("restarts", ())
+    ]
+    return "\n".join(lines)
+
+
+def _append(path: pathlib.Path, record: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record) + "\n")
+
+
+def _read(path: pathlib.Path) -> Sequence[dict[str, Any]]:
+    """Reads the lines of a file; one that a kill cut short does not count."""
+    found = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
