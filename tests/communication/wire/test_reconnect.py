@@ -117,3 +117,19 @@ def test_the_explanation_names_the_loss_and_the_latest_failure(timeout, expected
     policy.failed("a certificate")
     policy.failed("nobody answers")
     assert policy.explanation == expected
+
+
+def test_the_connections_that_came_back_and_their_times_are_counted():
+    policy = lost()
+    assert policy.breaks == 0
+    policy.recovered(104.0)
+    policy.lost(200.0, "it broke", crossed=9)
+    policy.recovered(201.5)
+    assert (policy.breaks, policy.seconds_away) == (2, 5.5)
+
+
+def test_a_line_that_is_back_is_tried_within_five_seconds():
+    """An attempt that nobody answers takes 5 s, and knocks after 0, 1 and 3 s."""
+    policy = lost(timeout=1000.0)
+    for _ in range(50):
+        assert (5.0 - 3.0) + policy.next_pause() <= 5.0
