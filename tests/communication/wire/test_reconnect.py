@@ -85,7 +85,7 @@ def test_a_line_that_damages_everything_is_given_up_after_a_few_attempts():
         policy.recovered(now)
         policy.lost(now + 0.001, "damaged", crossed=3)
         attempts += 1
-    assert attempts < 30
+    assert attempts < 60  # some 45 of up to 2 s
     assert 160.0 <= now < 170.0
 
 
