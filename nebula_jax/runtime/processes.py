@@ -11,7 +11,6 @@ newest common checkpoint on disk.
 import os
 import pathlib
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,7 +36,7 @@ WELL_ENDED = (
 STOPPED = tuple(status for status in WELL_ENDED if status)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROGRAMS = "compiled_programs"
-"""The folder in a run's folder where JAX keeps compiled programs between restarts."""
+"""The folder in a run's folder where JAX keeps compiled programs, for the next start."""
 
 
 class Command(NamedTuple):
@@ -232,7 +231,6 @@ class Processes:
         if self._signal is not None and not self._failed(ends):
             return 128 + self._signal
         if all(status in WELL_ENDED for status in ends.values()):
-            shutil.rmtree(self._workdir / PROGRAMS, ignore_errors=True)
             return max(ends.values())
         died = self._to_blame(ends)
         text = f"error: {died} {_ended(ends[died])}; all clusters ended"
