@@ -36,7 +36,7 @@ WELL_ENDED = (
 STOPPED = tuple(status for status in WELL_ENDED if status)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROGRAMS = "compiled_programs"
-"""The folder in a run's folder where JAX keeps compiled programs, for the next start."""
+"""The folder, in a run's, where JAX keeps compiled programs for the next start."""
 
 
 class Command(NamedTuple):
