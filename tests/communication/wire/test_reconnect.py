@@ -121,11 +121,11 @@ def test_the_explanation_names_the_loss_and_the_latest_failure(timeout, expected
 
 def test_the_connections_that_came_back_and_their_times_are_counted():
     policy = lost()
-    assert policy.breaks == 0
+    assert policy.outages == 0
     policy.recovered(104.0)
     policy.lost(200.0, "it broke", crossed=9)
     policy.recovered(201.5)
-    assert (policy.breaks, policy.seconds_away) == (2, 5.5)
+    assert (policy.outages, policy.seconds) == (2, 5.5)
 
 
 def test_a_line_that_is_back_is_tried_within_five_seconds():
