@@ -335,6 +335,8 @@ class Link:
           patience: seconds without room to read before that is an error.
           timeout: seconds.
         """
+        if predicate():
+            return
         with self._waiting(what) as waiting:
             while not self._driver.wait(predicate, waiting.pause(timeout)):
                 self._check(what)

@@ -46,6 +46,7 @@ def test_who_stops_for_a_peer_has_a_status_of_its_own():
         (errors.NebulaError("no text"), 1, "error: no text"),
         (OSError("disk full"), 1, "error: disk full"),
         (session.PeerGone("gone"), process.ENDED_BY_PEER, "error: gone"),
+        (session.PeerStuck("stuck"), process.ENDED_BY_PEER, "error: stuck"),
         (session.PeerAborted("bad"), process.ENDED_BY_PEER, "error: bad"),
         (bridge.NobodyThere("nobody"), process.ENDED_BY_PEER, "error: nobody"),
         (link.Timeout("no Hello"), process.ENDED_BY_PEER, "error: no Hello"),
