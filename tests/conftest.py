@@ -49,6 +49,16 @@ def pytest_sessionstart(session):
         shutil.rmtree(_PROGRAMS, ignore_errors=True)
 
 
+SLOW_SECONDS = 1800
+
+
+def pytest_collection_modifyitems(items):
+    """Gives slow tests a time limit of their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
 @pytest.fixture(autouse=True)
 def no_key_is_used_twice():
     """Makes it an error."""

@@ -200,6 +200,24 @@ def test_arrays_of_any_dtype_and_shape_cross(meet):
     there.abort("done")
 
 
+def test_a_step_is_waited_for_until_its_token_comes(pool, meet):
+    here, there = meet()
+    outgoing = here.sender("grads", SPEC, codec.identity())
+    incoming = there.receiver("grads", SPEC, codec.identity())
+    here.welcome(4)
+    there.wait_for_welcome(5.0)
+    there.wait_for_step(4)
+    waiting = pool.submit(there.wait_for_step, 6)
+    here.step_done(5)
+    outgoing.send(1, arrays(1))
+    incoming.recv(1)  # which came after that token
+    assert not waiting.done()
+    here.step_done(6)
+    waiting.result(5)
+    here.abort("done")
+    there.abort("done")
+
+
 def test_a_connector_may_receive_from_the_first_moment(meet):
     here, there = meet()
     outgoing = here.sender("grads", SPEC, codec.identity())

@@ -57,23 +57,25 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     (folder / "mono").mkdir()
     (folder / "parallel").mkdir()
-    for language, count in (("en", 300), ("de", 30)):
+    for language, count in (("en", 300), ("de", 30), ("fr", 60)):
         for split in ("train", "valid"):
             lines = [f"{language} line {n} of {split} text" for n in range(count)]
             path = folder / "mono" / f"{language}.{split}.txt"
             path.write_text("".join(line + "\n" for line in lines))
-    rows = ["en\tde", *(f"a pair {n}\tein Paar {n}" for n in range(100))]
-    path = folder / "parallel" / "en-de.train.tsv"
-    path.write_text("".join(row + "\n" for row in rows))
+    for language, count in (("de", 100), ("fr", 20)):
+        rows = [f"en\t{language}"]
+        rows += [f"a pair {n}\t{language} line {n}" for n in range(count)]
+        path = folder / "parallel" / f"en-{language}.train.tsv"
+        path.write_text("".join(row + "\n" for row in rows))
     lines = language_mixture.vocabulary_lines(folder, ["en", "de"], 0.3, 1000)
     vocabularies.train(lines, 80, folder / "v.model")
     return folder
 
 
-def open_generator(folder, tmp_path, mix):
+def open_generator(folder, tmp_path, mix, languages=("en", "de")):
     return language_mixture.open_generator(
         folder,
-        ["en", "de"],
+        languages,
         mix,
         language_mixture.SamplingExponents(mono=0.3, parallel=0.7),
         vocabulary=vocabularies.load(folder / "v.model"),
@@ -91,6 +93,22 @@ def test_sources_weigh_tasks_and_languages(folder, tmp_path):
         {"mono/en": english, "mono/de": german, "parallel/en-de": 0.4}
     )
     assert list(data.held_out) == ["en", "de"]
+
+
+def test_each_kind_of_text_has_its_own_exponent(folder, tmp_path):
+    """0.3 for single languages, 0.7 for translations, of which there are two here."""
+    languages = ("en", "de", "fr")
+    data = open_generator(folder, tmp_path, {"mrtd": 0.6, "trtd": 0.4}, languages)
+    sizes = [len(source.sequences) for source in data.sources]
+    mono = 0.6 * resumable_batches.language_weights(sizes[:3], 0.3)
+    parallel = 0.4 * resumable_batches.language_weights(sizes[3:], 0.7)
+    weights = [source.weight for source in data.sources]
+    np.testing.assert_allclose(weights, [*mono, *parallel])
+    assert [source.name for source in data.sources[3:]] == [
+        "parallel/en-de",
+        "parallel/en-fr",
+    ]
+    assert sizes[3] > sizes[4]
 
 
 def test_a_task_that_is_not_asked_for_is_not_even_opened(folder, tmp_path):

@@ -14,6 +14,7 @@ from nebula_jax.communication import wan
 from nebula_jax.data import language_mixture
 from nebula_jax.models import transformer
 from nebula_jax.runtime import connect
+from nebula_jax.training import m3
 
 FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
 
@@ -71,6 +72,18 @@ def test_the_papers_flagfile_has_the_papers_values():
     assert agreed.warmup_steps == 10_000
     assert agreed.rtd_weight == 50
     assert agreed.clm_weight == 1
+
+
+def test_what_no_flagfile_names_has_the_papers_values_too():
+    """λ and γ of eq. 11, as the flags have them and as the library does."""
+    agreed = configured.run(m3_config).agreed
+    assert (agreed.rtd_weight, agreed.clm_weight) == (50, 1)
+    shape = transformer.config_of_size("nano", vocab_size=9, max_length=8)
+    library = m3.Config(shape, shape, steps=1)
+    assert (library.rtd_weight, library.clm_weight) == (50, 1)
+    agreed = configured.run(m3_config, rtd_weight=7, clm_weight=3).agreed
+    made = m3_config.model(agreed, shape, shape)
+    assert (made.rtd_weight, made.clm_weight) == (7, 3)
 
 
 def test_the_papers_translation_has_the_papers_values():

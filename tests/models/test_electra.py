@@ -33,6 +33,32 @@ def test_a_discriminator_answers_for_every_token_and_names_masked_ones():
     assert clm.shape == (2, 3, 60)
 
 
+def test_corrective_logits_are_eq_10():
+    """Hidden state of the masked position times the token's embedding, plus a bias."""
+    discriminator = electra.Discriminator(CONFIG)
+    shapes = jax.eval_shape(discriminator.init, jax.random.key(0), *INPUTS)["params"]
+    random = np.random.RandomState(1)
+    params = jax.tree.map(lambda each: 0.3 * random.randn(*each.shape), shapes)
+    params = jax.tree.map(jnp.float32, params)
+
+    @jax.jit
+    def by_hand(params):
+        encoder = transformer.Encoder(CONFIG)
+        hidden = transformer.Embeddings(CONFIG).apply(
+            {"params": params["embeddings"]}, IDS, True
+        )
+        return encoder.apply({"params": params["encoder"]}, hidden, MASK, True)
+
+    hidden = np.asarray(by_hand(params))
+    table = np.asarray(params["embeddings"]["word_embeddings"]["embedding"])
+    bias = np.asarray(params["clm_head"]["bias"])
+    _, clm = jax.jit(discriminator.apply)({"params": params}, *INPUTS)
+    clm = np.asarray(clm)
+    for row, slot in np.argwhere(POSITIONS < 16):
+        want = hidden[row, POSITIONS[row, slot]] @ table.T + bias
+        np.testing.assert_allclose(clm[row, slot], want, atol=1e-4)
+
+
 @pytest.mark.parametrize("module", [electra.Generator, electra.Discriminator])
 def test_output_tables_are_tied_to_the_embeddings(module):
     init = module(CONFIG).init

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -62,6 +64,18 @@ def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     found = predict(config, partition.merge(state.params, frozen), IDS)
     np.testing.assert_array_equal(found.argmax(-1), LABELS)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_step_has_dropout_and_a_prediction_none(made):
+    config, params = made
+    both = config, dataclasses.replace(config, dropout=0.5)
+    losses = [
+        step(each, OPTIMIZER, state, {}, IDS, LABELS)[1]["loss"]
+        for each in both
+        for state in [create(params, OPTIMIZER, jax.random.key(1))]
+    ]
+    assert abs(losses[0] - losses[1]) > 1e-4
+    np.testing.assert_array_equal(*[predict(each, params, IDS) for each in both])
 
 
 def test_a_step_moves_nothing_between_host_and_device(made):

@@ -7,6 +7,7 @@ import pytest
 
 from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.evaluation import rtd
 from nebula_jax.models import electra, mask_slots, transformer
 from nebula_jax.training import losses, m3, masking, sampling
 
@@ -33,11 +34,15 @@ PLAIN = m3.Config(
     learning_rate=2e-3,
     warmup_steps=20,
 )
+UNDROPPED = dataclasses.replace(
+    CONFIG, generator=PLAIN.generator, discriminator=PLAIN.discriminator
+)
 WEIGHTED = dataclasses.replace(PLAIN, rtd_weight=7.0, clm_weight=3.0)
 
 # Jitted once for all tests: most of their time is compilation.
 init_generator = jax.jit(m3.init_generator, static_argnums=0)
 init_discriminator = jax.jit(m3.init_discriminator, static_argnums=0)
+generator_loss = jax.jit(m3.generator_loss, static_argnums=0)
 generator_step = jax.jit(m3.generator_step, static_argnums=0)
 discriminator_step = jax.jit(m3.discriminator_step, static_argnums=0)
 discriminator_loss = jax.jit(m3.discriminator_loss, static_argnums=0)
@@ -235,6 +240,22 @@ def test_the_discriminators_loss_is_lambda_rtd_plus_gamma_clm(generator, discrim
     np.testing.assert_allclose(loss, 7 * want_rtd + 3 * want_clm, rtol=1e-5)
 
 
+def test_a_training_step_has_dropout(generator, discriminator):
+    """Without it the same step, which draws the same masks, has another loss."""
+    tokens = corrupted(generator)
+
+    def losses_with(config):
+        of_generator, _ = generator_loss(
+            config, generator.params, jax.random.key(0), text(0)
+        )
+        of_discriminator, _ = discriminator_loss(
+            config, discriminator.params, jax.random.key(0), tokens
+        )
+        return np.asarray([of_generator, of_discriminator])
+
+    assert (np.abs(losses_with(CONFIG) - losses_with(UNDROPPED)) > 1e-4).all()
+
+
 def test_a_batch_is_the_concatenation_of_the_generators_micro_batches(
     generator, discriminator
 ):
@@ -285,6 +306,28 @@ def test_training_learns_to_tell_replaced_tokens():
     assert last[0] < 0.9 * first[0]
     assert last[1] < 0.36
     assert last[2] < first[2]
+    found = predict(PLAIN, discriminator.params, tokens)
+    scores, replaced = map(np.asarray, (found.replaced_score, found.replaced))
+    assert rtd.auc(scores.ravel(), replaced.ravel()) > 0.55
+
+
+def test_corrective_modeling_learns_from_the_context():
+    """Each row repeats one of 8 tokens: without its context, a place costs ln 8."""
+    config = dataclasses.replace(
+        PLAIN, rtd_weight=0.0, learning_rate=2e-2, warmup_steps=5
+    )
+    discriminator, random = init_discriminator(config, 0), np.random.RandomState(0)
+    history = []
+    for _ in range(60):
+        token = random.randint(10, 18, (16, 1)).astype(np.int32)
+        masked = random.rand(16, L).argsort(axis=1) < 3
+        samples = random.randint(10, 18, (16, L)).astype(np.int32)
+        originals = np.zeros((16, config.capacity), np.int32)
+        originals[:, :3] = token
+        tokens = m3.Tokens(np.where(masked, samples, token), masked, originals)
+        discriminator, metrics = discriminator_step(config, discriminator, [tokens])
+        history.append(float(metrics["clm_loss"]))
+    assert np.mean(history[-5:]) < np.log(8) / 2
 
 
 def test_what_is_sent_is_the_formulas_size():

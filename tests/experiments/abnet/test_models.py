@@ -20,6 +20,17 @@ def test_another_order_of_pieces_is_another_model(tmp_path):
     assert models.load(run, folder).digest != before
 
 
+def test_the_task_is_what_the_flags_say():
+    still = {"plm_dropout": 0, "adapter_dropout": 0}
+    given = {"label_smoothing": 0.3, "source_corruption": 0.2, "objective": "ar"}
+    made = models.make_task(tiny_translations.run(**given | still).agreed, None)
+    assert (made.smoothing, made.source_corruption) == (0.3, 0.2)
+    assert not made.has_dropout
+    for each in still:
+        agreed = tiny_translations.run(**still | {each: 0.1}).agreed
+        assert models.make_task(agreed, None).has_dropout
+
+
 def test_frozen_matrices_are_placed_as_products_take_them():
     frozen = {
         "dense": {"kernel": np.ones((4, 4), np.float32), "bias": np.zeros(4, "f4")},

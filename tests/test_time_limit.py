@@ -1,0 +1,41 @@
+"""A test that hangs ends, and the others go on."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+TESTS = """
+import threading
+
+def test_that_waits_for_ever():
+    threading.Lock().acquire() and threading.Event().wait()
+
+def test_after_it():
+    pass
+"""
+
+
+def test_a_test_that_hangs_fails_alone_and_shows_where(tmp_path):
+    """With the project's own settings, but a shorter time."""
+    (tmp_path / "test_hangs.py").write_text(TESTS)
+    settings = f"--config-file={ROOT / 'setup.cfg'}", f"--rootdir={tmp_path}"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, "-n", "0", "-o", "timeout=1", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "1 failed, 1 passed" in run.stdout, run.stdout + run.stderr
+    assert "Timeout (>1.0s)" in run.stdout
+    assert "threading.Event().wait()" in run.stdout
+
+
+def test_every_test_has_a_limit(request):
+    """Of five minutes, and of half an hour where it is slow."""
+    assert float(request.config.getini("timeout")) == 300
+    assert request.config.getini("timeout_method") == "signal"
+    for item in request.session.items:
+        if item.get_closest_marker("slow"):
+            assert item.get_closest_marker("timeout")
