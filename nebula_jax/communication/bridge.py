@@ -125,10 +125,11 @@ def connect(
       session.PeerAborted: if the peer refuses this cluster, with its reason.
     """
 
-    def dial(by: float) -> socket.socket:
-        return _dial(address, peer, tls, by)
-
     ours = secrets.token_bytes(SESSION_ID_BYTES)
+
+    def dial(by: float) -> socket.socket:
+        return _dial(address, peer, tls, greeting.call_sign(ours), by)
+
     session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
     session_.send(hello)
     where = (peer, written(address))
@@ -232,6 +233,7 @@ def _dial(
     address: tuple[str, int],
     peer: str,
     tls: Callable[[], ssl.SSLContext] | None,
+    call_sign: str,
     deadline: float,
 ) -> socket.socket:
     """Makes one attempt; it lasts as long as the peer's bytes come.
@@ -251,7 +253,9 @@ def _dial(
     try:
         greeting.set_up(sock)
         if tls is not None:
-            sock = tls().wrap_socket(
+            context = tls()
+            context.set_alpn_protocols([call_sign])
+            sock = context.wrap_socket(
                 sock, server_hostname=peer, do_handshake_on_connect=False
             )
             steps = greeting.shake_hands(sock)

@@ -7,6 +7,7 @@ One thread takes all connections, reads what they begin with as it comes, and wa
 none of them: see `wire.greeting` for the steps, `newcomers` for the bounds.
 """
 
+import contextlib
 import errno
 import queue
 import resource
@@ -190,20 +191,29 @@ class Listener:
 
     def _run(self) -> None:
         while not self._is_closed:
-            ready = []
-            for key, _ in self._selector.select(self._sleep()):
-                if key.fileobj is self._waker:
-                    self._waker.clear()
-                elif key.fileobj is self._listening:
-                    self._accept()
-                else:
-                    ready.append(key.data)
-            now = time.monotonic()
-            while (oldest := self._newcomers.oldest) and oldest.deadline <= now:
-                self._drop(oldest, f"no session within {NEWCOMER_SECONDS:g} s")
-            self._go_on(ready, now)
-            self._drops.tick(now)
-            self._refusals.tick(now)
+            try:
+                self._turn()
+            except Exception as error:  # as of a log that fails: peers must get in
+                time.sleep(RETRY_SECONDS)
+                with contextlib.suppress(Exception):
+                    now = time.monotonic()
+                    self._drops.add(f"the listener goes on after {error!r}", now)
+
+    def _turn(self) -> None:
+        ready = []
+        for key, _ in self._selector.select(self._sleep()):
+            if key.fileobj is self._waker:
+                self._waker.clear()
+            elif key.fileobj is self._listening:
+                self._accept()
+            else:
+                ready.append(key.data)
+        now = time.monotonic()
+        while (oldest := self._newcomers.oldest) and oldest.deadline <= now:
+            self._drop(oldest, f"no session within {NEWCOMER_SECONDS:g} s")
+        self._go_on(ready, now)
+        self._drops.tick(now)
+        self._refusals.tick(now)
 
     def _sleep(self) -> float:
         oldest = self._newcomers.oldest
@@ -224,6 +234,12 @@ class Listener:
         """Returns the groups of the addresses of known peers."""
         links = self._sessions.items()
         return {self._hosts[number] for number, link in links if not link.is_over}
+
+    def _call_signs(self) -> list[bytes]:
+        """Returns those of the sessions that may come back."""
+        links = self._sessions.items()
+        numbers = [number for number, link in links if not link.is_over]
+        return [greeting.call_sign(number).encode() for number in numbers]
 
     def _accept(self) -> None:
         for _ in range(MAX_ACCEPTED):
@@ -256,9 +272,9 @@ class Listener:
             try:
                 events = next(newcomer.steps)
             except (Refused, session.SessionOver) as error:
+                newcomer.steps = greeting.refuse(newcomer.sock, str(error))
                 line = f"refused a connection from {newcomer.host}: {error}"
                 self._refusals.add(line, time.monotonic())
-                newcomer.steps = greeting.refuse(newcomer.sock, str(error))
                 events = next(newcomer.steps)
         except StopIteration:
             self._forget(newcomer)
@@ -268,9 +284,9 @@ class Listener:
             self._selector.modify(newcomer.fd, events, newcomer)
 
     def _drop(self, newcomer: newcomers.Newcomer, why: str) -> None:
+        self._forget(newcomer)
         line = f"dropped a connection from {newcomer.host}: {why}"
         self._drops.add(line, time.monotonic())
-        self._forget(newcomer)
 
     def _forget(self, newcomer: newcomers.Newcomer) -> None:
         """Makes a newcomer none; closes its socket unless a link has it."""
@@ -286,12 +302,15 @@ class Listener:
         """Brings a connection to its link, which is made if its session is new."""
         sock = newcomer.sock
         if self._tls is not None:
-            yield from greeting.client_hello(sock)
+            record = yield from greeting.client_hello(sock)
+            newcomer.is_expected = any(sign in record for sign in self._call_signs())
+            newcomer.has_begun = True
+            yield selectors.EVENT_READ  # in turn: what follows takes milliseconds
             newcomer.sock = sock = self._tls().wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
             yield from greeting.shake_hands(sock)
-            newcomer.is_verified = True
+            newcomer.is_expected = True
         names = tls_lib.certificate_names(sock)
         self._check_certificate(names)
         opening, acknowledged = yield from greeting.read_opening(sock)

@@ -26,8 +26,10 @@ class Newcomer:
     """Seconds on the caller's clock."""
     steps: greeting.Steps[None] = dataclasses.field(init=False)
     """The rest of what is done with it."""
-    is_verified: bool = False
-    """True if it has shown a certificate of our authority."""
+    is_expected: bool = False
+    """True if it has shown the call sign of a session, or a certificate."""
+    has_begun: bool = False
+    """True if its next step may be an expensive one, of TLS."""
     is_taken: bool = False
     """True if a link has its socket."""
 
@@ -98,7 +100,7 @@ class Newcomers:
             return group not in known or count > KEPT, count
 
         members = self._groups[max(self._groups, key=burden)]
-        strangers = (each for each in members if not each.is_verified)
+        strangers = (each for each in members if not each.is_expected)
         return next(strangers, next(iter(members)))
 
     def in_turn(
@@ -106,19 +108,24 @@ class Newcomers:
     ) -> list[Newcomer]:
         """Returns those that can go on in the order in which they should.
 
-        First who has shown a certificate, then known peers' addresses, then the address
-        that has the fewest; of one address, the newest: in a flood the oldest ones are
-        those whose peers have given up, or never meant to go on.
+        First who is expected; then who has not begun, which is cheap, and may show that
+        it is expected; then known peers' addresses, then the address that has the
+        fewest; of one address, the newest: in a flood the oldest ones are those whose
+        peers have given up, or never meant to go on.
 
         Args:
           ready: some of them.
           known: groups of the peers of sessions.
         """
 
-        def rank(newcomer: Newcomer) -> tuple[bool, bool, int, int]:
-            count = len(self._groups[newcomer.group])
-            is_unknown = newcomer.group not in known
-            return not newcomer.is_verified, is_unknown, count, -self._all[newcomer]
+        def rank(newcomer: Newcomer) -> tuple[bool, bool, bool, int, int]:
+            return (
+                not newcomer.is_expected,
+                newcomer.has_begun,
+                newcomer.group not in known,
+                len(self._groups[newcomer.group]),
+                -self._all[newcomer],
+            )
 
         return sorted(ready, key=rank)
 

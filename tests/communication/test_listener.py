@@ -16,7 +16,7 @@ import time
 import pytest
 from breakable_line import Proxy
 
-from nebula_jax.communication import bridge
+from nebula_jax.communication import bridge, newcomers
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import certificates, tls
@@ -166,6 +166,76 @@ def test_a_known_peer_is_back_soon_among_many_strangers(
         assert proxy.connections > 1
         here.abort("done")
         there.abort("done")
+
+
+def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch):
+    """So it goes first, though a flood of handshakes comes from its own address."""
+    waiting = []  # for TLS to begin: is it expected?
+    in_turn = newcomers.Newcomers.in_turn
+
+    def record(self, ready, known):
+        for each in ready:
+            if each.has_begun and not isinstance(each.sock, ssl.SSLSocket):
+                waiting.append(each.is_expected)
+        return in_turn(self, ready, known)
+
+    monkeypatch.setattr(newcomers.Newcomers, "in_turn", record)
+    server = tls.server_contexts(folder / "discriminator")
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(listen(server, []))
+        proxy = Proxy(listening.address)
+        stack.callback(proxy.close)
+        coming = pool.submit(
+            bridge.connect,
+            proxy.address,
+            hello("generator:0"),
+            peer="discriminator",
+            connect_timeout=10.0,
+            tls=tls.client_contexts(folder / "generator-0"),
+            log=lambda line: None,
+            **SETTINGS,
+        )
+        here, there = listening.accept(10.0), coming.result(10.0)
+        assert waiting == [False]
+        strangers = Strangers(listening.address, "half a handshake", True, SAME)
+        stack.callback(strangers.go)
+        strangers.come(1)
+        while len(waiting) < 2:
+            time.sleep(0.01)
+        proxy.cut()
+        here.welcome(0)
+        there.wait_for_welcome(5.0)
+        assert waiting == [False, False, True]
+        here.abort("done")
+        there.abort("done")
+
+
+def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
+    monkeypatch.setattr(listener_lib, "RETRY_SECONDS", 0.01)
+
+    def fail(line):
+        raise OSError("no space left on device")
+
+    with listener_lib.Listener(
+        listener_lib.listen(("127.0.0.1", 0)),
+        hello("discriminator"),
+        tls=None,
+        log=fail,
+        **SETTINGS,
+    ) as listening:
+        attack(listening.address, PLAIN, 5)  # few enough that each is logged
+        coming = pool.submit(
+            bridge.connect,
+            listening.address,
+            hello("generator:1"),
+            peer="discriminator",
+            connect_timeout=5.0,
+            tls=None,
+            **SETTINGS,
+        )
+        listening.accept(5.0).abort("done")
+        coming.result(5.0).abort("done")
+        held(listening)
 
 
 def garbage():

@@ -50,24 +50,25 @@ def test_a_known_peers_address_keeps_its_places_in_a_flood_of_addresses():
     assert room.to_go({"10.0.0.1"}).host == "10.0.0.1"  # beyond what is kept
 
 
-def test_who_has_shown_a_certificate_goes_last():
+def test_who_is_expected_goes_last():
     room = newcomers.Newcomers(10)
-    verified = come(room, "10.0.0.1", 2, is_verified=True)
+    expected = come(room, "10.0.0.1", 2, is_expected=True)
     stranger, _ = come(room, "10.0.0.1", 2)
     assert room.to_go(()) is stranger
     room.remove(stranger)
     room.remove(room.to_go(()))
-    assert room.to_go(()) is verified[0]
+    assert room.to_go(()) is expected[0]
 
 
-def test_turns_go_to_the_verified_the_known_the_rare_and_the_newest():
+def test_turns_go_to_the_expected_the_cheap_the_known_the_rare_and_the_newest():
     room = newcomers.Newcomers(100)
-    flood = come(room, "10.0.0.9", 3)
-    known = come(room, "10.0.0.1", 4)
-    rare = come(room, "10.0.0.2", 1)
-    verified = come(room, "10.0.0.9", 1, is_verified=True)
-    turns = room.in_turn([*flood, *known, *rare, *verified], {"10.0.0.1"})
-    assert turns == [*verified, *reversed(known), *rare, *reversed(flood)]
+    flood = come(room, "10.0.0.9", 3, has_begun=True)
+    known = come(room, "10.0.0.1", 4, has_begun=True)
+    rare = come(room, "10.0.0.2", 1, has_begun=True)
+    cheap = come(room, "10.0.0.9", 2)
+    expected = come(room, "10.0.0.9", 1, is_expected=True, has_begun=True)
+    turns = room.in_turn([*flood, *known, *rare, *cheap, *expected], {"10.0.0.1"})
+    assert turns == [*expected, *cheap[::-1], *known[::-1], *rare, *flood[::-1]]
 
 
 @pytest.mark.parametrize(

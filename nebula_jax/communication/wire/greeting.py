@@ -10,6 +10,7 @@ before the whole of its first record has come.
 """
 
 import contextlib
+import hashlib
 import selectors
 import socket
 import ssl
@@ -54,8 +55,21 @@ def run(steps: Steps[T], sock: socket.socket, deadline: float, patience: float) 
                 raise TimeoutError(f"nothing came for {seconds:.1f} s")
 
 
-def client_hello(sock: socket.socket) -> Steps[None]:
+def call_sign(session_id: bytes) -> str:
+    """Returns what marks a session's connections before TLS has begun.
+
+    The connector sends it as the name of an application protocol, and a listener serves
+    it first. It proves nothing, since who can read the line can repeat it. Floods
+    mostly come from others, who cannot guess it.
+    """
+    return hashlib.blake2b(session_id, digest_size=16).hexdigest()
+
+
+def client_hello(sock: socket.socket) -> Steps[bytes]:
     """Waits for the whole first record of a TLS client, and leaves it on the socket.
+
+    Returns:
+      The record.
 
     Raises:
       ConnectionError: if something else comes, or the end.
@@ -66,7 +80,7 @@ def client_hello(sock: socket.socket) -> Steps[None]:
     length = int.from_bytes(head[3:])
     if length > MAX_CLIENT_HELLO:
         raise ConnectionError(f"it began TLS with a record of {length} bytes")
-    yield from _peek(sock, TLS_HEAD + length)
+    return (yield from _peek(sock, TLS_HEAD + length))
 
 
 def _peek(sock: socket.socket, count: int) -> Steps[bytes]:
