@@ -310,9 +310,9 @@ def test_who_did_not_come_is_named():
         pass
 
 
-def test_a_run_that_anybody_can_read_says_so_once(capsys, monkeypatch):
+def test_a_run_that_anybody_can_read_says_so_once(tmp_path, capsys, monkeypatch):
     """The launcher, or each cluster of its own machine."""
-    with launcher.prepared(["d", "g:0"], connect.Settings(tls="off")):
+    with launcher.prepared(tmp_path, ["d", "g:0"], connect.Settings(tls="off")):
         pass
     assert capsys.readouterr().err == connect.PLAIN + "\n"
     meet(["g:0"], ["g:0"])
@@ -322,7 +322,7 @@ def test_a_run_that_anybody_can_read_says_so_once(capsys, monkeypatch):
     assert connect.PLAIN not in capsys.readouterr().err
 
 
-def test_an_encrypted_run_is_silent_about_it(capsys):
-    with launcher.prepared(["d", "g:0"], connect.Settings(tls="auto")):
+def test_an_encrypted_run_is_silent_about_it(tmp_path, capsys):
+    with launcher.prepared(tmp_path, ["d", "g:0"], connect.Settings(tls="auto")):
         pass
     assert capsys.readouterr().err == ""
