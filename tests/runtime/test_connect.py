@@ -148,13 +148,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def over_a_line(monkeypatch, there, here, disturb=lambda proxy: None):
+def over_a_line(monkeypatch, there, here, disturb, patience=0.5):
     """One cluster dials another over a breakable line.
 
     Returns:
       The connector's error, if any, the lines of both, and the line.
     """
-    monkeypatch.setattr(bridge, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(bridge, "PATIENCE_SECONDS", patience)
     said, errors_there = [], []
     monkeypatch.setattr(process, "message", said.append)
     listening = connect.listening_socket(connect.Settings())
@@ -226,7 +226,7 @@ def test_a_slow_handshake_keeps_its_place_as_long_as_bytes_come(monkeypatch, fol
     )
     start = time.monotonic()
     found, said, proxy = over_a_line(
-        monkeypatch, there, here, lambda proxy: proxy.limit(3000)
+        monkeypatch, there, here, lambda proxy: proxy.limit(1000), patience=1.5
     )
     assert time.monotonic() - start > bridge.PATIENCE_SECONDS
     assert not found
