@@ -115,12 +115,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "batch_size", 16, "Examples of a step, in each cluster with text.", lower_bound=1
 )
-flags.DEFINE_integer(
-    "seed",
-    0,
-    "Seed of everything random.",
-    lower_bound=0,
-    upper_bound=2**32 - 1,  # what JAX and Grain take
+flags.DEFINE_integer(  # JAX and Grain take 32 bits
+    "seed", 0, "Seed of everything random.", lower_bound=0, upper_bound=2**32 - 1
 )
 flags.DEFINE_float("learning_rate", 1e-4, "Peak learning rate.", lower_bound=0.0)
 flags.DEFINE_integer(
@@ -157,6 +153,9 @@ flags.DEFINE_integer(
     "checkpoint_every", 100, "Steps between checkpoints.", lower_bound=1
 )
 flags.DEFINE_integer("log_every", 10, "Steps between progress lines.", lower_bound=1)
+flags.DEFINE_integer(
+    "allow_nonfinite", 0, "Steps with NaN or Inf that may be skipped.", lower_bound=0
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +174,7 @@ class Agreed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """The files and devices of a process of any run."""
+    """The files and devices of a process of any run, and what it reports."""
 
     workdir: pathlib.Path
     """The run's folder."""
@@ -189,6 +188,8 @@ class Place:
     """Devices that share one copy of a model."""
     log_every: int
     """Steps."""
+    allow_nonfinite: int
+    """Steps that may be skipped because something of them is not finite."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -49,8 +49,12 @@ class Half(NamedTuple):
     """The other parameters."""
     program: cut.Front | cut.Back
     """Computes hidden states and gradients, codecs included."""
-    apply: Callable[[train_state.TrainState, Any], train_state.TrainState]
-    """(state, gradients) -> the next state; the state is used up."""
+    apply: Callable[
+        [train_state.TrainState, Any, Any],
+        tuple[train_state.TrainState, dict[str, jax.Array]],
+    ]
+    """`TrainState.apply_gradients` of (state, gradients, metrics), without waiting; the
+    state is used up."""
     rng: Callable[[train_state.TrainState], jax.Array]
     """State before a step -> key of the step."""
 
@@ -183,10 +187,9 @@ def _half(
         mesh, functools.partial(train_state.create, trained, optimizer, key)
     )
     apply = mesh_lib.jit_step(
-        lambda state, grads: state.apply_gradients(grads, optimizer),
+        lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
         fresh.sharding,
-        inputs=(None,),  # gradients come as the half's program leaves them
-        outputs=(),
+        inputs=(None, None),  # gradients come as the half's program leaves them
     )
     return Half(task, mesh, fresh, place_frozen(mesh, frozen, plm), half, apply, rng)
 

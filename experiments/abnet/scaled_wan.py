@@ -111,7 +111,8 @@ def resolve(run: config.Run, folders: whole.Folders) -> str:
     else:
         with process.timed("measuring a step's compute"):
             found = scale(*measure(run, folders))
-        path.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
+        about = dataclasses.asdict(found)
+        path.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
     process.message(
         f"a step computes for {found.compute_seconds:.3f} s,"
         f" {found.factor:.2f} times the paper's; so --wan={found.wan}, on which padded"
@@ -158,7 +159,7 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     seconds = []
     for _ in range(1 + MEASURED_STEPS):
         start = time.perf_counter()
-        grads, codecs, _, _ = pipeline.in_process_step(
+        grads, codecs, _, metrics = pipeline.in_process_step(
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
             pairs,
@@ -168,7 +169,10 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
             codecs,
             grads=tuple(cut.zero_grads(state.params) for state in states),
         )
-        states = [source.apply(states[0], grads[0]), target.apply(states[1], grads[1])]
+        states = [
+            half.apply(state, grad, metrics)[0]
+            for half, state, grad in zip((source, target), states, grads, strict=True)
+        ]
         jax.block_until_ready(states)
         seconds.append(time.perf_counter() - start)
     padded = 8 * len(pairs) * codec_lib.nbytes(spec["hidden"])

@@ -56,7 +56,9 @@ def train(run: config.Run) -> int:
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *([link], work),
+            allow_nonfinite=local.allow_nonfinite,
         )
+        saved.before_save = record.settle
 
         interrupt.is_graceful = True
         step = start
@@ -71,10 +73,9 @@ def train(run: config.Run) -> int:
                 grads=cut.zero_grads(state.params),
                 ahead=local.max_in_flight,
             )
-            state = half.apply(state, grads)
-            record.step(
-                step, {"loss": length_loss, "tokens": tokens(text, order, step)}
-            )
+            metrics = {"loss": length_loss, "tokens": tokens(text, order, step)}
+            state, metrics = half.apply(state, grads, metrics)
+            record.step(step, metrics)
             if agreed.is_evaluated(step):
                 params = half.params(state)
                 with work.busy(activity.Activity.EVALUATING):

@@ -75,7 +75,9 @@ def train(run: config.Run) -> int:
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *([link], work),
+            allow_nonfinite=local.allow_nonfinite,
         )
+        saved.before_save = record.settle
 
         interrupt.is_graceful = True
         step = start
@@ -95,8 +97,8 @@ def train(run: config.Run) -> int:
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
             steps.done(step)
-            state = half.apply(state, grads)
-            record.step(step, step_metrics(metrics))
+            state, metrics = half.apply(state, grads, step_metrics(metrics))
+            record.step(step, metrics)
             if agreed.is_evaluated(step):
                 params = half.params(state)
                 with work.busy(activity.Activity.EVALUATING):

@@ -17,7 +17,7 @@ from experiments.abnet import batches, config, data, models
 from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.models import abnet_params, pretrained, transformer
-from nebula_jax.runtime import checkpoints, process, run_folder
+from nebula_jax.runtime import checkpoints, nonfinite, process, run_folder
 from nebula_jax.training import mlm_head, optimizers, partition
 from nebula_jax.training import state as train_state
 
@@ -142,6 +142,7 @@ def train_head(
     order = batches.schedule(most, batches.row_buckets(agreed, text))
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
     encoder = jax.device_put(transformer.cast_kernels(encoder, encoder_config))
+    skips = nonfinite.Skips("the MLM head", run.local.allow_nonfinite)
     first = last = 0.0
     for number in range(steps):
         bucket, indices = order.batch(number)
@@ -149,11 +150,12 @@ def train_head(
         lengths = rows.lengths[indices]
         slots = data.slots(lengths, len(indices), columns, agreed.objective)
         ids = rows.rows(indices, columns, text.tokenizer.special.pad)
-        state, loss = mlm_head.step(
+        state, metrics = mlm_head.step(
             *(encoder_config, special, agreed.objective, len(slots)),
             *(optimizer, state, encoder, ids),
         )
-        last = float(loss)
+        skips.take(number + 1, metrics)
+        last = float(metrics["loss"])
         first = first or last
     process.message(f"MLM head: loss {first:.2f} -> {last:.2f}")
     return state.params

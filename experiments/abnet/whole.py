@@ -120,8 +120,10 @@ def train(run: config.Run, folders: Folders) -> int:
     states = tuple(values["state"] for values in restored)
     codecs = tuple(values["codecs"] for values in restored)
     record = progress.Progress(
-        local.workdir, local.cluster, start, agreed.steps, local.log_every
+        *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+        allow_nonfinite=local.allow_nonfinite,
     )
+    saved.before_save = record.settle
 
     def to_save() -> tuple[dict[str, Any], ...]:
         return tuple(
@@ -136,8 +138,12 @@ def train(run: config.Run, folders: Folders) -> int:
     step = start
     for step in pace.alone(start, agreed.steps, interrupt.requested):
         grads, metrics = take_step(states, step)
-        states = (source.apply(states[0], grads[0]), target.apply(states[1], grads[1]))
-        record.step(step, target_side.step_metrics(metrics))
+        metrics = target_side.step_metrics(metrics)
+        first, of_source = source.apply(states[0], grads[0], metrics)
+        second, metrics = target.apply(states[1], grads[1], metrics)
+        states = first, second
+        metrics["is_finite"] &= of_source["is_finite"]
+        record.step(step, metrics)
         if agreed.is_evaluated(step):
             params = source.params(states[0]), target.params(states[1])
             texts, (sender, receiver) = both.texts, (end.evaluation for end in ends)

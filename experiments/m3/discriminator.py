@@ -69,7 +69,9 @@ def train(run: config.Run) -> int:
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *(links, work),
+            allow_nonfinite=local.allow_nonfinite,
         )
+        saved.before_save = record.settle
 
         def evaluate(step: int) -> None:
             found = rtd.RtdAccumulator()

@@ -70,7 +70,9 @@ def train(run: config.Run, index: int) -> int:
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *([link], work),
+            allow_nonfinite=local.allow_nonfinite,
         )
+        saved.before_save = record.settle
 
         def send_held_out(step: int) -> None:
             with work.busy(activity.Activity.EVALUATING):

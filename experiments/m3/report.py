@@ -1,5 +1,6 @@
 """The report of an M3 run: summary.json, its Markdown, a plot."""
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -205,7 +206,7 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         [
             language,
-            f"{figures['rtd_auc']:.3f} ({before['rtd_auc']:.3f})",
+            f"{_auc(figures['rtd_auc'])} ({_auc(before['rtd_auc'])})",
             f"{figures['fake_token_rate']:.1%} ({before['fake_token_rate']:.1%})",
             f"{figures['sampled_mlm_accuracy']:.1%}",
             f"{figures['clm_accuracy']:.1%}",
@@ -214,7 +215,7 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
         for before in [first["languages"][language]]
     ]
     auc, right = (mean(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy"))
-    rows.append([f"mean of {len(rows)}", f"{auc:.3f}", "", "", ""])
+    rows.append([f"mean of {len(rows)}", _auc(auc), "", "", ""])
     columns = ("RTD AUC", "fake tokens", "sampled-MLM accuracy", "CLM accuracy")
     found = [
         f"Held-out text after step {last['step']} (in brackets: {first['step']}; an RTD"
@@ -222,7 +223,7 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
         run_report.table(["language", *columns], rows),
         "Mean RTD AUC (after step): "
         + ", ".join(
-            f"{mean(each, 'rtd_auc'):.3f} ({each['step']})" for each in evaluations
+            f"{_auc(mean(each, 'rtd_auc'))} ({each['step']})" for each in evaluations
         )
         + ".",
     ]
@@ -236,6 +237,11 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def mean(evaluation: Mapping[str, Any], figure: str) -> float:
-    """Averages a figure of one evaluation over the languages."""
+    """Averages a figure of one evaluation over the languages; NaN if one is null."""
     values = [each[figure] for each in evaluation["languages"].values()]
-    return sum(values) / len(values)
+    return math.nan if None in values else sum(values) / len(values)
+
+
+def _auc(value: float | None) -> str:
+    """Formats an RTD AUC; null without a fake on held-out text."""
+    return run_report.figure(value, ".3f")

@@ -51,8 +51,10 @@ def train(run: config.Run) -> int:
     for text, position in zip(texts, positions or [None] * len(texts), strict=True):
         text.go_to(position)
     record = progress.Progress(
-        local.workdir, local.cluster, start, agreed.steps, local.log_every
+        *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+        allow_nonfinite=local.allow_nonfinite,
     )
+    saved.before_save = record.settle
 
     def evaluate(step: int) -> None:
         generators, discriminator = state
@@ -75,6 +77,8 @@ def train(run: config.Run) -> int:
         batches = [jax.device_put(next(text.batches), batch_at) for text in texts]
         *state, _, of_generators, metrics = train_step(*state, batches)
         loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
+        for each in of_generators:
+            metrics["is_finite"] &= each["is_finite"]
         record.step(step, {**metrics, "loss": loss})
         if agreed.is_evaluated(step):
             evaluate(step)

@@ -62,8 +62,10 @@ def train(run: config.Run) -> int:
     del tree, trained  # the first step uses up what the state was made of
     keep = jnp.asarray(text.keep)
     record = progress.Progress(
-        local.workdir, config.NAME, start, agreed.steps, local.log_every
+        *(local.workdir, config.NAME, start, agreed.steps, local.log_every),
+        allow_nonfinite=local.allow_nonfinite,
     )
+    saved.before_save = record.settle
 
     def to_save() -> dict[str, Any]:
         selected = jnp.asarray(selection.step, jnp.int32)

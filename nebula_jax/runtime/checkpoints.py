@@ -11,7 +11,7 @@ from nebula_jax.training import checkpoint, checkpoint_files
 
 
 def _nothing() -> None:
-    """Returns no data position."""
+    """Returns no data position; or finds nothing against saving."""
 
 
 class Checkpoints:
@@ -19,6 +19,7 @@ class Checkpoints:
 
     saved = Checkpoints(workdir, "generator:0", settings, 100)
     state, position = saved.restore(start, fresh)
+    saved.before_save = record.settle
     for step in ...:
         saved.after(step, state)
     saved.at_end(step, state)
@@ -57,6 +58,8 @@ class Checkpoints:
         self._every, self._window = every, window
         self._keep = to_keep(window, every)
         self._start = 0
+        self.before_save: Callable[[], None] = _nothing
+        """Is called before a state is saved: raises an error if it must not be."""
         self._saved = checkpoint_files.Folder(
             _folder(workdir, cluster),
             lambda about: difference(about, cluster, settings, fingerprints or {}),
@@ -132,6 +135,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, position: Any = None) -> None:
         """Saves the state after `step` with the data position."""
+        self.before_save()
         about = {
             "cluster": self._cluster,
             "position": position,

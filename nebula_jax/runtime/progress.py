@@ -1,6 +1,6 @@
 """Progress of a cluster: means between log lines, totals for its summary."""
 
-import json
+import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from nebula_jax import strict_json
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime import process, restarts, run_folder
+from nebula_jax.runtime import nonfinite, process, restarts, run_folder
 from nebula_jax.training import metrics
+
+SKIPPED = "skipped_steps"
+"""Steps whose loss or gradient was not finite, since the run began."""
 
 
 class Traffic(NamedTuple):
@@ -47,6 +51,7 @@ class Progress:
         log_every: int,
         links: Sequence[Link] = (),
         work: activity.Work | None = None,
+        allow_nonfinite: int = 0,
     ) -> None:
         """Begins after step `start`, from now on.
 
@@ -58,12 +63,19 @@ class Progress:
           log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
           work: of this process, which counts the steps.
+          allow_nonfinite: steps of the run that may be skipped (`nonfinite`).
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every
         self._log = metrics.MetricsLog(self._folder, start, process.message)
         self._links = links
+        before = [each.get(SKIPPED, 0) for each in metrics.read(self._folder)]
+        self._skips = nonfinite.Skips(
+            *(cluster, allow_nonfinite, max(before, default=0)),
+            lambda step, count: self._log.write(step, {SKIPPED: count}),
+        )
         self._pending: list[Mapping[str, jax.Array]] = []
+        self._unsettled: list[tuple[int, Mapping[str, jax.Array]]] = []
         self._begin = self._since = time.monotonic()
         self._before = self._at_begin = traffic(links)
         self._tokens = 0
@@ -74,29 +86,48 @@ class Progress:
     def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step; every `log_every` steps, reports their means.
 
+        The step before is settled, not this one: the device may still be at it.
+
         Args:
           step: counted from 1.
-          values: name -> [] float32; `tokens` is added up, not averaged.
+          values: name -> [] float32; `tokens` is added up, not averaged. Of a step that
+            was skipped, `is_finite` is False, and nothing else is averaged.
+
+        Raises:
+          nonfinite.NonfiniteError: see `settle`.
         """
         self._work.step_done()
         if not self._has_stepped:
             self._has_stepped = True
             restarts.record_first_step(self._folder, step, time.time())
+        self.settle()
+        self._unsettled.append((step, values))
         self._pending.append(values)
         if step % self._log_every == 0 or step == self._steps:
             self._report(step)
 
+    def settle(self) -> None:
+        """Waits for the steps taken so far, and counts those that were skipped.
+
+        Raises:
+          nonfinite.NonfiniteError: if more were skipped than are allowed.
+        """
+        while self._unsettled:
+            self._skips.take(*self._unsettled.pop(0))
+
     def _report(self, step: int) -> None:
+        self.settle()
         pending = jax.device_get(self._pending)
         self._pending = []
         tokens = int(sum(each["tokens"] for each in pending))
         self._tokens += tokens
         now, moved = time.monotonic(), traffic(self._links)
         seconds = now - self._since
+        taken = [each for each in pending if each.get("is_finite", True)]
         record = {
-            name: float(np.mean([each[name] for each in pending]))
+            name: float(np.mean([each[name] for each in taken])) if taken else math.nan
             for name in pending[0]
-            if name != "tokens"
+            if name not in ("tokens", "is_finite")
         } | {
             "tokens_per_second": tokens / seconds,
             "bytes_sent": moved.sent,
@@ -130,7 +161,11 @@ class Progress:
         Args:
           last: the last step.
           more: JSON values that belong into the summary.
+
+        Raises:
+          nonfinite.NonfiniteError: see `settle`.
         """
+        self.settle()
         if self._pending:
             self._report(last)
         self._log.close()
@@ -148,7 +183,8 @@ class Progress:
             "bytes_sent": moved.sent,
             "bytes_received": moved.received,
             "waited_seconds": moved.waited - self._at_begin.waited,
+            SKIPPED: self._skips.count,
             **more,
         }
         path = self._folder / "summary.json"
-        path.write_text(json.dumps(summary, indent=1) + "\n")
+        path.write_text(strict_json.dumps(summary, indent=1) + "\n")

@@ -6,6 +6,7 @@ in a file.
 """
 
 import json
+import math
 import os
 import pathlib
 import platform
@@ -19,6 +20,7 @@ import jax
 import rich.console
 import rich.markdown
 
+from nebula_jax import strict_json
 from nebula_jax.training import metrics
 
 NOTHING = "–"
@@ -123,9 +125,10 @@ def first_and_last(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write(path: pathlib.Path, record: Mapping[str, Any]) -> None:
-    """Writes a record as JSON, whole or not at all."""
+    """Writes a record as JSON, whole or not at all; null where a number is NaN."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = strict_json.dumps(record, indent=1, ensure_ascii=False)
+    partial.write_text(text + "\n", "utf-8")
     partial.replace(path)
 
 
@@ -146,6 +149,11 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
 def join(*paragraphs: str) -> str:
     """Joins paragraphs, code and tables to a Markdown text; empty ones are left out."""
     return "\n\n".join(each.rstrip("\n") for each in paragraphs if each) + "\n"
+
+
+def figure(value: float | None, form: str) -> str:
+    """Formats a number of a record; one that was not finite is null there."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:{form}}"
 
 
 def table(
@@ -212,7 +220,9 @@ def clusters(summary: Mapping[str, Any]) -> str:
             steps = f"{each['first_step']}-{steps}"
         curve = NOTHING  # a cluster may have no loss of its own
         if losses and (losses["first"] or losses["last"]):
-            curve = f"{losses['first']:.3f} → {losses['last']:.3f}"
+            curve = " → ".join(
+                figure(losses[name], ".3f") for name in ("first", "last")
+            )
         rows.append(
             [
                 each["cluster"],

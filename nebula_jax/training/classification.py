@@ -38,7 +38,8 @@ def step(
       labels: [B] int32.
 
     Returns:
-      The next state, and scalars: loss (mean over the batch), accuracy, tokens.
+      The next state, and scalars: loss (mean over the batch), accuracy, tokens,
+      is_finite.
     """
     rng = state.key()
 
@@ -54,7 +55,7 @@ def step(
         "accuracy": jnp.mean(jnp.argmax(found, axis=-1) == labels),
         "tokens": jnp.sum(input_ids != config.special.pad),
     }
-    return state.apply_gradients(grads, optimizer), metrics
+    return state.apply_gradients(grads, optimizer, metrics)
 
 
 def predict(config: classifier.Config, params: Any, input_ids: jax.Array) -> jax.Array:

@@ -199,9 +199,8 @@ def generator_loss(
         mask_slots.mark(masked.positions, input_ids.shape[-1]),
         masked.originals,
     )
-    fake = losses.mean(
-        (jnp.sum((sampled != masked.originals) * filled), jnp.sum(filled))
-    )
+    wrong = jnp.sum((sampled != masked.originals) * filled)
+    fake = losses.mean((wrong, jnp.sum(filled)))
     return loss, (
         tokens,
         {
@@ -293,7 +292,8 @@ def generator_step(
     """
     gradient = jax.grad(generator_loss, argnums=1, has_aux=True)
     grads, (tokens, metrics) = gradient(config, state.params, state.key(), input_ids)
-    return state.apply_gradients(grads, config.optimizer), tokens, metrics
+    state, metrics = state.apply_gradients(grads, config.optimizer, metrics)
+    return state, tokens, metrics
 
 
 def discriminator_step(
@@ -311,7 +311,7 @@ def discriminator_step(
     """
     gradient = jax.grad(discriminator_loss, argnums=1, has_aux=True)
     grads, metrics = gradient(config, state.params, state.key(), _concatenate(tokens))
-    return state.apply_gradients(grads, config.optimizer), metrics
+    return state.apply_gradients(grads, config.optimizer, metrics)
 
 
 def whole_step(
@@ -357,17 +357,17 @@ def whole_step(
     grads, (tokens, generator_metrics, metrics) = jax.grad(total_loss, has_aux=True)(
         params
     )
-    optimizer = config.optimizer
-    return (
-        tuple(
-            state.apply_gradients(each, optimizer)
-            for state, each in zip(generators, grads[0], strict=True)
-        ),
-        discriminator.apply_gradients(grads[1], optimizer),
-        tokens,
-        generator_metrics,
-        metrics,
+    *after, (discriminator, metrics) = (
+        state.apply_gradients(each, config.optimizer, measured)
+        for state, each, measured in zip(
+            (*generators, discriminator),
+            (*grads[0], grads[1]),
+            (*generator_metrics, metrics),
+            strict=True,
+        )
     )
+    states, generator_metrics = zip(*after, strict=True)
+    return states, discriminator, tokens, generator_metrics, metrics
 
 
 def corrupt(

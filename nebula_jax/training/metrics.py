@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import time
@@ -11,7 +12,7 @@ from typing import Any
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, strict_json
 
 FILE = "metrics.jsonl"
 ASIDE = "metrics.aside.jsonl"
@@ -22,8 +23,8 @@ class MetricsLog:
     """The metrics files of one cluster.
 
     metrics.jsonl has one JSON object a line: `step`, `time` (seconds since the epoch),
-    and numbers. Events are written in the calling thread: with a full disk, a
-    background writer would block the training.
+    and numbers, null where one is NaN or Inf. Events are written in the calling thread:
+    with a full disk, a background writer would block the training.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class MetricsLog:
         record = {"step": step, "time": time.time(), **values}
         with self._writing():
             with self._path.open("a") as stream:
-                stream.write(json.dumps(record) + "\n")
+                stream.write(strict_json.dumps(record) + "\n")
             for name, value in values.items():
                 parts = value.items() if isinstance(value, Mapping) else [("", value)]
                 for language, number in parts:
@@ -94,8 +95,12 @@ class MetricsLog:
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the records of a cluster's metrics.jsonl; damaged ones are left out."""
-    return [record for _, record in _lines(folder / FILE) if record is not None]
+    """Reads the records of a cluster's metrics.jsonl; damaged ones are left out.
+
+    Numbers that were not finite are NaN.
+    """
+    found = _lines(folder / FILE)
+    return [_with_nan(record) for _, record in found if record is not None]
 
 
 def _lines(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any] | None]]:
@@ -110,6 +115,15 @@ def _lines(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any] | None]]:
         if line:
             found.append((line, record if is_record else None))
     return found
+
+
+def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
+    for name, value in record.items():
+        if isinstance(value, dict):
+            record[name] = _with_nan(value)
+        elif value is None:
+            record[name] = math.nan
+    return record
 
 
 def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:

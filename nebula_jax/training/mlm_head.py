@@ -38,7 +38,7 @@ def step(
     state: train_state.TrainState,
     encoder: Any,
     target_ids: jax.Array,
-) -> tuple[train_state.TrainState, jax.Array]:
+) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
     """Takes one optimization step of the head.
 
     Args:
@@ -52,7 +52,7 @@ def step(
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
 
     Returns:
-      The next state, and the mean loss of a prediction, [] float32.
+      The next state, and scalars: loss (mean of a prediction), is_finite.
     """
     if objective == "ar":
         targets = objectives.autoregressive(target_ids, special, slots)
@@ -82,4 +82,4 @@ def step(
         )
 
     value, grads = jax.value_and_grad(loss)(state.params)
-    return state.apply_gradients(grads, optimizer), value
+    return state.apply_gradients(grads, optimizer, {"loss": value})

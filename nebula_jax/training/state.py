@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,16 +32,38 @@ class TrainState:
         return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
 
     def apply_gradients(
-        self, grads: Any, optimizer: optax.GradientTransformation
-    ) -> "TrainState":
-        """Returns the state after one optimization step."""
+        self,
+        grads: Any,
+        optimizer: optax.GradientTransformation,
+        metrics: Mapping[str, jax.Array],
+    ) -> tuple["TrainState", dict[str, jax.Array]]:
+        """Takes one optimization step, unless something of it is not finite.
+
+        Such a step leaves parameters and optimizer as they are, as if it had not been;
+        only the step number goes on. So a state that is finite stays so.
+
+        Args:
+          grads: like the parameters.
+          optimizer: of the parameters.
+          metrics: of the step, with its `loss`, [] float32.
+
+        Returns:
+          The next state, and the metrics with `is_finite`, [] bool: False if the loss,
+          the norm of the gradient, or that of the next parameters was not.
+        """
         updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
-        return dataclasses.replace(
-            self,
-            step=self.step + 1,
-            params=optax.apply_updates(self.params, updates),
-            opt_state=opt_state,
+        params = optax.apply_updates(self.params, updates)
+        norms = optax.tree.norm(grads), optax.tree.norm(params)
+        is_finite = jnp.all(jnp.isfinite(jnp.stack([metrics["loss"], *norms])))
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(is_finite, new, old),
+            (params, opt_state),
+            (self.params, self.opt_state),
         )
+        state = dataclasses.replace(
+            self, step=self.step + 1, params=params, opt_state=opt_state
+        )
+        return state, {**metrics, "is_finite": is_finite}
 
 
 @functools.partial(jax.jit, donate_argnums=0)

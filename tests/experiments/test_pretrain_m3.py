@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 import socket
 import time
@@ -325,3 +326,20 @@ def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
     assert status == process_lib.ENDED_BY_PEER
     assert "error: nobody answers at 127.0.0.1:" in output.splitlines()[-1]
     assert time.monotonic() - start < 30
+
+
+def test_a_run_that_diverges_ends_and_keeps_what_was_saved(runs):
+    """The learning rate is 0 at step 1, and absurd at step 2."""
+    given = {"generators": "en", "task_mix": "mrtd", "learning_rate": 1e30}
+    status, output = runs.run(workdir="diverged", steps=9, checkpoint_every=1, **given)
+    assert status == 1, output
+    words = r"error: (generator:0|discriminator): step 2 has the loss [\d.]+, but its"
+    first = re.search(words, output)
+    assert first, output
+    checkpoints = {
+        path.parent.parent.name: [each.name for each in path.parent.glob("0*")]
+        for path in (runs.folder / "diverged").glob("*/checkpoints/0*")
+    }
+    assert checkpoints[first[1].replace(":", "-")] == ["00000001"]
+    assert all(steps == ["00000001"] for steps in checkpoints.values())
+    assert not (runs.folder / "diverged" / "discriminator" / "encoder").exists()

@@ -5,7 +5,7 @@ import pytest
 
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.runtime import checkpoints
+from nebula_jax.runtime import checkpoints, nonfinite
 from nebula_jax.training import checkpoint, checkpoint_manifest
 
 
@@ -232,3 +232,17 @@ def test_a_cluster_does_not_give_up_its_checkpoints_because_a_peer_wants_it(tmp_
         with pytest.raises(checkpoint.CheckpointError, match=words):
             saved.restore(step, plan_of(1.0))
     assert files_of(tmp_path) == before
+
+
+def test_nothing_is_saved_that_must_not_be(tmp_path):
+    saved = opened(tmp_path, every=1)
+    saved.after(1, {"a": jnp.ones(3)})
+
+    def refuse():
+        raise nonfinite.NonfiniteError("step 2")
+
+    saved.before_save = refuse
+    for save in (saved.after, saved.at_end):
+        with pytest.raises(nonfinite.NonfiniteError):
+            save(2, {"a": jnp.ones(3)})
+    assert opened(tmp_path).steps == [1]

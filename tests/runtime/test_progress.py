@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime import progress
+from nebula_jax.runtime import nonfinite, progress
 from nebula_jax.training import metrics
 
 
@@ -79,3 +79,56 @@ def test_steps_are_counted_for_the_peers(tmp_path):
     record.finish(3, {})
     assert work.report(False) == (activity.Activity.COMPUTING, 3)
     assert work.stuck_timeout == activity.LEAST_SECONDS
+
+
+def losses(record, *values, first=1):
+    """Takes steps of these losses; NaN is of a step that was skipped."""
+    for step, loss in enumerate(values, first):
+        outcome = {"loss": np.float32(loss), "is_finite": np.isfinite(loss)}
+        record.step(step, outcome | {"tokens": np.int32(10)})
+
+
+def test_skipped_steps_are_counted_and_left_out_of_the_means(tmp_path, capsys):
+    record = progress.Progress(tmp_path, "g", 0, 8, log_every=4, allow_nonfinite=3)
+    losses(record, 1, np.nan, 3, 5, np.nan, np.nan)
+    record.finish(6, {})
+    found = metrics.read(tmp_path / "g")
+    assert [
+        (each["step"], each["skipped_steps"]) for each in found if "loss" not in each
+    ] == [(2, 1), (5, 2), (6, 3)]
+    means = {each["step"]: each["loss"] for each in found if "loss" in each}
+    assert means[4] == 3.0
+    assert np.isnan(means[6])
+    summary = json.loads((tmp_path / "g" / "summary.json").read_text())
+    assert (summary["skipped_steps"], summary["tokens"]) == (3, 60)
+    for line in (tmp_path / "g" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    capsys.readouterr()
+    # What was skipped after the checkpoint that a run goes on from comes again.
+    again = progress.Progress(tmp_path, "g", 5, 8, log_every=4, allow_nonfinite=3)
+    losses(again, np.nan, np.nan, first=6)
+    words = "^g: the loss of step 7 is nan"
+    with pytest.raises(nonfinite.NonfiniteError, match=words):
+        again.settle()
+
+
+class Flag:
+    """A flag on a device that may still be at its step."""
+
+    def __init__(self):
+        self.is_ready = False
+
+    def __bool__(self):
+        assert self.is_ready
+        return True
+
+
+def test_a_step_is_waited_for_when_the_next_one_has_been_taken(tmp_path):
+    record = progress.Progress(tmp_path, "g", start=0, steps=9, log_every=9)
+    flags = [Flag(), Flag()]
+    step = {"loss": np.float32(1), "tokens": np.int32(1)}
+    record.step(1, step | {"is_finite": flags[0]})
+    flags[0].is_ready = True
+    record.step(2, step | {"is_finite": flags[1]})
+    flags[1].is_ready = True
+    record.settle()

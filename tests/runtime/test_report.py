@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from nebula_jax.runtime import report
@@ -137,6 +138,13 @@ def test_a_cluster_has_a_row_with_its_steps_loss_speed_bytes_and_waiting():
     for losses in ({}, {"first": 0.0, "last": 0.0}):  # it has no loss of its own
         resumed["losses"]["source"] = losses
         assert "| source | 6-10 | – | 1,234 |" in report.clusters(resumed)
+
+
+def test_a_figure_that_was_not_finite_is_null_and_shown_as_nothing(tmp_path):
+    path = tmp_path / "summary.json"
+    report.write(path, SUMMARY | {"losses": {"source": {"first": 4.0, "last": np.nan}}})
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert "| 4.000 → – |" in report.clusters(report.read_summary(tmp_path))
 
 
 def test_targets_stand_beside_their_limits():

@@ -1,3 +1,6 @@
+import json
+
+import numpy as np
 import pytest
 
 from nebula_jax import disk, errors
@@ -131,3 +134,15 @@ def test_the_progress_line_says_it_all():
 )
 def test_bytes_are_said_in_units(count, text):
     assert metrics.in_bytes(count) == text
+
+
+def test_numbers_that_are_not_finite_are_null_and_read_as_nan(tmp_path):
+    log = opened(tmp_path, 0)
+    log.write(10, {"loss": float("nan"), "auc": {"en": float("-inf"), "sw": 0.5}})
+    log.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line, parse_constant=pytest.fail)
+    assert record["loss"] is None
+    assert record["auc"] == {"en": None, "sw": 0.5}
+    (record,) = metrics.read(tmp_path)
+    assert np.isnan([record["loss"], record["auc"]["en"]]).all()

@@ -47,10 +47,11 @@ def begin():
 
 
 def step(state, objective, ids, slots=48):
-    """One step; the state before it is used up."""
-    return mlm_head.step(
+    """One step: the next state and the loss; the state before it is used up."""
+    state, metrics = mlm_head.step(
         CONFIG, CONTROLS, objective, slots, OPTIMIZER, state, encoder(), ids
     )
+    return state, metrics["loss"]
 
 
 def test_the_head_is_one_that_a_checkpoint_has():

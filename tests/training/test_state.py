@@ -1,7 +1,58 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from nebula_jax.training import optimizers
 from nebula_jax.training import state as train_state
+
+GOOD = {"kernel": [[1.0, -2.0]], "bias": [0.5]}
+
+
+def begun(rate=0.1, **settings):
+    """A state at step 0, and a jitted function that takes a step."""
+    optimizer = optimizers.adam(lambda step: jnp.float32(rate), **settings)
+
+    @jax.jit
+    def step(state, grads, loss):
+        grads = jax.tree.map(jnp.float32, grads, is_leaf=lambda x: isinstance(x, list))
+        return state.apply_gradients(grads, optimizer, {"loss": loss, "tokens": 3})
+
+    params = jax.tree.map(jnp.float32, GOOD, is_leaf=lambda x: isinstance(x, list))
+    return train_state.create(params, optimizer, jax.random.key(0)), step
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("grads", "loss"),
+    [
+        (GOOD, np.nan),
+        (GOOD, np.inf),
+        ({"kernel": [[np.nan, 0.0]], "bias": [0.0]}, 2.0),
+        ({"kernel": [[0.0, 0.0]], "bias": [-np.inf]}, 2.0),
+        # Its square, a moment of Adam's, would be Inf, and stay so.
+        ({"kernel": [[1e30, 0.0]], "bias": [0.0]}, 2.0),
+    ],
+)
+def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(grads, loss, clip_norm):
+    state, step = begun(clip_norm=clip_norm)
+    before, metrics = step(state, GOOD, 2.0)
+    assert metrics == {"loss": 2.0, "tokens": 3, "is_finite": True}
+    after, metrics = step(before, grads, loss)
+    assert not metrics["is_finite"]
+    assert after.step == before.step + 1
+    jax.tree.map(np.testing.assert_array_equal, after.replace(step=before.step), before)
+    want, _ = step(before, GOOD, 2.0)
+    got, metrics = step(after, GOOD, 2.0)
+    assert metrics["is_finite"]
+    jax.tree.map(np.testing.assert_array_equal, got.replace(step=want.step), want)
+
+
+def test_a_rate_that_would_make_parameters_infinite_is_no_step():
+    before, step = begun(rate=3e38)
+    after, metrics = step(before, GOOD, 2.0)
+    assert not metrics["is_finite"]
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
 def test_a_running_mean_is_numpys():

@@ -238,7 +238,8 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
       model: its `params` may be device arrays.
 
     Raises:
-      PretrainedError: if the family has no such part, or counts positions otherwise.
+      PretrainedError: if the family has no such part, or counts positions otherwise, or
+        a parameter is not finite.
     """
     family = state_names.FAMILIES[model.family]
     config = model.config
@@ -258,6 +259,9 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
         raise PretrainedError(
             f"{model.family} has no name for {', '.join(nameless)}; leave it out"
         )
+    for path, leaf in flat.items():
+        if not np.all(np.isfinite(leaf)):
+            raise PretrainedError(f"{path} is not finite: no model is written")
     present_heads = [head for head in ("rtd_head", "mlm_head") if head in model.params]
     tensors = {
         name

@@ -138,4 +138,5 @@ def write(
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes a JSON file, readable by a person."""
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", "utf-8")

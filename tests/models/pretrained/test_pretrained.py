@@ -308,6 +308,11 @@ def test_what_was_trained_here_goes_out_as_electra(tmp_path):
     with pytest.raises(pretrained.PretrainedError, match="counts positions from 2"):
         pretrained.save(tmp_path, model._replace(family="ernie_m"))
     del params["clm_head"]
+    params["rtd_head"]["output"]["bias"][0] = np.nan
+    with pytest.raises(pretrained.PretrainedError, match="output/bias is not finite"):
+        pretrained.save(tmp_path, model)
+    assert not list(tmp_path.iterdir())
+    params["rtd_head"]["output"]["bias"][0] = 0.5
     pretrained.save(tmp_path, model)
     again = pretrained.load(tmp_path)
     assert set(again.params) == {"embeddings", "encoder", "rtd_head"}
