@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from experiments.abnet import config, whole
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import loopback
 from nebula_jax.parallel import pipeline
@@ -112,7 +112,8 @@ def resolve(run: config.Run, folders: whole.Folders) -> str:
         with process.timed("measuring a step's compute"):
             found = scale(*measure(run, folders))
         about = dataclasses.asdict(found)
-        path.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
+        with files.writing(path) as partial:
+            partial.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
     process.message(
         f"a step computes for {found.compute_seconds:.3f} s,"
         f" {found.factor:.2f} times the paper's; so --wan={found.wan}, on which padded"

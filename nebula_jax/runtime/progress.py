@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nebula_jax import strict_json
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime import nonfinite, process, restarts, run_folder
+from nebula_jax.runtime import nonfinite, process, report, restarts, run_folder
 from nebula_jax.training import metrics
 
 SKIPPED = "skipped_steps"
@@ -186,5 +185,4 @@ class Progress:
             SKIPPED: self._skips.count,
             **more,
         }
-        path = self._folder / "summary.json"
-        path.write_text(strict_json.dumps(summary, indent=1) + "\n")
+        report.write(self._folder / "summary.json", summary)

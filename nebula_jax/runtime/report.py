@@ -20,7 +20,7 @@ import jax
 import rich.console
 import rich.markdown
 
-from nebula_jax import strict_json
+from nebula_jax import files, strict_json
 from nebula_jax.training import metrics
 
 NOTHING = "–"
@@ -126,10 +126,9 @@ def first_and_last(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write(path: pathlib.Path, record: Mapping[str, Any]) -> None:
     """Writes a record as JSON, whole or not at all; null where a number is NaN."""
-    partial = path.with_name(f"{path.name}.partial")
     text = strict_json.dumps(record, indent=1, ensure_ascii=False)
-    partial.write_text(text + "\n", "utf-8")
-    partial.replace(path)
+    with files.writing(path) as partial:
+        partial.write_text(text + "\n", "utf-8")
 
 
 def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:

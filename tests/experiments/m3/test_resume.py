@@ -131,7 +131,7 @@ def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     assert 0 < before[0] < int(step)
 
 
-def test_a_full_disk_ends_the_run_and_is_named(runs):
+def test_a_full_disk_ends_the_run_and_is_named(runs, monkeypatch):
     """Files that may not grow beyond 100 kB: no checkpoint of a cluster fits."""
 
     # Vocabulary and text would be too large as well.
@@ -140,6 +140,8 @@ def test_a_full_disk_ends_the_run_and_is_named(runs):
     run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
     for index in range(2):
         data.GeneratorText(run, index, data.vocabulary(run.local))
+    # Half of a compiled program would stay in the cache, where others would find it.
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1e6")
     # As short as the runs of test_pretrain_m3.py, which compile the same programs.
     process = runs.start(**flags("full") | {"steps": 5})
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
