@@ -24,7 +24,7 @@ from experiments.m3 import report as m3_report
 from experiments.xnli import report as xnli_report
 from nebula_jax import errors
 from nebula_jax.runtime import report
-from scripts import fake_rates, mutation_score
+from scripts import bench_faults, fake_rates, mutation_score
 from scripts.bench import report as bench_report
 from scripts.tables import abnet_markdown, main_results, xnli_markdown
 
@@ -51,6 +51,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,
+    "bench_faults": bench_faults.markdown,
     "mutation_score": mutation_score.markdown,
 }
 """Beginning of a record's name -> the function that renders the record."""

@@ -42,17 +42,30 @@ def read(
       For each: cluster, how (it died), at, and seconds from then until every cluster
       had taken a step; None if one never did.
     """
-    starts = [_read(folder / STARTS) for folder in folders]
-    found = []
-    for death in _read(workdir / DEATHS):
-        later = [
-            min((each["at"] for each in own if each["at"] >= death["at"]), default=None)
-            for own in starts
-        ]
-        took = [at - death["at"] for at in later if at is not None]
-        seconds = max(took) if took and len(took) == len(later) else None
-        found.append(death | {"seconds": seconds})
-    return found
+    folders = list(folders)
+    return [
+        death | {"seconds": seconds_until_step(folders, death["at"])}
+        for death in _read(workdir / DEATHS)
+    ]
+
+
+def seconds_until_step(folders: Sequence[pathlib.Path], moment: float) -> float | None:
+    """Returns how long it took until a new process of every cluster had taken a step.
+
+    Args:
+      folders: of the clusters.
+      moment: in seconds since 1970.
+
+    Returns:
+      Seconds; None if one of them has taken no step yet.
+    """
+    took = []
+    for folder in folders:
+        later = [each["at"] for each in _read(folder / STARTS) if each["at"] >= moment]
+        if not later:
+            return None
+        took.append(min(later) - moment)
+    return max(took, default=None)
 
 
 def markdown(summary: Mapping[str, Any]) -> str:

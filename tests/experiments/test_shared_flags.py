@@ -26,6 +26,7 @@ COMMANDS = (
     *("scripts.train_vocabulary", "scripts.prepare_pretrained"),
     *("scripts.issue_certificates", "scripts.fake_rates", "scripts.table1_xnli"),
     *("scripts.bench_codecs", "scripts.bench_training", "scripts.bench_bridge"),
+    "scripts.bench_faults",
     "scripts.make_tables",
 )
 

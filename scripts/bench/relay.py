@@ -1,0 +1,63 @@
+"""A relay between two clusters on this machine: a line that can be cut."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+PIECE = 1 << 16  # bytes
+POLL_SECONDS = 0.02
+
+
+class Relay:
+    """A port whose connections lead to another one, while the line is up."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        """Starts to relay; `close` ends it."""
+        self._target, self._is_up, self._is_closed = target, True, False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listening.getsockname()[:2]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Lets nothing pass in the block; what was sent meanwhile comes after it."""
+        self._is_up = False
+        time.sleep(3 * POLL_SECONDS)  # what is under way has passed
+        try:
+            yield
+        finally:
+            self._is_up = True
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._is_closed = True
+        for each in self._threads:
+            each.join()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            if not self._is_up:
+                time.sleep(POLL_SECONDS)
+            elif select.select([self._listening], [], [], POLL_SECONDS)[0]:
+                here, _ = self._listening.accept()
+                there = socket.create_connection(self._target)
+                pair = threading.Thread(target=self._pump, args=(here, there))
+                self._threads.append(pair)
+                pair.start()
+
+    def _pump(self, here: socket.socket, there: socket.socket) -> None:
+        with here, there, contextlib.suppress(OSError):
+            while not self._is_closed:
+                if not self._is_up:
+                    time.sleep(POLL_SECONDS)
+                    continue
+                for each in select.select([here, there], [], [], POLL_SECONDS)[0]:
+                    data = each.recv(PIECE)
+                    if not data:
+                        return
+                    (there if each is here else here).sendall(data)

@@ -1,0 +1,68 @@
+import random
+
+import pytest
+
+from nebula_jax import errors
+from scripts import bench_faults
+from scripts.bench_faults import Fault, Sample
+
+
+def progress(begin, end, step, rate):
+    """Samples each second, from `step` on."""
+    return [Sample(at, step + rate * (at - begin)) for at in range(begin, end + 1)]
+
+
+def test_goodput_counts_what_remains_beside_the_rate_between_faults():
+    """100 s at 2 steps a second; 20 s and 40 steps are lost by a kill half-way."""
+    samples = [*progress(0, 40, 0, 2), *progress(60, 100, 40, 2)]
+    found = bench_faults.goodput(samples, [Fault(40.5, 59.5)])
+    assert found["rate"] == pytest.approx(2.0)
+    assert (found["steps"], found["kills"]) == (120, 1)
+    assert found["goodput"] == pytest.approx(120 / 200)
+
+
+def test_goodput_without_faults_is_one():
+    assert bench_faults.goodput(progress(0, 9, 5, 3), [])["goodput"] == 1.0
+    with pytest.raises(errors.NebulaError, match="too short a time"):
+        bench_faults.goodput(progress(0, 0, 5, 3), [])
+
+
+def test_victims_are_drawn_of_their_kind():
+    draw = random.Random(0)
+    drawn = {bench_faults.victim_of("generator", draw) for _ in range(20)}
+    assert drawn == {"generator:0", "generator:1"}
+    assert bench_faults.victim_of("launcher", draw) == "launcher"
+
+
+def test_the_bridge_recovers_from_a_cut_soon_after_the_line_is_back(monkeypatch):
+    monkeypatch.setattr(bench_faults, "CUT_SECONDS", (1.0, 1.0))
+    monkeypatch.setattr(bench_faults, "PEER_TIMEOUT", 0.3)
+    (seconds,) = bench_faults.cuts(1, random.Random(0))
+    assert 0 < seconds < 5
+
+
+def record(kill=12.0, cut=2.0, goodput=0.95):
+    found = {"steps": 3000, "rate": 2.0, "goodput": goodput, "kills": 5}
+    result = {
+        "command": "python -m scripts.bench_faults",
+        "commit": "abc123",
+        "hardware": {"cpu": "a CPU", "cores": 2, "python": "3.11.7", "jax": "0.10.2"},
+        "seconds": 90.0,
+        "seed": 7,
+        "kills": {kind: [9.0, kill] for kind in bench_faults.KINDS},
+        "cuts": [0.5, cut],
+        "goodput": found | {"minutes": 30.0, "kill_every": 300.0},
+    }
+    return result | {"targets": bench_faults.targets(result)}
+
+
+def test_targets_are_compared_with_the_worst():
+    assert all(each["met"] for each in record()["targets"])
+    for worse in ({"kill": 15.1}, {"cut": 5.1}, {"goodput": 0.89}):
+        assert not all(each["met"] for each in record(**worse)["targets"])
+
+
+def test_the_record_has_every_figure():
+    text = bench_faults.markdown(record())
+    for words in ("seed 7", "kill of the launcher", "12.0 s", "95.0%", "3,000 steps"):
+        assert words in text
