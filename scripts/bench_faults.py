@@ -8,7 +8,8 @@ times: the recovery lasts until every cluster has taken a step again. Whoever ki
 launcher gives the same command again. Then a cluster is killed every --kill_every
 seconds, for --minutes: goodput is the steps that remain of that time, beside those of
 the same run's own rate between the faults. A line is cut between two ends of the bridge
-in this process: the recovery lasts from when it is back until a message has crossed.
+in this process, silently or with an end of its connections: the recovery lasts from
+when it is back until a message has crossed.
 The seed draws victims and moments.
 """
 
@@ -234,7 +235,7 @@ def cuts(rounds: int, draw: random.Random) -> list[float]:
         here.welcome(0)
         there.wait_for_welcome(20.0)
         for step in range(1, rounds + 1):
-            with line.cut():
+            with line.cut(is_silent=draw.random() < 0.5):
                 here.step_done(step)
                 time.sleep(draw.uniform(*CUT_SECONDS))
             back = time.monotonic()

@@ -17,15 +17,21 @@ class Relay:
     def __init__(self, target: tuple[str, int]) -> None:
         """Starts to relay; `close` ends it."""
         self._target, self._is_up, self._is_closed = target, True, False
+        self._is_refusing = False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     @contextlib.contextmanager
-    def cut(self) -> Iterator[None]:
-        """Lets nothing pass in the block; what was sent meanwhile comes after it."""
-        self._is_up = False
+    def cut(self, is_silent: bool) -> Iterator[None]:
+        """Lets nothing pass in the block.
+
+        Args:
+          is_silent: what is sent meanwhile comes after the block; else connections
+            end, and new ones do at once.
+        """
+        self._is_refusing, self._is_up = not is_silent, False
         time.sleep(3 * POLL_SECONDS)  # what is under way has passed
         try:
             yield
@@ -41,10 +47,13 @@ class Relay:
 
     def _accept(self) -> None:
         while not self._is_closed:
-            if not self._is_up:
+            if not self._is_up and not self._is_refusing:
                 time.sleep(POLL_SECONDS)
             elif select.select([self._listening], [], [], POLL_SECONDS)[0]:
                 here, _ = self._listening.accept()
+                if not self._is_up:
+                    here.close()
+                    continue
                 there = socket.create_connection(self._target)
                 pair = threading.Thread(target=self._pump, args=(here, there))
                 self._threads.append(pair)
@@ -54,6 +63,8 @@ class Relay:
         with here, there, contextlib.suppress(OSError):
             while not self._is_closed:
                 if not self._is_up:
+                    if self._is_refusing:
+                        return
                     time.sleep(POLL_SECONDS)
                     continue
                 for each in select.select([here, there], [], [], POLL_SECONDS)[0]:
