@@ -1,7 +1,7 @@
 """Measures what faults cost: the recovery from each kind, and goodput under kills.
 
     python -m scripts.bench_faults --minutes=2 --kill_every=40 --rounds=1   # a look
-    python -m scripts.bench_faults --out=experiments/results/bench_faults.json
+    python -m scripts.bench_faults --out=bench_faults.json
 
 A tiny M3 run with --restart trains, and each kind of its processes is killed, --rounds
 times: the recovery lasts until every cluster has taken a step again. Whoever killed the
