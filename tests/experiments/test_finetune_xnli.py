@@ -8,9 +8,11 @@ import time
 import configured
 import jax
 import numpy as np
+import psutil
 import pytest
 import safetensors.numpy
 import tiny_nli
+import tiny_runs
 from absl.testing import flagsaver
 from array_record.python import array_record_data_source  # noqa: F401
 
@@ -40,14 +42,15 @@ def undisturbed(runs):
     return output
 
 
-def test_a_run_that_was_killed_ends_bit_for_bit_the_same(runs, undisturbed):
-    process = runs.start(workdir="killed", steps=STEPS)
-    saved = runs.folder / "killed" / "finetune" / "checkpoints" / "00000006"
-    deadline = time.monotonic() + 60
-    while not saved.exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undisturbed):
+    """A disk that fails, a process that stands still and is killed."""
+    failing = "EIO:fsync:finetune/checkpoints/00000003.partial"
+    status, output = runs.run(workdir="killed", steps=STEPS, failing=failing)
+    assert status == 1
+    assert "could not save step 3 in killed/finetune/checkpoints" in output
+    assert output.strip().splitlines()[-1].endswith("Input/output error")
+    process, _ = runs.start_and_wait("killed", 6, ["finetune"], steps=STEPS)
+    tiny_runs.pause(psutil.Process(process.pid), 0.5)
     process.kill()
     process.communicate()
     status, output = runs.run(workdir="killed", steps=STEPS)

@@ -141,25 +141,37 @@ def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split
     assert "RTD AUC" in output
 
 
-def test_a_run_that_is_killed_at_two_moments_ends_bit_for_bit_the_same(runs, split):
-    """SIGKILL of both kinds of cluster, the same command after each.
+def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split):
+    """A disk that fails, a process that stands still, a kill, a line that is cut.
 
-    The line is so slow that each moment is found. More kills are in m3/test_resume.py.
+    The line is so slow that each moment is found. More faults are in m3/test_resume.py.
     """
-    flags = {"workdir": "killed", "steps": 5, "checkpoint_every": 1}
+    flags = {"workdir": "faults", "steps": 5, "checkpoint_every": 1, "peer_timeout": 1}
     flags |= {"window": 0, "wan": "10mbit,200ms", "tls": "off"}
-    for step, victim in ((1, "generator:1"), (3, "discriminator")):
-        process, family = runs.start_and_wait(step=step, folders=CLUSTERS, **flags)
-        family[victim].kill()
-        output, _ = process.communicate(timeout=30)
-        tiny_runs.assert_all_gone(family)
-        assert process.returncode == 1
-        last = output.strip().splitlines()[-1]
-        assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
+    saved = "generator-0/checkpoints/00000002"
+    status, output = runs.run(failing=f"EIO:rename:{saved}", **flags)
+    assert status == 1
+    assert "could not save step 2 in faults/generator-0/checkpoints" in output
+    assert "Input/output error" in output
+    last = output.strip().splitlines()[-1]
+    assert last == "error: generator:0 ended with status 1; all clusters ended"
+
+    process, family = runs.start_and_wait(step=2, folders=CLUSTERS, **flags)
+    tiny_runs.pause(family["generator:1"], 1.5)
+    family["discriminator"].kill()
+    output, _ = process.communicate(timeout=30)
+    tiny_runs.assert_all_gone(family)
+    assert process.returncode == 1
+    assert "generator:1 has been silent" in output
+    last = output.strip().splitlines()[-1]
+    assert last == "error: discriminator was killed by SIGKILL; all clusters ended"
+
+    flags["wan"] += ",cut=2s@0.5s"
     status, output = runs.run(**flags)
     assert status == 0, output
     assert output.count("going on after step") == 3
-    assert_same_states(runs, "killed")
+    assert "waiting for it to come back" in output
+    assert_same_states(runs, "faults")
 
 
 def test_a_run_that_starts_itself_again_ends_bit_for_bit_the_same(runs, split):

@@ -13,6 +13,7 @@ import psutil
 from nebula_jax.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
+FAILING_DISK = pathlib.Path(__file__).parent / "failing_disk"
 
 SENTENCES = {
     "en": "the {} has {} doors and {} windows",
@@ -85,18 +86,28 @@ class Runs:
         """Returns this process's environment with the project on the path."""
         return os.environ | {"PYTHONPATH": str(ROOT)}
 
-    def start(self, *arguments: str, **flags) -> subprocess.Popen:
-        """Starts a run; its standard error is merged into its output."""
+    def start(self, *arguments: str, failing="", **flags) -> subprocess.Popen:
+        """Starts a run; its standard error is merged into its output.
+
+        Args:
+          arguments: besides flags.
+          failing: what its disk refuses, see helpers/failing_disk.
+          flags: name -> value.
+        """
         flags = self.flags() | flags
         flags = [f"--{name}={value}" for name, value in flags.items()]
-        return self.start_plain(*flags, *arguments)
+        return self.start_plain(*flags, *arguments, failing=failing)
 
-    def start_plain(self, *arguments: str) -> subprocess.Popen:
+    def start_plain(self, *arguments: str, failing="") -> subprocess.Popen:
         """The same, given nothing but `arguments`."""
+        environment = self.environment()
+        if failing:
+            environment["FAILING_DISK"] = failing
+            environment["PYTHONPATH"] += f"{os.pathsep}{FAILING_DISK}"
         return subprocess.Popen(
             [sys.executable, "-m", self.module, *arguments],
             cwd=self.folder,
-            env=self.environment(),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -153,6 +164,13 @@ def family_of(process: subprocess.Popen) -> dict[str, psutil.Process]:
                 if argument.startswith("--cluster="):
                     family[argument.partition("=")[2]] = child
     return family
+
+
+def pause(process: psutil.Process, seconds: float) -> None:
+    """Stops a process for a while (SIGSTOP, SIGCONT)."""
+    process.suspend()
+    time.sleep(seconds)
+    process.resume()
 
 
 def assert_all_gone(family: dict[str, psutil.Process]) -> None:

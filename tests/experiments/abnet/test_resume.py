@@ -48,10 +48,11 @@ def start_and_wait(runs, workdir, step, names=SIDES, **flags):
 
 
 def newest(runs, workdir):
-    """The newest step of each side."""
+    """Side -> its newest step, 0 if it has none."""
+    folders = {name: runs.folder / workdir / name / "checkpoints" for name in SIDES}
     return {
-        int(max((runs.folder / workdir / name / "checkpoints").glob("[0-9]" * 8)).name)
-        for name in SIDES
+        name: max((int(each.name) for each in folder.glob("[0-9]" * 8)), default=0)
+        for name, folder in folders.items()
     }
 
 
@@ -64,30 +65,39 @@ def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, undisturbed):
     assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
 
 
-def test_a_run_that_was_killed_and_stopped_ends_bit_for_bit_the_same(runs, undisturbed):
-    """SIGKILL of each side in turn, SIGTERM and Ctrl-C; the same command after each."""
-    for step, victim in ((EVERY, "source"), (2 * EVERY, "target")):
-        process, family = start_and_wait(runs, "killed", step)
-        family[victim].kill()
-        output, _ = process.communicate(timeout=60)
-        tiny_runs.assert_all_gone(family)
-        assert process.returncode == 1
-        last = output.strip().splitlines()[-1]
-        assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
+def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undisturbed):
+    """A full disk, a side that stands still and is killed, a cut line, Ctrl-C."""
+    saved = f"target/checkpoints/{EVERY:08d}"
+    failing = f"ENOSPC:fsync:{saved}.partial"
+    status, output = runs.run(workdir="faults", tls="off", failing=failing, **RUN)
+    assert status == 1
+    assert f"could not save step {EVERY} in faults/target/checkpoints" in output
+    assert "No space left on device" in output
+    assert newest(runs, "faults")["target"] == 0
 
-    process, family = start_and_wait(runs, "killed", 3 * EVERY)
+    impatient = {"peer_timeout": 1, "restart": 1, "wan": "10mbit,5ms,cut=2s@1s"}
+    process, family = start_and_wait(runs, "faults", EVERY, **impatient)
+    tiny_runs.pause(family["target"], 1.5)
+    family["source"].kill()  # and all sides start again
+    deadline = time.monotonic() + 60
+    while min(newest(runs, "faults").values()) < 3 * EVERY:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)  # Ctrl-C
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, output
+    assert "target has been silent" in output
+    assert "source was killed by SIGKILL; all clusters start again" in output
     assert "stopping, all clusters save step" in output
     tiny_runs.assert_all_gone(family)
-    (step,) = newest(runs, "killed")
+    (step,) = set(newest(runs, "faults").values())
     assert 3 * EVERY <= step < STEPS
 
-    status, output = runs.run(workdir="killed", tls="off", **RUN)
+    status, output = runs.run(workdir="faults", tls="off", **RUN)
     assert status == 0, output
     assert output.count(f"going on after step {step}") == 2
-    tiny_translations.assert_same(undisturbed, runs.sides("killed", STEPS))
+    tiny_translations.assert_same(undisturbed, runs.sides("faults", STEPS))
 
 
 @pytest.mark.slow
@@ -169,7 +179,7 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
         assert words in output
         assert "name another --workdir" in output
     assert model == sorted(p.name for p in (folder / "target" / "model").iterdir())
-    assert newest(runs, "undisturbed") == {STEPS}
+    assert newest(runs, "undisturbed") == dict.fromkeys(SIDES, STEPS)
 
 
 @pytest.mark.slow
@@ -180,7 +190,7 @@ def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM, output
         tiny_runs.assert_all_gone(family)
-        (step,) = newest(runs, "asked")
+        (step,) = set(newest(runs, "asked").values())
     folder = runs.folder / "asked" / "source" / "checkpoints" / f"{step:08d}"
     files = [path for path in folder.rglob("*") if path.is_file()]
     victim = max(files, key=lambda path: path.stat().st_size)
@@ -198,7 +208,7 @@ def test_a_side_that_lost_its_files_is_told_so(runs, undisturbed):
     status, output = runs.run(workdir="lost", tls="off", **RUN)
     assert status == 1
     assert "no step is saved in all clusters" in output
-    assert newest(runs, "undisturbed") == {STEPS}
+    assert newest(runs, "undisturbed") == dict.fromkeys(SIDES, STEPS)
 
 
 @pytest.mark.slow
