@@ -1,0 +1,1 @@
+"""A deterministic simulation of whole runs, with faults."""

@@ -1,0 +1,357 @@
+"""The toy trainers: what an experiment does, with a hash in place of a model.
+
+A cluster's state after step t is a hash of its state before, of t and of every byte it
+received for t. So a frame that is lost, doubled, out of order or altered changes all
+that follows, and what should have come out can be computed without any line.
+
+Bars: bytes of a state, 16; of a payload, `Scenario.payload_bytes`.
+"""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nebula_jax.communication import codec, selector
+from nebula_jax.communication.wire import frames
+from nebula_jax.parallel import pace, pipeline
+from nebula_jax.runtime import checkpoints, connect
+
+STATE_BYTES = 16
+IDENTITY = codec.identity()
+WORKDIR = pathlib.Path("/run")
+
+
+class Fresh(NamedTuple):
+    """A `mesh.ShardedInit` without a mesh."""
+
+    name: str
+    shapes: None = None
+    sharding: None = None
+
+    def init(self) -> bytes:
+        """Returns the state before the first step."""
+        return chain(self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The run that the clusters have agreed on."""
+
+    is_two_way: bool
+    """True for a front and a back, as in ABNet; else generators and a discriminator."""
+    followers: int
+    window: int
+    steps: int
+    every: int
+    """Steps between checkpoints."""
+    micro_batches: int
+    ahead: int
+    payload_bytes: int
+
+    @property
+    def leader(self) -> str:
+        """The name of the cluster that listens."""
+        return "target" if self.is_two_way else "discriminator"
+
+    @property
+    def names(self) -> list[str]:
+        """The clusters that dial."""
+        if self.is_two_way:
+            return ["source"]
+        return [f"generator:{index}" for index in range(self.followers)]
+
+    @property
+    def spec(self) -> jax.ShapeDtypeStruct:
+        """The arrays of every channel."""
+        return jax.ShapeDtypeStruct((self.payload_bytes,), np.uint8)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Returns True if held-out text crosses after a step."""
+        return step % self.every == 0 and not self.is_two_way
+
+    def each_of(self, channels: Sequence[Any]) -> list[tuple[Any, int]]:
+        """Returns each channel with each of its micro-batches, in order."""
+        return [(each, n) for each in channels for n in range(self.micro_batches)]
+
+
+def chain(*parts: Any) -> bytes:
+    """Returns a hash of strings, numbers and bytes: the next state."""
+    digest = hashlib.blake2b(digest_size=STATE_BYTES)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else repr(part).encode())
+    return digest.digest()
+
+
+def payload(shape: Shape, *parts: Any) -> np.ndarray:
+    """Returns [payload_bytes] uint8 that depend on all parts."""
+    piece = chain(*parts)
+    repeated = piece * -(-shape.payload_bytes // STATE_BYTES)
+    return np.frombuffer(repeated[: shape.payload_bytes], np.uint8)
+
+
+def expected(shape: Shape) -> dict[str, list[bytes]]:
+    """Computes the states of every cluster after 0, 1, 2, ... steps, without a line."""
+    names = [shape.leader, *shape.names]
+    states = {name: [Fresh(name).init()] for name in names}
+    for step in range(1, shape.steps + 1):
+        now = {name: states[name][-1] for name in names}
+        if shape.is_two_way:
+            front, back = now["source"], now["target"]
+            hidden = [
+                payload(shape, front, step, number).tobytes()
+                for number in range(shape.micro_batches)
+            ]
+            gradient = [payload(shape, back, each).tobytes() for each in hidden]
+            states["source"].append(chain(front, step, *gradient))
+            states["target"].append(chain(back, step, *hidden))
+            continue
+        sent = []
+        for name in shape.names:
+            states[name].append(chain(now[name], step))
+            sent.append(payload(shape, states[name][-1]).tobytes())
+        state = chain(now[shape.leader], step, *sent)
+        if shape.is_evaluated(step):
+            for name, number in shape.each_of(shape.names):
+                data = payload(shape, states[name][-1], number).tobytes()
+                state = chain(state, data)
+        states[shape.leader].append(state)
+    return states
+
+
+class Cluster:
+    """What a program of a cluster has of its machine and of the simulation."""
+
+    def __init__(self, simulation: Any, name: str) -> None:
+        self.simulation, self.name = simulation, name
+        self.shape: Shape = simulation.scenario.shape
+        self.is_to_stop = False
+
+    def stop_requested(self) -> bool:
+        """Returns True once the run should end."""
+        return self.is_to_stop
+
+    def saved(self) -> checkpoints.Checkpoints:
+        """Opens the cluster's checkpoints."""
+        shape = self.shape
+        settings = dataclasses.asdict(shape)
+        return checkpoints.Checkpoints(
+            WORKDIR, self.name, settings, shape.every, shape.window
+        )
+
+    def restore(self, saved: checkpoints.Checkpoints, step: int) -> bytes:
+        """Returns the state after a step."""
+        state, _ = saved.restore(step, Fresh(self.name))
+        self.simulation.reached(self, step, state)
+        return state
+
+    def hello(self, saved: checkpoints.Checkpoints) -> frames.Hello:
+        """Returns this cluster's Hello."""
+        settings = dataclasses.asdict(self.shape)
+        return frames.Hello(self.name, "simulated", settings, tuple(saved.steps))
+
+    def run(self) -> int:
+        """Trains to the end; returns the exit status."""
+        programs = {
+            "discriminator": discriminator,
+            "generator": generator,
+            "source": source,
+            "target": target,
+        }
+        last = programs[self.name.partition(":")[0]](self)
+        return 0 if last >= self.shape.steps else 3
+
+
+def discriminator(cluster: Cluster) -> int:
+    """Leads generators; see experiments/m3/discriminator.py."""
+    shape, watch = cluster.shape, cluster.simulation
+    saved = cluster.saved()
+    hello = cluster.hello(saved)
+    with connect.listen(watch.settings, hello, shape.names) as links:
+        tokens = [link.receiver("tokens", shape.spec, IDENTITY) for link in links]
+        held_out = [link.receiver("held_out", shape.spec, IDENTITY) for link in links]
+        start = common_start(cluster, saved, links)
+        for link in links:
+            link.welcome(start)
+        state = cluster.restore(saved, start)
+        step = start
+        steps = pace.Lead(
+            *(links, start, shape.steps, shape.window),
+            *(cluster.stop_requested, watch.message),
+        )
+        for step in steps:
+            watch.begins(cluster, step, links)
+            received = [take(each, step) for each in tokens]
+            watch.compute(cluster)
+            state = chain(state, step, *received)
+            watch.leads(step)
+            steps.done(step)
+            if shape.is_evaluated(step):
+                for channel, number in shape.each_of(held_out):
+                    state = chain(state, take(channel, step, number))
+            watch.reached(cluster, step, state)
+            saved.after(step, state)
+        saved.at_end(step, state)
+    return step
+
+
+def generator(cluster: Cluster) -> int:
+    """Follows the discriminator; see experiments/m3/generator.py."""
+    shape, watch = cluster.shape, cluster.simulation
+    saved = cluster.saved()
+    hello = cluster.hello(saved)
+    with connect.dial(watch.settings, hello, peer="discriminator") as link:
+        tokens = link.sender("tokens", shape.spec, IDENTITY)
+        held_out = link.sender("held_out", shape.spec, IDENTITY)
+        start = link.wait_for_welcome(watch.settings.connect_timeout)
+        state = cluster.restore(saved, start)
+        step = start
+        for step in pace.follow(
+            link, start, shape.steps, shape.window, cluster.stop_requested
+        ):
+            watch.begins(cluster, step, [link])
+            watch.compute(cluster)
+            state = chain(state, step)
+            watch.reached(cluster, step, state)
+            put(tokens, step, payload(shape, state))
+            if shape.is_evaluated(step):
+                for channel, number in shape.each_of([held_out]):
+                    put(channel, step, payload(shape, state, number), number)
+                    watch.check_memory(link)
+            saved.after(step, state)
+        saved.at_end(step, state)
+        link.wait_for_step(step)
+    return step
+
+
+def target(cluster: Cluster) -> int:
+    """Leads the source; see experiments/abnet/target.py."""
+    shape, watch = cluster.shape, cluster.simulation
+    saved = cluster.saved()
+    hello = cluster.hello(saved)
+    with connect.listen(watch.settings, hello, shape.names) as links:
+        hidden = links[0].receiver("hidden", shape.spec, IDENTITY)
+        gradient = links[0].sender("gradient", shape.spec, IDENTITY)
+        start = common_start(cluster, saved, links)
+        links[0].welcome(start)
+        state = cluster.restore(saved, start)
+        step = start
+        steps = pace.Lead(
+            *(links, start, shape.steps, 0),
+            *(cluster.stop_requested, watch.message),
+        )
+        for step in steps:
+            watch.begins(cluster, step, links)
+            received, _, _ = pipeline.back_step(
+                *(Back(cluster), state, range(shape.micro_batches), None, step),
+                *(hidden, gradient, None),
+            )
+            state = chain(state, step, *received)
+            watch.reached(cluster, step, state)
+            watch.leads(step)
+            steps.done(step)
+            saved.after(step, state)
+        saved.at_end(step, state)
+    return step
+
+
+def source(cluster: Cluster) -> int:
+    """Follows the target; see experiments/abnet/source.py."""
+    shape, watch = cluster.shape, cluster.simulation
+    saved = cluster.saved()
+    hello = cluster.hello(saved)
+    with connect.dial(watch.settings, hello, peer="target") as link:
+        hidden = link.sender("hidden", shape.spec, IDENTITY)
+        gradient = link.receiver("gradient", shape.spec, IDENTITY)
+        start = link.wait_for_welcome(watch.settings.connect_timeout)
+        state = cluster.restore(saved, start)
+        step = start
+        for step in pace.follow(link, start, shape.steps, 0, cluster.stop_requested):
+            watch.begins(cluster, step, [link])
+            received, _, _ = pipeline.front_step(
+                *(Front(cluster), state, range(shape.micro_batches), None, step),
+                *(hidden, gradient, None),
+                ahead=shape.ahead,
+            )
+            state = chain(state, step, *received)
+            watch.reached(cluster, step, state)
+            saved.after(step, state)
+        saved.at_end(step, state)
+        link.wait_for_step(step)
+    return step
+
+
+def common_start(cluster: Cluster, saved: Any, links: Sequence[Any]) -> int:
+    """Returns the step that all go on after."""
+    steps = {link.peer.cluster: link.peer.checkpoints for link in links}
+    start = checkpoints.newest_of_all(
+        steps | {cluster.name: saved.steps}, cluster.shape.every, cluster.shape.window
+    )
+    cluster.simulation.starts(start)
+    return start
+
+
+class Front:
+    """A `cut.Front` whose gradient is what was received, in order."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def zero_grads(self, params: bytes) -> tuple[bytes, ...]:
+        return ()
+
+    def forward(self, params: bytes, batch: int, rng: Any, states: Any, step: int):
+        self._cluster.simulation.compute(self._cluster)
+        sent = payload(self._cluster.shape, params, step, batch)
+        return selector.Selected(sent, 0), None, 0.0, states
+
+    def backward(
+        self,
+        params: bytes,
+        batch: int,
+        rng: Any,
+        residuals: Any,
+        selected: Any,
+        states: Any,
+        grads: tuple[bytes, ...],
+    ):
+        return (*grads, selected.payload.tobytes()), states
+
+
+class Back:
+    """A `cut.Back` likewise; it answers with a hash of what it got."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def zero_grads(self, params: bytes) -> tuple[bytes, ...]:
+        return ()
+
+    def step(
+        self,
+        params: bytes,
+        batch: int,
+        rng: Any,
+        received: Any,
+        states: Any,
+        grads: tuple[bytes, ...],
+        step: int,
+    ):
+        self._cluster.simulation.compute(self._cluster)
+        data = received.payload.tobytes()
+        reply = selector.Selected(payload(self._cluster.shape, params, data), 0)
+        return reply, (*grads, data), {}, states
+
+
+def put(channel: Any, step: int, array: np.ndarray, number: int = 0) -> None:
+    """Sends an array."""
+    channel.send_payload(step, selector.Selected(array, 0), number)
+
+
+def take(channel: Any, step: int, number: int = 0) -> bytes:
+    """Receives an array's bytes."""
+    return channel.recv_payload(step, number).payload.tobytes()

@@ -1,0 +1,309 @@
+"""One simulated run: clusters, their supervisor, faults, and the promises that hold."""
+
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nebula_jax import disk as real_disk
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.wire import inbox, receive_window, send_window
+from nebula_jax.runtime import connect, run_folder
+from nebula_jax.runtime import process as process_lib
+from nebula_jax.training import checkpoint, checkpoint_files, checkpoint_manifest
+from tests.simulation import bugs, clusters, disk, faults, machine, network, world
+
+MANY_BYTES = 5000  # a tensor of which each counts for the bounds below
+SMALL = (  # bounds that short runs with small tensors come to
+    (inbox, "MAX_BYTES", 4 << 10),
+    (send_window, "WINDOW_BYTES", 8 << 10),
+    (receive_window, "ACK_BYTES", 2 << 10),
+    (receive_window, "ACK_FRAMES", 4),
+)
+PATIENCE = 150.0  # seconds from the last fault's end to the end of the run
+BLAME = re.compile(r"error: .* (sent|acknowledged|opened|came back with) ")
+DISK_FUNCTIONS = (
+    *("names", "files", "read", "digest", "write", "sync", "rename", "remove"),
+    "make_folder",
+)
+REFUSAL = re.compile(r"none that can be used|no step is saved in all")
+RESTART_SECONDS = 1.0  # until the supervisor starts a process again
+
+
+@functools.cache
+def payload_spec(codec: codec_lib.Codec, spec: codec_lib.Spec) -> codec_lib.Payload:
+    """Computes what `codec.payload_spec` does, once."""
+    return PAYLOAD_SPEC(codec, spec)
+
+
+PAYLOAD_SPEC = codec_lib.payload_spec
+
+
+class Simulation:
+    """A run of one scenario."""
+
+    def __init__(
+        self, scenario: faults.Scenario, bug: Sequence[bugs.Patch] = ()
+    ) -> None:
+        """Makes a run; bug: patches of production code."""
+        self.bug = bug
+        self.scenario = scenario
+        self.shape = scenario.shape
+        self.world = world.World(scenario.seed, scenario.preemption)
+        self.network = network.Network(
+            self.world, lambda: network.Line(scenario.latency, scenario.rate)
+        )
+        self.settings = connect.Settings(
+            listen=f"{self.shape.leader}:7070",
+            peer=f"{self.shape.leader}:7070",
+            connect_timeout=scenario.connect_timeout,
+            peer_timeout=scenario.peer_timeout,
+            reconnect_timeout=scenario.reconnect_timeout,
+        )
+        self.expected = clusters.expected(self.shape)
+        self.machines = {
+            name: Machine(self, name) for name in (self.shape.leader, *self.shape.names)
+        }
+        self._floor = 0  # the newest step that all have saved
+        self.is_refused = False
+        """True if clusters refuse to go on with what is left."""
+        self.is_damaged = False
+        """True once a checkpoint was damaged: the run may be refused."""
+        self._led = 0  # the newest step whose token may have left
+        self._seconds = dict(zip(self.machines, scenario.compute, strict=False))
+
+    def run(self) -> None:
+        """Runs it to its end.
+
+        Raises:
+          world.Violation: if a promise does not hold.
+        """
+        machine.world, machine.network = self.world, self.network
+        with machine.installed(
+            (codec_lib, "payload_spec", payload_spec),
+            (process_lib, "message", self.message),
+            *(SMALL if self.scenario.is_small else ()),
+            (checkpoint, "save", self.write),
+            (checkpoint, "restore", self.read),
+            (checkpoint, "abstract", lambda *_: None),
+            *((real_disk, name, self._of_disk(name)) for name in DISK_FUNCTIONS),
+            *(
+                (where, name, change(vars(where)[name]))
+                for where, name, change in self.bug
+            ),
+        ):
+            try:
+                for each in self.machines.values():
+                    each.start()
+                for fault in self.scenario.tape:
+                    self.world.at(fault.when, faults.apply, self, fault)
+                healed = max([0.0, *(each.until for each in self.scenario.tape)])
+                self.world.run(healed + PATIENCE)
+                self._check_end()
+            finally:
+                for each in self.machines.values():
+                    each.process.end()
+
+    def _of_disk(self, name: str) -> Callable[..., Any]:
+        return lambda *args: getattr(self.disk(), name)(*args)
+
+    def note_end(self) -> None:
+        """Notes that a process has ended."""
+        self.world.is_over = all(each.status == 0 for each in self.machines.values())
+
+    def _check_end(self) -> None:
+        if self.is_refused:
+            return
+        for each in self.machines.values():
+            if each.reached[0] != self.shape.steps:
+                text = f"{each.name} ended well after step {each.reached[0]}"
+                raise world.Violation(text)
+
+    def message(self, text: str) -> None:
+        """Takes what a process prints; nobody is to blame where all are honest."""
+        if BLAME.search(text):
+            self.world.fail(text)
+        if REFUSAL.search(text):
+            self._refused(text)
+        self.world.note(f"{self.world.process().host}: {text}")
+
+    def _refused(self, text: str) -> None:
+        """Ends the run: a person has to decide, and rightly so."""
+        common = set.intersection(*(each.good() for each in self.machines.values()))
+        if not self.is_damaged or (common and not self.is_failing()):
+            self.world.fail(f"{text}; good are {sorted(common)}")
+        self.world.is_over = self.is_refused = True
+
+    def is_failing(self) -> bool:
+        """Returns True if a disk fails at present."""
+        return any(each.disk.is_failing for each in self.machines.values())
+
+    # What trainers report.
+
+    def starts(self, step: int) -> None:
+        """Checks where a run goes on: no step is lost that all had saved."""
+        self._led = max(self._led, step)
+        good = [each.good() for each in self.machines.values()]
+        best = max(set.intersection(*good, {0} | good[0]) | {0})
+        if not self.is_damaged and step < self._floor:
+            self.fail(f"goes on after step {step}, though all saved step {self._floor}")
+        if step not in {0}.union(*good):
+            self.fail(f"goes on after step {step}, of which nothing good is there")
+        del best
+
+    def begins(self, cluster: clusters.Cluster, step: int, links: Sequence) -> None:
+        """Checks that a cluster may begin a step, and that its queues are short."""
+        if cluster.name != self.shape.leader:
+            ahead = step - 1 - self._led
+            window = 0 if self.shape.is_two_way else self.shape.window
+            if ahead > window:
+                self.fail(f"{cluster.name} is {ahead} steps ahead of the tokens")
+        for link in links:
+            self.check_memory(link)
+
+    def check_memory(self, link: Any) -> None:
+        """Checks that no more waits in a link than it may."""
+        if not self.scenario.is_small or self.shape.payload_bytes < MANY_BYTES:
+            return
+        waiting, sent = link._inbox.tensors, link._session.window._tensors
+        if waiting > inbox.MAX_TENSORS + 1:
+            self.fail(f"{waiting} tensors wait to be taken")
+        if sent > send_window.WINDOW_TENSORS:
+            self.fail(f"{sent} tensors wait for an acknowledgement")
+
+    def compute(self, cluster: clusters.Cluster) -> None:
+        """Takes the time of a step or micro-batch."""
+        self.world.sleep((), self._seconds[cluster.name])
+
+    def reached(self, cluster: clusters.Cluster, step: int, state: bytes) -> None:
+        """Checks the state after a step."""
+        if state != self.expected[cluster.name][step]:
+            self.fail(f"{cluster.name} has another state after step {step}")
+        machine = self.machines[cluster.name]
+        machine.reached, machine.is_opening = (step, state), False
+
+    def leads(self, step: int) -> None:
+        """Notes that the token of a step may leave."""
+        self._led = max(self._led, step)
+
+    # Checkpoints on simulated disks.
+
+    def disk(self) -> disk.Disk:
+        """Returns the disk of the process that runs."""
+        return self.machines[self.world.process().host].disk
+
+    def write(
+        self,
+        saved: checkpoint_files.Folder,
+        step: int,
+        state: bytes,
+        about: Any,
+        keep: int,
+    ) -> None:
+        """Does what `checkpoint.save` does; the state takes the place of arrays."""
+        machine = self.machines[self.world.process().host]
+
+        def write_arrays(folder: pathlib.Path) -> None:
+            machine.disk.write(folder / "arrays", state)
+
+        saved.save(step, about, write_arrays, keep)
+        machine.saved.add(step)
+        self._raise_floor()
+
+    def _raise_floor(self) -> None:
+        common = set.intersection(*(each.saved for each in self.machines.values()))
+        self._floor = max(self._floor, *common, 0)
+
+    def read(self, folder: pathlib.Path, step: int, like: Any) -> tuple[bytes, Any]:
+        """Does what `checkpoint.restore` does."""
+        state = self.disk().read(folder / f"{step:08d}" / "arrays")
+        return state, checkpoint_files.about(folder, step)
+
+    def fail(self, what: str) -> None:
+        """Ends the run: a promise is broken."""
+        raise world.Violation(what)
+
+
+class Machine:
+    """The machine of one cluster, with a supervisor who starts its process again."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation, self.name = simulation, name
+        self.world = simulation.world
+        self.process = world.Process(self.world, name)
+        self.process.is_dead = True
+        self.status: int | None = None
+        """The exit status of the last process; None while one runs."""
+        self.reached = (0, b"")
+        self.disk = disk.Disk(simulation.scenario.seed, self.world.spend)
+        self.is_opening = False
+        """True while checkpoints are verified, and none is restored yet."""
+        self.saved: set[int] = set()
+        """Steps whose checkpoint was reported as saved."""
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The cluster's checkpoints on its disk."""
+        return run_folder.of_cluster(clusters.WORKDIR, self.name) / "checkpoints"
+
+    def good(self) -> set[int]:
+        """Returns the steps whose checkpoint is whole and has the right state."""
+        expected = self.simulation.expected[self.name]
+        return {
+            int(name)
+            for name, files in self.disk.glance(self.folder).items()
+            if name.isdigit()
+            and _is_manifest(files.get(checkpoint_manifest.NAME, b""), int(name))
+            and files.get("arrays") == expected[int(name)]
+        }
+
+    def start(self) -> None:
+        """Starts the process, unless one runs."""
+        if not self.process.is_dead:
+            return
+        self.simulation.network.gone.discard(self.name)
+        self.status, self.is_opening = None, True
+        self.process = world.Process(self.world, self.name)
+        self.cluster = clusters.Cluster(self.simulation, self.name)
+        self.process.start(self._main)
+
+    def _main(self) -> None:
+        process = self.process
+        status = process_lib.guarded(self.cluster.run)
+        self.world.note(f"{self.name}: exit status {status}")
+        self.world.at(self.world.now, self._ended, process, status)
+
+    def _ended(self, process: world.Process, status: int) -> None:
+        if process is self.process and not process.is_dead:
+            if status and self.simulation.scenario.is_mild:
+                what = f"{self.name} ended with {status} for faults to be survived"
+                self.world.fail(what)
+            self.kill(status)
+
+    def kill(self, status: int, is_gone: bool = False, away: float = 0.0) -> None:
+        """Ends the process, if one runs; the supervisor then starts it again."""
+        if self.process.is_dead:
+            return
+        if is_gone:
+            self.simulation.network.gone.add(self.name)
+            self.disk.lose_power()
+        self.process.end(is_gone)
+        self.status, self.is_opening = status, False
+        self.simulation.note_end()
+        if status:
+            self.world.at(self.world.now + RESTART_SECONDS + away, self._restart)
+
+    def _restart(self) -> None:
+        self.start()
+        for each in self.simulation.machines.values():
+            if each.status == 0:  # it had ended well, and is wanted again
+                each.start()
+
+
+def _is_manifest(data: bytes, step: int) -> bool:
+    try:
+        checkpoint_manifest.decode(data, step)
+    except ValueError:
+        return False
+    return True
