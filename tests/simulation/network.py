@@ -215,9 +215,9 @@ class Socket(Descriptor):
 
     def readiness(self) -> tuple[bool, bool]:
         """Returns whether it can be read, and written."""
-        ended = self._at_end or self._error is not None or self.is_closed
-        room = self.peer.held() < CAPACITY or self._has_ended
-        return ended or len(self._arrived) >= self._low_water, ended or room
+        broken = self._error is not None or self.is_closed
+        reads = broken or self._at_end or len(self._arrived) >= self._low_water
+        return reads, broken or self._has_ended or self.peer.held() < CAPACITY
 
     def held(self) -> int:
         """Returns the bytes on their way to here or unread."""

@@ -92,6 +92,7 @@ class Session:
         self.is_paused = False
         """True if nothing more is parsed before `channels_ready`."""
         self.ledger = ledger.Ledger()
+        self._ours: frames.Hello | None = None
         self.window = send_window.SendWindow()
         self.liveness = liveness.Liveness(peer_timeout)
         self.watch = liveness.Watch(peer_timeout)
@@ -223,6 +224,8 @@ class Session:
             if self.states[self.role] in _BEFORE_WELCOME:
                 text += f"; call {_WELCOME[self.role]} first"
             raise LocalProtocolError(text) from None
+        if isinstance(message, frames.Hello):
+            self._ours = message
         self.window.add(message)
         if not self.is_running:
             self.window.note_waiting()
@@ -339,8 +342,19 @@ class Session:
             expected = self._received.count
         if head.sequence != expected:
             raise frames.FrameError(f"sent frame {head.sequence}; expected {expected}")
+        if head.kind is frames.Open and not head.acknowledged:
+            self._begin_again()
         if head.kind is not frames.Abort:  # it may come from one without the session
             self.window.acknowledge(head.acknowledged)
+
+    def _begin_again(self) -> None:
+        """Sends Hello again to a peer that has nothing, if its own never came.
+
+        It had acknowledged ours, and was restarted since: nothing else is lost.
+        """
+        if self.hello is None and self.window.acknowledged and self._ours is not None:
+            self.window = send_window.SendWindow()
+            self.window.add(self._ours)
 
     def _accept(self, message: frames.Message, nbytes: int) -> None:
         kind = type(message)

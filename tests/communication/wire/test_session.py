@@ -518,3 +518,18 @@ def test_every_message_arrives_once_and_in_order_whatever_the_line_does(
     for role, each in ends.items():
         assert [plain(m) for m in each.received] == [plain(m) for m in expected[role]]
         assert each.end.is_over or break_rate or flip_rate
+
+
+def test_a_hello_is_sent_again_to_a_listener_that_was_restarted_before_its_own_came():
+    """Found by the simulator: one damaged Hello, and a crash soon after."""
+    pair = Pair()
+    pair.move(Role.LISTENER)
+    assert pair.send(Role.CONNECTOR, HELLO) == [HELLO]
+    pair.dial()  # the connection was lost, before the listener had sent its own
+    pair.move(Role.LISTENER)
+    assert pair.ends[Role.CONNECTOR].window.acknowledged == 1
+    pair.ends[Role.LISTENER] = session.Session(Role.LISTENER, SESSION, 10.0)
+    pair.dial()
+    pair.move(Role.LISTENER)
+    assert pair.move(Role.CONNECTOR) == [HELLO]
+    assert pair.send(Role.LISTENER, HELLO) == [HELLO]
