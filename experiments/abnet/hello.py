@@ -7,7 +7,7 @@ from typing import Any
 import nebula_jax
 from experiments import shared_flags
 from experiments.abnet import config
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
 
@@ -56,7 +56,7 @@ def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
             f"{peer.cluster} sent no fingerprints of its model and text"
         )
     return {
-        f"the peer's {name}": str(value)[:FINGERPRINT_LENGTH]
+        f"the peer's {printable.line(name)}": printable.line(value, FINGERPRINT_LENGTH)
         for name, value in found.items()
     }
 

@@ -15,16 +15,16 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any
 
-from nebula_jax import errors
-from nebula_jax.communication import wan
+from nebula_jax import errors, printable
+from nebula_jax.communication import agreement, wan
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, greeting, session, states
 from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.security import names as names_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
+SHOWN = 80  # characters of a setting's name or value
 PATIENCE_SECONDS = 5.0  # without a byte from the peer, until the next attempt
 SESSION_ID_BYTES = 16
 NOBODY = "nobody answers"
@@ -40,8 +40,7 @@ class NobodyThere(ConnectError, errors.PeerAbsent):
     """A cluster that did not come, or does not answer, within --connect_timeout."""
 
 
-class Mismatch(errors.NebulaError):
-    """A difference between the settings of two clusters."""
+Mismatch = agreement.Mismatch
 
 
 def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
@@ -53,15 +52,16 @@ def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
     """
     if hello.version != peer.version:
         raise Mismatch(
-            f"{peer.cluster} runs nebula_jax {peer.version},"
-            f" {hello.cluster} {hello.version}"
+            f"{peer.cluster} runs nebula_jax {printable.line(peer.version, SHOWN)},"
+            f" {hello.cluster} {printable.line(hello.version, SHOWN)}"
         )
     for name in sorted(hello.settings.keys() | peer.settings.keys()):
         here, there = hello.settings.get(name), peer.settings.get(name)
         if here != there:
+            name = printable.line(name, SHOWN)
             raise Mismatch(
-                f"{peer.cluster} has {name}={_brief(there)},"
-                f" {hello.cluster} has {name}={_brief(here)}"
+                f"{peer.cluster} has {name}={printable.line(there, SHOWN)},"
+                f" {hello.cluster} has {name}={printable.line(here, SHOWN)}"
             )
 
 
@@ -73,11 +73,6 @@ def written(address: tuple[str, int]) -> str:
 
 def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def connect(
@@ -287,5 +282,5 @@ def check_certificate(cluster: str, names: set[str] | None) -> None:
       names: DNS names of its certificate; None without TLS.
     """
     if names is not None and names_lib.label(cluster) not in names:
-        owner = ", ".join(sorted(names)) or "nobody's DNS name"
+        owner = printable.line(", ".join(sorted(names))) or "nobody's DNS name"
         raise Mismatch(f"{cluster} shows a certificate for {owner}")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from nebula_jax.communication import arrivals, selector
+from nebula_jax.communication import agreement, arrivals, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, session, zstd
 
@@ -63,6 +63,7 @@ class Sender:
         zstd_level: int | None = None,
     ) -> None:
         self.name = name
+        self.format = agreement.format_of(name, spec, codec, zstd_level)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._selector = selector.as_selector(codec)
         self._encode = [
@@ -83,7 +84,11 @@ class Sender:
             checks, and an argument of a Selector's choice.
           arrays: pytree of the channel's spec.
           micro_batch: the rest of the tag.
+
+        Raises:
+          agreement.FormatError: if they are not of the spec.
         """
+        self.format.check(arrays)
         option = self._selector.choose(arrays, self.state, step)
         payload, self.state = self._encode[option](arrays, self.state)
         self.send_payload(step, selector.Selected(payload, option), micro_batch)
@@ -97,7 +102,11 @@ class Sender:
           step: as in `send`.
           selected: by the channel's codec.
           micro_batch: as in `send`.
+
+        Raises:
+          agreement.FormatError: if it is no payload of the channel's codec.
         """
+        self.format.check_payload(selected)
         buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(selected.payload)]
         if self._compressor is not None:
             buffers = self._compressor.compress(buffers)
@@ -128,9 +137,9 @@ class Receiver:
         check: Callable[[codec_lib.Arrays], None] = accept,
     ) -> None:
         self.name, self._check = name, check
+        self.format = agreement.format_of(name, spec, codec, zstd_level)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codecs = selector.variants(codec)
-        self._payloads = [codec_lib.payload_spec(each, spec) for each in self._codecs]
         self._decode = [
             jax.jit(each.decode, out_shardings=(sharding, None), donate_argnums=1)
             for each in self._codecs
@@ -180,7 +189,7 @@ class Receiver:
                 f" {message.step}, micro-batch {message.micro_batch}; expected step"
                 f" {step}, micro-batch {micro_batch}"
             )
-        specs, structure = jax.tree.flatten(self._payloads[message.option])
+        specs, structure = jax.tree.flatten(self.format.payloads[message.option])
         leaves = [
             buffer.view(leaf.dtype).reshape(leaf.shape)
             for buffer, leaf in zip(

@@ -23,6 +23,8 @@ Payload = Any  # pytree of arrays; static facts ride in its structure
 Spec = Any  # pytree of jax.ShapeDtypeStruct
 State = Any  # pytree of arrays
 
+UNNAMED = "unnamed"
+
 
 class Codec(NamedTuple):
     """The functions that turn arrays into what crosses the line, and back.
@@ -30,21 +32,27 @@ class Codec(NamedTuple):
     init: spec -> state, on both ends.
     encode: (arrays, state) -> (payload, state).
     decode: (payload, state) -> (arrays, state).
+    name: as in a flag, with all arguments: by it two clusters notice that their codecs
+      differ. Of codecs without one only the payloads are compared.
     """
 
     init: Callable[[Spec], State]
     encode: Callable[[Arrays, State], tuple[Payload, State]]
     decode: Callable[[Payload, State], tuple[Arrays, State]]
+    name: str = UNNAMED
 
 
 def stateless(
-    encode: Callable[[Arrays], Payload], decode: Callable[[Payload], Arrays]
+    encode: Callable[[Arrays], Payload],
+    decode: Callable[[Payload], Arrays],
+    name: str = UNNAMED,
 ) -> Codec:
     """Makes a Codec from two functions that need no state."""
     return Codec(
         init=lambda spec: (),
         encode=lambda arrays, state: (encode(arrays), state),
         decode=lambda payload, state: (decode(payload), state),
+        name=name,
     )
 
 
@@ -53,7 +61,7 @@ def identity() -> Codec:
 
     Payload: the arrays. Wire: their bytes. NaN and Inf cross as they are.
     """
-    return Codec(_no_state, _unchanged, _unchanged)
+    return Codec(_no_state, _unchanged, _unchanged, "identity")
 
 
 def _no_state(spec: Spec) -> State:
@@ -95,7 +103,7 @@ def chain(*codecs: Codec) -> Codec:
             after.append(state)
         return payload, tuple(after[::-1])
 
-    return Codec(init, encode, decode)
+    return Codec(init, encode, decode, "|".join(each.name for each in codecs))
 
 
 def payload_spec(codec: Codec, spec: Spec) -> Payload:

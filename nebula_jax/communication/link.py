@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 from nebula_jax import errors
-from nebula_jax.communication import channels, selector, wan
+from nebula_jax.communication import agreement, channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import activity, driver, frames, inbox
 from nebula_jax.communication.wire import patience as patience_lib
@@ -82,7 +80,8 @@ class Link:
             reconnect_timeout=reconnect_timeout,
             log=log,
         )
-        self._compressed: set[int] = set()  # channels whose tensors have a table
+        self._formats = agreement.Formats(cluster)
+        self._peer_formats = b""
         self._welcome: int | None = None
         self._stop: int | None = None
         self._step_done = 0
@@ -184,10 +183,11 @@ class Link:
           codec: that encodes them on the device.
           zstd: level at which the payload's bytes are compressed, 1 to 19; None: not.
         """
+        self._formats.check_open(name)
         number = self._session.add_sender(name)
-        if zstd is not None:
-            self._compressed.add(number)
-        return channels.Sender(self, number, name, spec, codec, zstd)
+        made = channels.Sender(self, number, name, spec, codec, zstd)
+        self._formats.sent.append(made.format)
+        return made
 
     def receiver(
         self,
@@ -200,37 +200,41 @@ class Link:
     ) -> channels.Receiver:
         """Opens the receiving end of the peer's next channel.
 
-        To be opened before `welcome` is called, or `wait_for_welcome`: until then
-        nothing that comes after a Welcome is read.
+        All channels are to be opened before `welcome` is called, or `wait_for_welcome`:
+        then they are compared with the peer's, and only then read from. Later ones
+        raise session.LocalProtocolError.
 
         Args:
           name, spec, codec, zstd: as the peer's `sender`.
           sharding: of the received arrays (a tree like `spec`, or one for all).
           check: raises ValueError at arrays that the receiver must not return.
         """
-        payloads = [
-            jax.tree.leaves(codec_lib.payload_spec(each, spec))
-            for each in selector.variants(codec)
-        ]
-        channel = self._session.add_receiver(
-            name,
-            [[codec_lib.nbytes(leaf) for leaf in payload] for payload in payloads],
-            is_compressed=zstd is not None,
-        )
-        self._inbox.add_channel()
-        return channels.Receiver(
+        self._formats.check_open(name)
+        channel = len(self._formats.received)
+        made = channels.Receiver(
             self, channel, name, spec, codec, zstd, sharding, check
         )
+        sizes = made.format.buffer_sizes()
+        self._session.add_receiver(name, sizes, is_compressed=zstd is not None)
+        self._inbox.add_channel()
+        self._formats.received.append(made.format)
+        return made
 
     def welcome(self, step: int) -> None:
         """Lets the run begin, or go on after `step` (listener only)."""
         self.has_begun = True
-        self._driver.enqueue(frames.Welcome(step))
+        described = self._formats.encoded()
+        self._driver.enqueue(frames.Welcome(step, described), len(described))
 
     def wait_for_welcome(self, timeout: float) -> int:
-        """Waits for all clusters; returns the step to go on after (connector only)."""
+        """Waits for all clusters; returns the step to go on after (connector only).
+
+        Raises:
+          agreement.Mismatch: if the listener's channels are not this side's.
+        """
         what = "the other clusters"
         self._wait(lambda: self._welcome is not None, what, timeout=timeout)
+        self._formats.compare(self._peer_formats, self.peer.cluster)
         self._driver.channels_ready()
         assert self._welcome is not None  # the wait was for this
         return self._welcome
@@ -294,7 +298,7 @@ class Link:
           spool.SpoolError: if it had to be stored, and could not.
         """
         self._session.check_open()
-        if message.channel in self._compressed:
+        if self._formats.sent[message.channel].zstd is not None:
             message = message._replace(buffers=zstd_lib.with_table(message.buffers))
         window, size = self._session.window, frames.tensor_bytes(message)
         if not window.has_room(size):
@@ -389,6 +393,7 @@ class Link:
                 self._step_done = max(self._step_done, step)
             case frames.Stop(step=step):
                 self._stop = step
-            case frames.Welcome(step=step):
+            case frames.Welcome(step=step, channels=described):
+                self._peer_formats = described
                 self._welcome = step
                 self._step_done = step

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, drops, newcomers, wan
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.wire import (
@@ -362,7 +362,7 @@ class Listener:
             return
         expected = {names_lib.label(cluster) for cluster in self._clusters}
         if not names & expected:
-            owner = ", ".join(sorted(names)) or "nobody's DNS name"
+            owner = printable.line(", ".join(sorted(names))) or "nobody's DNS name"
             raise Refused(f"a certificate for {owner} was not expected")
 
     def _check_peer(self, cluster: str, names: set[str] | None) -> None:

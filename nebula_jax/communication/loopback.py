@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import nebula_jax
 from nebula_jax import errors
-from nebula_jax.communication import channels, selector
+from nebula_jax.communication import agreement, channels, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames
 
@@ -23,8 +23,8 @@ class Loopback:
         self._inbox: dict[int, collections.deque[frames.Tensor]] = (
             collections.defaultdict(collections.deque)
         )
-        self._receivers = 0
-        self._names: list[str] = []  # by sender
+        self._senders: list[agreement.Format] = []
+        self._receivers: list[agreement.Format] = []
         self.sent: collections.Counter[str] = collections.Counter()
         """Name of a channel -> bytes of its tensors so far.
 
@@ -38,10 +38,16 @@ class Loopback:
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
     ) -> channels.Sender:
-        """Opens a channel for arrays like `spec`."""
-        self._names.append(name)
-        channel = len(self._names) - 1
-        return channels.Sender(self, channel, name, spec, codec, zstd)
+        """Opens a channel for arrays like `spec`.
+
+        Raises:
+          agreement.Mismatch: if its receiver was opened for something else.
+        """
+        channel = len(self._senders)
+        made = channels.Sender(self, channel, name, spec, codec, zstd)
+        self._senders.append(made.format)
+        self._compare(channel)
+        return made
 
     def receiver(
         self,
@@ -52,17 +58,34 @@ class Loopback:
         sharding: Any = None,
         check: Callable[[codec_lib.Arrays], None] = channels.accept,
     ) -> channels.Receiver:
-        """Opens the receiving end of the first sender that has none yet."""
-        self._receivers += 1
-        channel = self._receivers - 1
-        return channels.Receiver(
+        """Opens the receiving end of the first sender that has none yet.
+
+        Raises:
+          agreement.Mismatch: if that was opened for something else.
+        """
+        channel = len(self._receivers)
+        made = channels.Receiver(
             self, channel, name, spec, codec, zstd, sharding, check
         )
+        self._receivers.append(made.format)
+        self._compare(channel)
+        return made
+
+    def _compare(self, channel: int) -> None:
+        """Compares the two ends of a channel once both are open."""
+        if channel < min(len(self._senders), len(self._receivers)):
+            here, there = self._senders[channel], self._receivers[channel]
+            agreement.compare(
+                [agreement.describe(here)],
+                [agreement.describe(there)],
+                "the sending end",
+                "the receiving end",
+            )
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor."""
         size = sum(memoryview(buffer).nbytes for buffer in message.buffers)
-        self.sent[self._names[message.channel]] += size
+        self.sent[self._senders[message.channel].name] += size
         self._inbox[message.channel].append(message)
 
     def take_tensor(self, channel: int, what: str) -> frames.Tensor:

@@ -33,11 +33,13 @@ class Selector(NamedTuple):
       the optimization step, an int counted from 1.
     ends_chain: True if the sender mirrors the decoder's state, so no further lossy
       codec may follow.
+    name: as of a Codec.
     """
 
     codecs: tuple[codec_lib.Codec, ...]
     choose: Callable[[codec_lib.Arrays, codec_lib.State, int], int]
     ends_chain: bool = False
+    name: str = codec_lib.UNNAMED
 
     def init(self, spec: codec_lib.Spec) -> codec_lib.State:
         """Makes the state that all codecs share."""
@@ -71,7 +73,7 @@ def as_selector(codec: CodecOrSelector) -> Selector:
     """Returns `codec` if it is a Selector, otherwise a Selector of it alone."""
     if isinstance(codec, Selector):
         return codec
-    return Selector((codec,), lambda arrays, state, step: 0)
+    return Selector((codec,), lambda arrays, state, step: 0, name=codec.name)
 
 
 def variants(codec: CodecOrSelector) -> tuple[codec_lib.Codec, ...]:
@@ -201,6 +203,7 @@ def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:
     return head._replace(
         codecs=tuple(map(pair, range(len(head.codecs)))),
         choose=lambda arrays, states, step: head.choose(arrays, states[0], step),
+        name=f"{head.name}|{tail.name}",
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 
 GROUPS = 1024
 """24 KiB of hexadecimal digits in a Hello, which may have 64 KiB."""
@@ -175,8 +175,8 @@ def _sentences(
     unclear: int,
 ) -> list[str]:
     sentences = [
-        f"{split} has {local.get(split, 0)} examples here and {peer.get(split, 0)} at"
-        " the peer"
+        f"{printable.line(split)} has {local.get(split, 0)} examples here and"
+        f" {printable.line(peer.get(split, 0))} at the peer"
         for split in sorted({*local, *peer})
         if local.get(split, 0) != peer.get(split, 0)
     ][:SHOWN]

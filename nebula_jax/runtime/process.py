@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication.wire import session
 
 STOPPED_BY_PEER = 3
@@ -30,7 +30,7 @@ LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gon
 
 def message(text: str) -> None:
     """Prints a message for a person on standard error, apart from progress lines."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable.lines(text), file=sys.stderr, flush=True)
 
 
 def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:

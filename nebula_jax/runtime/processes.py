@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import IO, NamedTuple
 
+from nebula_jax import printable
 from nebula_jax.runtime import connect, process
 from nebula_jax.runtime import restarts as restarts_lib
 from nebula_jax.runtime import screen as screen_lib
@@ -141,7 +142,8 @@ class Processes:
 
     def _read(self, name: str, kind: str, stream: IO[str]) -> None:
         for line in stream:
-            self._lines.put((name, kind, line.rstrip("\n")))
+            shown = printable.line(line.rstrip("\n"), printable.LINE_LIMIT)
+            self._lines.put((name, kind, shown))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -32,7 +32,7 @@ def after(codec: str, buffer: int, tampered: bytes, times: int = 1):
         sender.send(step, ARRAYS)
         receiver.recv(step)
     sender.send(times, ARRAYS, 1)
-    message = loop.take_tensor(0)
+    message = loop.take_tensor(0, "hidden")
     buffers = [np.array(each) for each in message.buffers]
     buffers[buffer][: len(tampered)] = np.frombuffer(tampered, np.uint8)
     loop.put_tensor(message._replace(buffers=buffers))

@@ -278,6 +278,7 @@ def test_a_connector_that_does_not_wait_for_its_welcome_is_told(
 def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, meet):
     here, there = meet()
     incoming = here.receiver("tokens", SPEC, codec.identity())
+    there.sender("tokens", SPEC, codec.identity())
     here.welcome(0)
     there.wait_for_welcome(5.0)
     ending = pool.submit(there.close)
@@ -313,6 +314,7 @@ def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypat
     here.receiver("flood", small, codec.identity())
     incoming = here.receiver("due", small, codec.identity())
     outgoing = there.sender("flood", small, codec.identity())
+    there.sender("due", small, codec.identity())
     here.welcome(0)
     there.wait_for_welcome(5.0)
 
@@ -383,6 +385,45 @@ def test_clusters_that_disagree_part_in_words(pool, theirs, words):
             listening.accept(5.0)
         with pytest.raises(errors.NebulaError, match=r"discriminator (has|runs|gave)"):
             coming.result(5)
+
+
+EVIL = "\x1b[2J\nall is well\u202e\u200f" + 60_000 * "x"
+
+
+def is_fit(text):
+    """One line that does nothing to a terminal, and that a person can read."""
+    return text.isprintable() and len(text) < 600
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        hello("generator:0", version=EVIL),
+        hello("generator:0", SETTINGS | {EVIL: 1}),
+        hello("generator:0", SETTINGS | {"vocabulary": EVIL}),
+        hello("generator:0", SETTINGS | {"vocabulary": {"deep": [EVIL]}}),
+    ],
+    ids=["version", "name", "value", "nested"],
+)
+def test_nothing_that_a_peer_sends_reaches_a_terminal_as_it_is(pool, strange):
+    lines = []
+    with listener(log=lines.append) as listening:
+        coming = pool.submit(connect, listening.address, strange, log=lines.append)
+        with pytest.raises(bridge.Mismatch) as here:
+            listening.accept(5.0)
+        with pytest.raises(errors.NebulaError) as there:
+            coming.result(5)
+    for text in (str(here.value), str(there.value), *lines):
+        assert is_fit(text)
+
+
+def test_the_reason_of_an_abort_is_fit_to_be_printed(meet):
+    here, there = meet()
+    here.abort(EVIL)
+    with pytest.raises(session.PeerAborted, match="gave up") as caught:
+        there.wait_for_welcome(5.0)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < frames.MAX_REASON_BYTES / 2
 
 
 def refuse(words, seconds):
@@ -473,7 +514,7 @@ def test_strangers_are_dropped_and_the_peer_still_gets_in(tmp_path, pool, encryp
     dropped = []
     with listener(log=dropped.append, **server) as listening:
         stranger = socket.create_connection(listening.address)
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 2)
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3)
         silent = socket.create_connection(listening.address)
         silent.close()
         coming = pool.submit(connect, listening.address, **client)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import tiny_cluster
 import tiny_runs
 
+from nebula_jax import printable
 from nebula_jax.runtime import process, processes, restarts
 from nebula_jax.security import certificates
 
@@ -216,3 +218,23 @@ KILLED, GONE = -signal.SIGKILL, process.ENDED_BY_PEER
 )
 def test_what_is_worth_starting_again(statuses, wanted):
     assert processes.must_restart(statuses) == wanted
+
+
+PRINTS = """
+import sys
+for stream in (sys.stdout, sys.stderr):
+    stream.buffer.write(b"a\\x1b[2Jb\\xe2\\x80\\xaec\\xff" + 60_000 * b"x" + b"\\n")
+"""
+
+
+def test_what_clusters_print_does_nothing_to_the_terminal(tmp_path, capsys):
+    command = processes.Command([sys.executable, "-S", "-c", PRINTS], ())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        run = processes.Processes(tmp_path, {"g:0": command}, listening, restarts=0)
+        assert run.run() == 0
+    printed = capsys.readouterr()
+    for text, start in ((printed.out, "a"), (printed.err, "[g:0] a")):
+        (line,) = text.splitlines()
+        assert line.isprintable()
+        assert line.startswith(f"{start}\ufffd[2Jb\ufffdc\ufffdxxx")
+        assert len(line) <= printable.LINE_LIMIT + len(start)

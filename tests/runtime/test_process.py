@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, link
 from nebula_jax.communication.wire import session
 from nebula_jax.runtime import connect, process
@@ -96,3 +96,11 @@ def test_a_descriptor_of_another_kind_is_refused(monkeypatch):
         connect.listening_socket(connect.Settings())
     for end in ends:
         os.close(end)
+
+
+def test_a_message_does_nothing_to_the_terminal(capsys):
+    process.message("one\n  ^\x1b[2J\u202e" + 60_000 * "x")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "one"
+    assert lines[1].startswith("  ^\ufffd[2J\ufffdxxx")
+    assert len(lines[1]) == printable.LINE_LIMIT

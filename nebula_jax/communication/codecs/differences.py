@@ -175,7 +175,8 @@ def delta(
     inner = selector.as_selector(codec)
     full = codec_lib.Codec(init, keep, kept)
     later = tuple(map(wrap, inner.codecs))
-    return selector.Selector((full, *later), choose, ends_chain=True)
+    name = f"delta({inner.name}, {examples}, {index})"
+    return selector.Selector((full, *later), choose, ends_chain=True, name=name)
 
 
 def _without(arrays: Any, name: str) -> tuple[jax.Array, Any]:

@@ -45,7 +45,7 @@ def fp16() -> codec.Codec:
     >>> payload.data.tolist()
     [1.0, 65504.0, inf]
     """
-    return _cast(jnp.float16)
+    return _cast(jnp.float16, "fp16")
 
 
 def bf16() -> codec.Codec:
@@ -58,10 +58,10 @@ def bf16() -> codec.Codec:
     >>> codec.ratio(bf16(), jax.ShapeDtypeStruct((4, 8), jnp.float32))
     0.5
     """
-    return _cast(jnp.bfloat16)
+    return _cast(jnp.bfloat16, "bf16")
 
 
-def _cast(dtype: jnp.dtype) -> codec.Codec:
+def _cast(dtype: jnp.dtype, name: str) -> codec.Codec:
     limit = float(jnp.finfo(dtype).max)
 
     def encode_leaf(leaf: jax.Array) -> Cast:
@@ -70,7 +70,10 @@ def _cast(dtype: jnp.dtype) -> codec.Codec:
         data = jnp.where(jnp.isinf(full), full, clamped).astype(dtype)
         return Cast(data, str(leaf.dtype))
 
-    return leaves.codec_of(Cast, encode_leaf, lambda cast: cast.data.astype(cast.dtype))
+    def decode_leaf(cast: Cast) -> jax.Array:
+        return cast.data.astype(cast.dtype)
+
+    return leaves.codec_of(Cast, encode_leaf, decode_leaf, name)
 
 
 def fp8(format: str = "e4m3") -> codec.Codec:
@@ -104,7 +107,8 @@ def fp8(format: str = "e4m3") -> codec.Codec:
         values = jax.lax.bitcast_convert_type(node.data, FP8_TYPES[format])
         return integers.descaled(values.astype(jnp.float32), node, "row")
 
-    return leaves.codec_of(integers.Scaled, encode_leaf, decode_leaf)
+    name = f"fp8({format})"
+    return leaves.codec_of(integers.Scaled, encode_leaf, decode_leaf, name)
 
 
 def _to_fp8(x: jax.Array, format: str) -> jax.Array:

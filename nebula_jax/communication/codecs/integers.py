@@ -77,7 +77,7 @@ def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
         q = q.astype(jnp.int8)
         return q if q.size == size else q.reshape(-1)[:size]
 
-    return _integers(127, pack, lambda data, size: data, per, rounding, seed)
+    return _integers("int8", 127, pack, lambda data, size: data, per, rounding, seed)
 
 
 def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Codec:
@@ -116,7 +116,7 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
         q = jnp.concatenate([low, high], axis=_halved_axis(data))
         return q if q.size == size else q[:size]
 
-    return _integers(7, pack, unpack, per, rounding, seed)
+    return _integers("int4", 7, pack, unpack, per, rounding, seed)
 
 
 def _halved_axis(array: jax.Array) -> int:
@@ -125,6 +125,7 @@ def _halved_axis(array: jax.Array) -> int:
 
 
 def _integers(
+    name: str,
     limit: int,
     pack: Callable[[jax.Array, int], jax.Array],
     unpack: Callable[[jax.Array, int], jax.Array],
@@ -168,7 +169,7 @@ def _integers(
     ) -> tuple[codec.Arrays, codec.State]:
         return leaves.decode(Scaled, decode_leaf, payload), state
 
-    return codec.Codec(init, encode, decode)
+    return codec.Codec(init, encode, decode, f"{name}({per}, {rounding}, {seed})")
 
 
 def _round(x: jax.Array) -> jax.Array:

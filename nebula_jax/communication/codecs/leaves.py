@@ -48,6 +48,7 @@ def codec_of(
     kind: type,
     encode_leaf: Callable[[jax.Array], Any],
     decode_leaf: Callable[[Any], jax.Array],
+    name: str,
 ) -> codec.Codec:
     """Makes a stateless codec of all floating-point leaves; others pass untouched.
 
@@ -55,10 +56,12 @@ def codec_of(
       kind: type of the nodes that `encode_leaf` makes.
       encode_leaf: array -> node.
       decode_leaf: node -> array.
+      name: of the codec, with its arguments.
     """
     return codec.stateless(
         lambda arrays: encode(encode_leaf, arrays),
         lambda payload: decode(kind, decode_leaf, payload),
+        name,
     )
 
 

@@ -116,7 +116,8 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
         return _multiply(node)
 
     kind = {"factors": Factors, "usv": Triple}[send]
-    return leaves.codec_of(kind, encode_leaf, decode_leaf)
+    name = f"svd({ratio}, {str(flatten).lower()}, {send})"
+    return leaves.codec_of(kind, encode_leaf, decode_leaf, name)
 
 
 def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -247,7 +248,7 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
     ) -> tuple[codec.Arrays, codec.State]:
         return leaves.decode(Factors, _multiply, payload), state
 
-    return codec.Codec(init, encode, decode)
+    return codec.Codec(init, encode, decode, f"subspace({rank}, {seed})")
 
 
 def _power_step(

@@ -84,7 +84,10 @@ def pack_ids(vocab_size: int) -> codec.Codec:
             is_leaf=lambda node: isinstance(node, PackedIds),
         )
 
-    return codec.stateless(lambda arrays: jax.tree.map(encode_leaf, arrays), decode)
+    def encode(arrays: codec.Arrays) -> codec.Payload:
+        return jax.tree.map(encode_leaf, arrays)
+
+    return codec.stateless(encode, decode, f"pack_ids({vocab_size})")
 
 
 @struct.dataclass
@@ -210,7 +213,8 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
         )
 
     options = tuple(option(part + 1) for part in range(capacities))
-    return selector.Selector(options, choose)
+    name = f"pack_tokens({mask}, {capacities})"
+    return selector.Selector(options, choose, name=name)
 
 
 def _is_node(node: Any) -> bool:

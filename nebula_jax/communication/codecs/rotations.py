@@ -65,7 +65,8 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
         # All terms of Inf's own place have one sign, so that it alone would be Inf.
         return jnp.where(jnp.isfinite(back), back, jnp.nan).astype(node.dtype)
 
-    return leaves.codec_of(Rotated, encode_leaf, decode_leaf)
+    name = f"hadamard({block}, {seed})"
+    return leaves.codec_of(Rotated, encode_leaf, decode_leaf, name)
 
 
 @functools.cache

@@ -99,7 +99,7 @@ def top_k(fraction: float) -> codec.Codec:
         )
         return flat.reshape(node.shape)
 
-    return leaves.codec_of(Largest, encode_leaf, decode_leaf)
+    return leaves.codec_of(Largest, encode_leaf, decode_leaf, f"top_k({fraction})")
 
 
 def _by_index(size: int, k: int) -> bool:

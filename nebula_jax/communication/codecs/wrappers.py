@@ -89,7 +89,8 @@ def error_feedback(codec: selector.CodecOrSelector) -> selector.CodecOrSelector:
 
         return codec_lib.Codec(init, encode, decode)
 
-    return selector.map_options(codec, wrap, lambda state: state.encode)
+    made = selector.map_options(codec, wrap, lambda state: state.encode)
+    return made._replace(name=f"error_feedback({codec.name})")
 
 
 def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
@@ -121,7 +122,8 @@ def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
     def choose(arrays: codec_lib.Arrays, state: codec_lib.State, step: int) -> int:
         return 0 if step < n else 1 + inner.choose(arrays, state, step)
 
-    return inner._replace(codecs=(plain, *inner.codecs), choose=choose)
+    name = f"from_step({n}, {inner.name})"
+    return inner._replace(codecs=(plain, *inner.codecs), choose=choose, name=name)
 
 
 def check_codec(codec: Any) -> None:

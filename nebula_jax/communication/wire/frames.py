@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication.wire.activity import Activity
 from nebula_jax.security import names
 
@@ -47,6 +47,8 @@ _FIELDS = struct.Struct("!4sBBHQQQQ")  # of a head: all but its checksum
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # of an error
+REASON_SHOWN = 1000  # characters of a peer's
+MAX_WELCOME_BYTES = 1 << 20  # 10,000 arrays in one channel, or 5,000 channels
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
@@ -102,6 +104,8 @@ class Welcome:
     """The start of a run: all clusters are there, and it goes on after `step`."""
 
     step: int
+    channels: bytes = b""
+    """A description of the listener's channels, see `communication.agreement`."""
 
 
 class Tensor(NamedTuple):
@@ -238,7 +242,9 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
     if isinstance(message, Tensor):
         channel, step, micro_batch, buffers, option = message
         return (channel, step, micro_batch, option), buffers
-    if isinstance(message, StepDone | Welcome | Stop):
+    if isinstance(message, Welcome):
+        return (message.step,), (message.channels,)
+    if isinstance(message, StepDone | Stop):
         return (message.step,), ()
     if isinstance(message, Hello):
         return (), (_hello_bytes(message),)
@@ -307,9 +313,12 @@ def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Mes
         return _hello(bytes(buffers[0]))
     if head.kind is Abort:
         reason = bytes(buffers[0]).decode("utf-8", "replace")
-        return Abort("".join(c if c.isprintable() else "\ufffd" for c in reason))
+        return Abort(printable.line(reason, REASON_SHOWN))
     if head.kind is Ping:
         return _ping(*fields)
+    if head.kind is Welcome:
+        (step,) = fields
+        return Welcome(step, bytes(buffers[0]))
     return head.kind(*fields)
 
 

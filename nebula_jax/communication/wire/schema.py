@@ -11,6 +11,7 @@ TABLE_ENTRY_BYTES = 8  # a length in the table of a compressed tensor
 PAYLOAD_LIMITS = {  # bytes; tensors have their channel's, other messages none
     frames.Hello: frames.MAX_HELLO_BYTES,
     frames.Abort: frames.MAX_REASON_BYTES,
+    frames.Welcome: frames.MAX_WELCOME_BYTES,
 }
 
 

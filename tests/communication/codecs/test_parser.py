@@ -1,4 +1,5 @@
 import inspect
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -19,6 +20,41 @@ def same(string, codec, zstd=None):
     got, want = (written(each) for each in (compression.codec, codec))
     assert got == want
     assert compression.zstd == zstd
+
+
+NAMED = [
+    *("identity", "fp16", "bf16", "fp8(e4m3)", "fp8(e5m2)"),
+    *("int8(64, nearest, 0)", "int8(32, nearest, 0)", "int8(row, nearest, 0)"),
+    *("int8(64, stochastic, 0)", "int8(64, stochastic, 1)", "int4(64, nearest, 0)"),
+    *("svd(0.6, false, factors)", "svd(0.6, true, factors)", "svd(0.6, false, usv)"),
+    *("svd(0.5, false, factors)", "subspace(4, 0)", "subspace(4, 1)", "subspace(3, 0)"),
+    *("pack_ids(100)", "pack_ids(101)", "pack_tokens(mask, 8)", "pack_tokens(mask, 4)"),
+    *(
+        "pack_tokens(real, 8)",
+        "hadamard(256, 0)",
+        "hadamard(256, 1)",
+        "hadamard(64, 0)",
+    ),
+    *("top_k(0.1)", "top_k(0.2)", "error_feedback(top_k(0.1))", "from_step(2, fp16)"),
+    *("from_step(3, fp16)", "from_step(2, bf16)", "delta(fp16, 9, index)"),
+    *("delta(fp16, 8, index)", "delta(bf16, 9, index)", "delta(fp16, 9, number)"),
+    "svd(0.6, false, factors)|fp16",
+    "fp16|svd(0.6, false, factors)",
+    "pack_tokens(mask, 8)|svd(0.6, false, factors)|fp16",
+    "error_feedback(top_k(0.1)|fp16)",
+    "error_feedback(from_step(2, fp16))",
+    "delta(from_step(2, int8(64, stochastic, 1)|bf16), 9, index)",
+]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_name_of_a_codec_is_its_string_with_all_arguments(name):
+    """So codecs that differ in any argument have different names."""
+    assert codecs.from_string(name).codec.name == name
+
+
+def test_every_codec_has_a_name():
+    assert {re.match("[a-z0-9_]+", name)[0] for name in NAMED} == codecs.NAMES.keys()
 
 
 def written(codec):

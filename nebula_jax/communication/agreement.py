@@ -1,0 +1,289 @@
+"""The format of a channel, on which both ends agree before the first tensor.
+
+Only buffers travel, so both ends must mean the same by them: the arrays' tree, shapes
+and dtypes, the codec with its arguments, the level of zstd. The listener's Welcome
+describes all its channels; the connector compares them with its own, and both sides
+end with an error that names the channel and the difference. Later, whatever is sent is
+checked against its channel's format.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from nebula_jax import errors, printable
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import selector
+from nebula_jax.communication.wire import frames, session
+
+LEAVES_SHOWN = 1000  # of a channel, in a Welcome; a digest covers the others
+TREE_SHOWN = 200  # characters of a tree's structure
+NO_LEAF = "no such leaf"
+
+Description = Mapping[str, Any]  # of a channel; JSON, see `describe`
+
+
+class Mismatch(errors.NebulaError):
+    """A difference between what two clusters are set to do."""
+
+
+class FormatError(errors.NebulaError):
+    """A tree of arrays unlike those that its channel was opened for."""
+
+
+class Malformed(errors.NebulaError):
+    """A peer's description of its channels that cannot be read."""
+
+
+class Format(NamedTuple):
+    """The format of a channel.
+
+    name: of the channel.
+    codec: the codec's name.
+    zstd: level, or None.
+    spec: of the arrays.
+    payloads: for each option of the codec, the spec of what it makes of the arrays.
+    """
+
+    name: str
+    codec: str
+    zstd: int | None
+    spec: codec_lib.Spec
+    payloads: tuple[codec_lib.Payload, ...]
+
+    def buffer_sizes(self) -> list[list[int]]:
+        """Returns the bytes of each buffer of a tensor, for each option."""
+        return [
+            [codec_lib.nbytes(leaf) for leaf in jax.tree.leaves(payload)]
+            for payload in self.payloads
+        ]
+
+    def check(self, arrays: Any) -> None:
+        """Raises FormatError unless arrays have the channel's tree, shapes, dtypes."""
+        _check(f"channel {self.name}", self.spec, arrays)
+
+    def check_payload(self, selected: selector.Selected) -> None:
+        """Raises FormatError unless a payload is what the channel's codec makes."""
+        if not 0 <= selected.option < len(self.payloads):
+            raise FormatError(
+                f"channel {self.name}: option {selected.option} of {self.codec};"
+                f" there are {len(self.payloads)}"
+            )
+        what = f"channel {self.name}, payload of {self.codec}"
+        _check(what, self.payloads[selected.option], selected.payload)
+
+
+class Formats:
+    """The formats of all channels of one side, until both sides have compared them."""
+
+    def __init__(self, cluster: str) -> None:
+        """Starts without channels.
+
+        Args:
+          cluster: name of this side.
+        """
+        self.sent: list[Format] = []
+        self.received: list[Format] = []
+        self._cluster, self._is_complete = cluster, False
+
+    def check_open(self, name: str) -> None:
+        """Raises session.LocalProtocolError if it is too late to open a channel."""
+        if self._is_complete:
+            raise session.LocalProtocolError(
+                f"channel {name} is opened too late: the clusters have compared their"
+                " channels"
+            )
+
+    def encoded(self) -> bytes:
+        """Returns their description for the Welcome; no channel is opened after it."""
+        self._is_complete = True
+        return encode(self.sent, self.received)
+
+    def compare(self, described: bytes, peer: str) -> None:
+        """Compares them with what the peer's Welcome describes.
+
+        Args:
+          described: the peer's.
+          peer: its name.
+
+        Raises:
+          Mismatch: if they differ.
+          session.RemoteProtocolError: if it is no description.
+        """
+        self._is_complete = True
+        try:
+            sent, received = decode(described)
+        except Malformed as error:
+            raise session.RemoteProtocolError(f"{peer} {error}") from None
+        compare([describe(each) for each in self.sent], received, self._cluster, peer)
+        compare(sent, [describe(each) for each in self.received], peer, self._cluster)
+
+
+def format_of(
+    name: str,
+    spec: codec_lib.Spec,
+    codec: selector.CodecOrSelector,
+    zstd: int | None = None,
+) -> Format:
+    """Returns the format of a channel with these settings."""
+    payloads = [codec_lib.payload_spec(each, spec) for each in selector.variants(codec)]
+    return Format(name, codec.name, zstd, spec, tuple(payloads))
+
+
+def describe(made: Format) -> Description:
+    """Describes a channel to a peer, in JSON values.
+
+    Returns:
+      name, codec, zstd, tree and leaves, of which the latter two may be cut; and a
+      digest of the whole format.
+    """
+    tree, leaves = _tree(made.spec), _leaves(made.spec)
+    payloads = [(_tree(each), _leaves(each)) for each in made.payloads]
+    whole = repr((made.name, made.codec, made.zstd, tree, leaves, payloads))
+    return {
+        "name": made.name,
+        "codec": made.codec,
+        "zstd": made.zstd,
+        "tree": tree[:TREE_SHOWN],
+        "leaves": leaves[:LEAVES_SHOWN],
+        "digest": hashlib.sha256(whole.encode()).hexdigest(),
+    }
+
+
+def encode(sent: Sequence[Format], received: Sequence[Format]) -> bytes:
+    """Encodes the description of all of a side's channels, for its Welcome."""
+    sides = [[describe(each) for each in side] for side in (sent, received)]
+    shown = LEAVES_SHOWN
+    while True:
+        data = json.dumps(sides, separators=(",", ":")).encode()
+        if len(data) <= frames.MAX_WELCOME_BYTES or not shown:
+            return data
+        shown //= 2
+        sides = [
+            [{**each, "leaves": each["leaves"][:shown]} for each in side]
+            for side in sides
+        ]
+
+
+def decode(data: bytes) -> tuple[list[Description], list[Description]]:
+    """Decodes what `encode` made of a peer's channels: sent, and received.
+
+    Raises:
+      Malformed: if it is something else.
+    """
+    try:
+        sent, received = json.loads(data)
+        for each in (*sent, *received):
+            texts = [each[key] for key in ("name", "codec", "tree", "digest")]
+            texts += each["leaves"]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError
+            if each["zstd"] is not None and type(each["zstd"]) is not int:
+                raise TypeError
+        return list(sent), list(received)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Malformed(
+            "sent a description of its channels that cannot be read"
+        ) from None
+
+
+def compare(
+    senders: Sequence[Description],
+    receivers: Sequence[Description],
+    sender: str,
+    receiver: str,
+) -> None:
+    """Raises Mismatch, with the first difference, unless two sides' channels agree.
+
+    Args:
+      senders: the channels that one side sends on, in order.
+      receivers: those that the other one receives on.
+      sender: name of the former side.
+      receiver: name of the latter.
+    """
+    for here, there in zip(senders, receivers, strict=False):
+        if here["digest"] != there["digest"]:
+            text = f"channel {printable.line(here['name'])}: "
+            raise Mismatch(text + _difference(here, there, sender, receiver))
+    if len(senders) != len(receivers):
+        raise Mismatch(
+            f"{sender} sends on {_names(senders)}; {receiver} receives on"
+            f" {_names(receivers)}"
+        )
+
+
+def _difference(here: Description, there: Description, sender: str, other: str) -> str:
+    """Returns the difference in words, the plainest one first."""
+    for key in ("name", "codec", "zstd"):
+        if here[key] != there[key]:
+            what = "" if key == "name" else f"{key} "
+            return (
+                f"{sender} has {what}{printable.line(here[key])},"
+                f" {other} has {what}{printable.line(there[key])}"
+            )
+    for pair in itertools.zip_longest(here["leaves"], there["leaves"]):
+        if pair[0] != pair[1]:
+            one, two = (printable.line(each or NO_LEAF) for each in pair)
+            return f"{sender} has {one}, {other} has {two}"
+    if here["tree"] != there["tree"]:
+        return (
+            f"{sender} has the tree {printable.line(here['tree'])},"
+            f" {other} has {printable.line(there['tree'])}"
+        )
+    return (
+        f"{sender} and {other} differ in what its codec makes of the arrays, or beyond"
+        " the leaves that a description shows"
+    )
+
+
+def _names(channels: Sequence[Description]) -> str:
+    names = ", ".join(each["name"] for each in channels)
+    count = f"{len(channels)} channel{'s' * (len(channels) != 1)}"
+    return f"{count} ({printable.line(names)})" if channels else count
+
+
+def _check(what: str, spec: Any, arrays: Any) -> None:
+    expected, structure = jax.tree.flatten(spec)
+    got, found = jax.tree.flatten(arrays)
+    is_alike = bool(structure == found)  # type: ignore[operator]
+    if is_alike and all(map(_is_like, expected, got)):
+        return
+    for one, two in itertools.zip_longest(_leaves(spec), _leaves(arrays)):
+        if one != two:
+            nothing = "no such leaf"
+            raise FormatError(
+                f"{what}: expected {one or nothing}, got {two or nothing}"
+            )
+    trees = [printable.line(_tree(each)) for each in (spec, arrays)]
+    raise FormatError(f"{what}: expected the tree {trees[0]}, got {trees[1]}")
+
+
+def _is_like(spec: Any, leaf: Any) -> bool:
+    return (
+        getattr(leaf, "shape", None) == spec.shape
+        and getattr(leaf, "dtype", None) == spec.dtype
+    )
+
+
+def _leaves(tree: Any) -> list[str]:
+    """Returns `['hidden'] float32[4, 16]` and so on."""
+    return [
+        f"{jax.tree_util.keystr(path)} {_leaf(leaf)}".strip()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _leaf(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+
+def _tree(tree: Any) -> str:
+    """Returns a tree's structure, without addresses, which no two processes share."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(jax.tree.structure(tree)))

@@ -1,0 +1,281 @@
+"""Both ends of a channel mean the same by its bytes, or part in words."""
+
+import json
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import two_halves
+
+from nebula_jax.communication import agreement, channels, codecs, loopback, selector
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.wire import frames, session
+
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+class Batch(NamedTuple):
+    h: jax.Array
+    mask: jax.Array
+
+
+TREE = {"h": array(4, 8), "mask": array(4, dtype=jnp.bool_)}
+WIDE = {f"layer_{number:05}": array(2) for number in range(1100)}
+ONE_OF_WIDE = WIDE | {"layer_01099": array(3)}
+
+ROTATED = "hadamard(256, {})|fp16"
+# Two ends of a channel, (spec, codec), of as many bytes; and how they differ.
+DIFFERENT = [
+    ((array(16, 4), ""), (array(4, 16), ""), "float32[16, 4]", "float32[4, 16]"),
+    ((array(4, dtype=jnp.int32), ""), (array(4), ""), "int32[4]", "float32[4]"),
+    ((array(4, 8), "fp16"), (array(4, 8), "bf16"), "codec fp16", "codec bf16"),
+    (
+        (array(4, 8), ROTATED.format(0)),
+        (array(4, 8), ROTATED.format(1)),
+        "codec " + ROTATED.format(0),
+        "codec " + ROTATED.format(1),
+    ),
+    ((array(4), "zstd(3)"), (array(4), "zstd(4)"), "zstd 3", "zstd 4"),
+    (
+        (TREE, ""),
+        (TREE | {"h": array(8, 4)}, ""),
+        "['h'] float32[4, 8]",
+        "['h'] float32[8, 4]",
+    ),
+    (
+        ({"a": array(4), "b": array(4)}, ""),
+        ({"a": array(4), "c": array(4)}, ""),
+        "['b'] float32[4]",
+        "['c'] float32[4]",
+    ),
+    (
+        ((array(4), array(4)), ""),
+        ([array(4), array(4)], ""),
+        "the tree PyTreeDef((*, *))",
+        "PyTreeDef([*, *])",
+    ),
+    ((TREE, ""), (TREE | {"n": array()}, ""), "no such leaf", "['n'] float32[]"),
+]
+
+
+def opened(make, name, side):
+    spec, codec = side
+    return make(name, spec, *codecs.from_string(codec))
+
+
+@pytest.mark.parametrize(("here", "there", "one", "two"), DIFFERENT)
+def test_every_difference_of_a_channel_is_named(here, there, one, two):
+    loop = loopback.Loopback()
+    opened(loop.sender, "first", (array(1), ""))
+    opened(loop.receiver, "first", (array(1), ""))
+    opened(loop.receiver, "gradient", there)
+    words = f"channel gradient: the sending end has {one}, the receiving end has {two}"
+    with pytest.raises(agreement.Mismatch, match=re.escape(words)):
+        opened(loop.sender, "gradient", here)
+
+
+def test_codecs_without_a_name_differ_by_what_they_make():
+    def halved(size):
+        return codec_lib.stateless(lambda x: x[:size].reshape(2, -1), lambda x: x)
+
+    def cast(dtype):
+        return codec_lib.stateless(lambda x: x.astype(dtype), lambda x: x)
+
+    loop = loopback.Loopback()
+    loop.sender("h", array(8), halved(4))
+    words = "channel h: .* differ in what its codec makes of the arrays"
+    with pytest.raises(agreement.Mismatch, match=words):
+        loop.receiver("h", array(8), cast(jnp.float16))
+
+
+def meet(here, there):
+    """Opens these channels on both halves; returns the errors of front and back.
+
+    Args:
+      here, there: channels of front and back: (end, name, (spec, codec)).
+    """
+    errors = {}
+    with two_halves.met() as (front, back):
+
+        def connector():
+            with front:
+                for end, name, side in here:
+                    opened(getattr(front, end), name, side)
+                front.wait_for_welcome(10.0)
+
+        def listener():
+            with back:
+                for end, name, side in there:
+                    opened(getattr(back, end), name, side)
+                back.welcome(0)
+                back.wait_for_step(1)
+
+        def caught(name, do):
+            try:
+                do()
+            except Exception as error:
+                errors[name] = error
+
+        two_halves.both(
+            lambda: caught("front", connector), lambda: caught("back", listener)
+        )
+    return errors["front"], errors["back"]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_clusters_compare_their_channels_before_the_first_tensor(number, direction):
+    here, there, one, two = DIFFERENT[number]
+    alike = (TREE, "fp16|zstd")
+    ends = ("sender", "receiver") if direction == "up" else ("receiver", "sender")
+    front, back = meet(
+        [("sender", "tokens", alike), (ends[0], "gradient", here)],
+        [("receiver", "tokens", alike), (ends[1], "gradient", there)],
+    )
+    words = f"front has {one}, back has {two}"
+    if direction == "down":
+        words = f"back has {two}, front has {one}"
+    assert isinstance(front, agreement.Mismatch)
+    assert str(front) == f"channel gradient: {words}"
+    assert isinstance(back, session.PeerAborted)
+    assert str(back) == f"front gave up: channel gradient: {words}"
+
+
+def test_channels_that_one_side_alone_opens_are_named():
+    front, _ = meet(
+        [("sender", "tokens", (TREE, "")), ("sender", "more", (TREE, ""))],
+        [("receiver", "tokens", (TREE, ""))],
+    )
+    assert str(front) == (
+        "front sends on 2 channels (tokens, more); back receives on 1 channel (tokens)"
+    )
+
+
+def test_channels_in_another_order_are_named():
+    front, _ = meet(
+        [("sender", "a", (TREE, "")), ("sender", "b", (TREE, ""))],
+        [("receiver", "b", (TREE, "")), ("receiver", "a", (TREE, ""))],
+    )
+    assert str(front) == "channel a: front has a, back has b"
+
+
+def test_a_channel_cannot_be_opened_after_the_others_were_compared():
+    with two_halves.met() as (front, back):
+        back.welcome(0)
+        front.wait_for_welcome(10.0)
+        for link in (front, back):
+            for make in (link.sender, link.receiver):
+                with pytest.raises(session.LocalProtocolError, match="h is opened too"):
+                    make("h", array(2), codecs.identity())
+            link.abort("done")
+
+
+def formats(spec):
+    return [agreement.format_of("h", spec, codecs.identity())]
+
+
+def test_a_description_has_a_bounded_size_and_still_shows_every_difference(monkeypatch):
+    limit = 10_000
+    with monkeypatch.context() as patch:
+        patch.setattr(frames, "MAX_WELCOME_BYTES", limit)
+        assert limit / 3 < len(agreement.encode(formats(WIDE), formats(WIDE))) <= limit
+    sent, _ = agreement.decode(agreement.encode(formats(WIDE), []))
+    other, _ = agreement.decode(agreement.encode(formats(ONE_OF_WIDE), []))
+    agreement.compare(sent, sent, "a", "b")
+    with pytest.raises(agreement.Mismatch, match=r"channel h: .* beyond the leaves"):
+        agreement.compare(sent, other, "a", "b")
+
+
+def test_a_description_is_the_same_in_every_process():
+    def codec():
+        return codec_lib.stateless(lambda x: {"x": (x, codec_lib.UNNAMED)[:1]}, id)
+
+    one, two = (
+        agreement.encode([agreement.format_of("h", Batch(*TREE.values()), codec())], [])
+        for _ in range(2)
+    )
+    assert one == two
+    assert b"0x" not in one
+
+
+GOOD = agreement.describe(formats(TREE)[0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        5,
+        [],
+        [[], [], []],
+        [[GOOD]],
+        [[GOOD], [5]],
+        [[GOOD | {"name": 5}], []],
+        [[GOOD | {"zstd": "3"}], []],
+        [[GOOD | {"leaves": [5]}], []],
+        [[GOOD | {"leaves": None}], []],
+        [[{key: GOOD[key] for key in GOOD if key != "digest"}], []],
+    ],
+)
+def test_a_strange_description_is_refused(value):
+    with pytest.raises(agreement.Malformed, match="cannot be read"):
+        agreement.decode(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000])
+def test_a_description_that_is_no_json_is_refused(data):
+    with pytest.raises(agreement.Malformed, match="cannot be read"):
+        agreement.decode(data)
+
+
+SENT = {"h": np.zeros((4, 8), np.float32), "mask": np.ones(4, np.bool_)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (
+            SENT | {"h": SENT["h"].T},
+            "channel h: expected ['h'] float32[4, 8], got ['h'] float32[8, 4]",
+        ),
+        (
+            SENT | {"h": SENT["h"].astype(np.int32)},
+            "channel h: expected ['h'] float32[4, 8], got ['h'] int32[4, 8]",
+        ),
+        ({"h": SENT["h"]}, "expected ['mask'] bool[4], got no such leaf"),
+        (SENT | {"n": 1}, "expected no such leaf, got ['n'] int"),
+        (SENT | {"h": 0.5}, "expected ['h'] float32[4, 8], got ['h'] float"),
+        (Batch(**SENT), "expected ['h'] float32[4, 8], got .h float32[4, 8]"),
+    ],
+)
+def test_a_sender_refuses_what_its_channel_was_not_opened_for(arrays, words):
+    sender = loopback.Loopback().sender("h", TREE, codecs.identity())
+    with pytest.raises(agreement.FormatError, match=re.escape(words)):
+        sender.send(1, arrays)
+    sender.send(1, SENT)
+
+
+def test_a_sender_refuses_a_payload_of_another_codec():
+    sender = loopback.Loopback().sender("h", array(4), codecs.fp16())
+    good, bad = (
+        codec.encode(jnp.ones(4), ())[0] for codec in (codecs.fp16(), codecs.bf16())
+    )
+    words = (
+        r"channel h, payload of fp16: expected .* float16\[4\], got .* bfloat16\[4\]"
+    )
+    with pytest.raises(agreement.FormatError, match=words):
+        sender.send_payload(1, selector.Selected(bad, 0))
+    with pytest.raises(agreement.FormatError, match="option 1 of fp16; there are 1"):
+        sender.send_payload(1, selector.Selected(good, 1))
+    sender.send_payload(1, selector.Selected(good, 0))
+
+
+def test_both_ends_have_the_format_that_their_channel_was_opened_with():
+    settings = ("h", TREE, codecs.fp16(), 3)
+    for end in (channels.Sender, channels.Receiver):
+        assert end(None, 0, *settings).format == agreement.format_of(*settings)
