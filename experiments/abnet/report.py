@@ -144,6 +144,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.heading(summary, f"seed {summary['flags']['seed']}"),
         run_report.clusters(summary),
         restarts.markdown(summary),
+        run_report.outages(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
         "\n".join(f"    {line}" for line in examples),

@@ -88,6 +88,7 @@ def train(run: config.Run) -> int:
             "text": data.describe(text),
             "width": width,
             "trained_parameters": models.trained_parameters(state),
+            "outages": link.outages,
         }
         record.finish(step, described)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

@@ -165,7 +165,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.clusters(summary),
         restarts.markdown(summary),
         _sizes_markdown(summary["bytes"]),
-        *_outages_markdown(summary["clusters"]),
+        run_report.outages(summary["clusters"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
     )
 
@@ -178,26 +178,6 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
         f" {sizes['formula_per_position']:.3f}; the rest is frame heads), per token"
         f" that is not padding {sizes['per_token']:.3f}."
     )
-
-
-def _outages_markdown(clusters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Renders how often generators were cut off, and what waited for the line."""
-    found = []
-    for each in clusters:
-        outages = each.get("outages", {})  # of a generator
-        if not outages.get("count") and not outages.get("tensors"):
-            continue
-        count, tensors = outages["count"], outages["tensors"]
-        size, on_disk = map(
-            metrics.in_bytes, (outages["bytes"], outages["bytes_on_disk"])
-        )
-        found.append(
-            f"{each['cluster']} lost its line {count} time{'s' * (count != 1)}, for"
-            f" {outages['seconds']:.1f} s in all. At most {tensors}"
-            f" tensor{'s' * (tensors != 1)} of {size} waited for it, {on_disk} of them"
-            " on disk."
-        )
-    return found
 
 
 def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:

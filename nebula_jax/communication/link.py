@@ -115,6 +115,10 @@ class Link:
             )
         self._driver.attach(sock, opening, acknowledged)
 
+    def give_up(self, reason: str) -> None:
+        """Ends the session as if the peer had stayed away for too long."""
+        self._driver.give_up(reason)
+
     @property
     def is_away(self) -> bool:
         """True if there is no connection to the peer at present."""

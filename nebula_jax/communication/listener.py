@@ -375,9 +375,16 @@ class Listener:
             raise Refused(f"{cluster} was not expected")
         for link in self._sessions.values():
             if link.peer.cluster == cluster and not link.is_over:
-                if link.has_begun or not link.is_away:
+                if not link.is_away:
                     raise Refused(f"{cluster} is here already")
-                link.abort(f"{cluster} was started anew")
+                anew = f"{cluster} was started anew"
+                if not link.has_begun:
+                    link.abort(anew)
+                elif names is None:  # anybody could end a run whose line breaks
+                    raise Refused(f"{cluster} is expected back, not anew")
+                else:  # both start again, and go on from what is saved
+                    link.give_up(f"{anew}, without what its session was about")
+                    raise Refused(f"the session that {cluster} had is over now")
         if self._came.full():
             raise Refused(f"too many clusters wait for {self._hello.cluster}")
 

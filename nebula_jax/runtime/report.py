@@ -145,6 +145,28 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
     return path.stat().st_mtime < max(times, default=0)
 
 
+def outages(clusters: Iterable[Mapping[str, Any]]) -> str:
+    """Renders how often clusters were cut off, for how long, and what waited.
+
+    Args:
+      clusters: of a record; those that dialed have `outages`, see `Link.outages`.
+    """
+    found = []
+    for each in clusters:
+        lost = each.get("outages", {})
+        if not lost.get("count") and not lost.get("tensors"):
+            continue
+        count, tensors = lost["count"], lost["tensors"]
+        size, on_disk = map(metrics.in_bytes, (lost["bytes"], lost["bytes_on_disk"]))
+        found.append(
+            f"{each['cluster']} lost its line {count} time{'s' * (count != 1)}, for"
+            f" {lost['seconds']:.1f} s in all. At most {tensors}"
+            f" tensor{'s' * (tensors != 1)} of {size} waited for it, {on_disk} of them"
+            " on disk."
+        )
+    return join(*found) if found else ""
+
+
 def join(*paragraphs: str) -> str:
     """Joins paragraphs, code and tables to a Markdown text; empty ones are left out."""
     return "\n\n".join(each.rstrip("\n") for each in paragraphs if each) + "\n"

@@ -618,6 +618,34 @@ def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
         killed.abort("done")
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
+    tmp_path, pool, encrypted
+):
+    """By a certificate alone: else anybody could end a run whose line breaks."""
+    server, client = credentials(tmp_path, encrypted)
+    with listener(reconnect_timeout=30.0, **server) as listening:
+        coming = pool.submit(connect, listening.address, **client)
+        here, killed = listening.accept(5.0), coming.result(5.0)
+        here.welcome(3)
+        assert killed.wait_for_welcome(5.0) == 3
+        killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
+        killed._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
+        while not here.is_away:
+            time.sleep(0.01)
+        if encrypted:
+            words = "the session that generator:0 had is over now"
+            refused(listening, pool, client, "generator:0", words)
+            with pytest.raises(session.PeerGone, match="generator:0 was started anew"):
+                here.wait_for_step(4)
+        else:
+            words = "generator:0 is expected back, not anew"
+            refused(listening, pool, client, "generator:0", words)
+            assert not here.is_over
+            here.abort("done")
+        killed.abort("done")
+
+
 def test_a_vanished_peer_is_noticed_and_named(meet):
     here, there = meet()
     here.welcome(0)

@@ -116,6 +116,11 @@ class Driver:
             self._thread.start()  # raises RuntimeError if the system has no more
             self._has_started = True
 
+    def give_up(self, reason: str) -> None:
+        """Ends the session: its peer cannot come back, for whatever reason."""
+        self._fail(session.PeerGone(reason))
+        self._waker.wake()
+
     @property
     def is_away(self) -> bool:
         """True if the session is over, or has no connection at present."""
