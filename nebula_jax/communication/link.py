@@ -167,11 +167,6 @@ class Link:
             "bytes_on_disk": window.spool.most_on_disk,
         }
 
-    @property
-    def peer_activity(self) -> activity.Activity:
-        """The peer's activity, by its latest Ping."""
-        return self._session.watch.activity
-
     def sender(
         self,
         name: str,

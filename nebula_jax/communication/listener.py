@@ -10,7 +10,6 @@ none of them: see `wire.greeting` for the steps, `newcomers` for the bounds.
 import contextlib
 import errno
 import queue
-import resource
 import selectors
 import socket
 import ssl
@@ -34,7 +33,6 @@ from nebula_jax.security import names as names_lib
 from nebula_jax.security import tls as tls_lib
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
-MAX_NEWCOMERS = 1024  # at a time; fewer where a process may not have so many files
 NEWCOMER_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
@@ -132,7 +130,7 @@ class Listener:
         self._sessions: dict[bytes, link_lib.Link] = {}
         self._hosts: dict[bytes, str] = {}  # session -> group of its peer's address
         self._came: queue.Queue[link_lib.Link] = queue.Queue(MAX_WAITING)
-        self._newcomers = newcomers.Newcomers(_most_newcomers())
+        self._newcomers = newcomers.Newcomers(newcomers.most())
         self._is_closed = False
         self._waker = waker.Waker()
         self._selector = selectors.DefaultSelector()
@@ -393,10 +391,3 @@ class Listener:
         ended = [number for number, link in self._sessions.items() if link.is_over]
         for number in ended[: len(ended) - MAX_ENDED]:
             del self._sessions[number], self._hosts[number]
-
-
-def _most_newcomers() -> int:
-    """Returns how many newcomers there may be: half of a process's files at most."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    is_limited = files != resource.RLIM_INFINITY
-    return min(MAX_NEWCOMERS, files // 2) if is_limited else MAX_NEWCOMERS

@@ -7,11 +7,13 @@ a flood drives out itself. Time and sockets are the caller's.
 
 import dataclasses
 import ipaddress
+import resource
 import socket
 from collections.abc import Collection, Iterator
 
 from nebula_jax.communication.wire import greeting
 
+MOST = 1024  # at a time; fewer where a process may not have so many files
 KEPT = 8  # places of each known peer's address that no other address takes
 SUBNET_BITS = 64  # of an IPv6 address: the rest is the owner's to choose
 
@@ -128,6 +130,12 @@ class Newcomers:
             )
 
         return sorted(ready, key=rank)
+
+
+def most() -> int:
+    """Returns how many newcomers there may be: half of a process's files at most."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST if files == resource.RLIM_INFINITY else min(MOST, files // 2)
 
 
 def group(host: str) -> str:

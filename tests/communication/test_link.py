@@ -92,7 +92,7 @@ def test_a_peer_that_saves_is_waited_for_and_so_is_one_whose_steps_are_done(star
     never = threading.Event()
     with work.busy(Activity.SAVING):
         never.wait(1.0)
-        assert star.here[0].peer_activity is Activity.SAVING
+        assert star.here[0]._session.watch.activity is Activity.SAVING
     for _ in range(5):
         never.wait(0.15)
         work.step_done()
@@ -106,7 +106,7 @@ def test_who_waits_for_one_that_waits_for_the_stuck_one_does_not_end_first(star,
     waits = pool.submit(star.there[1].wait_for_step, 1)
     with pytest.raises(session.PeerStuck, match="from generator:0, which") as caught:
         star.receivers[0].recv(1)
-    assert star.there[1].peer_activity is Activity.WAITING_FOR_ANOTHER
+    assert star.there[1]._session.watch.activity is Activity.WAITING_FOR_ANOTHER
     star.here[1].abort(str(caught.value))  # as the end of its block would
     with pytest.raises(session.PeerAborted, match="gave up: discriminator has waited"):
         waits.result(5.0)

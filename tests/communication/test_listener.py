@@ -367,7 +367,7 @@ def test_hostile_connections_of_tls_leave_nothing_behind(folder, tmp_path):
 
 
 def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):
-    monkeypatch.setattr(listener_lib, "MAX_NEWCOMERS", 50)
+    monkeypatch.setattr(newcomers, "MOST", 50)
     with listen(None, []) as listening:
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(200)
