@@ -24,6 +24,7 @@ class Discriminator:
     def __init__(self, start):
         self.start, self.token = start, start
         self.sent, self.waited, self.stop_step = {}, 0.0, None
+        self.outages = {}
         self.ledger = collections.defaultdict(lambda: [0, 0])
 
     def sender(self, name, *spec, **more):
