@@ -6,6 +6,7 @@ A bug is a list of (object, attribute, function of what was there -> what is the
 from collections.abc import Callable
 from typing import Any
 
+from nebula_jax.communication import listener
 from nebula_jax.communication.wire import (
     connection,
     frames,
@@ -118,6 +119,12 @@ def _newest_of_any(newest: Callable) -> Callable:
     )
 
 
+def _forgotten(self: Any, newcomer: Any) -> None:
+    """Forgets a newcomer, and leaves its socket open."""
+    self._newcomers.remove(newcomer)
+    self._selector.unregister(newcomer.fd)
+
+
 def _never(_: Any) -> Callable:
     return lambda *_: False
 
@@ -168,6 +175,10 @@ BUGS: dict[str, list[Patch]] = {
     ],
     "clusters go on from the newest step of any": [
         (checkpoints, "newest_of_all", _newest_of_any),
+    ],
+    "a peer that is stuck is waited for": [(liveness.Watch, "is_stuck", _never)],
+    "who is dropped stays open": [
+        (listener.Listener, "_forget", lambda _: _forgotten),
     ],
     "the window is one step wider": [
         (

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication import codec, selector
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel import pace, pipeline
 from nebula_jax.runtime import checkpoints, connect
 
@@ -126,8 +126,10 @@ def expected(shape: Shape) -> dict[str, list[bytes]]:
 class Cluster:
     """What a program of a cluster has of its machine and of the simulation."""
 
-    def __init__(self, simulation: Any, name: str) -> None:
-        self.simulation, self.name = simulation, name
+    def __init__(self, simulation: Any, machine: Any) -> None:
+        self.simulation, self.machine, self.name = simulation, machine, machine.name
+        world, settings = simulation.world, simulation.settings
+        self.work = activity.Work(settings.stuck_timeout, lambda: world.now)
         self.shape: Shape = simulation.scenario.shape
         self.is_to_stop = False
 
@@ -138,20 +140,25 @@ class Cluster:
     def saved(self) -> checkpoints.Checkpoints:
         """Opens the cluster's checkpoints."""
         shape = self.shape
-        settings = dataclasses.asdict(shape)
+        settings = {"shape": repr(shape)}
         return checkpoints.Checkpoints(
-            WORKDIR, self.name, settings, shape.every, shape.window
+            WORKDIR, self.name, settings, shape.every, shape.window, work=self.work
         )
 
     def restore(self, saved: checkpoints.Checkpoints, step: int) -> bytes:
         """Returns the state after a step."""
         state, _ = saved.restore(step, Fresh(self.name))
-        self.simulation.reached(self, step, state)
+        self.simulation.restored(self, step, state)
         return state
+
+    def reached(self, step: int, state: bytes) -> None:
+        """Reports the state after a step."""
+        self.simulation.reached(self, step, state)
+        self.work.step_done()
 
     def hello(self, saved: checkpoints.Checkpoints) -> frames.Hello:
         """Returns this cluster's Hello."""
-        settings = dataclasses.asdict(self.shape)
+        settings = {"shape": repr(self.shape)}
         return frames.Hello(self.name, "simulated", settings, tuple(saved.steps))
 
     def run(self) -> int:
@@ -171,13 +178,14 @@ def discriminator(cluster: Cluster) -> int:
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello = cluster.hello(saved)
-    with connect.listen(watch.settings, hello, shape.names) as links:
+    with connect.listen(watch.settings, hello, shape.names, work=cluster.work) as links:
         tokens = [link.receiver("tokens", shape.spec, IDENTITY) for link in links]
         held_out = [link.receiver("held_out", shape.spec, IDENTITY) for link in links]
         start = common_start(cluster, saved, links)
         for link in links:
             link.welcome(start)
         state = cluster.restore(saved, start)
+        cluster.work.begin()
         step = start
         steps = pace.Lead(
             *(links, start, shape.steps, shape.window),
@@ -193,7 +201,7 @@ def discriminator(cluster: Cluster) -> int:
             if shape.is_evaluated(step):
                 for channel, number in shape.each_of(held_out):
                     state = chain(state, take(channel, step, number))
-            watch.reached(cluster, step, state)
+            cluster.reached(step, state)
             saved.after(step, state)
         saved.at_end(step, state)
     return step
@@ -204,11 +212,14 @@ def generator(cluster: Cluster) -> int:
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello = cluster.hello(saved)
-    with connect.dial(watch.settings, hello, peer="discriminator") as link:
+    with connect.dial(
+        watch.settings, hello, peer="discriminator", work=cluster.work
+    ) as link:
         tokens = link.sender("tokens", shape.spec, IDENTITY)
         held_out = link.sender("held_out", shape.spec, IDENTITY)
         start = link.wait_for_welcome(watch.settings.connect_timeout)
         state = cluster.restore(saved, start)
+        cluster.work.begin()
         step = start
         for step in pace.follow(
             link, start, shape.steps, shape.window, cluster.stop_requested
@@ -216,7 +227,7 @@ def generator(cluster: Cluster) -> int:
             watch.begins(cluster, step, [link])
             watch.compute(cluster)
             state = chain(state, step)
-            watch.reached(cluster, step, state)
+            cluster.reached(step, state)
             put(tokens, step, payload(shape, state))
             if shape.is_evaluated(step):
                 for channel, number in shape.each_of([held_out]):
@@ -233,12 +244,13 @@ def target(cluster: Cluster) -> int:
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello = cluster.hello(saved)
-    with connect.listen(watch.settings, hello, shape.names) as links:
+    with connect.listen(watch.settings, hello, shape.names, work=cluster.work) as links:
         hidden = links[0].receiver("hidden", shape.spec, IDENTITY)
         gradient = links[0].sender("gradient", shape.spec, IDENTITY)
         start = common_start(cluster, saved, links)
         links[0].welcome(start)
         state = cluster.restore(saved, start)
+        cluster.work.begin()
         step = start
         steps = pace.Lead(
             *(links, start, shape.steps, 0),
@@ -251,7 +263,7 @@ def target(cluster: Cluster) -> int:
                 *(hidden, gradient, None),
             )
             state = chain(state, step, *received)
-            watch.reached(cluster, step, state)
+            cluster.reached(step, state)
             watch.leads(step)
             steps.done(step)
             saved.after(step, state)
@@ -264,11 +276,12 @@ def source(cluster: Cluster) -> int:
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello = cluster.hello(saved)
-    with connect.dial(watch.settings, hello, peer="target") as link:
+    with connect.dial(watch.settings, hello, peer="target", work=cluster.work) as link:
         hidden = link.sender("hidden", shape.spec, IDENTITY)
         gradient = link.receiver("gradient", shape.spec, IDENTITY)
         start = link.wait_for_welcome(watch.settings.connect_timeout)
         state = cluster.restore(saved, start)
+        cluster.work.begin()
         step = start
         for step in pace.follow(link, start, shape.steps, 0, cluster.stop_requested):
             watch.begins(cluster, step, [link])
@@ -278,7 +291,7 @@ def source(cluster: Cluster) -> int:
                 ahead=shape.ahead,
             )
             state = chain(state, step, *received)
-            watch.reached(cluster, step, state)
+            cluster.reached(step, state)
             saved.after(step, state)
         saved.at_end(step, state)
         link.wait_for_step(step)

@@ -1,5 +1,6 @@
 """A simulated disk: what is written, and what of it a power cut leaves."""
 
+import copy
 import errno
 import hashlib
 import os
@@ -92,6 +93,10 @@ class Disk:
     def lose_power(self) -> None:
         """Drops what was not flushed, or keeps some of it: nobody promises which."""
         self._root.settle(self._random)
+
+    def clone(self, other: "Disk") -> None:
+        """Takes over what another disk holds."""
+        self._root = copy.deepcopy(other._root)
 
     def damage(self, path: pathlib.Path, kind: int) -> None:
         """Flips a bit of a file below a folder (0), cuts it (1), or removes it (2)."""

@@ -5,7 +5,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation import clusters
+from nebula_jax.communication.wire import frames
+from tests.simulation import clusters, hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Fault:
         return self.when + self.seconds
 
 
-MILD = ["cut", "deafen", "flip", "stall", "refuse"]
+MILD = ["cut", "deafen", "flip", "stall", "refuse", "strangers"]
+STRANGERS = 30  # connections at once
 MILD_SECONDS = 2.0  # that they last at most
 MILD_PATIENCE = 20.0  # of a run that must survive them
 
@@ -49,6 +51,7 @@ class Scenario:
     peer_timeout: float
     connect_timeout: float
     reconnect_timeout: float
+    stuck_timeout: float
     is_small: bool
     """True if bounds of queues are small, so that they are come to."""
     tape: tuple[Fault, ...]
@@ -87,6 +90,7 @@ def draw(seed: int) -> Scenario:
         peer_timeout=dice.choice([1.0, 3.0]),
         connect_timeout=15.0,
         reconnect_timeout=dice.choice([0.0, 2.0, 8.0, 8.0, 8.0]),
+        stuck_timeout=dice.choice([0.0, 12.0]),
         is_small=dice.random() < 0.5,
         tape=(),
     )
@@ -239,6 +243,33 @@ def _flip(simulation: Any, fault: Fault) -> None:
     simulation.network.line(fault.one, fault.other).flips += 1
 
 
+def _stick(simulation: Any, fault: Fault) -> None:
+    """Lets a cluster compute without end; its threads go on."""
+    if simulation.scenario.stuck_timeout:
+        simulation.machines[fault.one].is_stuck = True
+
+
+def _strangers(simulation: Any, fault: Fault) -> None:
+    """Sends others to the leader: silent, or with a frame that opens nothing."""
+    opening = frames.encode(frames.Open(b"a stranger's id.", 0), 0, 0)
+    data = (b"", b"".join(opening), b"GET / HTTP/1.1\r\n" * 20)[fault.amount - 1]
+    stranger = hosts.Stranger(simulation, data, STRANGERS)
+    simulation.strangers.append(stranger)
+    simulation.world.at(simulation.world.now + 60.0, stranger.process.end)
+
+
+def _clone(simulation: Any, fault: Fault) -> None:
+    """Starts a follower a second time, on a copy of its disk, for a while."""
+    names = simulation.shape.names
+    name = fault.one if fault.one in names else fault.other
+    clone = hosts.Machine(simulation, name, f"clone of {name}")
+    clone.disk.clone(simulation.machines[name].disk)
+    simulation.clones.append(clone)
+    simulation.is_damaged = True  # what it saves, the true one does not have
+    clone.start()
+    simulation.world.at(fault.until, clone.kill, 137)
+
+
 KINDS = {
     "cut": _cut,
     "stall": _stall,
@@ -252,4 +283,7 @@ KINDS = {
     "fill_disk": _fill_disk,
     "fail_disk": _fail_disk,
     "damage": _damage,
+    "stick": _stick,
+    "strangers": _strangers,
+    "clone": _clone,
 }

@@ -39,6 +39,10 @@ class Time:
         return world.now
 
     time = perf_counter = monotonic
+    localtime, strftime = (
+        staticmethod(real_time.gmtime),
+        staticmethod(real_time.strftime),
+    )
 
     def sleep(self, seconds: float) -> None:
         world.sleep((), seconds)

@@ -9,10 +9,19 @@ from typing import Any
 from nebula_jax import disk as real_disk
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import inbox, receive_window, send_window
-from nebula_jax.runtime import connect, run_folder
+from nebula_jax.runtime import connect
 from nebula_jax.runtime import process as process_lib
-from nebula_jax.training import checkpoint, checkpoint_files, checkpoint_manifest
-from tests.simulation import bugs, clusters, disk, faults, machine, network, world
+from nebula_jax.training import checkpoint, checkpoint_files
+from tests.simulation import (
+    bugs,
+    clusters,
+    disk,
+    faults,
+    hosts,
+    machine,
+    network,
+    world,
+)
 
 MANY_BYTES = 5000  # a tensor of which each counts for the bounds below
 SMALL = (  # bounds that short runs with small tensors come to
@@ -21,14 +30,15 @@ SMALL = (  # bounds that short runs with small tensors come to
     (receive_window, "ACK_BYTES", 2 << 10),
     (receive_window, "ACK_FRAMES", 4),
 )
-PATIENCE = 150.0  # seconds from the last fault's end to the end of the run
+PATIENCE = 400.0  # seconds from the last fault's end to the end of the run
 BLAME = re.compile(r"error: .* (sent|acknowledged|opened|came back with) ")
+FOR_EVER = 1e6
+FILES_OF_A_PROCESS, FILES_OF_A_LINK = 8, 6
 DISK_FUNCTIONS = (
     *("names", "files", "read", "digest", "write", "sync", "rename", "remove"),
     "make_folder",
 )
 REFUSAL = re.compile(r"none that can be used|no step is saved in all")
-RESTART_SECONDS = 1.0  # until the supervisor starts a process again
 
 
 @functools.cache
@@ -60,12 +70,16 @@ class Simulation:
             connect_timeout=scenario.connect_timeout,
             peer_timeout=scenario.peer_timeout,
             reconnect_timeout=scenario.reconnect_timeout,
+            stuck_timeout=scenario.stuck_timeout,
         )
         self.expected = clusters.expected(self.shape)
         self.machines = {
-            name: Machine(self, name) for name in (self.shape.leader, *self.shape.names)
+            name: hosts.Machine(self, name)
+            for name in (self.shape.leader, *self.shape.names)
         }
         self._floor = 0  # the newest step that all have saved
+        self.strangers: list[hosts.Stranger] = []
+        self.clones: list[hosts.Machine] = []
         self.is_refused = False
         """True if clusters refuse to go on with what is left."""
         self.is_damaged = False
@@ -102,7 +116,8 @@ class Simulation:
                 self.world.run(healed + PATIENCE)
                 self._check_end()
             finally:
-                for each in self.machines.values():
+                others = [*self.clones, *self.strangers]
+                for each in [*self.machines.values(), *others]:
                     each.process.end()
 
     def _of_disk(self, name: str) -> Callable[..., Any]:
@@ -145,12 +160,10 @@ class Simulation:
         """Checks where a run goes on: no step is lost that all had saved."""
         self._led = max(self._led, step)
         good = [each.good() for each in self.machines.values()]
-        best = max(set.intersection(*good, {0} | good[0]) | {0})
         if not self.is_damaged and step < self._floor:
             self.fail(f"goes on after step {step}, though all saved step {self._floor}")
         if step not in {0}.union(*good):
             self.fail(f"goes on after step {step}, of which nothing good is there")
-        del best
 
     def begins(self, cluster: clusters.Cluster, step: int, links: Sequence) -> None:
         """Checks that a cluster may begin a step, and that its queues are short."""
@@ -161,6 +174,10 @@ class Simulation:
                 self.fail(f"{cluster.name} is {ahead} steps ahead of the tokens")
         for link in links:
             self.check_memory(link)
+        held = len(cluster.machine.process.descriptors)
+        most = FILES_OF_A_PROCESS + FILES_OF_A_LINK * len(links)
+        if held > most + sum(each.open for each in self.strangers if each.may_stay):
+            self.fail(f"{cluster.name} holds {held} descriptors")
 
     def check_memory(self, link: Any) -> None:
         """Checks that no more waits in a link than it may."""
@@ -174,14 +191,21 @@ class Simulation:
 
     def compute(self, cluster: clusters.Cluster) -> None:
         """Takes the time of a step or micro-batch."""
-        self.world.sleep((), self._seconds[cluster.name])
+        seconds = self._seconds[cluster.name]
+        self.world.sleep((), FOR_EVER if cluster.machine.is_stuck else seconds)
 
     def reached(self, cluster: clusters.Cluster, step: int, state: bytes) -> None:
         """Checks the state after a step."""
         if state != self.expected[cluster.name][step]:
             self.fail(f"{cluster.name} has another state after step {step}")
-        machine = self.machines[cluster.name]
-        machine.reached, machine.is_opening = (step, state), False
+        cluster.machine.reached = (step, state)
+
+    def restored(self, cluster: clusters.Cluster, step: int, state: bytes) -> None:
+        """Checks the state that a cluster goes on from; later ones come again."""
+        machine = cluster.machine
+        machine.is_opening = False
+        machine.saved = {saved for saved in machine.saved if saved <= step}
+        self.reached(cluster, step, state)
 
     def leads(self, step: int) -> None:
         """Notes that the token of a step may leave."""
@@ -191,7 +215,7 @@ class Simulation:
 
     def disk(self) -> disk.Disk:
         """Returns the disk of the process that runs."""
-        return self.machines[self.world.process().host].disk
+        return self.world.process().machine.disk
 
     def write(
         self,
@@ -202,7 +226,7 @@ class Simulation:
         keep: int,
     ) -> None:
         """Does what `checkpoint.save` does; the state takes the place of arrays."""
-        machine = self.machines[self.world.process().host]
+        machine = self.world.process().machine
 
         def write_arrays(folder: pathlib.Path) -> None:
             machine.disk.write(folder / "arrays", state)
@@ -223,87 +247,3 @@ class Simulation:
     def fail(self, what: str) -> None:
         """Ends the run: a promise is broken."""
         raise world.Violation(what)
-
-
-class Machine:
-    """The machine of one cluster, with a supervisor who starts its process again."""
-
-    def __init__(self, simulation: Simulation, name: str) -> None:
-        self.simulation, self.name = simulation, name
-        self.world = simulation.world
-        self.process = world.Process(self.world, name)
-        self.process.is_dead = True
-        self.status: int | None = None
-        """The exit status of the last process; None while one runs."""
-        self.reached = (0, b"")
-        self.disk = disk.Disk(simulation.scenario.seed, self.world.spend)
-        self.is_opening = False
-        """True while checkpoints are verified, and none is restored yet."""
-        self.saved: set[int] = set()
-        """Steps whose checkpoint was reported as saved."""
-
-    @property
-    def folder(self) -> pathlib.Path:
-        """The cluster's checkpoints on its disk."""
-        return run_folder.of_cluster(clusters.WORKDIR, self.name) / "checkpoints"
-
-    def good(self) -> set[int]:
-        """Returns the steps whose checkpoint is whole and has the right state."""
-        expected = self.simulation.expected[self.name]
-        return {
-            int(name)
-            for name, files in self.disk.glance(self.folder).items()
-            if name.isdigit()
-            and _is_manifest(files.get(checkpoint_manifest.NAME, b""), int(name))
-            and files.get("arrays") == expected[int(name)]
-        }
-
-    def start(self) -> None:
-        """Starts the process, unless one runs."""
-        if not self.process.is_dead:
-            return
-        self.simulation.network.gone.discard(self.name)
-        self.status, self.is_opening = None, True
-        self.process = world.Process(self.world, self.name)
-        self.cluster = clusters.Cluster(self.simulation, self.name)
-        self.process.start(self._main)
-
-    def _main(self) -> None:
-        process = self.process
-        status = process_lib.guarded(self.cluster.run)
-        self.world.note(f"{self.name}: exit status {status}")
-        self.world.at(self.world.now, self._ended, process, status)
-
-    def _ended(self, process: world.Process, status: int) -> None:
-        if process is self.process and not process.is_dead:
-            if status and self.simulation.scenario.is_mild:
-                what = f"{self.name} ended with {status} for faults to be survived"
-                self.world.fail(what)
-            self.kill(status)
-
-    def kill(self, status: int, is_gone: bool = False, away: float = 0.0) -> None:
-        """Ends the process, if one runs; the supervisor then starts it again."""
-        if self.process.is_dead:
-            return
-        if is_gone:
-            self.simulation.network.gone.add(self.name)
-            self.disk.lose_power()
-        self.process.end(is_gone)
-        self.status, self.is_opening = status, False
-        self.simulation.note_end()
-        if status:
-            self.world.at(self.world.now + RESTART_SECONDS + away, self._restart)
-
-    def _restart(self) -> None:
-        self.start()
-        for each in self.simulation.machines.values():
-            if each.status == 0:  # it had ended well, and is wanted again
-                each.start()
-
-
-def _is_manifest(data: bytes, step: int) -> bool:
-    try:
-        checkpoint_manifest.decode(data, step)
-    except ValueError:
-        return False
-    return True

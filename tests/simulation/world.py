@@ -38,7 +38,7 @@ class Task(greenlet.greenlet):
             self._body()
         except greenlet.GreenletExit:
             pass
-        except BaseException as error:  # noqa: BLE001: whatever it is, it is a finding
+        except BaseException as error:  # whatever it is, it is a finding
             world.fail(f"{self.process.host} raised {error!r}", error)
         self.process.tasks.pop(self, None)
         world.wake_all(self.ended)
@@ -56,8 +56,9 @@ class Wait:
 class Process:
     """A simulated process: tasks, descriptors, and an end."""
 
-    def __init__(self, world: "World", host: str) -> None:
-        self.world, self.host = world, host
+    def __init__(self, world: "World", machine: Any) -> None:
+        """Makes a process of a machine, which has a `host`."""
+        self.world, self.machine, self.host = world, machine, machine.host
         self.tasks: dict[Task, None] = {}  # ordered, unlike a set
         self.descriptors: dict[int, Any] = {}
         self.is_dead = self.is_paused = False
