@@ -29,7 +29,7 @@ class Fault:
 
 
 MILD = ["cut", "deafen", "flip", "stall", "refuse", "strangers"]
-STRANGERS = 30  # connections at once
+STRANGERS = 20  # connections at once
 MILD_SECONDS = 2.0  # that they last at most
 MILD_PATIENCE = 20.0  # of a run that must survive them
 
@@ -66,16 +66,16 @@ def draw(seed: int) -> Scenario:
     """Draws a scenario: which kinds of fault there are, and how many."""
     dice = random.Random(seed)
     is_two_way = dice.random() < 0.3
-    followers = 1 if is_two_way else dice.choice([1, 1, 1, 1, 2, 2, 3, 4])
+    followers = 1 if is_two_way else dice.choice([1, 1, 1, 1, 2, 2, 2, 3, 4])
     if not is_two_way and dice.random() < 0.005:
         followers = 11
     shape = clusters.Shape(
         is_two_way=is_two_way,
         followers=followers,
         window=0 if is_two_way else dice.choice([0, 1, 2, 3]),
-        steps=dice.randint(3, 9 if followers < 5 else 4),
+        steps=dice.randint(3, 7 if followers < 3 else 4),
         every=dice.choice([1, 2, 3, 5]),
-        micro_batches=dice.choice([1, 2, 5]),
+        micro_batches=dice.choice([1, 2, 4]),
         ahead=dice.choice([1, 2, 3]),
         payload_bytes=dice.choice([16, 300, 3000, 5000, 20_000]),
     )

@@ -16,6 +16,7 @@ from typing import Any
 import greenlet
 
 MOST_AT_ONCE = 5_000  # events without time going on: somebody spins
+MOST_EVENTS = 50_000  # of a run: several times those of the longest
 
 
 class Violation(Exception):
@@ -150,7 +151,8 @@ class World:
             if not self._heap:
                 raise Violation("everybody waits for ever")
             when, _, function, args = heapq.heappop(self._heap)
-            if when > deadline:
+            if when > deadline or self.events > MOST_EVENTS:
+                deadline = min(deadline, when)
                 raise Violation(f"it has not come to an end after {deadline:.0f} s")
             if when > self.now:
                 self.now, since = when, self.events
