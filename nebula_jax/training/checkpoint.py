@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import pathlib
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -152,6 +153,11 @@ def _checkpointer() -> Iterator[ocp.Checkpointer]:
     try:
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             yield checkpointer
+    except Exception:
+        # Writes that never began are reported when they are freed, perhaps at exit.
+        never = "coroutine .* was never awaited"
+        warnings.filterwarnings("ignore", never, RuntimeWarning)
+        raise
     finally:
         logging.set_verbosity(before[0])
         asyncio.set_event_loop_policy(before[1])

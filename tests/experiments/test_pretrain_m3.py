@@ -156,39 +156,21 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split
     last = output.strip().splitlines()[-1]
     assert last == "error: generator:0 ended with status 1; all clusters ended"
 
+    flags |= {"wan": "10mbit,200ms,cut=2s@1s", "restart": 1}
     process, family = runs.start_and_wait(step=2, folders=CLUSTERS, **flags)
     tiny_runs.pause(family["generator:1"], 1.5)
-    family["discriminator"].kill()
-    output, _ = process.communicate(timeout=30)
-    tiny_runs.assert_all_gone(family)
-    assert process.returncode == 1
-    assert "generator:1 has been silent" in output
-    last = output.strip().splitlines()[-1]
-    assert last == "error: discriminator was killed by SIGKILL; all clusters ended"
-
-    flags["wan"] += ",cut=2s@0.5s"
-    status, output = runs.run(**flags)
-    assert status == 0, output
-    assert output.count("going on after step") == 3
-    assert "waiting for it to come back" in output
-    assert_same_states(runs, "faults")
-
-
-def test_a_run_that_starts_itself_again_ends_bit_for_bit_the_same(runs, split):
-    """SIGKILL of a cluster with --restart: the same command ends as if never killed."""
-    flags = {"workdir": "restarted", "steps": 5, "checkpoint_every": 1, "restart": 1}
-    flags |= {"window": 0, "wan": "10mbit,200ms"}
-    process, family = runs.start_and_wait(step=2, folders=CLUSTERS, **flags)
-    family["generator:0"].kill()
+    family["discriminator"].kill()  # and all clusters start again
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 0, output
     tiny_runs.assert_all_gone(family)
-    assert "generator:0 was killed by SIGKILL; all clusters start again" in output
-    assert output.count("going on after step") == 3
-    assert_same_states(runs, "restarted")
-    summary = json.loads((runs.folder / "restarted" / "summary.json").read_text())
+    assert "generator:1 has been silent" in output
+    assert "waiting for it to come back" in output
+    assert "discriminator was killed by SIGKILL; all clusters start again" in output
+    assert output.count("going on after step") >= 3
+    assert_same_states(runs, "faults")
+    summary = json.loads((runs.folder / "faults" / "summary.json").read_text())
     (restart,) = summary["restarts"]
-    assert restart["cluster"] == "generator:0"
+    assert restart["cluster"] == "discriminator"
     assert 0 < restart["seconds"] < 60
     assert f"{restart['seconds']:.1f} s until the next step" in output
 
