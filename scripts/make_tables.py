@@ -52,6 +52,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
+    "simulation": bench_report.simulation,
     "mutation_score": mutation_score.markdown,
 }
 """Beginning of a record's name -> the function that renders the record."""

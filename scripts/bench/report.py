@@ -172,3 +172,19 @@ def _step(measured: Mapping[str, Any]) -> str:
         report.table(["bfloat16 step, Nebula-JAX", "without it", "slower"], gains),
         report.table(["part of that step", "time", "share"], profile),
     )
+
+
+def simulation(result: Mapping[str, Any]) -> str:
+    """Renders the record of the simulator, which is among the tests."""
+    per_minute = 60 * result["runs"] / result["cpu_seconds"]
+    events = 60 * result["events"] / result["cpu_seconds"]
+    rows = [
+        [bug, report.NOTHING if seed is None else str(seed)]
+        for bug, seed in result["bugs"].items()
+    ]
+    return report.join(
+        report.heading(result, f"seeds from {result['first']} on"),
+        f"{result['runs']:,} runs without a broken promise: {per_minute:,.0f} runs and"
+        f" {events:,.0f} events a minute of one core.",
+        report.table(["planted bug", "first seed that finds it"], rows),
+    )

@@ -1,29 +1,30 @@
-"""Simulates many runs, or one with all that happens in it.
-
-python -m tests.simulation --seeds=100000      # until one breaks a promise
-python -m tests.simulation --seed=4711         # what happens in one
-"""
+"""Simulates many runs, or one with all that happens in it; see the package."""
 
 import argparse
 import os
+import pathlib
 import sys
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from tests.simulation import faults, shrink, simulate, world
+from nebula_jax.runtime import report
+from tests.simulation import bugs, faults, shrink, simulate, world
+
+MOST_SEEDS = 500  # until a planted bug must have been found
 
 
 def main() -> int:
     """Simulates what the flags choose; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2000, help="How many seeds.")
-    parser.add_argument("--first", type=int, default=0, help="The first seed.")
-    parser.add_argument("--seed", type=int, help="One seed, with all that happens.")
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--seeds", type=int, default=2000, help="Number of runs.")
+    parser.add_argument("--first", type=int, default=0, help="Seed of the first run.")
+    parser.add_argument("--seed", type=int, help="Seed of one run, shown as it goes.")
+    parser.add_argument("--out", help="JSON file for a record, with planted bugs.")
     flags = parser.parse_args()
     if flags.seed is not None:
         return replay(faults.draw(flags.seed))
-    events, start = 0, time.process_time()
+    events, begin, start = 0, time.monotonic(), time.process_time()
     for seed in range(flags.first, flags.first + flags.seeds):
         try:
             events += shrink.check(faults.draw(seed)).world.events
@@ -35,7 +36,27 @@ def main() -> int:
         f"{flags.seeds} runs, {events} events, {seconds:.1f} s of CPU:"
         f" {60 * flags.seeds / seconds:.0f} runs a minute"
     )
+    if flags.out:
+        record = {
+            "runs": flags.seeds,
+            "first": flags.first,
+            "events": events,
+            "cpu_seconds": seconds,
+            "bugs": {name: first_seed(name) for name in bugs.BUGS},
+        }
+        record = report.provenance(time.monotonic() - begin) | record
+        report.write(pathlib.Path(flags.out), record)
     return 0
+
+
+def first_seed(name: str) -> int | None:
+    """Returns the first seed that finds a planted bug, if one does."""
+    for seed in range(MOST_SEEDS):
+        try:
+            simulate.Simulation(faults.draw(seed), bugs.BUGS[name]).run()
+        except world.Violation:
+            return seed
+    return None
 
 
 def replay(scenario: faults.Scenario) -> int:

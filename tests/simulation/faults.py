@@ -29,7 +29,7 @@ class Fault:
 
 
 MILD = ["cut", "deafen", "flip", "stall", "refuse", "strangers"]
-STRANGERS = 20  # connections at once
+STRANGERS, SILENT = 20, 100  # connections at once
 MILD_SECONDS = 2.0  # that they last at most
 MILD_PATIENCE = 20.0  # of a run that must survive them
 
@@ -200,7 +200,13 @@ def _pause(simulation: Any, fault: Fault) -> None:
     """Stops a process for a while."""
     process = simulation.machines[fault.one].process
     process.pause()
-    simulation.world.at(fault.until, process.go_on)
+
+    def go_on() -> None:
+        process.go_on()
+        for stranger in simulation.strangers:
+            stranger.wait_longer()
+
+    simulation.world.at(fault.until, go_on)
 
 
 def _stop(simulation: Any, fault: Fault) -> None:
@@ -223,15 +229,17 @@ def _fail_disk(simulation: Any, fault: Fault) -> None:
 
 
 def _damage(simulation: Any, fault: Fault) -> None:
-    """Damages one of the files of a checkpoint, before it is verified or later.
+    """Damages one of the files of a finished checkpoint.
 
-    Not between that and reading it, which production code takes for one moment.
+    Not between its verification and reading it, nor while it is written and digested:
+    production code takes each of these for one moment.
     """
     machine = simulation.machines[fault.one]
     if machine.is_opening:
         simulation.world.at(simulation.world.now + 0.1, _damage, simulation, fault)
         return
-    names = sorted(machine.disk.glance(machine.folder))
+    found = machine.disk.glance(machine.folder)
+    names = sorted(name for name in found if name.isdigit())
     if names:
         simulation.is_damaged = True
         name = names[-1 - (fault.amount - 1) % len(names)]
@@ -245,7 +253,8 @@ def _flip(simulation: Any, fault: Fault) -> None:
 
 def _stick(simulation: Any, fault: Fault) -> None:
     """Lets a cluster compute without end; its threads go on."""
-    if simulation.scenario.stuck_timeout:
+    is_any = any(each.is_stuck for each in simulation.machines.values())
+    if simulation.scenario.stuck_timeout and not is_any:  # else nobody is left to wait
         simulation.machines[fault.one].is_stuck = True
 
 
@@ -253,7 +262,8 @@ def _strangers(simulation: Any, fault: Fault) -> None:
     """Sends others to the leader: silent, or with a frame that opens nothing."""
     opening = frames.encode(frames.Open(b"a stranger's id.", 0), 0, 0)
     data = (b"", b"".join(opening), b"GET / HTTP/1.1\r\n" * 20)[fault.amount - 1]
-    stranger = hosts.Stranger(simulation, data, STRANGERS)
+    count = STRANGERS if data else SILENT
+    stranger = hosts.Stranger(simulation, data, count)
     simulation.strangers.append(stranger)
     simulation.world.at(simulation.world.now + 60.0, stranger.process.end)
 

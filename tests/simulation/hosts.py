@@ -10,6 +10,7 @@ from nebula_jax.training import checkpoint_manifest
 from tests.simulation import clusters, disk, world
 
 SILENT_SECONDS = 25.0  # that a connection may take to open a session, and some more
+DROP_SECONDS = 3.0  # until one is closed that sent what no cluster sends
 RESTART_SECONDS = 1.0  # until the supervisor starts a process again
 
 
@@ -55,6 +56,10 @@ class Machine:
             and _is_manifest(files.get(checkpoint_manifest.NAME, b""), int(name))
             and files.get("arrays") == expected[int(name)]
         }
+
+    def has_checkpoints(self) -> bool:
+        """Returns True if there are any, good or not."""
+        return any(name.isdigit() for name in self.disk.glance(self.folder))
 
     def start(self) -> None:
         """Starts the process, unless one runs."""
@@ -110,7 +115,8 @@ class Stranger:
         """Connects `count` times, sends `data` each time, and waits for the end."""
         self.host, self._leader = "stranger", simulation.shape.leader
         self._network, self._data = simulation.network, data
-        self._until = simulation.world.now + (SILENT_SECONDS if not data else 3.0)
+        self._seconds = DROP_SECONDS if data else SILENT_SECONDS
+        self._until = simulation.world.now + self._seconds
         self.open = count
         """Connections that have not ended."""
         self.process = world.Process(simulation.world, self)
@@ -121,6 +127,10 @@ class Stranger:
     def may_stay(self) -> bool:
         """True if the leader may still have its connections."""
         return self.process.world.now < self._until
+
+    def wait_longer(self) -> None:
+        """Notes that the leader may have been paused until now."""
+        self._until = self.process.world.now + self._seconds
 
     def _connect(self) -> None:
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ something else of it gets an AttributeError, and nothing real by accident.
 import collections
 import contextlib
 import functools
+import operator
 import queue as real_queue
 import resource as real_resource
 import secrets as real_secrets
@@ -352,15 +353,31 @@ PACKAGES = ("nebula_jax.communication", "nebula_jax.parallel", "nebula_jax.runti
 
 
 @functools.cache
-def _imports() -> list[tuple[Any, str, Any]]:
-    """Returns where production modules import what is simulated."""
-    return [
-        (module, key, value)
-        for name, module in list(sys.modules.items())
-        if name.startswith(PACKAGES)
-        for key, value in vars(module).items()
-        if isinstance(value, type(sys)) and value in MODULES
-    ]
+def _replaced() -> list[tuple[Any, str, Any, Any]]:
+    """Returns (where, name, real, simulated) of what production code gets."""
+    found = []
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith(PACKAGES):
+            for name, value in vars(module).items():
+                if isinstance(value, type(sys)) and value in MODULES:
+                    found.append((module, name, value, MODULES[value]))
+                elif getattr(value, "__module__", None) == module_name:
+                    found += _defaults(value)
+    return found
+
+
+def _clock(value: Any) -> Any:
+    return MODULES[real_time].monotonic if value is real_time.monotonic else value
+
+
+def _defaults(thing: Any) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Yields the clocks that a function, or a class's, has as defaults."""
+    inside = vars(thing).values() if isinstance(thing, type) else ()
+    for function in (thing, *inside):
+        before = getattr(function, "__defaults__", None) or ()
+        after = tuple(_clock(each) for each in before)
+        if any(map(operator.is_not, after, before)):
+            yield function, "__defaults__", before, after
 
 
 @contextlib.contextmanager
@@ -368,9 +385,9 @@ def installed(*more: tuple[Any, str, Any]) -> Iterator[None]:
     """Gives production modules the simulated ones; also patches `more`."""
     before = []
     try:
-        for module, key, value in _imports():
-            before.append((module, key, value))
-            setattr(module, key, MODULES[value])
+        for where, name, real, simulated in _replaced():
+            before.append((where, name, real))
+            setattr(where, name, simulated)
         for module, key, value in more:
             before.append((module, key, getattr(module, key)))
             setattr(module, key, value)

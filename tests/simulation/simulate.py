@@ -162,6 +162,9 @@ class Simulation:
         good = [each.good() for each in self.machines.values()]
         if not self.is_damaged and step < self._floor:
             self.fail(f"goes on after step {step}, though all saved step {self._floor}")
+        for each, left in zip(self.machines.values(), good, strict=True):
+            if each.has_checkpoints() and not left and not self.clones:
+                self.fail(f"goes on, though {each.name} has damaged checkpoints alone")
         if step not in {0}.union(*good):
             self.fail(f"goes on after step {step}, of which nothing good is there")
 
