@@ -282,9 +282,11 @@ class Listener:
             self._selector.modify(newcomer.fd, events, newcomer)
 
     def _drop(self, newcomer: newcomers.Newcomer, why: str) -> None:
-        self._forget(newcomer)
         line = f"dropped a connection from {newcomer.host}: {why}"
-        self._drops.add(line, time.monotonic())
+        try:  # the reason is in the log before the peer can notice
+            self._drops.add(line, time.monotonic())
+        finally:
+            self._forget(newcomer)
 
     def _forget(self, newcomer: newcomers.Newcomer) -> None:
         """Makes a newcomer none; closes its socket unless a link has it."""
