@@ -311,7 +311,7 @@ PLAIN = [
     unexpected_name,
 ]
 ENCRYPTED = [nothing, garbage, opening, lambda: client_hello()[:100]]
-MEMORY = 4096  # KiB: of the interpreter's own making, over thousands of connections
+MEMORY = 16 << 10  # KiB, of fragments: a newcomer that stayed takes more than 2 each
 
 
 def test_10000_hostile_connections_leave_nothing_behind(pool):
