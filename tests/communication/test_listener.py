@@ -203,12 +203,11 @@ def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch)
         strangers.come(1)
         while len(waiting) == before:
             time.sleep(0.01)
+        assert not any(waiting)
         proxy.cut()
         here.welcome(0)
         there.wait_for_welcome(5.0)
-        # Who is not reached in a turn is noted in the next one again.
-        assert waiting[-1]
-        assert not any(waiting[:-1])
+        assert any(waiting)  # in any order with the stranger, who may be noted again
         here.abort("done")
         there.abort("done")
 
