@@ -255,9 +255,8 @@ def _check(what: str, spec: Any, arrays: Any) -> None:
         return
     for one, two in itertools.zip_longest(_leaves(spec), _leaves(arrays)):
         if one != two:
-            nothing = "no such leaf"
             raise FormatError(
-                f"{what}: expected {one or nothing}, got {two or nothing}"
+                f"{what}: expected {one or NO_LEAF}, got {two or NO_LEAF}"
             )
     trees = [printable.line(_tree(each)) for each in (spec, arrays)]
     raise FormatError(f"{what}: expected the tree {trees[0]}, got {trees[1]}")

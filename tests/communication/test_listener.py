@@ -226,18 +226,23 @@ def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
         **SETTINGS,
     ) as listening:
         attack(listening.address, PLAIN, 5)  # few enough that each is logged
-        coming = pool.submit(
-            bridge.connect,
-            listening.address,
-            hello("generator:1"),
-            peer="discriminator",
-            connect_timeout=5.0,
-            tls=None,
-            **SETTINGS,
-        )
-        listening.accept(5.0).abort("done")
-        coming.result(5.0).abort("done")
+        gets_in(listening, pool, "generator:1")
         held(listening)
+
+
+def gets_in(listening, pool, name):
+    """A cluster that means well comes, and goes again."""
+    coming = pool.submit(
+        bridge.connect,
+        listening.address,
+        hello(name),
+        peer="discriminator",
+        connect_timeout=5.0,
+        tls=None,
+        **SETTINGS,
+    )
+    listening.accept(5.0).abort("done")
+    coming.result(5.0).abort("done")
 
 
 def garbage():
@@ -324,17 +329,7 @@ def test_10000_hostile_connections_leave_nothing_behind(pool):
         assert after[2] < memory + MEMORY
         assert not listening._sessions
         assert len(said) < 100
-        coming = pool.submit(
-            bridge.connect,
-            listening.address,
-            hello("generator:0"),
-            peer="discriminator",
-            connect_timeout=5.0,
-            tls=None,
-            **SETTINGS,
-        )
-        listening.accept(5.0).abort("done")
-        coming.result(5.0).abort("done")
+        gets_in(listening, pool, "generator:0")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -373,17 +368,7 @@ def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):
     with listen(None, []) as listening:
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(200)
-        coming = pool.submit(
-            bridge.connect,
-            listening.address,
-            hello("generator:0"),
-            peer="discriminator",
-            connect_timeout=5.0,
-            tls=None,
-            **SETTINGS,
-        )
-        listening.accept(5.0).abort("done")
-        coming.result(5.0).abort("done")
+        gets_in(listening, pool, "generator:0")
         assert len(listening._newcomers) <= 50
         strangers.go()
 
