@@ -47,8 +47,12 @@ TARGETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "codecs": ([f"{CODECS}/*.py"], ["tests/communication/codecs"]),
     "checkpoint": (
-        ["nebula_jax/training/checkpoint.py", "nebula_jax/runtime/checkpoints.py"],
-        ["tests/training/test_checkpoint.py", "tests/runtime/test_checkpoints.py"],
+        ["nebula_jax/training/checkpoint*.py", "nebula_jax/runtime/checkpoints.py"],
+        [
+            "tests/training/test_checkpoint.py",
+            "tests/training/test_checkpoint_files.py",
+            "tests/runtime/test_checkpoints.py",
+        ],
     ),
     "tls": (
         ["nebula_jax/security/*.py"],
