@@ -33,6 +33,7 @@ flags.DEFINE_integer("workers", 2, "Processes at a time.", lower_bound=1)
 flags.DEFINE_list("of", [], "Names of what is changed; all if empty.")
 
 WIRE, CODECS = "nebula_jax/communication/wire", "nebula_jax/communication/codecs"
+TRAINING = "nebula_jax/training"
 TARGETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "frames": (
         [f"{WIRE}/frames.py", f"{WIRE}/reader.py", f"{WIRE}/schema.py"],
@@ -47,7 +48,7 @@ TARGETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "codecs": ([f"{CODECS}/*.py"], ["tests/communication/codecs"]),
     "checkpoint": (
-        ["nebula_jax/training/checkpoint*.py", "nebula_jax/runtime/checkpoints.py"],
+        [f"{TRAINING}/checkpoint*.py", "nebula_jax/runtime/checkpoints.py"],
         [
             "tests/training/test_checkpoint.py",
             "tests/training/test_checkpoint_files.py",

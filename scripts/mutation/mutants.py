@@ -4,6 +4,8 @@ A mutant is a module's source with one small change, such as `<` for `<=`. Annot
 are left alone: nothing evaluates them.
 """
 
+import contextlib
+import functools
 import importlib.util
 import pathlib
 import random
@@ -62,16 +64,31 @@ def draw(module: str, seed: int) -> Iterator[Mutant]:
     order = sorted(places)
     chance.shuffle(order)
     for place in order:
-        yield chance.choice(places[place])
+        mutant = chance.choice(places[place])
+        with contextlib.suppress(CannotBeMade):
+            mutated(mutant)
+            yield mutant
 
 
+class CannotBeMade(errors.NebulaError):
+    """cosmic-ray finds a place for the change, and fails to make it."""
+
+
+@functools.cache
 def mutated(mutant: Mutant) -> str:
-    """Returns the source of a mutant's module with its change."""
+    """Returns the source of a mutant's module with its change.
+
+    Raises:
+      CannotBeMade: such as of another exception for `errors.NebulaError`.
+    """
     mutating = _cosmic_ray().mutating
     plugins = _cosmic_ray().plugins
     source = source_of(mutant.module).read_text("utf-8")
     operator = plugins.get_operator(f"core/{mutant.operator}")()
-    changed = mutating.mutate_code(source, operator, mutant.occurrence)
+    try:
+        changed = mutating.mutate_code(source, operator, mutant.occurrence)
+    except AttributeError as error:
+        raise CannotBeMade(mutant.name) from error
     assert changed is not None
     return changed
 

@@ -69,6 +69,16 @@ def test_mutants_are_drawn_alike_and_leave_annotations_alone():
         assert different == [mutant.line]
 
 
+def test_what_cosmic_ray_fails_to_make_is_not_drawn():
+    pytest.importorskip("cosmic_ray", reason="pip install -r requirements-mutation.txt")
+    # Its modules name exceptions as attributes: cosmic-ray replaces bare names only.
+    names = mutants.modules(["nebula_jax/security/*.py"])
+    drawn = [each for name in names for each in mutants.draw(name, seed=0)]
+    assert len(drawn) > 10 * len(names)
+    for mutant in drawn:
+        assert mutants.mutated(mutant)
+
+
 def test_the_record_says_what_survived():
     survivor = {"module": MODULE, "line": 7, "operator": "AddNot", "occurrence": 0}
     targets = [{"name": "tls", "mutants": 10, "survivors": [survivor, survivor]}]
