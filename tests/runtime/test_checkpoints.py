@@ -19,6 +19,14 @@ def test_a_run_that_ended_before_its_first_common_checkpoint_begins_anew():
     assert checkpoints.newest_of_all({"d": [], "g0": [100]}, every=100) == 0
 
 
+def test_a_cluster_far_beyond_the_first_common_checkpoint_is_not_begun_anew():
+    """As far as 3 steps ahead of its peer, one of them not known to be done yet."""
+    steps = {"d": [], "g0": [14]}
+    assert checkpoints.newest_of_all(steps, every=10, window=3) == 0
+    with pytest.raises(checkpoint.CheckpointError, match="g0 has 15"):
+        checkpoints.newest_of_all({"d": [], "g0": [15]}, every=10, window=3)
+
+
 def test_checkpoints_are_not_thrown_away_because_one_cluster_lost_its_own():
     words = "no step is saved in all clusters .d has 800, 900; g0 has none."
     with pytest.raises(checkpoint.CheckpointError, match=words):

@@ -139,6 +139,7 @@ def test_delta_sends_in_full_again_what_came_out_bad():
         ([3, 20], r"index 20 is not in \[0, 20\)"),
         ([-1, 3], r"index -1 is not in \[0, 20\)"),
         ([3, 4, 3], "index 3 is twice in one batch"),
+        ([4, 3, 4, 3], "index 3 is twice in one batch"),
     ],
 )
 def test_delta_refuses_an_index_it_cannot_keep(index, words):
@@ -146,6 +147,14 @@ def test_delta_refuses_an_index_it_cannot_keep(index, words):
     arrays = batch(0, [0] * len(index)) | {"index": np.array(index, np.int32)}
     with pytest.raises(ValueError, match=words):
         codec.encode(arrays, codec.init(arrays))
+
+
+@pytest.mark.parametrize("examples", [1, 2**31 - 1])
+def test_delta_takes_few_examples_and_many(examples):
+    state = codecs.delta(codecs.fp16(), examples).init
+    spec = {"index": jax.ShapeDtypeStruct([1], "int32"), "h": gaussian(0)[:1]}
+    seen = jax.eval_shape(state, spec).seen
+    assert seen.shape == (examples,)
 
 
 def test_delta_needs_an_index():
@@ -199,6 +208,7 @@ def test_wrappers_in_wrappers():
     [
         (lambda: codecs.error_feedback("fp16"), "codec must be a codec such as fp16"),
         (lambda: codecs.delta(codecs.fp16(), 0), "examples must be 1 to"),
+        (lambda: codecs.delta(codecs.fp16(), 2**31), "not 2147483648"),
         (lambda: codecs.delta(codecs.fp16(), 5, ""), "index must be a leaf's name"),
         (lambda: codecs.from_step(0, codecs.fp16()), "n must be a positive integer"),
     ],

@@ -115,67 +115,32 @@ def test_the_discriminator_leaves_its_encoder(split, checkpoint):
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)  # rate 0
 
 
-def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(runs):
-    """Of a family that counts positions from 2."""
-    checkpoint = tiny_hot_start.write_model(
-        runs.folder / "models" / "xlmr", family="xlm_roberta"
-    )
-    status, output = runs.run(
-        cluster="whole",
-        generators="en de",
-        task_mix="mrtd",
-        hot_start="models/xlmr",
-        max_length=tiny_hot_start.LENGTH,
-        steps=2,
-        workdir="left",
-    )
-    assert status == 0, output
-    folder = runs.folder / "left" / "whole" / "encoder"
-    before, after = pretrained.load(checkpoint), pretrained.load(folder)
-    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
-    assert after.config == before.config
-    rows = given(runs.folder / "left").rows
-    trained = runs.state("left", "whole", 2)[1]["params"]
-    table = after.params["embeddings"]["word_embeddings"]["embedding"]
-    np.testing.assert_array_equal(
-        table[rows], trained["embeddings"]["word_embeddings"]["embedding"]
-    )
-    others = np.setdiff1d(np.arange(len(table)), rows)
-    np.testing.assert_array_equal(
-        table[others],
-        before.params["embeddings"]["word_embeddings"]["embedding"][others],
-    )
-    positions = after.params["embeddings"]["position_embeddings"]["embedding"]
-    np.testing.assert_array_equal(
-        positions[: 2 + tiny_hot_start.LENGTH],
-        trained["embeddings"]["position_embeddings"]["embedding"],
-    )
-    assert len(positions) == 2 + 16
-    words = trained["embeddings"]["word_embeddings"]["embedding"]
-    assert np.any(
-        words != before.params["embeddings"]["word_embeddings"]["embedding"][rows]
-    )
-    jax.tree.map(
-        np.testing.assert_array_equal, after.params["encoder"], trained["encoder"]
-    )
+@pytest.mark.parametrize("family", ["ernie_m", "xlm_roberta"])
+def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(tmp_path, family):
+    """Twice what it was: the pieces that the text has, its positions, and all layers.
 
-
-def test_an_ernie_m_goes_in_and_comes_out(tmp_path):
-    """Twice its encoder, in the pieces that the text has and in all layers."""
+    XLM-R counts positions from 2.
+    """
     before, after, vocabulary = tiny_hot_start.left_of(
-        tmp_path, "ernie_m", lambda params: jax.tree.map(lambda leaf: 2 * leaf, params)
+        tmp_path, family, lambda params: jax.tree.map(lambda leaf: 2 * leaf, params)
     )
+    assert tokenizers.load(after).digest == tokenizers.load(before).digest
     first, left = pretrained.load(before), pretrained.load(after)
-    assert left.family == first.family == "ernie_m"
+    assert left.family == first.family == family
+    assert left.config == first.config
     rows = vocabularies.load(vocabulary).rows
-    factor = np.ones((first.config.vocab_size, 1), np.float32)
-    factor[rows] = 2
-    old, new = (
-        each.params["embeddings"]["word_embeddings"]["embedding"]
-        for each in (first, left)
-    )
-    assert 5 < len(rows) < len(old)
-    np.testing.assert_array_equal(new, factor * old)
+    trained = first.config.position_offset + tiny_hot_start.LENGTH
+    for name, used in (
+        ("word_embeddings", rows),
+        ("position_embeddings", np.arange(trained)),
+    ):
+        old, new = (
+            each.params["embeddings"][name]["embedding"] for each in (first, left)
+        )
+        assert 5 < len(used) < len(old)
+        factor = np.ones((len(old), 1), np.float32)
+        factor[used] = 2
+        np.testing.assert_array_equal(new, factor * old)
     jax.tree.map(
         lambda new, old: np.testing.assert_array_equal(new, 2 * old),
         left.params["encoder"],
