@@ -71,7 +71,7 @@ def draw(module: str, seed: int) -> Iterator[Mutant]:
 
 
 class CannotBeMade(errors.NebulaError):
-    """cosmic-ray finds a place for the change, and fails to make it."""
+    """A place where cosmic-ray finds a change, and fails to make it."""
 
 
 @functools.cache
