@@ -8,6 +8,7 @@ its `run.flags`.
 """
 
 import dataclasses
+import gc
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -369,6 +370,9 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
       main: does the work, returns the exit status.
       defaults: of shared flags, in this experiment.
     """
+    # What is imported stays: neither a collection nor Python's end looks through it
+    # again, which took a quarter of a short run's CPU time.
+    gc.freeze()
     for name, value in (defaults or {}).items():
         flags.FLAGS.set_default(name, value)
 

@@ -50,10 +50,13 @@ def pytest_sessionstart(session):
 
 
 SLOW_SECONDS = 1800
+LONGEST = ("experiments", "notebooks")  # folders of tests that start whole runs
 
 
 def pytest_collection_modifyitems(items):
-    """Gives slow tests a time limit of their own."""
+    """Begins with the longest; gives slow tests a time limit of their own."""
+    # A long file at the end would keep one worker busy while the other has none.
+    items.sort(key=lambda item: set(LONGEST).isdisjoint(item.path.parts))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))

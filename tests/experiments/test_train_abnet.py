@@ -149,6 +149,7 @@ def test_the_optimizer_knows_nothing_of_what_is_frozen(runs, split):
         assert not names_in(state) & {"encoder", "embeddings", "mlm_head"}
 
 
+@pytest.mark.slow  # M3's is in every run of the tests
 def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
     folder, _ = split
     files = ("target/metrics.jsonl", "summary.json", "losses.png")

@@ -5,15 +5,17 @@ import pathlib
 import shutil
 import stat
 import subprocess
+import sys
 
 import pytest
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "run"
 
 
-def new_project(folder):
+@pytest.fixture
+def project(tmp_path):
     """A project that needs nothing from any registry, not yet made ready."""
-    root = folder / "a project"
+    root = tmp_path / "a project"
     (root / "scripts").mkdir(parents=True)
     shutil.copy(SCRIPT, root / "scripts" / "run")
     (root / "requirements.txt").write_text("# nothing\n")
@@ -22,15 +24,13 @@ def new_project(folder):
     return root
 
 
-@pytest.fixture
-def project(tmp_path):
-    return new_project(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory):
-    """A project for several tests; the first command makes its environment."""
-    return new_project(tmp_path_factory.mktemp("ready"))
+def make_ready(root, python):
+    """An environment with a program as its Python, as if it had been installed."""
+    path = program(root / ".venv" / "bin", "python", python)
+    files = ("requirements.txt", "setup.cfg", "pyproject.toml")
+    content = b"".join((root / name).read_bytes() for name in files)
+    digest = subprocess.run(["cksum"], input=content, capture_output=True).stdout
+    (path.parents[1] / "nebula.stamp").write_text(f"{digest.decode().strip()} {root}\n")
 
 
 def run(root, *command, **environment):
@@ -69,11 +69,11 @@ def test_an_old_python_is_named(project, tmp_path):
     assert "Python 3.11 or newer is needed, but python3 is Python 3.8.1" in line
 
 
-def test_an_unreachable_registry_is_said(project, ready, tmp_path):
-    run(ready, "true")
-    # Its environment is a copy: `python -m venv` takes as long as all else.
-    copy = f'[ "$1" = -c ] || cp -r "{ready}/.venv" "{project}/.venv"'
-    python = program(tmp_path / "copies", "python3", copy)
+def test_an_unreachable_registry_is_said(project, tmp_path):
+    """With this Python's own pip: another environment needs as long as all else."""
+    made = f'ln -s "{sys.executable}" "{project}/.venv/bin/python"'
+    venv = f'[ "$1" = -c ] || {{ mkdir -p "{project}/.venv/bin"; {made}; }}'
+    python = program(tmp_path / "links", "python3", venv)
     (project / "requirements.txt").write_text("no-such-package-here\n")
     done = run(
         project,
@@ -91,12 +91,7 @@ def test_an_unreachable_registry_is_said(project, ready, tmp_path):
 
 
 def test_it_runs_the_command_in_the_environment_quietly_when_nothing_changed(project):
-    python = program(project / ".venv" / "bin", "python", 'echo "ours: $@"')
-    files = ("requirements.txt", "setup.cfg", "pyproject.toml")
-    content = b"".join((project / name).read_bytes() for name in files)
-    digest = subprocess.run(["cksum"], input=content, capture_output=True).stdout
-    stamp = python.parents[1] / "nebula.stamp"
-    stamp.write_text(f"{digest.decode().strip()} {project}\n")
+    make_ready(project, 'echo "ours: $@"')
     done = run(project, "python", "-c", "two words")
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
@@ -106,7 +101,8 @@ def test_it_runs_the_command_in_the_environment_quietly_when_nothing_changed(pro
 
 
 @pytest.mark.parametrize("own", ["", "glibc.malloc.arena_max=2"])
-def test_malloc_is_told_of_huge_pages_unless_told_otherwise(ready, own):
+def test_malloc_is_told_of_huge_pages_unless_told_otherwise(project, own):
+    make_ready(project, "")
     environment = {"GLIBC_TUNABLES": own}
-    done = run(ready, "printenv", "GLIBC_TUNABLES", **environment)
+    done = run(project, "printenv", "GLIBC_TUNABLES", **environment)
     assert done.stdout.strip() == (own or "glibc.malloc.hugetlb=1"), done.stderr

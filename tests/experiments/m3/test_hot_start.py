@@ -39,6 +39,7 @@ def checkpoint(runs):
 @pytest.fixture(scope="module")
 def split(runs, checkpoint):
     status, output = runs.run(
+        task_mix="mrtd",  # sooner compiled
         hot_start="models/bert",
         max_length=tiny_hot_start.LENGTH,
         steps=2,
