@@ -25,7 +25,7 @@ def bench(*arguments):
 
 
 def test_it_writes_the_figures_of_every_transport_beside_their_targets(tmp_path):
-    names = ["tcp", "tls", "bridge", "bridge_tls", "asyncio"]
+    names = ["tcp", "tls", "bridge", "bridge_tls"]
     out = tmp_path / "bench.json"
     done = bench(f"--transports={','.join(names)}", f"--out={out}", *LITTLE)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
 from scripts import train_vocabulary
 
+CLUSTERS = ("generator-0", "generator-1", "discriminator")
 LAYERS = 1  # of a generator: a quarter, but at least one
 
 
@@ -36,19 +37,32 @@ def checkpoint(runs):
     return folder
 
 
-@pytest.fixture(scope="module")
-def split(runs, checkpoint):
+@pytest.fixture(
+    scope="module", params=["whole", pytest.param("all", marks=pytest.mark.slow)]
+)
+def hot(request, runs, checkpoint):
+    """The folder of a run, what it said, and cluster -> its parameters."""
+    workdir = f"hot-{request.param}"
     status, output = runs.run(
+        cluster=request.param,
         task_mix="mrtd",  # sooner compiled
         hot_start="models/bert",
         max_length=tiny_hot_start.LENGTH,
         steps=2,
         learning_rate=0,
-        workdir="hot",
+        workdir=workdir,
         temperature=1.5,
     )
     assert status == 0, output
-    return runs.folder / "hot", output
+    if request.param == "whole":
+        generators, discriminator = runs.state(workdir, "whole", 2)
+        states = [*generators, discriminator]
+    else:
+        states = [runs.state(workdir, cluster, 2) for cluster in CLUSTERS]
+    params = {
+        name: state["params"] for name, state in zip(CLUSTERS, states, strict=True)
+    }
+    return runs.folder / workdir, output, params
 
 
 def given(path):
@@ -59,14 +73,14 @@ def given(path):
     raise AssertionError("run.flags names no vocabulary")
 
 
-def test_both_sides_begin_with_the_encoder(runs, checkpoint, split):
+def test_both_sides_begin_with_the_encoder(checkpoint, hot):
     """Nothing is learned at rate 0: what is saved is what it began with."""
     whole = pretrained.load(checkpoint).params
     rows = np.searchsorted(
-        tokenizers.load(checkpoint).old_ids, given(split[0]).rows
+        tokenizers.load(checkpoint).old_ids, given(hot[0]).rows
     )  # both count from the pieces of the one that was trimmed
     for cluster, layers in (("generator-0", LAYERS), ("discriminator", 2)):
-        params = runs.state("hot", cluster, 2)["params"]
+        params = hot[2][cluster]
         table = whole["embeddings"]["word_embeddings"]["embedding"]
         np.testing.assert_array_equal(
             params["embeddings"]["word_embeddings"]["embedding"], table[rows]
@@ -76,16 +90,13 @@ def test_both_sides_begin_with_the_encoder(runs, checkpoint, split):
             jax.tree.map(np.testing.assert_array_equal, layer, whole["encoder"][name])
 
 
-def test_generators_have_heads_of_their_own(runs, split):
-    first, second = (
-        runs.state("hot", f"generator-{index}", 2)["params"]["mlm_head"]
-        for index in range(2)
-    )
+def test_generators_have_heads_of_their_own(hot):
+    first, second = (hot[2][cluster]["mlm_head"] for cluster in CLUSTERS[:2])
     assert np.any(first["dense"]["kernel"] != second["dense"]["kernel"])
 
 
-def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, split):
-    own, words = given(split[0]), tokenizers.load(checkpoint)
+def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, hot):
+    own, words = given(hot[0]), tokenizers.load(checkpoint)
     assert own.size < words.size  # nobody says unsaid
     pieces = [words.library.pieces[row] for row in own.rows]
     assert pieces[: vocabularies.NUM_SPECIAL] == [
@@ -101,16 +112,16 @@ def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, split):
     ]
 
 
-def test_the_fake_token_rate_is_told_from_the_first_step(split):
-    summary = json.loads((split[0] / "summary.json").read_text())
+def test_the_fake_token_rate_is_told_from_the_first_step(hot):
+    summary = json.loads((hot[0] / "summary.json").read_text())
     assert [each["step"] for each in summary["held_out"]] == [0, 2]
     for each in summary["held_out"]:
         assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
-    assert "Held-out text after step 2 (in brackets: 0;" in split[1]
+    assert "Held-out text after step 2 (in brackets: 0;" in hot[1]
 
 
-def test_the_discriminator_leaves_its_encoder(split, checkpoint):
-    folder = split[0] / "discriminator" / "encoder"
+def test_the_discriminator_leaves_its_encoder(hot, checkpoint):
+    (folder,) = hot[0].glob("*/encoder")
     before, after = pretrained.load(checkpoint), pretrained.load(folder)
     assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)  # rate 0
@@ -149,7 +160,7 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(tmp_path, family
     )
 
 
-def test_temperature_and_mask_rate_are_the_models(split):
+def test_temperature_and_mask_rate_are_the_models(hot):
     flags.FLAGS(["test"])
     with flagsaver.flagsaver(temperature=2.0, mask_rate=0.3, hot_start=""):
         agreed = config.from_flags().agreed
@@ -158,9 +169,9 @@ def test_temperature_and_mask_rate_are_the_models(split):
     assert (model.temperature, model.mask_rate) == (2.0, 0.3)
 
 
-def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, split):
+def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, hot):
     """Before anything starts, and in words."""
-    own = given(split[0])
+    own = given(hot[0])
     other = tiny_nli.write_model(runs.folder / "models" / "other", words=["the"])
     narrow = runs.folder / "models" / "narrow"
     narrow.mkdir()
