@@ -147,9 +147,10 @@ def open_run(folder: pathlib.Path) -> Run:
     )
     vocabulary = _vocabulary(folder, flags, settings["vocabulary"])
 
-    def model(size: str) -> transformer.Config:
+    def model(name: str) -> transformer.Config:
         return transformer.config_of_size(
-            settings[f"--{size}"],
+            settings[f"--{name}_size"],
+            settings.get(f"--{name}_layers", 0),
             vocab_size=vocabulary.size,
             max_length=settings["--max_length"],
             dtype=settings["--dtype"],
@@ -160,7 +161,7 @@ def open_run(folder: pathlib.Path) -> Run:
         for field in dataclasses.fields(m3.Config)
         if f"--{field.name}" in settings
     }
-    config = m3.Config(model("generator_size"), model("discriminator_size"), **rest)
+    config = m3.Config(model("generator"), model("discriminator"), **rest)
     groups = language_mixture.parse_groups(settings["--generators"])
     return Run(folder, flags, config, settings["--seed"], groups, vocabulary, steps)
 

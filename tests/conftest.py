@@ -19,6 +19,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_use_fusion_emitters=false",
     ]
 )
+# Each of the many processes that tests start would compile the project's modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUMPY_RANK_PROMOTION": "raise",

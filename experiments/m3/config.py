@@ -80,13 +80,15 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "generator_layers",
     0,
-    "First layers of --hot_start in a generator; 0 for a quarter of them.",
+    "Layers of a generator, the first ones of --hot_start; 0 for a quarter of these, or"
+    " without it for those of --generator_size.",
     lower_bound=0,
 )
 flags.DEFINE_integer(
     "discriminator_layers",
     0,
-    "First layers of --hot_start in the discriminator; 0 for all.",
+    "Layers of the discriminator, the first ones of --hot_start; 0 for all of these, or"
+    " without it for those of --discriminator_size.",
     lower_bound=0,
 )
 flags.DEFINE_float(
@@ -139,9 +141,9 @@ class Agreed(shared_flags.Agreed):
     generator_size: str
     discriminator_size: str
     generator_layers: int
-    """First layers of --hot_start; 0 for a quarter."""
+    """0 for a quarter of --hot_start's, or those of the size."""
     discriminator_layers: int
-    """First layers of --hot_start; 0 for all."""
+    """0 for all of --hot_start's, or those of the size."""
     max_length: int
     """L, tokens."""
     dtype: str
@@ -217,12 +219,6 @@ def check(run: Run) -> None:
         )
     devices.check(agreed.batch_size, local.devices_per_cluster, local.model_parallel)
     if not local.hot_start:
-        for name in ("generator_layers", "discriminator_layers"):
-            if layers := getattr(agreed, name):
-                raise errors.SettingsError(
-                    f"--{name}={layers} is for --hot_start; without it"
-                    " --generator_size and --discriminator_size count"
-                )
         return
     folder = hot_start_folder(local)
     about = checkpoint_folder.read_config(folder)

@@ -51,8 +51,20 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
                 f"--vocabulary={vocabulary.path} is a pretrained model's tokenizer:"
                 " name the model with --hot_start"
             )
-        generator = _random(agreed, vocabulary, agreed.generator_size)
-        discriminator = _random(agreed, vocabulary, agreed.discriminator_size)
+        generator, discriminator = (
+            transformer.config_of_size(
+                size,
+                layers,
+                vocab_size=vocabulary.size,
+                max_length=agreed.max_length,
+                dropout=agreed.dropout,
+                dtype=agreed.dtype,
+            )
+            for size, layers in (
+                (agreed.generator_size, agreed.generator_layers),
+                (agreed.discriminator_size, agreed.discriminator_layers),
+            )
+        )
         return Models(config.model(agreed, generator, discriminator), None, None)
     config.check(run)
     whole = whole_encoder(run, max_length=agreed.max_length)
@@ -174,15 +186,3 @@ def _sharded(
     if models.generator is None:
         return mesh_lib.sharded_init(mesh, init)
     return mesh_lib.sharded_init_from_arrays(mesh, init)
-
-
-def _random(
-    agreed: config.Agreed, vocabulary: vocabularies.Vocabulary, size: str
-) -> transformer.Config:
-    return transformer.config_of_size(
-        size,
-        vocab_size=vocabulary.size,
-        max_length=agreed.max_length,
-        dropout=agreed.dropout,
-        dtype=agreed.dtype,
-    )

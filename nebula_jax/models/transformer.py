@@ -70,12 +70,17 @@ SIZES = {
 }
 
 
-def config_of_size(size: str, **fields: Any) -> Config:
-    """Makes a Config with one of SIZES' shapes; `fields` are its other fields."""
-    layers, width, heads, feed_forward = SIZES[size]
-    return Config(
-        layers=layers, width=width, heads=heads, feed_forward=feed_forward, **fields
-    )
+def config_of_size(size: str, layers: int = 0, **fields: Any) -> Config:
+    """Makes a Config with one of SIZES' shapes.
+
+    Args:
+      size: key of SIZES.
+      layers: how many; 0 for those of the size.
+      fields: the other fields.
+    """
+    its_own, width, heads, feed_forward = SIZES[size]
+    fields |= {"width": width, "heads": heads, "feed_forward": feed_forward}
+    return Config(layers=layers or its_own, **fields)
 
 
 def dense(

@@ -28,6 +28,8 @@ TINY = {
     "vocab_size": 120,
     "generator_size": "nano",
     "discriminator_size": "nano",
+    "generator_layers": 1,  # which are soon compiled
+    "discriminator_layers": 1,
     "max_length": 16,
     "batch_size": 4,
     "learning_rate": 1e-3,
