@@ -112,17 +112,30 @@ def test_what_is_no_head_is_damage_in_words(data, words):
         b"{}",
         b"[" * 60_000,
         b'{"cluster":1,"version":"","settings":{},"checkpoints":[],"details":{}}',
-        b'{"cluster":"","version":"","settings":[],"checkpoints":[],"details":{}}',
+        b'{"cluster":"a","version":"","settings":[],"checkpoints":[],"details":{}}',
         b'{"cluster":"a","version":"","settings":{"a":NaN},"checkpoints":[],"details":{}}',
-        b'{"cluster":"","version":"","settings":{},"checkpoints":["1"],"details":{}}',
-        b'{"cluster":"","version":"","settings":{},"checkpoints":[-1],"details":{}}',
-        b'{"cluster":"","version":"","settings":{},"checkpoints":[],"details":{},"x":1}',
+        b'{"cluster":"","version":"","settings":{},"checkpoints":[],"details":{}}',
+        b'{"cluster":"a","version":1,"settings":{},"checkpoints":[],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[],"details":[]}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[true],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[0],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":["1"],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[-1],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[],"details":{},"x":1}',
     ],
 )
 def test_strange_hellos_are_refused(payload):
     head = frames.Head(frames.Hello, 0, 0, len(payload), 0)
     with pytest.raises(frames.FrameError, match="Hello"):
         frames.decode(head, b"", [payload])
+
+
+def test_a_hello_names_the_steps_that_are_saved_from_the_first_on():
+    payload = (
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[1,2],"details":{}}'
+    )
+    head = frames.Head(frames.Hello, 0, 0, len(payload), 0)
+    assert frames.decode(head, b"", [payload]).checkpoints == (1, 2)
 
 
 @pytest.mark.parametrize("field", ["settings", "details"])
