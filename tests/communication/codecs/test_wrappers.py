@@ -162,6 +162,10 @@ def test_delta_needs_an_index():
         codecs.delta(codecs.fp16(), 20).init({"h": gaussian(0)})
     with pytest.raises(ValueError, match=r"'index' must be int32 \[B\], not float32"):
         codecs.delta(codecs.fp16(), 20).init({"index": gaussian(0)})
+    for shape in ((), (2, 3)):
+        index = np.zeros(shape, np.int32)
+        with pytest.raises(ValueError, match=r"must be int32 \[B\], not int32 \["):
+            codecs.delta(codecs.fp16(), 20).init({"index": index})
 
 
 def test_delta_asks_the_codec_inside_which_of_its_options_to_use():
