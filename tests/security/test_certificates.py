@@ -99,3 +99,26 @@ def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
     server = tls.server_contexts(tmp_path / "discriminator")()
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(server, tls.client_contexts(tmp_path / "generator-0")())
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [("ca", {"key_cert_sign", "crl_sign"}), ("cert", {"digital_signature"})],
+)
+def test_a_key_may_do_what_it_is_for_and_nothing_else(folder, name, may):
+    extensions = read(folder / "discriminator" / f"{name}.pem").extensions
+    usage = extensions.get_extension_for_class(x509.KeyUsage)
+    all_of_them = {
+        *("digital_signature", "content_commitment", "key_encipherment"),
+        *("data_encipherment", "key_agreement", "key_cert_sign", "crl_sign"),
+    }
+    assert {each for each in all_of_them if getattr(usage.value, each)} == may
+    assert usage.critical
+    constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+
+
+def test_a_certificates_purposes_and_name_must_be_understood(folder):
+    extensions = read(folder / "discriminator" / "cert.pem").extensions
+    for each in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName):
+        assert extensions.get_extension_for_class(each).critical

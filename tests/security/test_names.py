@@ -27,7 +27,12 @@ def test_what_is_no_clusters_name(name):
 
 
 @pytest.mark.parametrize(
-    "clusters", [("generator:0", "generator-0"), ("source", "source")]
+    "clusters",
+    [
+        ("generator:0", "generator-0"),
+        ("generator-0", "generator:0"),
+        ("source", "source"),
+    ],
 )
 def test_two_clusters_never_share_a_certificate(clusters):
     words = f"{clusters[0]} and {clusters[1]} would have the same certificate"

@@ -4,7 +4,7 @@ import pytest
 from two_contexts import shake_hands
 
 from nebula_jax import errors
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import certificates, credentials, tls
 
 
 @pytest.fixture
@@ -55,3 +55,28 @@ def test_unusable_credentials_are_named(folder, damage):
     key.unlink() if damage == "missing" else key.write_text("no key")
     with pytest.raises(errors.NebulaError, match=r"needs ca\.pem"):
         tls.client_contexts(folder / "generator-0")()
+
+
+def test_nothing_is_renegotiated_or_compressed(folder):
+    for make in (
+        tls.server_contexts(folder / "discriminator"),
+        tls.client_contexts(folder / "generator-0"),
+    ):
+        options = make().options
+        assert options & ssl.OP_NO_RENEGOTIATION
+        assert options & ssl.OP_NO_COMPRESSION
+
+
+def test_files_that_go_away_after_they_were_checked_are_named(folder, monkeypatch):
+    own = folder / "generator-0"
+    check = credentials.check
+
+    def lost(*args):
+        files = check(*args)
+        (own / "ca.pem").unlink()
+        return files
+
+    make = tls.client_contexts(own)
+    monkeypatch.setattr(credentials, "check", lost)
+    with pytest.raises(credentials.CredentialsError, match="OpenSSL does not take"):
+        make()

@@ -12,6 +12,7 @@ from flax import struct
 
 from nebula_jax.communication import codec, codecs
 from nebula_jax.communication.codecs import bits as bits_lib
+from nebula_jax.communication.codecs import packing
 
 
 def bits_of(values, bits):
@@ -226,3 +227,16 @@ def test_a_wrong_mask_is_told():
         encode(mask=np.ones((2, 3), np.float32))
     with pytest.raises(ValueError, match="capacities must be 1 to 64, not 65"):
         codecs.pack_tokens(capacities=65)
+
+
+@pytest.mark.parametrize(("size", "is_checked"), [(5, True), (7, True), (8, False)])
+def test_integers_beyond_their_size_are_noticed(size, is_checked):
+    """Three bits carry 7, which is below 8 alone."""
+    ids = np.array([0, 1, 7], np.int32)
+    data = bits_lib.pack(jnp.asarray(ids), 3)
+    payload = packing.PackedIds(data, ids.shape, size, "int32")
+    if is_checked:
+        with pytest.raises(ValueError, match="7 is not in"):
+            payload.check_values()
+    else:
+        payload.check_values()

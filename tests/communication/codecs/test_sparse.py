@@ -110,3 +110,8 @@ def test_one_value_and_none():
 def test_wrong_fractions_are_told(fraction):
     with pytest.raises(ValueError, match="fraction must be"):
         codecs.top_k(fraction)
+
+
+def test_the_last_bit_of_a_number_counts():
+    flat = jnp.array([1.0, np.nextafter(np.float32(1), np.float32(2))], jnp.float32)
+    assert int(sparse.largest(flat, 1)[0]) == 0b10
