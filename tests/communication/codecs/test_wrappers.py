@@ -207,6 +207,15 @@ def test_wrappers_in_wrappers():
     np.testing.assert_allclose(got["h"], arrays["h"], atol=1e-3)
 
 
+def test_from_steps_options_are_its_own_and_then_those_of_the_codec_inside():
+    codec = codecs.from_step(1, codecs.delta(codecs.fp16(), 20))
+    ends, options = Ends(codec, batch(0, [0, 1])), []
+    for seed in range(3):  # whole, whole for the first time in delta, a difference
+        ends.send(batch(seed, [0, 1]))
+        options.append(ends.option)
+    assert options == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
