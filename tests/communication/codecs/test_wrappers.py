@@ -208,7 +208,7 @@ def test_wrappers_in_wrappers():
 
 
 def test_from_steps_options_are_its_own_and_then_those_of_the_codec_inside():
-    codec = codecs.from_step(1, codecs.delta(codecs.fp16(), 20))
+    codec = codecs.from_step(2, codecs.delta(codecs.fp16(), 20))
     ends, options = Ends(codec, batch(0, [0, 1])), []
     for seed in range(3):  # whole, whole for the first time in delta, a difference
         ends.send(batch(seed, [0, 1]))
