@@ -15,7 +15,7 @@ only with --dataset=tfds:xnli on this very command line). The loop is in `xnli/t
 
 from absl import flags
 
-from experiments import shared_flags
+from experiments import configuration, shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
 from nebula_jax.runtime import devices, run_folder
@@ -32,15 +32,15 @@ def main() -> int:
             raise errors.SettingsError("--eval_only and --run=FOLDER go together")
         run = config.from_flags()
         config.check(run)
-        devices.simulate(run.local.devices_per_cluster)
+        devices.simulate(run.local.layout())
         with run_folder.lock(run.local.workdir):
             return train.train(run)
     # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
     dataset = flags.FLAGS["dataset"].value
-    shared_flags.parse_run(earlier, "finetune_xnli")
+    configuration.parse_run(earlier, "finetune_xnli")
     run = config.from_flags().with_agreed(dataset=dataset)
     config.check(run)
-    devices.simulate(run.local.devices_per_cluster)
+    devices.simulate(run.local.layout())
     split, out = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))
     return evaluate.evaluate(run, split, out)
 

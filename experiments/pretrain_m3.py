@@ -21,9 +21,10 @@ from typing import Any
 
 from absl import flags
 
-from experiments import command_line, shared_flags
+from experiments import command_line, configuration, shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
 from nebula_jax import errors
+from nebula_jax.communication import ranks
 from nebula_jax.runtime import (
     checkpoints,
     connect,
@@ -32,6 +33,7 @@ from nebula_jax.runtime import (
     process,
     run_folder,
 )
+from nebula_jax.runtime import cluster as cluster_lib
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
@@ -43,7 +45,7 @@ def main() -> int:
     cluster = run.local.cluster
     connect.check_role(run.local.connection(), cluster, "discriminator", "generator")
     config.check(run)
-    devices.simulate(run.local.devices_per_cluster)
+    devices.simulate(run.local.layout(), run.local.num_processes or 1)
     match cluster.split(":"):
         case ["all" | "whole"]:
             with run_folder.lock(run.local.workdir):
@@ -63,10 +65,17 @@ def main() -> int:
             )
     settings = config.settings(run, data.vocabulary(run.local))
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    with run_folder.lock(folder):
-        checkpoints.check_same_run(run.local.workdir, cluster, settings)
-        shared_flags.write_run_flags(folder, run)
-        return train(run)
+
+    def part() -> int:
+        if not ranks.is_root():
+            return train(run)
+        with run_folder.lock(folder):
+            checkpoints.check_same_run(run.local.workdir, cluster, settings)
+            configuration.write_run_flags(folder, run)
+            return train(run)
+
+    described = configuration.described(run, settings)
+    return cluster_lib.run(run.local.processes(), described, part)
 
 
 def _run_here(run: config.Run) -> int:
@@ -82,7 +91,8 @@ def _run_here(run: config.Run) -> int:
         if not is_whole:
             launch = stack.enter_context(
                 launcher.prepared(
-                    workdir, names, run.local.connection(), run.local.restart
+                    *(workdir, names, run.local.connection(), run.local.restart),
+                    run.local.processes_per_cluster,
                 )
             )
         run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
@@ -90,7 +100,7 @@ def _run_here(run: config.Run) -> int:
         settings = config.settings(run, vocabulary)
         for name in names:
             checkpoints.check_same_run(workdir, name, settings)
-        shared_flags.write_run_flags(workdir, run)
+        configuration.write_run_flags(workdir, run)
         with process.timed("preparing the text"):
             for index in range(generators):
                 data.GeneratorText(run, index, vocabulary)
@@ -110,7 +120,7 @@ def _run_here(run: config.Run) -> int:
 
 def _arguments(run: config.Run, cluster: str, reach: connect.Settings) -> list[str]:
     """Returns the flags of one cluster's process."""
-    return shared_flags.arguments(
+    return configuration.arguments(
         config.Run(run.agreed, run.local.reaching(cluster, reach))
     )
 

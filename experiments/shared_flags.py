@@ -1,25 +1,18 @@
-"""Flags that several experiments share, each defined once, and how flags become values.
+"""Flags that several experiments share, each defined once, and the entry point.
 
-An experiment's `config.py` has two frozen dataclasses whose fields are the flags of
-their names: `Agreed`, the settings that all clusters of a run must share, and `Local`,
-those that each cluster chooses for itself. `read` fills them in `main`; from there on
-they are passed. `arguments` turns them back into flags, for a process of the run or for
-its `run.flags`.
+`configuration` makes values of them.
 """
 
-import dataclasses
 import gc
-import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from absl import app, flags, logging
 
 from experiments import command_line
-from nebula_jax import errors, files
 from nebula_jax.models import transformer
-from nebula_jax.runtime import connect, process, report
+from nebula_jax.runtime import process
 
 # What a process is, and where its files are.
 flags.DEFINE_string(
@@ -94,6 +87,26 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 
+# The processes of a cluster.
+flags.DEFINE_integer(
+    "processes_per_cluster",
+    1,
+    "Processes of each cluster that --cluster=all starts here.",
+    lower_bound=1,
+)
+flags.DEFINE_string(
+    "coordinator",
+    "",
+    "HOST:PORT where the first process of this cluster waits for its others, if there"
+    " are several; auto for what Slurm, Open MPI or Kubernetes have set.",
+)
+flags.DEFINE_integer(
+    "num_processes", 0, "Processes of this cluster, with --coordinator.", lower_bound=0
+)
+flags.DEFINE_integer(
+    "process_id", -1, "Number of this process in its cluster, from 0.", lower_bound=-1
+)
+
 # Devices.
 flags.DEFINE_integer(
     "devices_per_cluster",
@@ -102,7 +115,18 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 flags.DEFINE_integer(
-    "model_parallel", 1, "Devices that share one copy of a model.", lower_bound=1
+    "fsdp",
+    1,
+    "Devices among which parameters and optimizer are split, each with its own rows of"
+    " a batch: parameters are gathered where they are used.",
+    lower_bound=1,
+)
+flags.DEFINE_integer(
+    "model_parallel",
+    1,
+    "Devices that share the work on the same rows: heads, inner units and the"
+    " vocabulary are split among them.",
+    lower_bound=1,
 )
 
 # Training.
@@ -157,210 +181,6 @@ flags.DEFINE_integer("log_every", 10, "Steps between progress lines.", lower_bou
 flags.DEFINE_integer(
     "allow_nonfinite", 0, "Steps with NaN or Inf that may be skipped.", lower_bound=0
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed:
-    """The settings that all clusters of a run share and a checkpoint is checked for."""
-
-    steps: int
-    """Optimization steps."""
-    batch_size: int
-    """Examples of a step."""
-    seed: int
-    """Seed of everything random."""
-    checkpoint_every: int
-    """Steps."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-    """The files and devices of a process of any run, and what it reports."""
-
-    workdir: pathlib.Path
-    """The run's folder."""
-    data_dir: str
-    """A text folder, or package:NAME."""
-    prepared_dir: pathlib.Path
-    pretrained_dir: pathlib.Path
-    devices_per_cluster: int
-    """0 for all there are."""
-    model_parallel: int
-    """Devices that share one copy of a model."""
-    log_every: int
-    """Steps."""
-    allow_nonfinite: int
-    """Steps that may be skipped because something of them is not finite."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(Place):
-    """The settings that one cluster of a run chooses for itself."""
-
-    cluster: str
-    """`all`, `whole` or the cluster's name."""
-    listen: str
-    """HOST:PORT."""
-    peer: str
-    """HOST:PORT."""
-    tls: str
-    """A folder, `auto` or `off`."""
-    wan: str
-    """Such as 60mbit,15ms; empty for none."""
-    connect_timeout: float
-    """Seconds."""
-    peer_timeout: float
-    """Seconds."""
-    reconnect_timeout: float
-    """Seconds."""
-    stuck_timeout: float
-    """Seconds; 0 to derive them from the steps."""
-    restart: int
-    """Times, with --cluster=all."""
-
-    def __post_init__(self) -> None:
-        """Raises errors.SettingsError at what cannot work."""
-        if self.restart and self.cluster != "all":
-            raise errors.SettingsError(
-                f"--restart={self.restart} is for --cluster=all; on real clusters each"
-                " machine's own supervisor does it (see experiments/m3/README.md)"
-            )
-
-    def connection(self) -> connect.Settings:
-        """Returns how this cluster reaches the others.
-
-        Raises:
-          errors.SettingsError: at a time or an address that cannot work.
-        """
-        fields = dataclasses.fields(connect.Settings)
-        return connect.Settings(
-            **{each.name: getattr(self, each.name) for each in fields}
-        )
-
-    def reaching(self, cluster: str, settings: connect.Settings) -> "Local":
-        """Returns what the process of `cluster` is given in a run on this machine."""
-        return dataclasses.replace(
-            self, cluster=cluster, restart=0, **dataclasses.asdict(settings)
-        )
-
-
-AgreedT = TypeVar("AgreedT", bound=Agreed)
-LocalT = TypeVar("LocalT", bound=Place)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run(Generic[AgreedT, LocalT]):
-    """The configuration of one process of a run, as an experiment passes it on."""
-
-    agreed: AgreedT
-    local: LocalT
-
-    def with_agreed(self, **changes: Any) -> "Run[AgreedT, LocalT]":
-        """Returns the run with some shared settings changed."""
-        agreed = dataclasses.replace(self.agreed, **changes)
-        return dataclasses.replace(self, agreed=agreed)
-
-    def with_local(self, **changes: Any) -> "Run[AgreedT, LocalT]":
-        """Returns the run with some settings of this process changed."""
-        local = dataclasses.replace(self.local, **changes)
-        return dataclasses.replace(self, local=local)
-
-
-Values = TypeVar("Values")
-
-
-def names(*classes: type) -> list[str]:
-    """Returns the flags that configurations are made of."""
-    return [each.name for cls in classes for each in dataclasses.fields(cls)]
-
-
-def read(cls: type[Values]) -> Values:
-    """Returns a configuration filled from the flags of its fields' names.
-
-    Args:
-      cls: a dataclass; its `tuple[int, ...]` fields are lists of numbers in a flag.
-
-    Raises:
-      errors.SettingsError: if a list has something else than numbers.
-    """
-    return cls(**{each.name: _value(each) for each in dataclasses.fields(cls)})
-
-
-def _value(field: dataclasses.Field) -> Any:
-    value = flags.FLAGS[field.name].value
-    if field.name == "workdir":
-        return command_line.workdir(value)
-    if field.type is pathlib.Path:
-        return pathlib.Path(value)
-    if field.type == tuple[int, ...]:
-        numbers = tuple(command_line.whole_number(part.strip()) for part in value)
-        if None in numbers:
-            raise errors.SettingsError(
-                f"--{field.name}={','.join(value)}: expected numbers such as 16,32"
-            )
-        return numbers
-    return tuple(value) if isinstance(value, list) else value
-
-
-def arguments(run: Run) -> list[str]:
-    """Returns the flags that make the same configuration again."""
-    found = []
-    for part in (run.agreed, run.local):
-        for each in dataclasses.fields(part):
-            value = getattr(part, each.name)
-            if value is None:  # not given
-                continue
-            if isinstance(value, bool):
-                found.append(f"--{'' if value else 'no'}{each.name}")
-            elif isinstance(value, tuple):
-                found.append(f"--{each.name}={','.join(map(str, value))}")
-            else:
-                found.append(f"--{each.name}={value}")
-    return found
-
-
-def settings(agreed: Any) -> dict[str, Any]:
-    """Returns `--name` -> value, as a Hello compares and a checkpoint keeps them."""
-    return {
-        f"--{name}": ",".join(map(str, value)) if isinstance(value, tuple) else value
-        for name, value in dataclasses.asdict(agreed).items()
-    }
-
-
-def write_run_flags(folder: pathlib.Path, run: Run) -> None:
-    """Writes `run.flags`: a flagfile that alone repeats the run."""
-    lines = [f"# {report.command()}", f"# commit {report.commit()}", *arguments(run)]
-    with files.writing(folder / "run.flags") as partial:
-        partial.write_text("\n".join(lines) + "\n")
-
-
-def parse_run(folder: str, module: str) -> pathlib.Path:
-    """Parses the flags of an earlier run, and those of this command over them.
-
-    Args:
-      folder: of the run, as given.
-      module: of `experiments`, whose run it is to be.
-
-    Returns:
-      The folder.
-
-    Raises:
-      errors.SettingsError: if it is no such run.
-    """
-    if not folder:
-        raise errors.SettingsError(f"--run is missing: the folder of a run of {module}")
-    path = pathlib.Path(folder) / "run.flags"
-    if not path.is_file():
-        raise errors.SettingsError(f"--run={folder}: no run of {module} is there")
-    command = [sys.argv[0], f"--flagfile={path}", *sys.argv[1:], f"--workdir={folder}"]
-    try:
-        command_line.parse(command)
-    except flags.Error as error:
-        reason = " ".join(str(error).split())
-        raise errors.SettingsError(
-            f"{path} is of no run of {module}: {reason}"
-        ) from None
-    return pathlib.Path(folder)
 
 
 def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> None:

@@ -30,7 +30,7 @@ from flax import linen as nn
 from flax import serialization
 
 import nebula_jax
-from experiments import shared_flags
+from experiments import configuration, shared_flags
 from nebula_jax import errors, files
 from nebula_jax.communication import codecs
 from nebula_jax.communication.link import Link
@@ -219,7 +219,7 @@ class Run:
     """Steps."""
 
 
-FLAGS = shared_flags.names(Run, connect.Settings)
+FLAGS = configuration.names(Run, connect.Settings)
 for _name in FLAGS:
     flags.declare_key_flag(_name)
 
@@ -255,7 +255,7 @@ def printer(run: Run, link: Link) -> Callable[[int, dict[str, jax.Array]], None]
 
 def main() -> int:
     """Runs the part that --cluster names."""
-    run, connection = shared_flags.read(Run), shared_flags.read(connect.Settings)
+    run, connection = configuration.read(Run), configuration.read(connect.Settings)
     connect.check_role(connection, run.cluster, "back", "front")
     codecs.from_string(run.codec)
     match run.cluster:

@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import shared_flags
+from experiments import configuration, shared_flags
 from experiments.abnet import (
     config,
     data,
@@ -57,16 +57,16 @@ def main() -> int:
         scaled_wan.without(run.local).connection(), cluster, "target", "source"
     )
     config.check(run)
-    devices.simulate(run.local.devices_per_cluster)
+    devices.simulate(run.local.layout())
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):
             return _run_here(run)
     train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     with run_folder.lock(folder):
-        settings = shared_flags.settings(run.agreed)
+        settings = configuration.settings(run.agreed)
         checkpoints.check_same_run(run.local.workdir, cluster, settings)
-        shared_flags.write_run_flags(folder, run)
+        configuration.write_run_flags(folder, run)
         return train(run)
 
 
@@ -76,7 +76,7 @@ def _run_here(run: config.Run) -> int:
     workdir, is_whole = run.local.workdir, run.local.cluster == "whole"
     names = ("whole",) if is_whole else CLUSTERS
     for name in names:
-        checkpoints.check_same_run(workdir, name, shared_flags.settings(run.agreed))
+        checkpoints.check_same_run(workdir, name, configuration.settings(run.agreed))
     with contextlib.ExitStack() as stack:
         if not is_whole:
             connection = scaled_wan.without(run.local).connection()
@@ -87,7 +87,7 @@ def _run_here(run: config.Run) -> int:
         models.load_source(run)  # what is wrong with it shows before anything starts
         target_model.prepare(run, folders[1])
         run = run.with_local(wan=scaled_wan.resolve(run, folders))
-        shared_flags.write_run_flags(workdir, run)
+        configuration.write_run_flags(workdir, run)
         if is_whole:
             status = whole.train(run, folders)
         else:
@@ -114,7 +114,7 @@ def _arguments(
     local = dataclasses.replace(
         run.local.reaching(cluster, reach), side_dir=sides[cluster]
     )
-    return shared_flags.arguments(config.Run(run.agreed, local))
+    return configuration.arguments(config.Run(run.agreed, local))
 
 
 def _reported(local: config.Local) -> dict[str, Any]:

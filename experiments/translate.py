@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import shared_flags
+from experiments import configuration, shared_flags
 from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
@@ -38,7 +38,7 @@ NOTHING = "-"  # stands in for an empty line, whose translation is empty
 
 def main() -> int:
     """Translates standard input."""
-    shared_flags.parse_run(flags.FLAGS.run, "train_abnet")
+    configuration.parse_run(flags.FLAGS.run, "train_abnet")
     run, step = config.from_flags(), flags.FLAGS.step
     sys.stdin.reconfigure(encoding="utf-8")
     text = sys.stdin.read()

@@ -1,4 +1,4 @@
-"""What every test has: four host devices, JAX's checks, and a cache of programs.
+"""What every test has: eight host devices, JAX's checks, and a cache of programs.
 
 Settings are environment variables, so that the processes that tests start have them.
 """
@@ -12,11 +12,12 @@ import pytest
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=4",  # sharding without a cluster
+        "--xla_force_host_platform_device_count=8",  # sharding without a cluster
         # Most of a test's time is compilation of programs that run a few times.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
 # Each of the many processes that tests start would compile the project's modules.

@@ -5,7 +5,7 @@ import pathlib
 
 from absl import flags
 
-from experiments import shared_flags
+from experiments import configuration
 from nebula_jax import errors
 from nebula_jax.communication import codecs
 from nebula_jax.models import abnet
@@ -175,7 +175,7 @@ MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(shared_flags.Agreed):
+class Agreed(configuration.Agreed):
     """The settings that both clusters share."""
 
     pair: str
@@ -220,7 +220,7 @@ class Agreed(shared_flags.Agreed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(shared_flags.Local):
+class Local(configuration.Local):
     """The settings that each cluster chooses for itself."""
 
     source_model: str
@@ -248,14 +248,14 @@ class Local(shared_flags.Local):
     """A file; empty for a key that follows from the settings."""
 
 
-Run = shared_flags.Run[Agreed, Local]
+Run = configuration.Run[Agreed, Local]
 
-FLAGS = shared_flags.names(Agreed, Local)
+FLAGS = configuration.names(Agreed, Local)
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    return Run(shared_flags.read(Agreed), shared_flags.read(Local))
+    return Run(configuration.read(Agreed), configuration.read(Local))
 
 
 def check(run: Run) -> None:
@@ -265,10 +265,7 @@ def check(run: Run) -> None:
     _check_buckets(agreed.length_buckets)
     codecs.from_string(agreed.forward_codec)
     codecs.from_string(agreed.backward_codec)
-    devices.check(
-        *(agreed.batch_size, local.devices_per_cluster),
-        *(local.model_parallel, agreed.micro_batches),
-    )
+    devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if local.cluster not in ("all", "whole"):
         side_dir(local)
     elif local.side_dir:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nebula_jax
-from experiments import shared_flags
+from experiments import configuration
 from experiments.abnet import config
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import frames
@@ -34,7 +34,7 @@ def hello(
     return frames.Hello(
         run.local.cluster,
         nebula_jax.__version__,
-        shared_flags.settings(run.agreed),
+        configuration.settings(run.agreed),
         tuple(checkpoints),
         {
             "model": dataclasses.asdict(model),

@@ -16,9 +16,16 @@ from experiments.abnet import config
 from nebula_jax import errors, files
 from nebula_jax.communication import codecs
 from nebula_jax.data import tokenizers
-from nebula_jax.models import abnet, abnet_params, pretrained, transformer
+from nebula_jax.models import (
+    abnet,
+    abnet_params,
+    activations,
+    pretrained,
+    transformer,
+)
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import rules
 from nebula_jax.runtime import devices, process
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut, optimizers, partition
@@ -123,8 +130,9 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     # Dropout belongs to the example: the same key at every step.
     key = jax.random.fold_in(jax.random.key(agreed.seed), DROPOUT_RNG)
     is_trained = is_trained_source(run.local)
+    mesh = _mesh(run)
     front = cut.front(
-        functools.partial(abnet_training.front_half, task),
+        activations.on(mesh, functools.partial(abnet_training.front_half, task)),
         codecs.from_string(agreed.forward_codec).codec,
         codecs.from_string(agreed.backward_codec).codec,
         is_trained=is_trained,
@@ -132,7 +140,7 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     )
     params = source_params(agreed, translator, plm.model)
     return _half(
-        *(run, SOURCE, task, _mesh(run), params, is_trained),
+        *(run, SOURCE, task, mesh, params, is_trained),
         *(plm.model.config, front, lambda state: key),
     )
 
@@ -156,7 +164,7 @@ def target_half(
     task = make_task(agreed, translator, target=plm.tokenizer.special)
     mesh = _mesh(run)
     back = cut.back(
-        functools.partial(abnet_training.back_half, task),
+        activations.on(mesh, functools.partial(abnet_training.back_half, task)),
         codecs.from_string(agreed.forward_codec).codec,
         codecs.from_string(agreed.backward_codec).codec,
         is_trained=is_trained,
@@ -188,7 +196,7 @@ def _half(
     )
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
-        fresh.sharding,
+        *(mesh, rules.RULES, fresh.shapes),
         inputs=(None, None),  # gradients come as the half's program leaves them
     )
     return Half(task, mesh, fresh, place_frozen(mesh, frozen, plm), half, apply, rng)
@@ -196,10 +204,8 @@ def _half(
 
 def _mesh(run: config.Run) -> Mesh:
     """Returns this cluster's devices, over which a micro-batch is spread."""
-    return devices.mesh(
-        *(run.agreed.batch_size, run.local.devices_per_cluster),
-        *(run.local.model_parallel, run.agreed.micro_batches),
-    )
+    agreed = run.agreed
+    return devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
 
 
 def is_trained_source(local: config.Local) -> partition.IsTrained:
@@ -305,7 +311,7 @@ def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
       plm: shape of the pretrained model.
     """
     frozen = transformer.cast_kernels(frozen, plm)
-    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, frozen)
+    sharding = rules.shardings(mesh, rules.RULES, frozen)
     return jax.device_put(frozen, sharding)
 
 

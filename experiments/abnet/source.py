@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from experiments import shared_flags
+from experiments import configuration
 from experiments.abnet import batches, channels, config, data, evaluation, hello, models
 from nebula_jax.communication.wire import activity
 from nebula_jax.data import example_alignment, length_buckets
@@ -30,7 +30,7 @@ def train(run: config.Run) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        shared_flags.settings(agreed),
+        configuration.settings(agreed),
         agreed.checkpoint_every,
         fingerprints=fingerprints,
         work=work,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import shared_flags
+from experiments import configuration
 from experiments.abnet import (
     batches,
     channels,
@@ -46,7 +46,7 @@ def train(run: config.Run) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        shared_flags.settings(agreed),
+        configuration.settings(agreed),
         agreed.checkpoint_every,
         fingerprints=fingerprints,
         work=work,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments import shared_flags
+from experiments import configuration
 from experiments.abnet import (
     batches,
     channels,
@@ -106,7 +106,7 @@ def train(run: config.Run, folders: Folders) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        shared_flags.settings(agreed),
+        configuration.settings(agreed),
         agreed.checkpoint_every,
         fingerprints={
             "source_model": both.plms[0].digest,

@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 import nebula_jax
-from experiments import shared_flags
+from experiments import configuration
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames, spool
 from nebula_jax.data import language_mixture
@@ -130,7 +130,7 @@ DEFAULTS = {"learning_rate": 1e-4, "warmup_steps": 10_000, "eval_every": 500}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(shared_flags.Agreed):
+class Agreed(configuration.Agreed):
     """The settings that all clusters share; `batch_size` is of each generator."""
 
     generators: str
@@ -177,7 +177,7 @@ class Agreed(shared_flags.Agreed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(shared_flags.Local):
+class Local(configuration.Local):
     """The settings that each cluster chooses for itself."""
 
     vocabulary: str
@@ -194,14 +194,14 @@ class Local(shared_flags.Local):
     parallel_alpha: float
 
 
-Run = shared_flags.Run[Agreed, Local]
+Run = configuration.Run[Agreed, Local]
 
-FLAGS = shared_flags.names(Agreed, Local)
+FLAGS = configuration.names(Agreed, Local)
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    return Run(shared_flags.read(Agreed), shared_flags.read(Local))
+    return Run(configuration.read(Agreed), configuration.read(Local))
 
 
 def with_groups(run: Run, groups: list[list[str]]) -> Run:
@@ -217,7 +217,7 @@ def check(run: Run) -> None:
             f"--spool={local.spool} needs --window above 0: generators that take turns"
             " with the discriminator have nothing to send while the line is down"
         )
-    devices.check(agreed.batch_size, local.devices_per_cluster, local.model_parallel)
+    devices.check(local.layout(), agreed.batch_size)
     if not local.hot_start:
         return
     folder = hot_start_folder(local)
@@ -258,7 +258,7 @@ _digest = functools.cache(checkpoint_folder.digest)
 
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
-    values = shared_flags.settings(run.agreed)
+    values = configuration.settings(run.agreed)
     values["vocabulary"] = vocabulary.digest[:16]
     if run.local.hot_start:
         # Clusters may have it in different places.

@@ -168,9 +168,20 @@ class GeneratorText:
     """The text of one generator: an endless stream to train on, and held-out lines."""
 
     def __init__(
-        self, run: config.Run, index: int, vocabulary: vocabularies.Vocabulary
+        self,
+        run: config.Run,
+        index: int,
+        vocabulary: vocabularies.Vocabulary,
+        rows: slice = slice(None),
     ) -> None:
-        """Prepares the text of generator `index` and begins its stream."""
+        """Prepares the text of generator `index` and begins its stream.
+
+        Args:
+          run: of this process.
+          index: of the generator.
+          vocabulary: of the run.
+          rows: of every batch, those that this process trains on.
+        """
         agreed, local, groups = run.agreed, run.local, run.agreed.groups()
         self._agreed, self._group = agreed, groups[index]
         data = language_mixture.open_generator(
@@ -189,9 +200,9 @@ class GeneratorText:
         # Far enough apart that no two generators shuffle any two sources alike.
         seed = agreed.seed + 1000 * (index + 1)
         self.batches = resumable_batches.training_batches(
-            data.sources, agreed.batch_size, agreed.max_length, seed
+            data.sources, agreed.batch_size, agreed.max_length, seed, rows
         )
-        """Endless [B, L] int32."""
+        """Endless [rows, L] int32."""
 
     def position(self) -> Any:
         """Returns where the stream is, and in which text, as JSON values."""

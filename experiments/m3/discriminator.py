@@ -5,12 +5,15 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, export, models
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
+from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime import (
     checkpoints,
+    cluster,
     connect,
     devices,
     process,
@@ -25,16 +28,16 @@ def train(run: config.Run) -> int:
     agreed, local, groups = run.agreed, run.local, run.agreed.groups()
     interrupt = process.Interrupt().install()
     work = activity.Work(local.stuck_timeout)
+    cluster.watch(work, interrupt)
     vocabulary = data.vocabulary(local)
     made = models.load(run, vocabulary)
 
-    mesh = devices.mesh(
-        agreed.batch_size, local.devices_per_cluster, local.model_parallel
-    )
+    mesh = devices.mesh(local.layout(), agreed.batch_size)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.discriminator_init(mesh, made, agreed.seed)
     train_step = mesh_lib.jit_step(
-        functools.partial(m3.discriminator_step, made.config), fresh.sharding
+        functools.partial(m3.discriminator_step, made.config),
+        *(mesh, RULES, fresh.shapes),
     )
     predict = jax.jit(
         functools.partial(m3.predict, made.config),
@@ -91,7 +94,7 @@ def train(run: config.Run) -> int:
             *(links, start, agreed.steps, agreed.window),
             *(interrupt.requested, process.message),
         )
-        for step in steps:
+        for step in ranks.in_step(iter(steps)):
             received = [end.tokens.recv(step) for end in ends]
             state, metrics = train_step(state, received)
             jax.block_until_ready(metrics)  # the token means: this step is done
@@ -106,5 +109,7 @@ def train(run: config.Run) -> int:
         record.finish(step, {"ledgers": ledgers, "models": described})
     if step >= agreed.steps:
         folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
-        export.write(folder, run, made, vocabulary, state.params)
+        params = ranks.to_root(state.params)
+        if ranks.is_root():
+            export.write(folder, run, made, vocabulary, params)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

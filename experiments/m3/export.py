@@ -10,8 +10,6 @@ import pathlib
 import shutil
 from typing import Any
 
-import jax
-
 from experiments.m3 import config, models
 from nebula_jax import files
 from nebula_jax.data import tokenizers
@@ -37,9 +35,9 @@ def write(
       run: of this process.
       made: the run's models.
       vocabulary: of the run.
-      params: of the discriminator; its heads are left out.
+      params: of the discriminator, on the host; its heads are left out.
     """
-    params = jax.device_get({part: params[part] for part in ("embeddings", "encoder")})
+    params = {part: params[part] for part in ("embeddings", "encoder")}
     with files.replacing(folder, process.message) as new:
         if run.local.hot_start:
             pretrained.save(new, _grafted(run, vocabulary, params))

@@ -8,11 +8,14 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, models
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, spool
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
+from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.runtime import (
     checkpoints,
+    cluster,
     connect,
     devices,
     process,
@@ -28,18 +31,18 @@ def train(run: config.Run, index: int) -> int:
     interrupt = process.Interrupt().install()
     work = activity.Work(local.stuck_timeout)
     vocabulary = data.vocabulary(local)
-    text = data.GeneratorText(run, index, vocabulary)
+    cluster.watch(work, interrupt)
     made = models.load(run, vocabulary)
 
-    mesh = devices.mesh(
-        agreed.batch_size, local.devices_per_cluster, local.model_parallel
-    )
+    mesh = devices.mesh(local.layout(), agreed.batch_size)
+    rows = mesh_lib.rows_here(mesh, agreed.batch_size)
+    text = data.GeneratorText(run, index, vocabulary, rows)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
     train_step = mesh_lib.jit_step(
         functools.partial(m3.generator_step, made.config),
-        fresh.sharding,
-        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED),
+        *(mesh, RULES, fresh.shapes),
+        outputs=(BATCH, REPLICATED),
     )
     corrupt = jax.jit(
         functools.partial(m3.corrupt, made.config),
@@ -64,7 +67,7 @@ def train(run: config.Run, index: int) -> int:
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
-        start = link.wait_for_welcome(local.connect_timeout)
+        start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
         state, position = saved.restore(start, fresh)
         text.go_to(position)
         record = progress.Progress(
@@ -78,16 +81,18 @@ def train(run: config.Run, index: int) -> int:
             with work.busy(activity.Activity.EVALUATING):
                 for micro_batch, (_, batch) in enumerate(text.held_out()):
                     rng = data.held_out_rng(micro_batch)
+                    batch = mesh_lib.put(batch, batch_at)
                     held_out.send(step, corrupt(state.params, rng, batch), micro_batch)
 
         if start == 0:
             send_held_out(0)
         interrupt.is_graceful = True
         step = start
-        for step in pace.follow(
+        steps = pace.follow(
             link, start, agreed.steps, agreed.window, interrupt.requested
-        ):
-            batch = jax.device_put(next(text.batches), batch_at)
+        )
+        for step in ranks.in_step(steps):
+            batch = mesh_lib.put_rows(mesh, next(text.batches), agreed.batch_size)
             state, corrupted, metrics = train_step(state, batch)
             tokens.send(step, corrupted)
             record.step(step, metrics)

@@ -12,6 +12,7 @@ from experiments.m3 import config, data, export, models
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
+from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
 from nebula_jax.training import m3
 
@@ -24,15 +25,13 @@ def train(run: config.Run) -> int:
     texts = [data.GeneratorText(run, k, vocabulary) for k in range(len(groups))]
     made = models.load(run, vocabulary)
 
-    mesh = devices.mesh(
-        agreed.batch_size, local.devices_per_cluster, local.model_parallel
-    )
-    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    mesh = devices.mesh(local.layout(), agreed.batch_size)
+    everywhere = mesh_lib.replicated(mesh)
     fresh = models.whole_init(mesh, made, agreed.seed, len(groups))
     train_step = mesh_lib.jit_step(
         functools.partial(m3.whole_step, made.config),
-        *fresh.sharding,
-        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED, mesh_lib.REPLICATED),
+        *(mesh, RULES, *fresh.shapes),
+        outputs=(BATCH, REPLICATED, REPLICATED),
     )
 
     @functools.partial(jax.jit, out_shardings=everywhere)
@@ -74,7 +73,10 @@ def train(run: config.Run) -> int:
     interrupt.is_graceful = True
     step = start
     for step in pace.alone(start, agreed.steps, interrupt.requested):
-        batches = [jax.device_put(next(text.batches), batch_at) for text in texts]
+        batches = [
+            mesh_lib.put_rows(mesh, next(text.batches), agreed.batch_size)
+            for text in texts
+        ]
         *state, _, of_generators, metrics = train_step(*state, batches)
         loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
         for each in of_generators:
@@ -87,5 +89,6 @@ def train(run: config.Run) -> int:
     record.finish(step, {"models": models.describe(run, made)})
     if step >= agreed.steps:
         folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
-        export.write(folder, run, made, vocabulary, state[1].params)
+        params = jax.device_get(state[1].params)
+        export.write(folder, run, made, vocabulary, params)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

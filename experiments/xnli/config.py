@@ -7,7 +7,7 @@ from typing import Any
 import optax
 from absl import flags
 
-from experiments import shared_flags
+from experiments import configuration
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
@@ -144,7 +144,7 @@ ENGLISH = "en"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(shared_flags.Agreed):
+class Agreed(configuration.Agreed):
     """The settings that a resumed run must share with its beginning."""
 
     encoder: str
@@ -181,7 +181,7 @@ class Agreed(shared_flags.Agreed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(shared_flags.Place):
+class Local(configuration.Place):
     """The settings that each command of a run chooses for itself."""
 
     languages: tuple[str, ...]
@@ -195,14 +195,14 @@ class Local(shared_flags.Place):
     """True to leave the encoder as a checkpoint folder."""
 
 
-Run = shared_flags.Run[Agreed, Local]
+Run = configuration.Run[Agreed, Local]
 
-FLAGS = [*shared_flags.names(Agreed, Local), *COMMAND]
+FLAGS = [*configuration.names(Agreed, Local), *COMMAND]
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    return Run(shared_flags.read(Agreed), shared_flags.read(Local))
+    return Run(configuration.read(Agreed), configuration.read(Local))
 
 
 def with_epochs(run: Run, steps_per_epoch: int) -> Run:
@@ -214,10 +214,7 @@ def with_epochs(run: Run, steps_per_epoch: int) -> Run:
 
 def check(run: Run) -> None:
     """Raises errors.SettingsError at what cannot work, before anything starts."""
-    devices.check(
-        *(run.agreed.batch_size, run.local.devices_per_cluster),
-        run.local.model_parallel,
-    )
+    devices.check(run.local.layout(), run.agreed.batch_size)
     lengths = run.agreed.length_buckets
     is_ascending = list(lengths) == sorted(set(lengths))
     if not lengths or not is_ascending or lengths[0] < 6 or len(lengths) > 250:
@@ -265,6 +262,6 @@ def settings(agreed: Agreed, text_digest: str) -> dict[str, Any]:
       agreed: of the run.
       text_digest: of all pairs.
     """
-    values = shared_flags.settings(agreed)
+    values = configuration.settings(agreed)
     del values["--checkpoint_every"]  # the run has no other process: this may change
     return values | {"text": text_digest}

@@ -89,10 +89,7 @@ def evaluate(run: config.Run, split: str, predictions_dir: str) -> int:
     whole = trained.with_trained_rows(model)
     text = data.read(run, {split: languages}, whole, tokenizer)
     shape = models.describe(run, text)
-    mesh = devices.mesh(
-        *(run.agreed.batch_size, run.local.devices_per_cluster),
-        run.local.model_parallel,
-    )
+    mesh = devices.mesh(run.local.layout(), run.agreed.batch_size)
     fresh = classifier.init(shape, jax.random.key(0), text.model)
     params, _ = models.place(mesh, trained.as_classifier_params(fresh))
     predict, parts = models.predictor(run, shape, mesh), text.parts[split]

@@ -20,6 +20,7 @@ from nebula_jax.models import classifier, pretrained
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import rules
 from nebula_jax.runtime import process
 from nebula_jax.training import classification, partition
 from nebula_jax.training import state as train_state
@@ -87,7 +88,7 @@ def split_params(
 
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:
     """Returns parameters on the mesh's devices, and their NamedShardings."""
-    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, params)
+    sharding = rules.shardings(mesh, rules.RULES, params)
     return jax.device_put(params, sharding), sharding
 
 
@@ -129,7 +130,7 @@ def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:
     Raises:
       errors.SettingsError: if the devices cannot share --eval_batch_size evenly.
     """
-    size, shards = run.local.eval_batch_size, mesh.shape["data"]
+    size, shards = run.local.eval_batch_size, mesh_lib.replicas(mesh)
     if size % shards:
         raise errors.SettingsError(
             f"--eval_batch_size={size} cannot be split evenly over {shards} devices"

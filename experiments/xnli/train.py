@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import shared_flags
+from experiments import configuration
 from experiments.xnli import config, data, evaluate, models, report, restored
 from experiments.xnli import selection as selection_lib
 from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
+from nebula_jax.parallel.rules import BATCH, RULES
 from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
 from nebula_jax.runtime import report as run_report
 from nebula_jax.training import classification, partition
@@ -37,11 +38,9 @@ def train(run: config.Run) -> int:
         agreed.checkpoint_every,
         fingerprints=models.fingerprints(run),
     )
-    shared_flags.write_run_flags(local.workdir, run)
+    configuration.write_run_flags(local.workdir, run)
 
-    mesh = devices.mesh(
-        agreed.batch_size, local.devices_per_cluster, local.model_parallel
-    )
+    mesh = devices.mesh(local.layout(), agreed.batch_size)
     batch_at = mesh_lib.batch_sharding(mesh)
     shape = models.describe(run, text)
     optimizer = config.optimizer(agreed, shape.encoder.layers)
@@ -50,8 +49,8 @@ def train(run: config.Run) -> int:
     fresh = models.init(run, mesh, optimizer, trained, text)
     train_step = mesh_lib.jit_step(
         functools.partial(classification.step, shape, optimizer),
-        fresh.sharding["state"],
-        inputs=(frozen_at, mesh_lib.BATCH, mesh_lib.BATCH),
+        *(mesh, RULES, fresh.shapes["state"]),
+        inputs=(frozen_at, BATCH, BATCH),
     )
     predict = models.predictor(run, shape, mesh)
 

@@ -6,6 +6,10 @@ the payload's structure from it.
 `Sender.send` and `Receiver.recv` encode and decode by themselves, and keep the codec's
 state for it. Where a codec is part of another program (`training.cut`), that program's
 caller has the state, and payloads cross as they are: `send_payload`, `recv_payload`.
+
+In a cluster of many processes all of them call both ends, in the same order. The root
+alone has the line: it sends what all hold shards of, and what it receives is brought to
+the devices of all (`ranks`).
 """
 
 import functools
@@ -15,7 +19,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from nebula_jax.communication import agreement, arrivals, selector
+from nebula_jax.communication import agreement, arrivals, ranks, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, session, zstd
 
@@ -107,7 +111,10 @@ class Sender:
           agreement.FormatError: if it is no payload of the channel's codec.
         """
         self.format.check_payload(selected)
-        buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(selected.payload)]
+        payload = ranks.everywhere(selected.payload)
+        if not ranks.is_root():
+            return
+        buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
         if self._compressor is not None:
             buffers = self._compressor.compress(buffers)
         self._transport.put_tensor(
@@ -163,7 +170,9 @@ class Receiver:
         selected = self.recv_payload(step, micro_batch)
         decode = self._decode[selected.option]
         arrays, self.state = decode(selected.payload, self.state)
-        self._verify(self._check, arrays, step, micro_batch)
+        if self._check is not accept:
+            whole = ranks.everywhere(arrays)
+            self._verify(self._check, whole, step, micro_batch)
         return arrays
 
     @property
@@ -175,12 +184,20 @@ class Receiver:
         """Waits for the tensor with this tag; leaves it to the caller to decode.
 
         Returns:
-          The payload, arrays on the host, and the number of the codec that encoded it.
+          The payload, and the number of the codec that encoded it. Its arrays are on
+          the host, or on the devices of all processes if there are several.
 
         Raises:
           session.RemoteProtocolError: if another one comes, bytes that zstd cannot
             decompress, or a value that the codec cannot have sent.
         """
+        received = self._receive(step, micro_batch) if ranks.is_root() else None
+        option = ranks.agree(received.option if received else 0)
+        like = self.format.payloads[option]
+        payload = ranks.from_root(received.payload if received else None, like)
+        return selector.Selected(payload, option)
+
+    def _receive(self, step: int, micro_batch: int) -> selector.Selected:
         what = f"{self.name} of step {step}, micro-batch {micro_batch}"
         message = self._transport.take_tensor(self._channel, what)
         if (message.step, message.micro_batch) != (step, micro_batch):

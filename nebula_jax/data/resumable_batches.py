@@ -41,8 +41,27 @@ def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
     return weights / weights.sum()
 
 
+class _Rows:
+    """The wanted rows of every batch: batch t has the records t B to t B + B."""
+
+    def __init__(self, records: grain.MapDataset, batch_size: int, rows: slice) -> None:
+        self._records, self._batch_size = records, batch_size
+        self._rows = range(*rows.indices(batch_size))
+
+    def __len__(self) -> int:
+        return len(self._records) // self._batch_size
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        first = int(number) * self._batch_size
+        return np.stack([self._records[first + row] for row in self._rows])
+
+
 def training_batches(
-    sources: Sequence[Source], batch_size: int, max_length: int, seed: int
+    sources: Sequence[Source],
+    batch_size: int,
+    max_length: int,
+    seed: int,
+    rows: slice = slice(None),
 ) -> grain.DatasetIterator:
     """Streams batches without end; the position is `get_state()`, a small dict.
 
@@ -51,9 +70,11 @@ def training_batches(
       batch_size: B.
       max_length: L.
       seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
+      rows: of every batch, those that are wanted; others are not read. The position
+        does not depend on it.
 
     Returns:
-      Iterator over [B, L] int32 arrays, padded with [PAD].
+      Iterator over [rows, L] int32 arrays, padded with [PAD].
 
     Raises:
       errors.NebulaError: if a source has no sequence.
@@ -69,12 +90,11 @@ def training_batches(
         for index, source in enumerate(sources)
     ]
     weights = np.asarray([source.weight for source in sources], np.float64)
-    return iter(
-        grain.MapDataset.mix(streams, weights=list(weights / weights.sum()))
-        .map(lambda record: pad(record["input_ids"], max_length))
-        .batch(batch_size, drop_remainder=True)
-        .to_iter_dataset(READ_OPTIONS)
+    records = grain.MapDataset.mix(streams, weights=list(weights / weights.sum())).map(
+        lambda record: pad(record["input_ids"], max_length)
     )
+    batches = grain.MapDataset.source(_Rows(records, batch_size, rows))
+    return iter(batches.to_iter_dataset(READ_OPTIONS))
 
 
 def held_out_batches(

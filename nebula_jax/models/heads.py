@@ -7,7 +7,7 @@ E width of the embeddings.
 import jax
 from flax import linen as nn
 
-from nebula_jax.models import transformer
+from nebula_jax.models import activations, transformer
 
 
 class MLMHead(nn.Module):
@@ -21,6 +21,7 @@ class MLMHead(nn.Module):
         config = self.config
         width = config.embedding_width or config.width
         hidden = transformer.dense(width, config, "dense")(hidden)
+        hidden = activations.place(hidden, activations.ROWS)
         hidden = transformer.layer_norm("layer_norm", config.layer_norm_epsilon)(
             jax.nn.gelu(hidden, approximate=False)
         )
@@ -48,11 +49,14 @@ class RTDHead(nn.Module):
         """Maps hidden [B, L, D] to logits [B, L] float32 that a token is original."""
         config = self.config
         hidden = transformer.dense(config.width, config, "dense")(hidden)
+        hidden = activations.place(hidden, activations.ROWS)
         hidden = jax.nn.gelu(hidden, approximate=False)
-        return transformer.dense(1, config, "output")(hidden)[..., 0]
+        logits = transformer.dense(1, config, "output")(hidden)
+        return activations.place(logits, activations.ROWS)[..., 0]
 
 
 def _tied(head: nn.Module, hidden: jax.Array, table: jax.Array) -> jax.Array:
     bias = head.param("bias", nn.initializers.zeros, (table.shape[0],))
     logits = transformer.einsum("bmd,vd->bmv", hidden, table, head.config)
+    logits = activations.place(logits, activations.ROWS, None, activations.MODEL)
     return logits + bias[None, None]

@@ -20,6 +20,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from nebula_jax.models import mixed_precision
+from nebula_jax.models.activations import MODEL, ROWS, place
 
 LAYER_NORM_EPSILON = 1e-12  # BERT's
 INITIALIZER = nn.initializers.normal(stddev=0.02)  # BERT's, of embeddings
@@ -168,11 +169,8 @@ class Embeddings(nn.Module):
         self.word_embeddings = nn.Embed(
             config.vocab_size, width, embedding_init=INITIALIZER
         )
-        self.position_embeddings = nn.Embed(
-            config.position_offset + config.max_length,
-            width,
-            embedding_init=INITIALIZER,
-        )
+        rows = config.position_offset + config.max_length
+        self.position_embeddings = nn.Embed(rows, width, embedding_init=INITIALIZER)
         if config.token_types:
             self.token_type_embeddings = nn.Embed(
                 config.token_types, width, embedding_init=INITIALIZER
@@ -202,20 +200,21 @@ class Embeddings(nn.Module):
           [B, L, D] float32.
         """
         positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
-        embedded = self.word_embeddings(input_ids) + self.position_embeddings(
+        embedded = jnp.take(self.table, input_ids, axis=0) + self.position_embeddings(
             positions + self.config.position_offset
         )
         if self.config.token_types:
             if token_type_ids is None:
                 token_type_ids = jnp.zeros((1, 1), jnp.int32)
             embedded += self.token_type_embeddings(token_type_ids)
-        embedded = self.dropout(self.layer_norm(embedded), deterministic=deterministic)
+        embedded = self.layer_norm(place(embedded, ROWS))
+        embedded = self.dropout(embedded, deterministic=deterministic)
         return self.projection(embedded) if self.config.embedding_width else embedded
 
     @property
     def table(self) -> jax.Array:
         """The table [V, E] float32, for output layers tied to it."""
-        return self.word_embeddings.embedding
+        return place(self.word_embeddings.embedding, MODEL)
 
 
 class KeyValues(NamedTuple):
@@ -307,9 +306,10 @@ class SelfAttention(nn.Module):
         """
         config = self.config
         split = (config.heads, config.width // config.heads)
-        query = dense(split, config, "query")(hidden)
-        key = dense(split, config, "key")(hidden)
-        value = dense(split, config, "value")(hidden)
+        query, key, value = (
+            place(dense(split, config, name)(hidden), ROWS, None, MODEL)
+            for name in ("query", "key", "value")
+        )
         memory = KeyValues(key, value)
         if cache is not None:
             assert position is not None  # a cache comes with a position
@@ -347,11 +347,13 @@ class Block(nn.Module):
         if cache is not None:
             attended, cache = attended
         epsilon = config.layer_norm_epsilon
-        hidden = layer_norm("attention_layer_norm", epsilon)(hidden + drop(attended))
+        hidden = hidden + drop(place(attended, ROWS))
+        hidden = layer_norm("attention_layer_norm", epsilon)(hidden)
         inner = dense(config.feed_forward, config, "intermediate")(hidden)
-        inner = jax.nn.gelu(inner, approximate=False)
+        inner = jax.nn.gelu(place(inner, ROWS, None, MODEL), approximate=False)
         outer = dense(config.width, config, "output")(inner)
-        hidden = layer_norm("output_layer_norm", epsilon)(hidden + drop(outer))
+        hidden = hidden + drop(place(outer, ROWS))
+        hidden = layer_norm("output_layer_norm", epsilon)(hidden)
         return hidden if cache is None else (hidden, cache)
 
 

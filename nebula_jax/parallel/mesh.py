@@ -1,11 +1,5 @@
-"""Devices of one cluster as a mesh with axes `data` and `model`; where arrays go.
+"""Devices of one cluster as a mesh; steps compiled for it, and arrays put on it."""
 
-A batch is split over `data`. A parameter is split over `model` by the first of RULES
-whose pattern is found in its path, and so are its optimizer moments, whose paths end
-alike. An axis that does not divide is left whole.
-"""
-
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,75 +9,108 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nebula_jax import errors
-
-BATCH = PartitionSpec("data")  # the first axis split over `data`
-REPLICATED = PartitionSpec()  # a copy on every device
-
-Rules = Sequence[tuple[str, PartitionSpec]]
-
-# V vocabulary, D width, H heads, K head width, F feed-forward (Megatron-LM's cut).
-ENCODER_RULES: Rules = (
-    (r"word_embeddings/embedding$", PartitionSpec("model", None)),  # [V, D]
-    (r"attention/(query|key|value)/kernel$", PartitionSpec(None, "model", None)),
-    (r"attention/(query|key|value)/bias$", PartitionSpec("model", None)),  # [H, K]
-    (r"attention/output/kernel$", PartitionSpec("model", None, None)),  # [H, K, D]
-    (r"intermediate/kernel$", PartitionSpec(None, "model")),  # [D, F]
-    (r"intermediate/bias$", PartitionSpec("model")),  # [F]
-    (r"layer_\d+/output/kernel$", PartitionSpec("model", None)),  # [F, D]
-)
+from nebula_jax.models import activations
+from nebula_jax.parallel import rules as rules_lib
+from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES, Rules
 
 
-def make_mesh(devices: Sequence[jax.Device], model_parallel: int = 1) -> Mesh:
-    """Makes a mesh of len(devices)/model_parallel by model_parallel devices.
+def make_mesh(
+    devices: Sequence[jax.Device], fsdp: int = 1, model_parallel: int = 1
+) -> Mesh:
+    """Makes a mesh with the axes `rules.AXES`; `data` gets what the others leave.
 
     Raises:
-      errors.NebulaError: if model_parallel does not divide the number of devices.
+      errors.SettingsError: if fsdp times model_parallel does not divide the number of
+        devices.
     """
-    if len(devices) % model_parallel:
-        raise errors.NebulaError(
-            f"--model_parallel={model_parallel} does not divide {len(devices)} devices"
-        )
-    grid = np.asarray(devices).reshape(-1, model_parallel)
-    return Mesh(grid, ("data", "model"))
+    check(len(devices), fsdp, model_parallel)
+    grid = np.asarray(devices).reshape(-1, fsdp, model_parallel)
+    return Mesh(grid, activations.AXES)
 
 
-def state_sharding(mesh: Mesh, rules: Rules, tree: Any) -> Any:
-    """Finds the NamedSharding of every leaf of a state.
+def check(devices: int, fsdp: int, model_parallel: int) -> None:
+    """Checks that so many devices can be arranged.
 
-    Args:
-      mesh: of this cluster.
-      rules: (pattern, PartitionSpec), first match wins; no match means a copy on
-        every device.
-      tree: arrays or ShapeDtypeStructs.
-
-    Returns:
-      The tree with shardings as leaves.
+    Raises:
+      errors.SettingsError: if not, with what could.
     """
+    groups = devices // model_parallel
+    for flag, wanted, what, there in (
+        ("model_parallel", model_parallel, "devices", devices),
+        ("fsdp", fsdp, f"groups of --model_parallel={model_parallel} devices", groups),
+    ):
+        if there % wanted:
+            nearest = rules_lib.nearest_divisor(there, wanted)
+            raise errors.SettingsError(
+                f"--{flag}={wanted} does not divide the cluster's {there} {what};"
+                f" {nearest} does"
+            )
 
-    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        for pattern, spec in rules:
-            if re.search(pattern, name):
-                return NamedSharding(mesh, _that_divides(mesh, spec, leaf.shape))
-        return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(sharding, tree)
-
-
-def _that_divides(
-    mesh: Mesh, spec: PartitionSpec, shape: Sequence[int]
-) -> PartitionSpec:
-    return PartitionSpec(
-        *(
-            axis if axis is None or size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(spec, shape, strict=True)
-        )
-    )
+def replicas(mesh: Mesh) -> int:
+    """Returns among how many groups of devices a batch is split."""
+    return mesh.shape[activations.DATA] * mesh.shape[activations.FSDP]
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch: the first axis split over `data`."""
+    """Returns the sharding of a batch: the first axis split over `data` and `fsdp`."""
     return NamedSharding(mesh, BATCH)
+
+
+def rows_here(mesh: Mesh, batch_size: int) -> slice:
+    """Returns which rows of a batch lie on the devices of this process."""
+    shards = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+    rows = [index[0].indices(batch_size) for index in shards.values() if index]
+    return slice(min(begin for begin, _, _ in rows), max(end for _, end, _ in rows))
+
+
+def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
+    """Puts a batch on the devices, of which each process gives the rows it has.
+
+    Args:
+      mesh: of this cluster.
+      rows: tree of arrays [rows_here, ...] on the host.
+      batch_size: B.
+
+    Returns:
+      The tree of arrays [B, ...], split over `data` and `fsdp`.
+    """
+    where = batch_sharding(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(rows, where)
+    return jax.tree.map(
+        lambda leaf: jax.make_array_from_process_local_data(
+            where, leaf, (batch_size, *leaf.shape[1:])
+        ),
+        rows,
+    )
+
+
+def put(arrays: Any, where: Any) -> Any:
+    """Puts arrays on the devices that every process has whole.
+
+    Args:
+      arrays: tree of arrays on the host, equal in all processes.
+      where: their NamedShardings, or one for several.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(arrays, where)
+    return jax.tree.map(
+        lambda leaf, at: jax.make_array_from_callback(
+            np.shape(leaf), at, lambda index: np.asarray(leaf)[index]
+        ),
+        arrays,
+        jax.tree.broadcast(where, arrays),
+    )
+
+
+def place(array: jax.Array, where: NamedSharding) -> jax.Array:
+    """Moves an array between layouts on the devices, by the cluster's collectives."""
+    return jax.jit(_same, out_shardings=where)(array)
+
+
+def _same(array: jax.Array) -> jax.Array:
+    return array
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -93,6 +120,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def jit_step(
     step: Callable[..., Any],
+    mesh: Mesh,
+    rules: Rules,
     *states: Any,
     inputs: Sequence[Any] = (BATCH,),
     outputs: Sequence[Any] = (REPLICATED,),
@@ -100,7 +129,8 @@ def jit_step(
 ) -> Callable[..., Any]:
     """Compiles a training step with explicit shardings, its states updated in place.
 
-        train = jit_step(functools.partial(m3.discriminator_step, config), sharding)
+        train = jit_step(functools.partial(m3.discriminator_step, config),
+                         mesh, RULES, fresh.shapes)
         state, metrics = train(state, tokens)
 
     A function without a state needs no more than `jax.jit(fn, out_shardings=...)`.
@@ -108,8 +138,9 @@ def jit_step(
     Args:
       step: (*states, *inputs) -> (*states, *outputs); or the next state alone, if
         there is one state and no output.
-      states: a tree of NamedShardings for each state, on one mesh (`state_sharding`,
-        `ShardedInit.sharding`).
+      mesh: of this cluster.
+      rules: of where the arrays of the states lie.
+      states: a tree of arrays or ShapeDtypeStructs for each state.
       inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
         of NamedShardings.
       outputs: for each other result, likewise.
@@ -117,16 +148,19 @@ def jit_step(
 
     Returns:
       The jitted step.
+
+    Raises:
+      errors.SettingsError: if the mesh's `model` axis does not divide what it splits.
     """
-    mesh = jax.tree.leaves(states)[0].mesh
+    placed = [rules_lib.shardings(mesh, rules, state) for state in states]
 
     def on_mesh(spec: Any) -> Any:
         return NamedSharding(mesh, spec) if isinstance(spec, PartitionSpec) else spec
 
-    results = (*states, *map(on_mesh, outputs))
+    results = (*placed, *map(on_mesh, outputs))
     return jax.jit(
-        step,
-        in_shardings=(*states, *map(on_mesh, inputs)),
+        activations.on(mesh, step),
+        in_shardings=(*placed, *map(on_mesh, inputs)),
         out_shardings=results if len(results) > 1 else results[0],
         donate_argnums=range(len(states)) if donate else (),
     )
@@ -146,22 +180,22 @@ class ShardedInit(NamedTuple):
 
 
 def sharded_init(
-    mesh: Mesh, init: Callable[[], Any], rules: Rules = ENCODER_RULES
+    mesh: Mesh, init: Callable[[], Any], rules: Rules = RULES
 ) -> ShardedInit:
     """Plans a state that is computed in place: no device holds more than its shards.
 
     Args:
       mesh: of this cluster.
       init: makes the state; is jitted.
-      rules: see `state_sharding`.
+      rules: of where its arrays lie.
     """
     shapes = jax.eval_shape(init)
-    sharding = state_sharding(mesh, rules, shapes)
+    sharding = rules_lib.shardings(mesh, rules, shapes)
     return ShardedInit(jax.jit(init, out_shardings=sharding), shapes, sharding)
 
 
 def sharded_init_from_arrays(
-    mesh: Mesh, init: Callable[[], Any], rules: Rules = ENCODER_RULES
+    mesh: Mesh, init: Callable[[], Any], rules: Rules = RULES
 ) -> ShardedInit:
     """Plans a state that is built from existing arrays.
 
@@ -171,13 +205,13 @@ def sharded_init_from_arrays(
     Args:
       mesh: of this cluster.
       init: makes the state.
-      rules: see `state_sharding`.
+      rules: of where its arrays lie.
     """
     shapes = jax.eval_shape(init)
-    sharding = state_sharding(mesh, rules, shapes)
+    sharding = rules_lib.shardings(mesh, rules, shapes)
 
     def make() -> Any:
-        return jax.device_put(jax.tree.map(jnp.copy, init()), sharding)
+        return put(jax.tree.map(jnp.copy, init()), sharding)
 
     return ShardedInit(make, shapes, sharding)
 

@@ -1,9 +1,18 @@
-"""The checkpoints of one cluster in its run's folder."""
+"""The checkpoints of one cluster in its run's folder.
 
+In a cluster of many processes the root alone has the folder. It gathers the arrays of
+all, one after the other, and brings them back to all: a checkpoint does not show how
+many processes wrote it, and any number goes on from it.
+"""
+
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import process, run_folder
@@ -50,7 +59,6 @@ class Checkpoints:
           checkpoint.CheckpointError: if the folder holds a run with other settings, or
             checkpoints of which none can be used.
         """
-        check_same_run(workdir, cluster, settings, fingerprints)
         self._workdir, self._cluster = workdir, cluster
         self._settings = dict(settings)
         self._fingerprints = dict(fingerprints or {})
@@ -60,16 +68,25 @@ class Checkpoints:
         self._start = 0
         self.before_save: Callable[[], None] = _nothing
         """Is called before a state is saved: raises an error if it must not be."""
-        self._saved = checkpoint_files.Folder(
-            _folder(workdir, cluster),
-            lambda about: difference(about, cluster, settings, fingerprints or {}),
-            process.message,
-        )
+        self._saved: checkpoint_files.Folder | None = None
+        if ranks.is_root():
+            check_same_run(workdir, cluster, settings, fingerprints)
+            self._saved = checkpoint_files.Folder(
+                _folder(workdir, cluster),
+                lambda about: difference(about, cluster, settings, fingerprints or {}),
+                process.message,
+            )
+        self._steps = self._of_root(lambda saved: saved.steps)
 
     @property
     def steps(self) -> list[int]:
         """The steps that are saved, ascending."""
-        return self._saved.steps
+        return self._saved.steps if self._saved else self._steps
+
+    def _of_root(self, value: Callable[[checkpoint_files.Folder], Any]) -> Any:
+        """Returns a JSON value that the root has, in every process."""
+        data = json.dumps(value(self._saved)).encode() if self._saved else b""
+        return json.loads(ranks.bytes_from_root(data))
 
     @property
     def newest(self) -> int:
@@ -79,7 +96,10 @@ class Checkpoints:
     def add_fingerprints(self, fingerprints: Mapping[str, str]) -> None:
         """Adds the peer's fingerprints; see `check_same_run`."""
         self._fingerprints |= fingerprints
-        check_same_run(self._workdir, self._cluster, self._settings, self._fingerprints)
+        if self._saved:
+            check_same_run(
+                self._workdir, self._cluster, self._settings, self._fingerprints
+            )
 
     def restore(self, step: int, fresh: mesh_lib.ShardedInit) -> tuple[Any, Any]:
         """Returns the state after `step`, on its devices, and its data position.
@@ -101,14 +121,40 @@ class Checkpoints:
             raise checkpoint.CheckpointError(
                 f"the run is to go on after step {step}; {self._cluster} has {have}"
             )
-        self._saved.go_on_from(step)
         self._start = step
+        if self._saved:
+            self._saved.go_on_from(step)
         if step == 0:
             return fresh.init(), None
-        like = checkpoint.abstract(fresh.shapes, fresh.sharding)
-        restored, about = checkpoint.restore(self._saved.path, step, like)
-        process.message(f"going on after step {step}")
-        return restored, about["position"]
+        if ranks.count() == 1:
+            assert self._saved is not None
+            like = checkpoint.abstract(fresh.shapes, fresh.sharding)
+            restored, about = checkpoint.restore(self._saved.path, step, like)
+            position = about["position"]
+        else:
+            restored, position = self._restore_everywhere(step, fresh)
+        if self._saved:
+            process.message(f"going on after step {step}")
+        return restored, position
+
+    def _restore_everywhere(
+        self, step: int, fresh: mesh_lib.ShardedInit
+    ) -> tuple[Any, Any]:
+        """Reads a checkpoint in the root, and brings it to the devices of all."""
+        shapes, structure = jax.tree.flatten(fresh.shapes)
+        arrays: list[Any] = [None] * len(shapes)
+        if self._saved:
+            like = checkpoint.on_host(fresh.shapes)
+            restored, _ = checkpoint.restore(self._saved.path, step, like)
+            arrays = jax.tree.leaves(restored)
+        placed = [
+            mesh_lib.place(ranks.from_root(array, shape), where)
+            for array, shape, where in zip(
+                arrays, shapes, jax.tree.leaves(fresh.sharding), strict=True
+            )
+        ]
+        position = self._of_root(lambda saved: saved.about(step)["position"])
+        return jax.tree.unflatten(structure, placed), position
 
     def after(
         self, step: int, state: Any, position: Callable[[], Any] = _nothing
@@ -143,7 +189,11 @@ class Checkpoints:
             "fingerprints": self._fingerprints,
         }
         with self._work.busy(activity.Activity.SAVING):
-            checkpoint.save(self._saved, step, state, about, self._keep)
+            whole = state if ranks.count() == 1 else ranks.to_root(state)
+            if self._saved:
+                checkpoint.save(self._saved, step, whole, about, self._keep)
+            else:
+                self._steps = [*self._steps, step]
 
 
 def _folder(workdir: pathlib.Path, cluster: str) -> pathlib.Path:

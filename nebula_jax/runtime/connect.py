@@ -6,22 +6,21 @@ with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: .
 
 import contextlib
 import dataclasses
-import ipaddress
 import os
 import pathlib
-import re
 import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import bridge, ranks, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.wire import spool as spool_lib
-from nebula_jax.runtime import process
+from nebula_jax.communication.worker_link import WorkerLink, share_peer
+from nebula_jax.runtime import addresses, cluster, process
 from nebula_jax.security import tls
 
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
@@ -68,9 +67,9 @@ class Settings:
             if not 0 <= value < float("inf"):
                 raise errors.SettingsError(f"--{name}={value:g}: must not be negative")
         wan.from_string(self.wan)
-        host_and_port("listen", self.listen)
+        addresses.host_and_port("listen", self.listen)
         if self.peer:
-            host_and_port("peer", self.peer)
+            addresses.host_and_port("peer", self.peer)
 
 
 def check_role(settings: Settings, cluster: str, listener: str, connector: str) -> None:
@@ -95,7 +94,7 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
         raise errors.SettingsError(
             f"--peer is for a {connector}, not for --cluster={cluster}"
         )
-    port = host_and_port("listen", settings.listen)[1]
+    port = addresses.host_and_port("listen", settings.listen)[1]
     if listens and not port and LISTEN_FD not in os.environ:
         raise errors.SettingsError(f"--cluster={listener} needs --listen=HOST:PORT")
     if listens and LISTEN_FD in os.environ:
@@ -113,31 +112,6 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
         contexts(pathlib.Path(settings.tls), cluster)
 
 
-def host_and_port(flag: str, value: str) -> tuple[str, int]:
-    """Parses `HOST:PORT`, `[::]:PORT` or `[fe80::1%eth0]:PORT`.
-
-    Args:
-      flag: where it is from, for the error.
-      value: the text.
-
-    Raises:
-      errors.SettingsError: if it is none.
-    """
-    host, _, port = value.rpartition(":")
-    try:
-        if host.startswith("[") and host.endswith("]"):
-            host = str(ipaddress.IPv6Address(host[1:-1]))
-        elif not host or re.search(r"[\s:\[\]/%@]", host):
-            raise ValueError
-        if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-            raise ValueError
-    except ValueError:
-        raise errors.SettingsError(
-            f"--{flag}={value}: expected HOST:PORT, with an IPv6 address in brackets"
-        ) from None
-    return host, int(port)
-
-
 def report_plain(settings: Settings) -> None:
     """Prints a line if nothing protects what crosses; a launcher has printed it."""
     if settings.tls == TLS_OFF and process.LIFELINE_FD not in os.environ:
@@ -152,8 +126,8 @@ def dial(
     check: Check = bridge.no_further_check,
     work: activity.Work | None = None,
     spool: spool_lib.Spool | None = None,
-) -> Link:
-    """Connects to the listener.
+) -> Link | WorkerLink:
+    """Connects to the listener; in a cluster of many processes its root does.
 
     Args:
       settings: of this cluster.
@@ -171,10 +145,12 @@ def dial(
       bridge.ConnectError: if nobody answers, or TLS fails.
       bridge.Mismatch: if the peer runs something else.
     """
+    if not ranks.is_root():
+        return WorkerLink(share_peer(None))
     report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
-    return bridge.connect(
-        host_and_port("peer", settings.peer),
+    link = bridge.connect(
+        addresses.host_and_port("peer", settings.peer),
         hello,
         connect_timeout=settings.connect_timeout,
         peer_timeout=settings.peer_timeout,
@@ -187,6 +163,15 @@ def dial(
         work=work or activity.Work(settings.stuck_timeout),
         spool=spool,
     )
+    _share(link)
+    return link
+
+
+def _share(link: Link) -> None:
+    """Lets the other processes of this cluster have part in a link of the root's."""
+    if ranks.count() > 1:
+        cluster.on_end(link.abort)
+        share_peer(link.peer)
 
 
 @contextlib.contextmanager
@@ -197,8 +182,8 @@ def listen(
     *,
     check: Check = bridge.no_further_check,
     work: activity.Work | None = None,
-) -> Iterator[list[Link]]:
-    """Waits for all `clusters`, in whatever order they connect.
+) -> Iterator[list[Link] | list[WorkerLink]]:
+    """Waits for all `clusters`, in whatever order they connect; the root does.
 
     Args:
       settings: of this cluster.
@@ -213,6 +198,9 @@ def listen(
       bridge.NobodyThere: if one did not connect in time.
       bridge.Mismatch: if one of them runs something else. Others are refused.
     """
+    if not ranks.is_root():
+        yield [WorkerLink(share_peer(None)) for _ in clusters]
+        return
     report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     deadline = time.monotonic() + settings.connect_timeout
@@ -234,6 +222,7 @@ def listen(
         links = _gather(listener, clusters, deadline, settings.connect_timeout)
         for link in links:
             stack.enter_context(link)
+            _share(link)
         yield links
 
 
@@ -271,4 +260,4 @@ def listening_socket(settings: Settings) -> socket.socket:
     if LISTEN_FD in os.environ:
         found = process.handed_down(LISTEN_FD, stat.S_ISSOCK)
         return socket.socket(fileno=found)
-    return listener_lib.listen(host_and_port("listen", settings.listen))
+    return listener_lib.listen(addresses.host_and_port("listen", settings.listen))

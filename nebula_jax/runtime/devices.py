@@ -1,69 +1,103 @@
-"""The devices of a cluster: as many as wanted, with batches spread evenly over them."""
+"""The devices of a cluster: how many, and how a batch and a model spread over them."""
+
+import dataclasses
 
 import jax
 from jax.sharding import Mesh
 
 from nebula_jax import errors
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import rules
 
 
-def check(
-    batch_size: int, devices_per_cluster: int, model_parallel: int, parts: int = 1
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The use that a cluster makes of its devices, named like the flags."""
+
+    devices_per_cluster: int = 0
+    """0 for all there are."""
+    fsdp: int = 1
+    """Devices among which parameters are split while they are not used."""
+    model_parallel: int = 1
+    """Devices that share the work on one copy of a model."""
+
+
+def check(layout: Layout, batch_size: int, parts: int = 1) -> None:
     """Checks, before JAX is used, that a batch can be spread over the devices.
 
     Args:
+      layout: of the cluster; if it has all devices there are, `mesh` checks it.
       batch_size: examples of a step.
-      devices_per_cluster: 0 for all there are, which `mesh` checks.
-      model_parallel: devices that share one copy of a model.
       parts: micro-batches of a batch.
 
     Raises:
-      errors.SettingsError: if something does not divide.
+      errors.SettingsError: if something does not divide, with what would.
     """
     if batch_size % parts:
+        nearest = rules.nearest_divisor(batch_size, parts)
         raise errors.SettingsError(
-            f"--micro_batches={parts} does not divide --batch_size={batch_size}"
+            f"--micro_batches={parts} does not divide --batch_size={batch_size};"
+            f" {nearest} does"
         )
-    if devices_per_cluster % model_parallel:
+    if layout.devices_per_cluster:
+        _check_rows(layout, layout.devices_per_cluster, batch_size, parts)
+
+
+def simulate(layout: Layout, processes: int = 1) -> None:
+    """Makes CPU devices, if their number is given; to be called before JAX is used.
+
+    Args:
+      layout: of the cluster.
+      processes: of the cluster, each of which has as many of the devices.
+
+    Raises:
+      errors.SettingsError: if they do not divide.
+    """
+    devices = layout.devices_per_cluster
+    if devices % processes:
+        nearest = -(-devices // processes) * processes
         raise errors.SettingsError(
-            f"--model_parallel={model_parallel} does not divide"
-            f" --devices_per_cluster={devices_per_cluster}"
+            f"a cluster of {processes} processes cannot share"
+            f" --devices_per_cluster={devices} evenly; {nearest} would do"
         )
-    if devices_per_cluster:
-        _check_rows(batch_size, devices_per_cluster // model_parallel, parts)
+    if devices:
+        jax.config.update("jax_num_cpu_devices", devices // processes)
 
 
-def simulate(devices_per_cluster: int) -> None:
-    """Makes so many CPU devices, if not 0; to be called before JAX is used."""
-    if devices_per_cluster:
-        jax.config.update("jax_num_cpu_devices", devices_per_cluster)
-
-
-def mesh(
-    batch_size: int, devices_per_cluster: int, model_parallel: int, parts: int = 1
-) -> Mesh:
+def mesh(layout: Layout, batch_size: int, parts: int = 1) -> Mesh:
     """Returns a cluster's devices as a mesh; for the arguments see `check`.
 
     Raises:
       errors.SettingsError: if there are fewer, or a batch cannot be spread over them.
     """
     devices = jax.devices()
-    if devices_per_cluster > len(devices):
+    if layout.devices_per_cluster > len(devices):
         raise errors.SettingsError(
-            f"--devices_per_cluster={devices_per_cluster}: this machine has"
+            f"--devices_per_cluster={layout.devices_per_cluster}: this machine has"
             f" {len(devices)}"
         )
-    devices = devices[: devices_per_cluster or None]
-    found = mesh_lib.make_mesh(devices, model_parallel)
-    _check_rows(batch_size, found.shape["data"], parts)
-    return found
+    if jax.process_count() > 1 and 0 < layout.devices_per_cluster < len(devices):
+        raise errors.SettingsError(
+            f"--devices_per_cluster={layout.devices_per_cluster}: the processes of this"
+            f" cluster have {len(devices)}, of which none may be left out"
+        )
+    devices = devices[: layout.devices_per_cluster or None]
+    _check_rows(layout, len(devices), batch_size, parts)
+    return mesh_lib.make_mesh(devices, layout.fsdp, layout.model_parallel)
 
 
-def _check_rows(batch_size: int, replicas: int, parts: int) -> None:
-    if batch_size // parts % replicas:
+def _check_rows(layout: Layout, devices: int, batch_size: int, parts: int) -> None:
+    """Raises errors.SettingsError if devices or rows do not divide."""
+    mesh_lib.check(devices, layout.fsdp, layout.model_parallel)
+    rows, groups = batch_size // parts, devices // layout.model_parallel
+    if rows % groups:
         what = f"--batch_size={batch_size}"
         if parts > 1:
-            what = f"a micro-batch of {batch_size // parts} ({what}"
-            what += f", --micro_batches={parts})"
-        raise errors.SettingsError(f"{what} does not divide over {replicas} devices")
+            what = f"a micro-batch of {rows} ({what}, --micro_batches={parts})"
+        shared = f"{devices} devices"
+        if layout.model_parallel > 1:
+            shared += f" with --model_parallel={layout.model_parallel}"
+        above = -(-rows // groups) * groups
+        raise errors.SettingsError(
+            f"{what} does not divide over {shared}; {above * parts} would"
+        )

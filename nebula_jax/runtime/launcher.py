@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nebula_jax.communication import bridge, listener
-from nebula_jax.runtime import connect, processes
+from nebula_jax.runtime import addresses, connect, processes
 from nebula_jax.security import certificates, credentials, names, tls
 
 Arguments = Callable[[str, connect.Settings], Sequence[str]]
@@ -27,6 +27,7 @@ def prepared(
     clusters: Sequence[str],
     settings: connect.Settings,
     restarts: int = 0,
+    processes_per_cluster: int = 1,
 ) -> Iterator[Callable[[str, Arguments], int]]:
     """Binds the port and finds the credentials, so that what is wrong shows at once.
 
@@ -38,13 +39,14 @@ def prepared(
         however it ends.
       restarts: times that all clusters are started again because one died; see
         `processes.must_restart`.
+      processes_per_cluster: of which each is a rank of its cluster (`cluster`).
 
     Yields:
       A function of (experiment as in `python -m`, each cluster's arguments) that runs
-      one process for each cluster until all have ended. It returns their status: 0 if
+      the processes of each cluster until all have ended. It returns their status: 0 if
       all ended well, 128 + n if signal n stopped them, else 1.
     """
-    address = connect.host_and_port("listen", settings.listen)
+    address = addresses.host_and_port("listen", settings.listen)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(listener.listen(address))
         own = _credentials(clusters, settings.tls, stack)
@@ -61,10 +63,30 @@ def prepared(
                     tls=own[name].where,
                 )
                 command = [sys.executable, "-m", module, *arguments(name, reach)]
-                commands[name] = processes.Command(command, own[name].descriptors)
+                passed = own[name].descriptors
+                if processes_per_cluster == 1:
+                    commands[name] = processes.Command(command, passed)
+                    continue
+                root, *others = _members(processes_per_cluster)
+                commands[name] = processes.Command([*command, *root], passed)
+                for rank, flags in enumerate(others, 1):
+                    no_line = f"--tls={connect.TLS_OFF}"  # the root alone has one
+                    commands[f"{name}/{rank}"] = processes.Command(
+                        [*command, no_line, *flags], ()
+                    )
             return processes.Processes(workdir, commands, listening, restarts).run()
 
         yield launch
+
+
+def _members(count: int) -> list[list[str]]:
+    """Returns the flags by which each process of a cluster finds the others."""
+    with listener.listen(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    return [
+        [f"--coordinator={where}", f"--num_processes={count}", f"--process_id={rank}"]
+        for rank in range(count)
+    ]
 
 
 class _Own(NamedTuple):

@@ -18,12 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import session
 
 STOPPED_BY_PEER = 3
 ENDED_BY_PEER = 4
+SAVED = (0, STOPPED_BY_PEER, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""The statuses of a process that ended as it should."""
 
 LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
 
@@ -98,6 +101,16 @@ class Interrupt:
         """Returns True if the run should end soon."""
         return self._signal is not None
 
+    @property
+    def number(self) -> int | None:
+        """The signal that requested it, if any."""
+        return self._signal
+
+    def request(self, number: int) -> None:
+        """Requests the end for another process of the cluster, which got a signal."""
+        if self._signal is None and self.is_graceful:
+            self._signal = number
+
     def exit_status(self, cluster: str, step: int, steps: int) -> int:
         """Returns the exit status of a cluster; reports where it stopped, if early.
 
@@ -112,26 +125,36 @@ class Interrupt:
         return 128 + self._signal if self._signal else STOPPED_BY_PEER
 
 
-def guarded(main: Callable[[], int]) -> int:
+def no_report(reason: str) -> None:
+    """Reports an error to nobody."""
+
+
+def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) -> int:
     """Runs the work of a process; prints its errors as one line.
 
     Args:
       main: does the work, returns the exit status.
+      report: is called with an error before that is printed.
 
     Returns:
       The exit status.
     """
     try:
         return main()
-    except errors.SettingsError as error:
-        message(f"error: {error}")
-        return 2
-    except (session.PeerGone, session.PeerAborted, errors.PeerAbsent) as error:
-        message(f"error: {error}")
-        return ENDED_BY_PEER
-    except (errors.NebulaError, OSError) as error:
-        message(f"error: {error}")
-        return 1
     except KeyboardInterrupt:
         message("interrupted before training began")
         return 128 + signal.SIGINT
+    except (errors.NebulaError, OSError) as error:
+        report(str(error))
+        message(f"error: {error}")
+        if isinstance(error, errors.SettingsError):
+            return 2
+        gone = (session.PeerGone, session.PeerAborted, errors.PeerAbsent)
+        return ENDED_BY_PEER if isinstance(error, gone) else 1
+
+
+def exit_now(status: int) -> NoReturn:
+    """Ends this process without waiting for anything."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

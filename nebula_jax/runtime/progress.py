@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import nonfinite, process, report, restarts, run_folder
@@ -66,12 +67,14 @@ class Progress:
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every
-        self._log = metrics.MetricsLog(self._folder, start, process.message)
+        self._log: metrics.MetricsLog | None = None
+        if ranks.is_root():  # the metrics are the same in all processes of a cluster
+            self._log = metrics.MetricsLog(self._folder, start, process.message)
         self._links = links
         before = [each.get(SKIPPED, 0) for each in metrics.read(self._folder)]
         self._skips = nonfinite.Skips(
             *(cluster, allow_nonfinite, max(before, default=0)),
-            lambda step, count: self._log.write(step, {SKIPPED: count}),
+            lambda step, count: self._write(step, {SKIPPED: count}),
         )
         self._pending: list[Mapping[str, jax.Array]] = []
         self._unsettled: list[tuple[int, Mapping[str, jax.Array]]] = []
@@ -98,7 +101,8 @@ class Progress:
         self._work.step_done()
         if not self._has_stepped:
             self._has_stepped = True
-            restarts.record_first_step(self._folder, step, time.time())
+            if self._log:
+                restarts.record_first_step(self._folder, step, time.time())
         self.settle()
         self._unsettled.append((step, values))
         self._pending.append(values)
@@ -134,9 +138,14 @@ class Progress:
             "waiting_share": (moved.waited - self._before.waited) / seconds,
         }
         self._since, self._before = now, moved
-        self._log.write(step, record)
-        line = {"step": step} | record
-        print(metrics.progress_line(self._cluster, self._steps, line), flush=True)
+        self._write(step, record)
+        if self._log:
+            line = {"step": step} | record
+            print(metrics.progress_line(self._cluster, self._steps, line), flush=True)
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._log:
+            self._log.write(step, values)
 
     def evaluation(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> None:
         """Records figures on held-out text.
@@ -146,7 +155,7 @@ class Progress:
           figures: language or split -> name -> number; the same names everywhere.
         """
         names = next(iter(figures.values()))
-        self._log.write(
+        self._write(
             step,
             {
                 f"held_out_{name}": {key: each[name] for key, each in figures.items()}
@@ -167,8 +176,9 @@ class Progress:
         self.settle()
         if self._pending:
             self._report(last)
-        self._log.close()
-        if last == self._start:
+        if self._log:
+            self._log.close()
+        if last == self._start or not self._log:
             return
         seconds = time.monotonic() - self._begin
         moved = traffic(self._links)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -119,6 +120,13 @@ def abstract(state: Any, sharding: Any) -> Any:
     )
 
 
+def on_host(state: Any) -> Any:
+    """Makes `like` for `restore`: NumPy arrays of the shapes and dtypes of `state`."""
+    return jax.tree.map(
+        lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), state
+    )
+
+
 class _QuietLoop(asyncio.SelectorEventLoop):
     """An event loop that prints nothing when many writes fail at once.
 
@@ -151,7 +159,14 @@ def _checkpointer() -> Iterator[ocp.Checkpointer]:
     logging.set_verbosity(logging.FATAL)
     asyncio.set_event_loop_policy(_QuietLoops())
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        # Of several processes the root alone calls this; orbax would wait for them all.
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=jax.process_index(),
+            active_processes={jax.process_index()},
+            barrier_sync_key_prefix="root",
+        )
+        handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
             yield checkpointer
     except Exception:
         # Writes that never began are reported when they are freed, perhaps at exit.

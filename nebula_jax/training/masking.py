@@ -89,7 +89,8 @@ def mask_tokens(
     wanted = jnp.minimum(wanted, jnp.sum(maskable, axis=-1))
 
     order = jax.random.uniform(order_rng, input_ids.shape)
-    _, chosen = jax.lax.top_k(jnp.where(maskable, order, -1.0), slots)
+    # Not top_k, for which every device would be sent the rows of all the others.
+    chosen = jnp.argsort(jnp.where(maskable, -order, 1.0), axis=-1)[:, :slots]
     chosen = jnp.where(jnp.arange(slots)[None] < wanted[:, None], chosen, length)
     positions = jnp.sort(chosen, axis=-1).astype(jnp.int32)
     originals = mask_slots.gather(input_ids, positions)

@@ -158,13 +158,15 @@ class Runs:
 
 
 def family_of(process: subprocess.Popen) -> dict[str, psutil.Process]:
-    """Cluster -> its process, of those that have begun."""
+    """Cluster -> its process, of those that have begun; `generator:0/1` for rank 1."""
     family = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it may end meanwhile
-            for argument in child.cmdline():
-                if argument.startswith("--cluster="):
-                    family[argument.partition("=")[2]] = child
+            flags = dict(each.partition("=")[::2] for each in child.cmdline())
+            rank = flags.get("--process_id", "0")
+            if "--cluster" in flags:
+                suffix = f"/{rank}" if int(rank) > 0 else ""
+                family[flags["--cluster"] + suffix] = child
     return family
 
 

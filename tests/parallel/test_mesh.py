@@ -1,4 +1,7 @@
+import collections
 import functools
+import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +12,26 @@ from jax.sharding import PartitionSpec
 from nebula_jax import errors
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES, Rule
 from nebula_jax.training import m3
+
+LAYERS, STEPS, ROWS, LENGTH, HEADS = 1, 2, 8, 16, 8
+LAYOUTS = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]
+"""Devices along data, fsdp and model."""
+COLLECTIVES = (
+    "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    "|collective-broadcast"
+)
 
 
 def model():
     return transformer.Config(
         vocab_size=64,
-        layers=1,
+        layers=LAYERS,
         width=32,
-        heads=4,
+        heads=HEADS,
         feed_forward=64,
-        max_length=16,
+        max_length=LENGTH,
         dropout=0.1,
     )
 
@@ -27,37 +39,12 @@ def model():
 CONFIG = m3.Config(model(), model(), steps=5, learning_rate=1e-3, warmup_steps=2)
 
 
-def test_axes_are_data_and_model():
-    mesh = mesh_lib.make_mesh(jax.devices(), model_parallel=2)
-    assert mesh.shape == {"data": 2, "model": 2}
-    with pytest.raises(errors.NebulaError, match="--model_parallel=3"):
+def test_axes_are_data_fsdp_and_model():
+    mesh = mesh_lib.make_mesh(jax.devices(), fsdp=2, model_parallel=2)
+    assert mesh.shape == {"data": 2, "fsdp": 2, "model": 2}
+    assert mesh_lib.replicas(mesh) == 4
+    with pytest.raises(errors.NebulaError, match=r"--model_parallel=3 .* 8 devices"):
         mesh_lib.make_mesh(jax.devices(), model_parallel=3)
-
-
-def specs(tree, model_parallel=2):
-    mesh = mesh_lib.make_mesh(jax.devices(), model_parallel)
-    sharding = mesh_lib.state_sharding(mesh, mesh_lib.ENCODER_RULES, tree)
-    return jax.tree.map(lambda leaf: leaf.spec, sharding)
-
-
-def test_parameters_and_their_moments_are_split_alike():
-    state = jax.eval_shape(lambda: m3.init_discriminator(CONFIG, 0))
-    found = specs(state)
-    block = found.params["encoder"]["layer_0"]
-    assert block["attention"]["query"]["kernel"] == PartitionSpec(None, "model", None)
-    assert block["intermediate"]["kernel"] == PartitionSpec(None, "model")
-    assert block["output"]["kernel"] == PartitionSpec("model", None)
-    assert block["output"]["bias"] == PartitionSpec()
-    table = found.params["embeddings"]["word_embeddings"]["embedding"]
-    assert table == PartitionSpec("model", None)
-    moments = found.opt_state[1].mu
-    assert jax.tree.leaves(moments) == jax.tree.leaves(found.params)
-    assert found.step == PartitionSpec()
-
-
-def test_an_axis_that_does_not_divide_stays_whole():
-    tree = {"word_embeddings": {"embedding": jnp.zeros((63, 8))}}
-    assert specs(tree)["word_embeddings"]["embedding"] == PartitionSpec(None, None)
 
 
 @functools.cache
@@ -69,49 +56,119 @@ def init():
     return jax.device_get(make())
 
 
-def train(devices, model_parallel, steps=3):
-    """The two sides of M3 on a mesh; final parameters and losses."""
-    mesh = mesh_lib.make_mesh(jax.devices()[:devices], model_parallel)
-    states = []
-    for state in init():
-        rules = mesh_lib.ENCODER_RULES
-        states.append(
-            jax.device_put(state, mesh_lib.state_sharding(mesh, rules, state))
+class Trained:
+    """The two sides of M3 after some steps on a mesh."""
+
+    def __init__(self, data, fsdp, model_parallel):
+        devices = jax.devices()[: data * fsdp * model_parallel]
+        mesh = mesh_lib.make_mesh(devices, fsdp, model_parallel)
+        plans = [
+            mesh_lib.sharded_init_from_arrays(mesh, lambda state=state: state)
+            for state in init()
+        ]
+        self.states = [plan.init() for plan in plans]
+        shapes = [plan.shapes for plan in plans]
+        generator_step = mesh_lib.jit_step(
+            functools.partial(m3.generator_step, CONFIG),
+            *(mesh, RULES, shapes[0]),
+            outputs=(BATCH, REPLICATED),
         )
-    at = [jax.tree.map(lambda leaf: leaf.sharding, state) for state in states]
-    generator_step = mesh_lib.jit_step(
-        functools.partial(m3.generator_step, CONFIG),
-        at[0],
-        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED),
-    )
-    discriminator_step = mesh_lib.jit_step(
-        functools.partial(m3.discriminator_step, CONFIG), at[1]
-    )
-    random = np.random.RandomState(0)
-    for _ in range(steps):
-        ids = random.randint(5, 64, (8, 16)).astype(np.int32)
-        ids = jax.device_put(ids, mesh_lib.batch_sharding(mesh))
-        states[0], tokens, _ = generator_step(states[0], ids)
-        states[1], metrics = discriminator_step(states[1], [tokens, tokens])
-    return jax.device_get([state.params for state in states]), jax.device_get(metrics)
+        discriminator_step = mesh_lib.jit_step(
+            functools.partial(m3.discriminator_step, CONFIG),
+            *(mesh, RULES, shapes[1]),
+        )
+        ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
+        tokens = m3.tokens_spec(CONFIG, ROWS)
+        generator_step = generator_step.lower(shapes[0], ids).compile()
+        discriminator_step = discriminator_step.lower(
+            shapes[1], [tokens, tokens]
+        ).compile()
+        self.collectives = [
+            collectives(each.as_text()) for each in (generator_step, discriminator_step)
+        ]
+        random = np.random.RandomState(0)
+        for _ in range(STEPS):
+            ids = random.randint(5, 64, (ROWS, LENGTH)).astype(np.int32)
+            ids = jax.device_put(ids, mesh_lib.batch_sharding(mesh))
+            self.states[0], tokens, _ = generator_step(self.states[0], ids)
+            self.states[1], metrics = discriminator_step(
+                self.states[1], [tokens, tokens]
+            )
+        self.metrics = jax.device_get(metrics)
+        self.params = jax.device_get([state.params for state in self.states])
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
-    return train(1, 1)
+trained = functools.cache(Trained)
 
 
-@pytest.mark.parametrize("model_parallel", [1, 2, 4])
-def test_four_devices_compute_what_one_does(on_one_device, model_parallel):
-    params, metrics = train(4, model_parallel)
+def collectives(text):
+    """Kind -> shapes, such as f32[32,64], of the collectives of a compiled program."""
+    found = collections.defaultdict(list)
+    for line in text.splitlines():
+        match = re.search(rf"= \(?(\S+?)\{{.* ({COLLECTIVES})(-start)?\(", line)
+        if match:
+            found[match.group(2)].append(match.group(1))
+    return dict(found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
+def test_eight_devices_compute_what_one_does(layout):
+    found, one = trained(*layout), trained(*LAYOUTS[0])
     # Sums in another order: Adam turns rounding of tiny gradients into 1e-6 of a step
     # of 1e-3, dropout and sampling draw the same bits on any mesh.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-        params,
-        on_one_device[0],
+        found.params,
+        one.params,
     )
-    np.testing.assert_allclose(metrics["loss"], on_one_device[1]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found.metrics["loss"], one.metrics["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_layout_has_the_collectives_it_needs_and_no_others(layout):
+    _, fsdp, model_parallel = layout
+    run = trained(*layout)
+    for found, state in zip(run.collectives, run.states, strict=True):
+        numbers, ids = {}, {}
+        for kind, shapes in found.items():
+            numbers[kind] = [each for each in shapes if each.startswith("f32")]
+            ids[kind] = [each for each in shapes if not each.startswith("f32")]
+        # Gradients, and sums over what is split.
+        assert bool(numbers.pop("all-reduce", [])) == (max(layout) > 1)
+        # Parameters that fsdp splits, for the forward pass and maybe again for the
+        # backward one.
+        split = gathered(state.params, fsdp, model_parallel)
+        there = collections.Counter(numbers.pop("all-gather", []))
+        # A sample's place among the parts of a vocabulary: a number for each part.
+        of_samples = [shape for shape in there if shape not in split]
+        assert len(of_samples) <= (model_parallel > 1)
+        for shape in of_samples:
+            assert elements(shape) <= ROWS * LENGTH
+        for shape, count in split.items():
+            assert count <= there[shape] <= 2 * count
+        assert not any(numbers.values())
+        # Rows of the two generators change places in their concatenation.
+        assert all(
+            elements(each) <= ROWS * LENGTH for each in itertools.chain(*ids.values())
+        )
+
+
+def gathered(params, fsdp, model_parallel):
+    """Shape -> how many parameters have it once `fsdp` no longer splits them."""
+    split = collections.Counter()
+    for leaf in jax.tree.leaves(params):
+        if fsdp > 1 and "fsdp" in leaf.sharding.spec:
+            sizes = [
+                size // (model_parallel if axis == "model" else 1)
+                for size, axis in zip(leaf.shape, leaf.sharding.spec, strict=True)
+            ]
+            split[f"f32[{','.join(map(str, sizes))}]"] += 1
+    return split
+
+
+def elements(shape):
+    """How many numbers f32[2,3] has."""
+    return np.prod([int(each) for each in re.findall(r"\d+", shape.split("[")[1])])
 
 
 def toy_step(weights, batch, scale):
@@ -120,9 +177,15 @@ def toy_step(weights, batch, scale):
     return weights + loss, batch * 2, loss
 
 
+TOY_RULES = (Rule("", PartitionSpec("model")),)
+
+
+def toy_mesh():
+    return mesh_lib.make_mesh(jax.devices()[:4], model_parallel=2)
+
+
 def toy_sharding(spec):
-    mesh = mesh_lib.make_mesh(jax.devices(), model_parallel=2)
-    return jax.sharding.NamedSharding(mesh, spec)
+    return jax.sharding.NamedSharding(toy_mesh(), spec)
 
 
 @pytest.mark.parametrize("donate", [True, False])
@@ -130,9 +193,9 @@ def test_a_jitted_step_puts_everything_where_it_is_said_to_be(donate):
     split = toy_sharding(PartitionSpec("model"))
     step = mesh_lib.jit_step(
         toy_step,
-        split,
-        inputs=(mesh_lib.BATCH, toy_sharding(mesh_lib.REPLICATED)),
-        outputs=(mesh_lib.BATCH, mesh_lib.REPLICATED),
+        *(toy_mesh(), TOY_RULES, jnp.zeros(8)),
+        inputs=(BATCH, toy_sharding(REPLICATED)),
+        outputs=(BATCH, REPLICATED),
         donate=donate,
     )
     weights = jax.device_put(jnp.arange(8.0), split)
@@ -140,7 +203,7 @@ def test_a_jitted_step_puts_everything_where_it_is_said_to_be(donate):
     np.testing.assert_array_equal(found, np.arange(8.0) + 3)
     np.testing.assert_array_equal(doubled, np.full((4, 2), 2))
     assert found.sharding.spec == PartitionSpec("model")
-    assert doubled.sharding.spec == PartitionSpec("data")
+    assert doubled.sharding.spec == PartitionSpec(("data", "fsdp"))
     assert loss.sharding.spec == PartitionSpec()
     assert weights.is_deleted() == donate
 
@@ -148,7 +211,9 @@ def test_a_jitted_step_puts_everything_where_it_is_said_to_be(donate):
 def test_a_step_without_outputs_returns_its_state_alone():
     split = toy_sharding(PartitionSpec("model"))
     step = mesh_lib.jit_step(
-        lambda weights, update: weights + update, split, outputs=()
+        lambda weights, update: weights + update,
+        *(toy_mesh(), TOY_RULES, jnp.zeros(8)),
+        outputs=(),
     )
     found = step(jax.device_put(jnp.zeros(8), split), np.full(8, 4, np.float32))
     np.testing.assert_array_equal(found, np.full(8, 4))
@@ -163,7 +228,7 @@ def table(vocabulary):
     "plan", [mesh_lib.sharded_init, mesh_lib.sharded_init_from_arrays]
 )
 def test_a_state_is_made_in_its_place(plan):
-    mesh = mesh_lib.make_mesh(jax.devices(), model_parallel=2)
+    mesh = toy_mesh()
     arrays = table(jnp.arange(32.0).reshape(8, 4))
     planned = plan(mesh, lambda: arrays)
     made = planned.init()

@@ -14,7 +14,7 @@ import tiny_translations
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import shared_flags, train_abnet
+from experiments import configuration, train_abnet
 from experiments.abnet import channels, config, data, hello, target, target_model
 from nebula_jax import errors, files
 from nebula_jax.communication import bridge, loopback
@@ -211,7 +211,7 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
     before = getattr(run.agreed, name)
 
     def hello_of(cluster, run):
-        return frames.Hello(cluster, "1", shared_flags.settings(run.agreed))
+        return frames.Hello(cluster, "1", configuration.settings(run.agreed))
 
     is_number = type(before) in (int, float)
     other = before / 2 + 0.25 if type(before) is float else before

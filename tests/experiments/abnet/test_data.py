@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_translations
 
-from experiments import shared_flags
+from experiments import configuration
 from experiments.abnet import channels, config, data, models
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
@@ -97,7 +97,7 @@ def test_a_digest_is_of_ids_tokens_and_where_sentences_end():
 
 
 def test_settings_are_what_a_hello_can_hold():
-    settings = shared_flags.settings(configured().agreed)
+    settings = configuration.settings(configured().agreed)
     assert settings["--length_buckets"] == "8,16"
     assert settings["--pair"] == "es-en"
     fields = dataclasses.fields(config.Agreed)
@@ -109,7 +109,7 @@ def test_a_run_is_made_again_from_its_arguments():
     """Both None and an empty list among the settings, and each kind of value."""
     run = configured(corpora="a,b", max_pairs=3, train_all=True, plm_dropout=0.25)
     for each in (run, configured()):
-        arguments = (text.removeprefix("--") for text in shared_flags.arguments(each))
+        arguments = (text.removeprefix("--") for text in configuration.arguments(each))
         given = dict(text.partition("=")[::2] for text in arguments)
         for name in ("train_all", "truncate"):
             given[name] = given.pop(f"no{name}", None) is None

@@ -93,7 +93,7 @@ def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
     values |= {
         "workdir": tmp_path / "run",
         "prepared_dir": tmp_path / "prepared",
-        "devices_per_cluster": 0,
+        "devices_per_cluster": 4,
         # What the codecs take is not the plain step's.
         "forward_codec": "fp16",
     }

@@ -1,0 +1,101 @@
+"""A link in a process that has no bridge: what the root's link is to the root."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from nebula_jax.communication import channels, ranks, selector
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.wire import frames
+
+
+def share_peer(peer: frames.Hello | None) -> frames.Hello:
+    """Returns the Hello of the root's peer in every process.
+
+    Args:
+      peer: None in all processes but the root.
+    """
+    described = b"" if peer is None else json.dumps(dataclasses.asdict(peer)).encode()
+    fields = json.loads(ranks.bytes_from_root(described))
+    fields["checkpoints"] = tuple(fields["checkpoints"])
+    return frames.Hello(**fields)
+
+
+class WorkerLink:
+    """A link without a line: tensors come from the root and go there (`channels`).
+
+    Nothing waits here. What the root waits for, the others have when the root brings it
+    to the devices.
+    """
+
+    def __init__(self, peer: frames.Hello) -> None:
+        """Makes a link to the root's peer."""
+        self.peer = peer
+        self.waited = 0.0
+        self.ledger: dict[str, list[int]] = {}
+        self.outages: dict[str, float] = {}
+        self.stop_step: int | None = None
+
+    def __enter__(self) -> "WorkerLink":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def sender(
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+    ) -> channels.Sender:
+        """Opens a channel as the root does."""
+        return channels.Sender(self, 0, name, spec, codec, zstd)
+
+    def receiver(
+        self,
+        name: str,
+        spec: codec_lib.Spec,
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        sharding: Any = None,
+        check: Callable[[codec_lib.Arrays], None] = channels.accept,
+    ) -> channels.Receiver:
+        """Opens a channel as the root does."""
+        return channels.Receiver(self, 0, name, spec, codec, zstd, sharding, check)
+
+    def put_tensor(self, message: frames.Tensor) -> None:
+        """Refuses: the root sends."""
+        raise AssertionError(message)
+
+    def take_tensor(self, channel: int, what: str) -> frames.Tensor:
+        """Refuses: the root receives."""
+        raise AssertionError(channel, what)
+
+    def has_tensor(self, channel: int) -> bool:
+        """Returns False."""
+        del channel
+        return False
+
+    def bytes_moved(self, direction: str) -> int:
+        """Returns 0: the root counts what crosses."""
+        del direction
+        return 0
+
+    def welcome(self, step: int) -> None:
+        """Does nothing, as `step_done`, `stop` and `wait_for_step`: the root does."""
+
+    def wait_for_welcome(self, timeout: float) -> int:
+        """Returns 0; the root has the step (`ranks.agree`)."""
+        del timeout
+        return 0
+
+    def step_done(self, step: int) -> None:
+        """Does nothing."""
+
+    def stop(self, step: int = 0) -> None:
+        """Does nothing."""
+
+    def wait_for_step(self, step: int) -> None:
+        """Does nothing."""

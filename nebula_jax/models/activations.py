@@ -1,0 +1,70 @@
+"""The places of a model's activations on a mesh of devices.
+
+A model names the mesh axes of its activations with `place`. That does nothing unless
+the function around it is wrapped by `on`: then parameters come to the activations that
+need them, where the compiler alone might exchange activations instead.
+"""
+
+import contextvars
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+DATA, FSDP, MODEL = AXES = ("data", "fsdp", "model")
+"""The axes of a cluster's mesh; see `parallel.rules`."""
+ROWS = (DATA, FSDP)
+"""The axes among which the examples of a batch are split."""
+
+_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
+    "mesh", default=None
+)
+
+
+def on(mesh: Mesh, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that is to be traced, so that its activations lie on `mesh`.
+
+    Args:
+      mesh: with the axes AXES.
+      fn: pure.
+    """
+
+    @functools.wraps(fn)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        token = _mesh.set(mesh)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _mesh.reset(token)
+
+    return placed
+
+
+def place(array: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
+    """Splits an array over axes of the mesh that is in use, if any.
+
+    Args:
+      array: an activation, or a parameter that is used as a whole.
+      axes: a mesh axis, several, or None, for each axis of the array; those not given
+        are whole, and so are those that do not divide.
+
+    Returns:
+      The same values.
+    """
+    mesh = _mesh.get()
+    if mesh is None:
+        return array
+    spec = [
+        axis if size % _devices(mesh, axis) == 0 else None
+        for size, axis in zip(array.shape, axes, strict=False)
+    ]
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def _devices(mesh: Mesh, axis: str | tuple[str, ...] | None) -> int:
+    names = (axis,) if isinstance(axis, str) else axis or ()
+    return math.prod(mesh.shape[name] for name in names)

@@ -1,0 +1,145 @@
+"""The sharding rules of every model: which axis of an array lies on which mesh axis.
+
+    data    copies of a model; batches are split over it
+    fsdp    batches are split over it too, and so are parameters, at rest
+    model   parameters are split over it, and stay split while they are used
+
+An optimizer's moments have the paths of their parameters at their ends, and lie alike.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from nebula_jax import errors
+from nebula_jax.models.activations import FSDP, MODEL, ROWS
+
+BATCH = PartitionSpec(ROWS)  # the first axis
+REPLICATED = PartitionSpec()  # a copy on every device
+
+
+class Rule(NamedTuple):
+    """A place for the arrays whose path matches."""
+
+    pattern: str
+    """A regular expression, searched for in a path such as `encoder/layer_0/output`."""
+    spec: PartitionSpec
+    """A mesh axis, or None, for each axis of the array."""
+    what: str = ""
+    """The things that are split over `model`, for errors."""
+
+
+Rules = Sequence[Rule]
+
+# V vocabulary, D width, H heads, K head width, F feed-forward (Megatron-LM's cut). What
+# is not here is small: biases, layer norms, positions, and the matrix of a head.
+RULES: Rules = (
+    Rule(
+        r"word_embeddings/embedding$",  # [V, D]
+        PartitionSpec(MODEL, FSDP),
+        "pieces of the vocabulary",
+    ),
+    Rule(
+        r"attention/(query|key|value)/kernel$",  # [D, H, K]
+        PartitionSpec(FSDP, MODEL, None),
+        "heads",
+    ),
+    Rule(
+        r"attention/(query|key|value)/bias$",  # [H, K]
+        PartitionSpec(MODEL, None),
+        "heads",
+    ),
+    Rule(
+        r"attention/output/kernel$",  # [H, K, D]
+        PartitionSpec(MODEL, None, FSDP),
+        "heads",
+    ),
+    Rule(
+        r"intermediate/kernel$",  # [D, F]
+        PartitionSpec(FSDP, MODEL),
+        "inner units of the feed-forward part",
+    ),
+    Rule(
+        r"intermediate/bias$",  # [F]
+        PartitionSpec(MODEL),
+        "inner units of the feed-forward part",
+    ),
+    Rule(
+        r"layer_\d+/output/kernel$",  # [F, D]
+        PartitionSpec(MODEL, FSDP),
+        "inner units of the feed-forward part",
+    ),
+    Rule(
+        r"(mlm|clm)_head/bias$",  # [V]
+        PartitionSpec(MODEL),
+        "pieces of the vocabulary",
+    ),
+)
+
+
+def spec_of(rules: Rules, mesh: Mesh, path: str, shape: Sequence[int]) -> PartitionSpec:
+    """Finds where an array lies.
+
+    Args:
+      rules: the first whose pattern is found counts; no match means a copy on every
+        device.
+      mesh: of this cluster.
+      path: of the array, its parts joined by `/`.
+      shape: of the array.
+
+    Returns:
+      The rule's spec; an axis that `fsdp` does not divide is left whole.
+
+    Raises:
+      errors.SettingsError: if `model` does not divide what it is to split.
+    """
+    for rule in rules:
+        if re.search(rule.pattern, path):
+            placed = zip(rule.spec, shape, strict=False)
+            return PartitionSpec(*(_place(mesh, rule, path, *each) for each in placed))
+    return REPLICATED
+
+
+def _place(
+    mesh: Mesh, rule: Rule, path: str, axis: str | None, size: int
+) -> str | None:
+    if axis is None or size % mesh.shape[axis] == 0:
+        return axis
+    if axis != MODEL:
+        return None
+    raise errors.SettingsError(
+        f"--model_parallel={mesh.shape[axis]} does not divide the {size}"
+        f" {rule.what or 'rows'} of {path}; {nearest_divisor(size, mesh.shape[axis])}"
+        " does"
+    )
+
+
+def nearest_divisor(size: int, wanted: int) -> int:
+    """Returns the divisor of `size` nearest to `wanted`; of two, the smaller."""
+    divisors = (each for each in range(1, size + 1) if size % each == 0)
+    return min(divisors, key=lambda each: (abs(each - wanted), each))
+
+
+def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
+    """Finds the NamedSharding of every leaf of a state.
+
+    Args:
+      mesh: of this cluster.
+      rules: see `spec_of`.
+      tree: arrays or ShapeDtypeStructs.
+
+    Returns:
+      The tree with shardings as leaves.
+
+    Raises:
+      errors.SettingsError: see `spec_of`.
+    """
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return NamedSharding(mesh, spec_of(rules, mesh, name, leaf.shape))
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)

@@ -1,0 +1,249 @@
+"""A cluster of several processes: one program, of which no part is lost in silence.
+
+    status = cluster.run(settings, described, train)
+
+Rank 0, the root, waits at the coordinator's address for the others, which keep their
+connection to it while the run lasts (`meeting`). A process that ends closes its own at
+once, whatever ended it; one that hangs no longer beats, or gets nothing done
+(`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
+service (`jax.distributed`) would end the others too, later and by a crash that names
+nobody.
+
+Only lines of JSON about the processes themselves cross these connections; tensors go
+through the devices (`communication.ranks`).
+"""
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax._src import clusters  # the only place of what --coordinator=auto finds
+
+from nebula_jax import errors
+from nebula_jax.communication import ranks
+from nebula_jax.communication.wire import activity
+from nebula_jax.runtime import addresses, meeting, process
+from nebula_jax.runtime import members as members_lib
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+AUTO = "auto"
+COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
+"""What JAX raises if one fails, from a computation or where its result is read."""
+JAX_SECONDS = 3600  # of silence, until JAX's service takes over
+TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+"""Variables of the environment: how many processes were started as this one was."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The processes of a cluster, named like their flags."""
+
+    coordinator: str = ""
+    """HOST:PORT of the root; `auto` for what Slurm, Open MPI or Kubernetes have set;
+    empty for a cluster of one process."""
+    num_processes: int = 0
+    """P."""
+    process_id: int = -1
+    """Rank of this process."""
+    connect_timeout: float = 60.0
+    """Seconds to wait for the others."""
+    peer_timeout: float = 30.0
+    """Seconds of silence after which a process counts as lost."""
+
+
+_members: members_lib.Members | None = None
+
+
+def watch(work: activity.Work, interrupt: process.Interrupt) -> None:
+    """Lets the other processes of this cluster see how far this one is.
+
+    Args:
+      work: of this process.
+      interrupt: of this process; in the root, one of any other process counts too.
+    """
+    if _members is not None:
+        _members.work, _members.interrupt = work, interrupt
+
+
+def on_end(abort: Callable[[str], None]) -> None:
+    """Has `abort` called with the reason if a process of this cluster is lost."""
+    if _members is not None:
+        _members.aborts.append(abort)
+
+
+def run(
+    settings: Settings, described: Mapping[str, Any], train: Callable[[], int]
+) -> int:
+    """Runs this process's part of the cluster.
+
+    Args:
+      settings: which processes there are.
+      described: what must be equal in all of them, JSON values by name.
+      train: does the work, with JAX on the devices of all processes; returns the exit
+        status.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      meeting.Absent: if some process did not come.
+      errors.SettingsError: if they are not the processes of one run.
+    """
+    global _members
+    if not settings.coordinator:
+        _check_alone()
+        return train()
+    address, processes, rank = _place_of(settings)
+    if processes == 1:
+        return train()
+    members = members_lib.Members(rank, settings.peer_timeout)
+    service: dict[str, Any] = {}
+    if rank == 0:
+        server = _listen(address)
+        lines = meeting.gather(
+            *(server, processes, described),
+            lambda: service.setdefault("answer", {"service": _free_port(address[0])}),
+            settings.connect_timeout,
+        )
+        port = service["answer"]["service"]
+    else:
+        line, answer = meeting.attend(
+            address, rank, processes, described, settings.connect_timeout
+        )
+        lines, port = {0: line}, int(answer["service"])
+    _members = members
+    members.watch(lines)
+    _begin_jax(address[0], port, processes, rank, settings.connect_timeout)
+
+    def guarded() -> int:
+        try:
+            status = train()
+            if status in process.SAVED:
+                members.leave()
+            return status
+        except (errors.NebulaError, OSError, *COLLECTIVE_ERRORS) as error:
+            if isinstance(error, COLLECTIVE_ERRORS):
+                # A collective fails if a process is gone, of which the news may come.
+                members.wait_for_reason()
+            if members.reason:  # what failed here is a consequence
+                raise meeting.Absent(members.reason) from None
+            raise
+
+    try:
+        status = process.guarded(guarded, members.fail)
+    except BaseException as error:
+        members.fail(f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        process.exit_now(1)
+    if status not in process.SAVED:
+        process.exit_now(status)  # JAX's own end would wait for the others, and crash
+    jax.distributed.shutdown()
+    return status
+
+
+def _check_alone() -> None:
+    """Raises errors.SettingsError if this process is one of several tasks."""
+    for name in TASKS:
+        if os.environ.get(name, "1") not in ("", "1"):
+            raise errors.SettingsError(
+                f"this is one of {name}={os.environ[name]} processes, each of which"
+                " would train alone; --coordinator=auto makes one cluster of them"
+            )
+
+
+def _place_of(settings: Settings) -> tuple[tuple[str, int], int, int]:
+    """Returns the coordinator's address, P, and the rank of this process."""
+    where, processes, rank = (
+        *(settings.coordinator, settings.num_processes, settings.process_id),
+    )
+    if where == AUTO:
+        where, processes, rank = _detected(settings.connect_timeout)
+    elif processes < 1 or not 0 <= rank < processes:
+        raise errors.SettingsError(
+            f"--coordinator needs --num_processes and --process_id from 0 to one less;"
+            f" there are --num_processes={processes} --process_id={rank}"
+        )
+    return addresses.host_and_port("coordinator", where), processes, rank
+
+
+def _detected(timeout: float) -> tuple[str, int, int]:
+    """Returns what Slurm, Open MPI or Kubernetes have set, as JAX reads it."""
+    try:
+        where, processes, rank, _ = (
+            clusters.ClusterEnv.auto_detect_unset_distributed_params(
+                *(None, None, None, None, None, int(timeout))
+            )
+        )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise errors.SettingsError(f"--coordinator=auto: {error}") from None
+    if where is None or processes is None or rank is None:
+        raise errors.SettingsError(
+            "--coordinator=auto: JAX finds no Slurm step, Open MPI run or Kubernetes"
+            " job here; give --coordinator, --num_processes and --process_id"
+        )
+    return where, processes, rank
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    """Returns the coordinator's socket; its HOST may be known to others alone."""
+    host, port = address
+    everywhere = host not in LOOPBACK
+    try:
+        if everywhere and socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        return socket.create_server(("" if everywhere else "127.0.0.1", port))
+    except OSError as error:
+        raise errors.NebulaError(
+            f"--coordinator={host}:{port}: cannot listen there: {error.strerror}"
+        ) from None
+
+
+def _free_port(host: str) -> int:
+    """Returns a port that JAX's service can have."""
+    with socket.create_server((host if host in LOOPBACK else "", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _begin_jax(
+    host: str, port: int, processes: int, rank: int, connect_timeout: float
+) -> None:
+    """Makes one program of the processes, which are all there."""
+    # JAX's handler would swallow SIGTERM.
+    jax.config.update("jax_enable_preemption_service", False)
+    # Two collectives at once, of one process, may wait for each other on CPUs.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.distributed.initialize(
+        f"{host}:{port}",
+        processes,
+        rank,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(connect_timeout),
+        heartbeat_timeout_seconds=JAX_SECONDS,
+        shutdown_timeout_seconds=int(connect_timeout),
+        coordinator_bind_address=f"{host}:{port}" if host in LOOPBACK else None,
+    )
+    with _quiet():
+        ranks.agree(0)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps from standard output what Gloo prints when it connects."""
+    sys.stdout.flush()
+    before, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nothing)

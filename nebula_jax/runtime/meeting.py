@@ -1,0 +1,205 @@
+"""The meeting of the processes of one cluster, before they are one program.
+
+The root waits at the coordinator's address. Every other process comes and describes
+itself; once all are there and agree, or somebody is found not to, all get one answer.
+The connections stay open: `cluster` watches over them.
+
+A message is a JSON object on a line. P processes; rank 0 is the root.
+"""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nebula_jax import errors, printable
+
+MOST_BYTES = 2**20  # the longest line that is read
+RETRY_SECONDS = 0.2
+HELLO_SECONDS = 5.0  # for who has connected to describe itself
+
+Message = dict[str, Any]
+
+
+class Absent(errors.PeerAbsent):
+    """A process of a cluster that did not come, or has gone."""
+
+
+class Line:
+    """A connection between two processes of a cluster."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes over a connected socket."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._stream = sock, sock.makefile("rb")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message, or drops it if the line is broken: `read` finds that out."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        """Waits for the next message; None if there will be none."""
+        try:
+            self._socket.settimeout(timeout)
+            line = self._stream.readline(MOST_BYTES)
+            message = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError, RecursionError):
+            return None
+        return message if isinstance(message, dict) else None
+
+    def close(self) -> None:
+        """Closes it; who reads gets None."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def gather(
+    server: socket.socket,
+    processes: int,
+    described: Mapping[str, Any],
+    answer: Callable[[], Mapping[str, Any]],
+    timeout: float,
+) -> dict[int, Line]:
+    """Waits, as the root, for all others; all of them get the same answer.
+
+    Args:
+      server: listens at the coordinator's address; is closed.
+      processes: P.
+      described: what must be equal in all processes, JSON values by name.
+      answer: makes the answer once all are there.
+      timeout: seconds to wait.
+
+    Returns:
+      Rank -> line to it.
+
+    Raises:
+      Absent: if some did not come; names them.
+      errors.SettingsError: if they are not the P processes of one run.
+    """
+    lines: dict[int, Line] = {}
+    deadline = time.monotonic() + timeout
+    try:
+        with server:
+            while len(lines) < processes - 1:
+                came = _next(server, deadline)
+                if came is None:
+                    missing = sorted(set(range(1, processes)) - lines.keys())
+                    raise Absent(
+                        f"{_processes(missing)} of {processes} did not come within"
+                        f" {timeout:g} s (--connect_timeout)"
+                    )
+                line, message = came
+                _check(message, lines, processes, described, line)
+        sent = dict(answer())
+    except errors.NebulaError as error:
+        is_refused = isinstance(error, errors.SettingsError)
+        for line in lines.values():
+            line.send({"refused" if is_refused else "absent": str(error)})
+            line.close()
+        raise
+    for line in lines.values():
+        line.send(sent)
+    return lines
+
+
+def _next(server: socket.socket, deadline: float) -> tuple[Line, Message] | None:
+    """Waits for a process that describes itself; None if none comes in time."""
+    while (left := deadline - time.monotonic()) > 0:
+        server.settimeout(left)
+        try:
+            sock, _ = server.accept()
+        except OSError:
+            continue
+        line = Line(sock)
+        message = line.read(HELLO_SECONDS)
+        if message is not None and isinstance(message.get("rank"), int):
+            return line, message
+        line.close()  # something else came to this port
+    return None
+
+
+def _check(
+    message: Message,
+    lines: dict[int, Line],
+    processes: int,
+    described: Mapping[str, Any],
+    line: Line,
+) -> None:
+    """Adds a process to `lines`, or raises errors.SettingsError."""
+    rank, wrong = message["rank"], ""
+    if message.get("processes") != processes:
+        wrong = f"has --num_processes={message.get('processes')}, process 0 {processes}"
+    elif rank in lines or not 0 < rank < processes:
+        wrong = "is there twice: each process has a --process_id of its own"
+    else:
+        wrong = difference(message.get("described"), described)
+    lines[-1 if wrong else rank] = line  # it gets the answer too
+    if wrong:
+        raise errors.SettingsError(f"process {rank} of the cluster {wrong}")
+
+
+def difference(there: Any, here: Mapping[str, Any]) -> str:
+    """Returns the first difference of another process's description, in words."""
+    if not isinstance(there, dict):
+        return "does not describe itself"
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            found = printable.line(f"{there.get(name)}", 200)
+            return f"has {name}={found}, process 0 {here.get(name)}"
+    return ""
+
+
+def attend(
+    address: tuple[str, int],
+    rank: int,
+    processes: int,
+    described: Mapping[str, Any],
+    timeout: float,
+) -> tuple[Line, Message]:
+    """Goes to the root, as another process, and waits for its answer.
+
+    Args:
+      address: of the coordinator.
+      rank: of this process.
+      processes, described, timeout: as for `gather`.
+
+    Returns:
+      The line to the root, and its answer.
+
+    Raises:
+      Absent: if nobody answers, or others did not come.
+      errors.SettingsError: if they are not the P processes of one run.
+    """
+    deadline = time.monotonic() + timeout
+    where = f"{address[0]}:{address[1]}"
+    while True:
+        try:
+            left = max(RETRY_SECONDS, deadline - time.monotonic())
+            sock = socket.create_connection(address, left)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise Absent(
+                    f"nobody answers at --coordinator={where} within {timeout:g} s"
+                    f" (--connect_timeout): {error.strerror or error}"
+                ) from None
+            time.sleep(RETRY_SECONDS)
+    line = Line(sock)
+    line.send({"rank": rank, "processes": processes, "described": dict(described)})
+    message = line.read(max(HELLO_SECONDS, deadline - time.monotonic()) + HELLO_SECONDS)
+    if message is None:
+        raise Absent(f"the process at --coordinator={where} has ended")
+    if "refused" in message:
+        raise errors.SettingsError(printable.line(str(message["refused"]), 500))
+    if "absent" in message:
+        raise Absent(printable.line(str(message["absent"]), 500))
+    return line, message
+
+
+def _processes(ranks: list[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"process {numbers}" if len(ranks) == 1 else f"processes {numbers}"

@@ -1,0 +1,72 @@
+"""Clusters of several processes: the same run, whoever saved what it goes on from."""
+
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs
+
+STEPS, SAVED = 36, 4
+CLUSTERS = ("discriminator", "generator-0")
+FLAGS = {
+    "generators": "en de",
+    "task_mix": "mrtd",
+    "steps": STEPS,
+    "checkpoint_every": SAVED,
+    "devices_per_cluster": 2,
+}
+MANY = {"processes_per_cluster": 2}
+SOON = 20.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def alone(runs):
+    """Clusters of one process with two devices, to the end."""
+    status, output = runs.run(**FLAGS, workdir="alone")
+    assert status == 0, output
+    return {cluster: runs.state("alone", cluster, STEPS) for cluster in CLUSTERS}
+
+
+def assert_equal(found, wanted):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), found, wanted
+    )
+
+
+VICTIM = "generator:0/1"
+
+
+def test_one_process_goes_on_from_what_two_saved(runs, alone):
+    workdir = "two-then-one"
+    run, _ = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS, **MANY)
+    family = tiny_runs.family_of(run)
+    begin = time.monotonic()
+    family[VICTIM].kill()
+    output, _ = run.communicate(timeout=60)
+    assert time.monotonic() - begin < SOON
+    assert run.returncode == 1
+    last = output.strip().splitlines()[-1]
+    assert last == f"error: {VICTIM} was killed by SIGKILL; all clusters ended"
+    tiny_runs.assert_all_gone(family)
+
+    status, output = runs.run(**FLAGS, workdir=workdir)
+    assert status == 0, output
+    assert "going on after step" in output
+    for cluster in CLUSTERS:
+        assert_equal(runs.state(workdir, cluster, STEPS), alone[cluster])
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_from_what_one_saved(runs, alone):
+    workdir = "one-then-two"
+    run, family = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS)
+    run.kill()
+    run.communicate(timeout=60)
+    tiny_runs.assert_all_gone(family)
+    status, output = runs.run(**FLAGS, **MANY, workdir=workdir)
+    assert status == 0, output
+    assert "going on after step" in output
+    assert "report: " in output
+    for cluster in CLUSTERS:
+        assert_equal(runs.state(workdir, cluster, STEPS), alone[cluster])

@@ -1,0 +1,119 @@
+"""A small program of several processes: `python ranked.py '{"process_id": 0, ...}'`.
+
+Takes steps in which all processes meet, prints each, and does what "then" says after
+some of them.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEP_SECONDS = 0.05
+
+
+def main() -> int:
+    """Runs one process; returns its exit status."""
+    given = json.loads(sys.argv[1])
+    from nebula_jax.communication import ranks
+    from nebula_jax.communication.wire import activity
+    from nebula_jax.runtime import cluster, process
+
+    steps, then = given.pop("steps", 10), given.pop("then", "")
+    stuck_timeout = given.pop("stuck_timeout", 60.0)
+    described = {"--seed": given.pop("seed", 0)}
+
+    def train() -> int:
+        interrupt = process.Interrupt().install()
+        work = activity.Work(stuck_timeout)
+        cluster.watch(work, interrupt)
+        cluster.on_end(lambda reason: print(f"aborted: {reason}", flush=True))
+        work.begin()
+        interrupt.is_graceful = True
+
+        def numbers():
+            for step in range(1, steps + 1):
+                if interrupt.requested():
+                    return
+                yield step
+
+        step = 0
+        for step in ranks.in_step(numbers()):
+            total = ranks.exchange([step]).sum()
+            assert total == step * ranks.count()
+            print(f"step {step}", flush=True)
+            work.step_done()
+            time.sleep(STEP_SECONDS)
+            if then == "fail" and step == 3:
+                raise OSError("the disk is full")
+            if then == "hang" and step == 3:
+                time.sleep(3600)
+        return interrupt.exit_status("toy", step, steps)
+
+    settings = cluster.Settings(**given)
+    return process.guarded(lambda: cluster.run(settings, described, train))
+
+
+class Started:
+    """The processes of a cluster, each with files for what it prints."""
+
+    def __init__(self, folder: pathlib.Path, *each: dict, **common) -> None:
+        """Starts a process for each of `each`: what it is given besides `common`."""
+        common = {
+            "coordinator": f"127.0.0.1:{free_port()}",
+            "num_processes": len(each),
+            "connect_timeout": 30.0,
+            "peer_timeout": 10.0,
+        } | common
+        self.processes, self._files = [], []
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+        for number, own in enumerate(each):
+            given = common | {"process_id": number} | own
+            files = [folder / f"{number}.{kind}" for kind in ("out", "err")]
+            self._files.append(files)
+            with files[0].open("w") as out, files[1].open("w") as err:
+                command = [sys.executable, __file__, json.dumps(given)]
+                self.processes.append(
+                    subprocess.Popen(command, env=environment, stdout=out, stderr=err)
+                )
+
+    def printed(self, number: int) -> list[str]:
+        """Returns the lines of a process so far."""
+        return self._files[number][0].read_text().splitlines()
+
+    def message(self, number: int) -> str:
+        """Returns the last message of a process."""
+        lines = self._files[number][1].read_text().splitlines()
+        return lines[-1] if lines else ""
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until every process has taken a step."""
+        deadline = time.monotonic() + 60
+        for number, each in enumerate(self.processes):
+            while f"step {step}" not in self.printed(number):
+                assert time.monotonic() < deadline
+                assert each.poll() is None, self.message(number)
+                time.sleep(0.02)
+
+    def ends(self, timeout: float = 60) -> list[int]:
+        """Waits for all; returns their exit statuses. None is left behind."""
+        try:
+            return [each.wait(timeout) for each in self.processes]
+        finally:
+            for each in self.processes:
+                each.kill()
+                each.wait()
+
+
+def free_port() -> int:
+    """Returns a port that was free just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+import re
+
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge
+from nebula_jax.runtime import addresses
+
+
+@pytest.mark.parametrize(
+    ("value", "address"),
+    [
+        ("[::1]:70", ("::1", 70)),
+        ("[::]:7070", ("::", 7070)),
+        ("[fe80::1%eth0]:7070", ("fe80::1%eth0", 7070)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+        ("a.example.org:65535", ("a.example.org", 65535)),
+    ],
+)
+def test_addresses_are_read_and_written_alike(value, address):
+    assert addresses.host_and_port("peer", value) == address
+    assert bridge.written(address) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "h:²",
+        "h:٧",
+        "h:+7",
+        "h:" + "9" * 5000,
+        "::1:7070",
+        "[::1:7070",
+        "[h]:7070",
+        "[]:7070",
+        "[[::1]]:70",
+        "h h:7",
+        ":7",
+        "h:",
+    ],
+)
+def test_what_is_no_address_is_refused(value):
+    words = f"--listen={value}: expected HOST:PORT"
+    with pytest.raises(errors.SettingsError, match=re.escape(words)):
+        addresses.host_and_port("listen", value)

@@ -1,0 +1,97 @@
+import concurrent.futures
+import re
+import socket
+
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.runtime import meeting
+
+ANSWER = {"service": 7}
+
+
+def meet(*others, processes=3, timeout=10.0, described=None, rubbish=b""):
+    """Lets the root gather others, each (rank, processes, described).
+
+    Returns:
+      What each of them, the root first, returned or raised.
+    """
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    if rubbish:
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(rubbish)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        root = pool.submit(
+            *(meeting.gather, server, processes, described or {"--seed": 0}),
+            *(lambda: ANSWER, timeout),
+        )
+        rest = []
+        for other in others:
+            rest.append(pool.submit(meeting.attend, address, *other, timeout))
+        return [each.exception(30) or each.result() for each in (root, *rest)]
+
+
+def test_all_get_the_roots_answer_and_keep_a_line():
+    lines, first, second = meet((1, 3, {"--seed": 0}), (2, 3, {"--seed": 0}))
+    assert lines.keys() == {1, 2}
+    for rank, (line, answer) in enumerate((first, second), 1):
+        assert answer == ANSWER
+        line.send({"from": rank})
+        assert lines[rank].read(5) == {"from": rank}
+        lines[rank].close()
+        assert line.read(5) is None
+
+
+def test_something_else_at_the_port_is_ignored():
+    for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"rank": "1"}\n', b"\0" * 9):
+        lines, _ = meet((1, 2, {"--seed": 0}), processes=2, rubbish=rubbish)
+        assert lines.keys() == {1}
+
+
+SEED = {"--seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([(1, 3, SEED), (1, 3, SEED)], "process 1 of the cluster is there twice: each"),
+        ([(3, 3, SEED)], "process 3 of the cluster is there twice"),
+        ([(1, 4, SEED)], "process 1 of the cluster has --num_processes=4, process 0 3"),
+        ([(1, 3, {"--seed": 7})], "process 1 of the cluster has --seed=7, process 0 0"),
+        ([(1, 3, {})], "process 1 of the cluster has --seed=None, process 0 0"),
+        (
+            [(1, 3, SEED | {"x": "y\n"})],
+            "process 1 of the cluster has x=y\N{REPLACEMENT CHARACTER},",
+        ),
+    ],
+)
+def test_processes_of_different_runs_are_refused(others, words):
+    for found in meet(*others):
+        assert isinstance(found, errors.SettingsError)
+        assert str(found).startswith(words)
+
+
+def test_processes_that_do_not_come_are_named():
+    for found in meet((2, 4, SEED), processes=4, timeout=0.3):
+        assert isinstance(found, meeting.Absent)
+        words = "processes 1, 3 of 4 did not come within 0.3 s (--connect_timeout)"
+        assert str(found) == words
+
+
+def test_a_coordinator_that_is_not_there_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    words = f"nobody answers at --coordinator=127.0.0.1:{address[1]} within 0.3 s"
+    with pytest.raises(meeting.Absent, match=re.escape(words)):
+        meeting.attend(address, 1, 2, {}, 0.3)
+
+
+def test_a_root_that_ends_before_it_answers_is_named():
+    server = socket.create_server(("127.0.0.1", 0))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.submit(meeting.attend, server.getsockname(), 1, 2, {}, 5.0)
+        sock, _ = server.accept()
+        sock.close()
+        with server, pytest.raises(meeting.Absent, match="has ended"):
+            found.result(10)
