@@ -63,10 +63,21 @@ class Place:
     """Processes of this cluster."""
     process_id: int
     """From 0."""
+    connect_timeout: float
+    """Seconds."""
+    peer_timeout: float
+    """Seconds."""
 
     def layout(self) -> devices.Layout:
         """Returns how the cluster uses its devices."""
         return devices.Layout(self.devices_per_cluster, self.fsdp, self.model_parallel)
+
+    def processes(self) -> cluster_lib.Settings:
+        """Returns which processes this cluster has."""
+        fields = dataclasses.fields(cluster_lib.Settings)
+        return cluster_lib.Settings(
+            **{each.name: getattr(self, each.name) for each in fields}
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +94,6 @@ class Local(Place):
     """A folder, `auto` or `off`."""
     wan: str
     """Such as 60mbit,15ms; empty for none."""
-    connect_timeout: float
-    """Seconds."""
-    peer_timeout: float
-    """Seconds."""
     reconnect_timeout: float
     """Seconds."""
     stuck_timeout: float
@@ -134,13 +141,6 @@ class Local(Place):
             restart=0,
             processes_per_cluster=1,
             **dataclasses.asdict(settings),
-        )
-
-    def processes(self) -> cluster_lib.Settings:
-        """Returns which processes this cluster has."""
-        fields = dataclasses.fields(cluster_lib.Settings)
-        return cluster_lib.Settings(
-            **{each.name: getattr(self, each.name) for each in fields}
         )
 
 

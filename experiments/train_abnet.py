@@ -36,7 +36,9 @@ from experiments.abnet import (
     whole,
 )
 from nebula_jax import errors
+from nebula_jax.communication import ranks
 from nebula_jax.runtime import checkpoints, connect, devices, launcher, run_folder
+from nebula_jax.runtime import cluster as cluster_lib
 
 CLUSTERS = ("target", "source")  # the first one listens
 
@@ -57,17 +59,24 @@ def main() -> int:
         scaled_wan.without(run.local).connection(), cluster, "target", "source"
     )
     config.check(run)
-    devices.simulate(run.local.layout())
+    devices.simulate(run.local.layout(), run.local.num_processes or 1)
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):
             return _run_here(run)
     train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    with run_folder.lock(folder):
-        settings = configuration.settings(run.agreed)
-        checkpoints.check_same_run(run.local.workdir, cluster, settings)
-        configuration.write_run_flags(folder, run)
-        return train(run)
+    settings = configuration.settings(run.agreed)
+
+    def part() -> int:
+        if not ranks.is_root():
+            return train(run)
+        with run_folder.lock(folder):
+            checkpoints.check_same_run(run.local.workdir, cluster, settings)
+            configuration.write_run_flags(folder, run)
+            return train(run)
+
+    described = configuration.described(run, settings)
+    return cluster_lib.run(run.local.processes(), described, part)
 
 
 def _run_here(run: config.Run) -> int:
@@ -81,7 +90,10 @@ def _run_here(run: config.Run) -> int:
         if not is_whole:
             connection = scaled_wan.without(run.local).connection()
             launch = stack.enter_context(
-                launcher.prepared(workdir, names, connection, run.local.restart)
+                launcher.prepared(
+                    *(workdir, names, connection, run.local.restart),
+                    run.local.processes_per_cluster,
+                )
             )
         folders = data.split(run)
         models.load_source(run)  # what is wrong with it shows before anything starts

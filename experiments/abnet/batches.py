@@ -9,7 +9,6 @@ length, P slots for predictions.
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -59,23 +58,19 @@ def source_batch(
     bucket, indices = order.batch(step - 1)
     is_cmlm = agreed.objective == "cmlm"
     tokens = np.float32(target_lengths[indices].sum() if is_cmlm else 1)
-    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    where = abnet_training.SourceBatch(batch_at, batch_at, batch_at, everywhere)
-    parts = length_buckets.micro_batches(indices, agreed.micro_batches)
-    return bucket, (
-        jax.device_put(
-            abnet_training.SourceBatch(
-                text.train.rows(
-                    part, agreed.length_buckets[bucket], text.tokenizer.special.pad
-                ),
-                part,
-                target_lengths[part],
-                tokens,
-            ),
-            where,
+    everywhere = mesh_lib.replicated(mesh)
+    length, pad = agreed.length_buckets[bucket], text.tokenizer.special.pad
+
+    def on_devices(part: np.ndarray) -> abnet_training.SourceBatch:
+        here = part[mesh_lib.rows_here(mesh, len(part))]
+        rows = text.train.rows(here, length, pad), here, target_lengths[here]
+        return abnet_training.SourceBatch(
+            *mesh_lib.put_rows(mesh, rows, len(part)),
+            mesh_lib.put(tokens, everywhere),
         )
-        for part in parts
-    )
+
+    parts = length_buckets.micro_batches(indices, agreed.micro_batches)
+    return bucket, map(on_devices, parts)
 
 
 def target_batch(
@@ -98,15 +93,15 @@ def target_batch(
     parts = length_buckets.micro_batches(indices, agreed.micro_batches)
     longest = max(parts, key=lambda part: lengths[part].sum())
     slots = data.slots(lengths[longest], len(longest), columns, agreed.objective)
-    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
-    where = abnet_training.TargetBatch(batch_at, batch_at, everywhere, everywhere)
+    everywhere = mesh_lib.replicated(mesh)
     pad = text.tokenizer.special.pad
-    return bucket, (
-        jax.device_put(
-            abnet_training.TargetBatch(
-                text.train.rows(part, columns, pad), part, tokens, slots
-            ),
-            where,
+
+    def on_devices(part: np.ndarray) -> abnet_training.TargetBatch:
+        here = part[mesh_lib.rows_here(mesh, len(part))]
+        rows = text.train.rows(here, columns, pad), here
+        return abnet_training.TargetBatch(
+            *mesh_lib.put_rows(mesh, rows, len(part)),
+            *mesh_lib.put((tokens, slots), everywhere),
         )
-        for part in parts
-    )
+
+    return bucket, map(on_devices, parts)

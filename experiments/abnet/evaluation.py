@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.abnet import config, data
-from nebula_jax.communication import channels
+from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
 from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
 from nebula_jax.models import abnet
@@ -186,7 +186,7 @@ def evaluate(
         translations: dict[int, str] = {}
         while len(translations) < wanted:
             hidden = next(received)
-            ids = np.asarray(decode_batch(params, hidden))
+            ids = np.asarray(ranks.everywhere(decode_batch(params, hidden)))
             new = _sentences(text, hidden["index"], ids)
             if not new or not new.keys() <= set(range(wanted)) - translations.keys():
                 raise session.RemoteProtocolError(
@@ -195,8 +195,9 @@ def evaluate(
             translations |= new
         hypotheses = [translations[index] for index in range(wanted)]
         score = bleu.corpus_bleu(hypotheses, text.sentences[split][:wanted])
-        _write(run, split, step, hypotheses)
-        process.message(f"target: step {step}, {split}: {score}")
+        if ranks.is_root():
+            _write(run, split, step, hypotheses)
+            process.message(f"target: step {step}, {split}: {score}")
         found[split] = {"bleu": score.score, "sentences": float(wanted)}
     return found
 

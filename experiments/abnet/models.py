@@ -312,7 +312,7 @@ def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
     """
     frozen = transformer.cast_kernels(frozen, plm)
     sharding = rules.shardings(mesh, rules.RULES, frozen)
-    return jax.device_put(frozen, sharding)
+    return mesh_lib.put(frozen, sharding)
 
 
 def trained_parameters(state: train_state.TrainState) -> int:

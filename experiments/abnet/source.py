@@ -9,11 +9,12 @@ import numpy as np
 
 from experiments import configuration
 from experiments.abnet import batches, channels, config, data, evaluation, hello, models
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.data import example_alignment, length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import checkpoints, connect, process, progress
+from nebula_jax.runtime import checkpoints, cluster, connect, process, progress
 from nebula_jax.training import cut
 
 
@@ -22,6 +23,7 @@ def train(run: config.Run) -> int:
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
     work = activity.Work(local.stuck_timeout)
+    cluster.watch(work, interrupt)
     plm = models.load_source(run)
     text = data.read(run, config.side_dir(local), plm.tokenizer, is_translated=True)
     width = plm.model.config.width
@@ -45,7 +47,7 @@ def train(run: config.Run) -> int:
         half = models.source_half(run, plm, hello.peer_model(link.peer))
         encode = evaluation.encoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "source", len(text.train), width)
-        start = link.wait_for_welcome(local.connect_timeout)
+        start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
         new_codecs = channels.init_codecs(agreed, half.program, width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         restored, _ = saved.restore(start, fresh)
@@ -62,7 +64,8 @@ def train(run: config.Run) -> int:
 
         interrupt.is_graceful = True
         step = start
-        for step in pace.follow(link, start, agreed.steps, 0, interrupt.requested):
+        steps = pace.follow(link, start, agreed.steps, 0, interrupt.requested)
+        for step in ranks.in_step(steps):
             bucket, micro_batches = batches.source_batch(
                 agreed, half.mesh, text, order, target_lengths, step
             )

@@ -21,11 +21,12 @@ from experiments.abnet import (
     models,
     target_model,
 )
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, session
 from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import checkpoints, connect, process, progress
+from nebula_jax.runtime import checkpoints, cluster, connect, process, progress
 from nebula_jax.training import cut
 
 
@@ -34,8 +35,11 @@ def train(run: config.Run) -> int:
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
     work = activity.Work(local.stuck_timeout)
+    cluster.watch(work, interrupt)
     side_dir = config.side_dir(local)
-    target_model.prepare(run, side_dir)
+    if ranks.is_root():
+        target_model.prepare(run, side_dir)
+    ranks.agree(0)  # the others go on when it is there
     plm = target_model.load(run)
     text = data.read(run, side_dir, plm.tokenizer, is_translated=False)
 
@@ -85,7 +89,7 @@ def train(run: config.Run) -> int:
             *([link], start, agreed.steps, 0),
             *(interrupt.requested, process.message),
         )
-        for step in steps:
+        for step in ranks.in_step(iter(steps)):
             bucket, micro_batches = batches.target_batch(
                 agreed, half.mesh, text, order, step
             )

@@ -89,7 +89,7 @@ def split_params(
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:
     """Returns parameters on the mesh's devices, and their NamedShardings."""
     sharding = rules.shardings(mesh, rules.RULES, params)
-    return jax.device_put(params, sharding), sharding
+    return mesh_lib.put(params, sharding), sharding
 
 
 def init(
@@ -139,4 +139,4 @@ def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:
     predict = jax.jit(
         functools.partial(classification.predict, shape), out_shardings=everywhere
     )
-    return lambda params, ids: predict(params, jax.device_put(ids, batch_at))
+    return lambda params, ids: predict(params, mesh_lib.put(ids, batch_at))

@@ -6,17 +6,25 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from experiments import configuration
 from experiments.xnli import config, data, evaluate, models, report, restored
 from experiments.xnli import selection as selection_lib
+from nebula_jax.communication import ranks
+from nebula_jax.communication.wire import activity
 from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.parallel.rules import BATCH, RULES
-from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
+from nebula_jax.runtime import (
+    checkpoints,
+    cluster,
+    devices,
+    process,
+    progress,
+    run_folder,
+)
 from nebula_jax.runtime import report as run_report
 from nebula_jax.training import classification, partition
 
@@ -24,6 +32,8 @@ from nebula_jax.training import classification, partition
 def train(run: config.Run) -> int:
     """Trains to the end, tests the selected step, reports; returns the exit status."""
     begin = time.monotonic()
+    interrupt, work = process.Interrupt().install(), activity.Work()
+    cluster.watch(work, interrupt)
     text = _read_text(run)
     pairs = text.parts["train"][config.ENGLISH]
     batches = length_buckets.Schedule(
@@ -38,10 +48,11 @@ def train(run: config.Run) -> int:
         agreed.checkpoint_every,
         fingerprints=models.fingerprints(run),
     )
-    configuration.write_run_flags(local.workdir, run)
+    if ranks.is_root():
+        configuration.write_run_flags(local.workdir, run)
 
     mesh = devices.mesh(local.layout(), agreed.batch_size)
-    batch_at = mesh_lib.batch_sharding(mesh)
+    rows_here = mesh_lib.rows_here(mesh, agreed.batch_size)
     shape = models.describe(run, text)
     optimizer = config.optimizer(agreed, shape.encoder.layers)
     trained, frozen = models.split_params(run, shape, text)
@@ -62,6 +73,7 @@ def train(run: config.Run) -> int:
     keep = jnp.asarray(text.keep)
     record = progress.Progress(
         *(local.workdir, config.NAME, start, agreed.steps, local.log_every),
+        work=work,
         allow_nonfinite=local.allow_nonfinite,
     )
     saved.before_save = record.settle
@@ -74,13 +86,15 @@ def train(run: config.Run) -> int:
     def position_now() -> dict[str, Any]:
         return selection_lib.as_position(selection) | {"commits": commits}
 
-    interrupt = process.Interrupt().install()
     interrupt.is_graceful = True
     step = start
-    for step in pace.alone(start, agreed.steps, interrupt.requested):
+    steps = pace.alone(start, agreed.steps, interrupt.requested)
+    for step in ranks.in_step(steps):
         batch = batches.batch(step - 1)
+        batch = batch._replace(indices=batch.indices[rows_here])
         rows = (text.input_ids(pairs, batch), pairs.labels[batch.indices])
-        state, metrics = train_step(state, frozen, *jax.device_put(rows, batch_at))
+        rows = mesh_lib.put_rows(mesh, rows, agreed.batch_size)
+        state, metrics = train_step(state, frozen, *rows)
         record.step(step, metrics)
         if agreed.is_evaluated(step):
             params = partition.merge(state.params, frozen)
@@ -89,7 +103,8 @@ def train(run: config.Run) -> int:
                 agreed, selection, step, accuracy, state.params
             )
             record.evaluation(step, {config.ENGLISH: {"accuracy": accuracy}})
-            print(f"{config.NAME}: English dev {accuracy:.2%}", flush=True)
+            if ranks.is_root():
+                print(f"{config.NAME}: English dev {accuracy:.2%}", flush=True)
         if step < agreed.steps:
             saved.after(step, to_save(), position_now)
     # Before the last checkpoint: with that one no step is left to sum up.
@@ -97,13 +112,17 @@ def train(run: config.Run) -> int:
     saved.at_end(step, to_save(), position_now)
     status = interrupt.exit_status(config.NAME, step, agreed.steps)
     if status == 0:
-        if start < step or not (local.workdir / "summary.json").is_file():
+        is_due = start < step or not (local.workdir / "summary.json").is_file()
+        if ranks.agree(is_due):
             params = partition.merge(selection.params, frozen)
             found = evaluate.tested(run, predict, params, text.parts["test"], text)
-            _write(run, text, found, position_now(), begin, is_new=start < step)
-        _show(run)
-        left = restored.Trained(selection.params, text.keep, selection.step)
-        restored.export(run, left)
+            if ranks.is_root():
+                _write(run, text, found, position_now(), begin, is_new=start < step)
+        params = ranks.to_root(selection.params)
+        if ranks.is_root():
+            _show(run)
+            left = restored.Trained(params, text.keep, selection.step)
+            restored.export(run, left)
     return status
 
 

@@ -136,7 +136,12 @@ def everywhere(arrays: Any) -> Any:
     """Copies sharded arrays to every device, where each process can read them whole."""
     if count() == 1:
         return arrays
-    return _copy()(arrays)
+
+    def whole(leaf: Any) -> Any:
+        is_local = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+        return leaf if is_local else _copy()(leaf)
+
+    return jax.tree.map(whole, arrays)
 
 
 @functools.cache

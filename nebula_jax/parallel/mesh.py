@@ -228,7 +228,7 @@ def sharded_init_with_codecs(
     """
     everywhere = replicated(mesh)
     return ShardedInit(
-        lambda: {"state": state.init(), "codecs": codecs},
+        lambda: {"state": state.init(), "codecs": put(codecs, everywhere)},
         {"state": state.shapes, "codecs": jax.eval_shape(lambda: codecs)},
         {
             "state": state.sharding,

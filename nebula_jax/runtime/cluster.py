@@ -35,7 +35,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 AUTO = "auto"
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
-"""What JAX raises if one fails, from a computation or where its result is read."""
+"""Errors of JAX if one fails, in a computation or where its result is read."""
 JAX_SECONDS = 3600  # of silence, until JAX's service takes over
 TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Variables of the environment: how many processes were started as this one was."""

@@ -1,0 +1,38 @@
+"""ABNet's clusters of two processes each, beside clusters of two devices."""
+
+import pytest
+import tiny_translations
+
+STEPS = 5
+RUN = {
+    "steps": STEPS,
+    "checkpoint_every": STEPS,
+    "devices_per_cluster": 2,
+    "source_model": "models/shallow_spanish",
+    "target_model": "models/shallow_english",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tiny_translations.Translations(tmp_path_factory.mktemp("abnet"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [("fp16", "error_feedback(int8(8))"), ("pack_tokens|int8(8)", "zstd")],
+)
+def test_two_processes_a_cluster_train_what_one_does(runs, forward, backward):
+    codecs = {"forward_codec": forward, "backward_codec": backward}
+    name = forward.partition("|")[0]
+    for processes in (1, 2):
+        status, output = runs.run(
+            **(RUN | codecs),
+            workdir=f"{name}-{processes}",
+            processes_per_cluster=processes,
+            timeout=300,
+        )
+        assert status == 0, output
+    one, two = (runs.sides(f"{name}-{each}", STEPS) for each in (1, 2))
+    tiny_translations.assert_close(two, one, atol=1e-6)

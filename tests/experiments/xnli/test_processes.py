@@ -1,0 +1,39 @@
+"""Fine-tuning by two processes, started by hand, beside one of two devices."""
+
+import jax
+import numpy as np
+import pytest
+import ranked
+import tiny_nli
+
+STEPS, SAVED = 12, 6
+TWO = {"steps": STEPS, "checkpoint_every": SAVED, "devices_per_cluster": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"))
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_test_what_one_does(runs):
+    status, output = runs.run(**TWO, workdir="one")
+    assert status == 0, output
+    members = {"coordinator": f"127.0.0.1:{ranked.free_port()}", "num_processes": 2}
+    both = [
+        runs.start(**TWO, **members, workdir="two", process_id=rank)
+        for rank in range(2)
+    ]
+    for each in both:
+        output, _ = each.communicate(timeout=120)
+        assert each.returncode == 0, output
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6),
+        runs.state("two", "finetune", STEPS),
+        runs.state("one", "finetune", STEPS),
+    )
+    one, two = (
+        {path.name: path.read_text() for path in (runs.folder / each).iterdir()}
+        for each in ("one/predictions", "two/predictions")
+    )
+    assert one == two
