@@ -31,6 +31,8 @@ class Agreed:
     """Optimization steps."""
     batch_size: int
     """Examples of a step."""
+    micro_batches: int
+    """Parts of a batch, whose gradients are added up."""
     seed: int
     """Seed of everything random."""
     checkpoint_every: int
@@ -53,6 +55,8 @@ class Place:
     """Devices among which parameters are split while they are not used."""
     model_parallel: int
     """Devices that share the work on one copy of a model."""
+    remat: bool
+    """True to compute activations again for the gradient, instead of keeping them."""
     log_every: int
     """Steps."""
     allow_nonfinite: int

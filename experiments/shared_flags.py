@@ -129,6 +129,13 @@ flags.DEFINE_integer(
     lower_bound=1,
 )
 
+flags.DEFINE_bool(
+    "remat",
+    False,
+    "Compute the activations of a block again for its gradient: less memory on GPUs and"
+    " TPUs, a third more time.",
+)
+
 # Training.
 flags.DEFINE_integer(
     "steps",
@@ -139,6 +146,13 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer(
     "batch_size", 16, "Examples of a step, in each cluster with text.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "micro_batches",
+    1,
+    "Parts of a batch, one after the other, whose gradients are added up: less memory,"
+    " and with train_abnet they overlap on the line.",
+    lower_bound=1,
 )
 flags.DEFINE_integer(  # JAX and Grain take 32 bits
     "seed", 0, "Seed of everything random.", lower_bound=0, upper_bound=2**32 - 1

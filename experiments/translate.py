@@ -22,7 +22,7 @@ from experiments import configuration, shared_flags
 from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
-from nebula_jax.models import abnet, transformer
+from nebula_jax.models import abnet, mixed_precision, transformer
 from nebula_jax.runtime import process
 from nebula_jax.training import checkpoint, checkpoint_files, partition
 
@@ -174,7 +174,7 @@ def _filled(
         raise checkpoint.CheckpointError(
             "the checkpoint's model has another shape than the run's flags give it"
         )
-    return partition.merge(trained, transformer.cast_kernels(frozen, plm))
+    return partition.merge(trained, mixed_precision.cast_kernels(frozen, plm.operands))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from nebula_jax.training import (
     classification,
     losses,
     m3,
+    m3_steps,
     masking,
     optimizers,
     partition,
@@ -116,7 +117,7 @@ def fine_tuning(
     optimizer = _adam()
     state = train_state.create(trained, optimizer, jax.random.key(2))
     step = jax.jit(
-        functools.partial(classification.step, config, optimizer),
+        functools.partial(classification.step, config, optimizer, 1),
         donate_argnums=0 if donates else (),
     )
     right = jnp.asarray(bench_shapes.labels(shape))
@@ -140,7 +141,7 @@ def masked_lm(
     )
     state = jax.jit(lambda: m3.init_generator(config, 0, 0))()
     step = jax.jit(
-        functools.partial(m3.generator_step, config),
+        functools.partial(m3_steps.generator_step, config),
         donate_argnums=0 if donates else (),
     )
     ids = jnp.asarray(bench_shapes.tokens(shape))

@@ -34,7 +34,7 @@ RETIRED = (
 )
 RETIRED_RE = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
-OTHERS_FLAGS = {"file_format"}  # of `tfds build`
+OTHERS_FLAGS = {"file_format", "ntasks"}  # of `tfds build` and `srun`
 PLACEHOLDERS = {"flag", "name"}
 
 

@@ -130,9 +130,6 @@ flags.DEFINE_float(
     upper_bound=0.9,
 )
 flags.DEFINE_integer(
-    "micro_batches", 4, "Parts of a batch that overlap on the line.", lower_bound=1
-)
-flags.DEFINE_integer(
     "max_in_flight",
     4,
     "Micro-batches whose gradient the source cluster may await at once.",
@@ -165,6 +162,7 @@ flags.DEFINE_integer(
 
 DEFAULTS = {
     "learning_rate": 5e-4,
+    "micro_batches": 4,
     "warmup_steps": 4000,
     "eval_every": 1000,
     "length_buckets": ["16", "32", "64"],
@@ -193,8 +191,6 @@ class Agreed(configuration.Agreed):
     adapter_dropout: float
     source_corruption: float
     """Share of a sentence's tokens."""
-    micro_batches: int
-    """M, of a batch (section 3.3)."""
     forward_codec: str
     """Codec of hidden states."""
     backward_codec: str

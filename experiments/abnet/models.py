@@ -3,6 +3,7 @@
 D width of a pretrained model.
 """
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from nebula_jax.models import (
     abnet,
     abnet_params,
     activations,
+    mixed_precision,
     pretrained,
     transformer,
 )
@@ -101,6 +103,8 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
     weights = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
     if layers:
         model = pretrained.first_layers(model, layers)
+    shape = dataclasses.replace(model.config, remat=run.local.remat)
+    model = model._replace(config=shape)
     digest = files.digest_of([tokenizer.digest, *weights, layers])
     return Plm(model, tokenizer, digest)
 
@@ -310,7 +314,7 @@ def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
       frozen: from `partition.split`.
       plm: shape of the pretrained model.
     """
-    frozen = transformer.cast_kernels(frozen, plm)
+    frozen = mixed_precision.cast_kernels(frozen, plm.operands)
     sharding = rules.shardings(mesh, rules.RULES, frozen)
     return mesh_lib.put(frozen, sharding)
 

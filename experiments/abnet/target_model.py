@@ -16,7 +16,7 @@ from experiments import configuration
 from experiments.abnet import batches, config, data, models
 from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
-from nebula_jax.models import abnet_params, pretrained, transformer
+from nebula_jax.models import abnet_params, mixed_precision, pretrained
 from nebula_jax.runtime import checkpoints, nonfinite, process, run_folder
 from nebula_jax.training import mlm_head, optimizers, partition
 from nebula_jax.training import state as train_state
@@ -141,7 +141,9 @@ def train_head(
     most = dataclasses.replace(agreed, batch_size=min(agreed.batch_size, len(rows)))
     order = batches.schedule(most, batches.row_buckets(agreed, text))
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
-    encoder = jax.device_put(transformer.cast_kernels(encoder, encoder_config))
+    encoder = jax.device_put(
+        mixed_precision.cast_kernels(encoder, encoder_config.operands)
+    )
     skips = nonfinite.Skips("the MLM head", run.local.allow_nonfinite)
     first = last = 0.0
     for number in range(steps):

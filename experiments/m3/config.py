@@ -217,7 +217,7 @@ def check(run: Run) -> None:
             f"--spool={local.spool} needs --window above 0: generators that take turns"
             " with the discriminator have nothing to send while the line is down"
         )
-    devices.check(local.layout(), agreed.batch_size)
+    devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if not local.hot_start:
         return
     folder = hot_start_folder(local)
@@ -284,7 +284,7 @@ def model(
             for name in (
                 *("steps", "mask_rate", "mask_policy", "temperature", "rtd_weight"),
                 *("clm_weight", "learning_rate", "warmup_steps", "weight_decay"),
-                "clip_norm",
+                *("clip_norm", "micro_batches"),
             )
         },
     )

@@ -20,7 +20,7 @@ from nebula_jax.runtime import (
     progress,
     run_folder,
 )
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_steps
 
 
 def train(run: config.Run) -> int:
@@ -32,11 +32,11 @@ def train(run: config.Run) -> int:
     vocabulary = data.vocabulary(local)
     made = models.load(run, vocabulary)
 
-    mesh = devices.mesh(local.layout(), agreed.batch_size)
+    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.discriminator_init(mesh, made, agreed.seed)
     train_step = mesh_lib.jit_step(
-        functools.partial(m3.discriminator_step, made.config),
+        functools.partial(m3_steps.discriminator_step, made.config),
         *(mesh, RULES, fresh.shapes),
     )
     predict = jax.jit(

@@ -22,7 +22,7 @@ from nebula_jax.runtime import (
     progress,
     run_folder,
 )
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_steps
 
 
 def train(run: config.Run, index: int) -> int:
@@ -34,13 +34,13 @@ def train(run: config.Run, index: int) -> int:
     cluster.watch(work, interrupt)
     made = models.load(run, vocabulary)
 
-    mesh = devices.mesh(local.layout(), agreed.batch_size)
+    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
     rows = mesh_lib.rows_here(mesh, agreed.batch_size)
     text = data.GeneratorText(run, index, vocabulary, rows)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
     train_step = mesh_lib.jit_step(
-        functools.partial(m3.generator_step, made.config),
+        functools.partial(m3_steps.generator_step, made.config),
         *(mesh, RULES, fresh.shapes),
         outputs=(BATCH, REPLICATED),
     )

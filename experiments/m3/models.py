@@ -8,6 +8,7 @@ new.
 V pieces of the run, D width.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
                 max_length=agreed.max_length,
                 dropout=agreed.dropout,
                 dtype=agreed.dtype,
+                remat=run.local.remat,
             )
             for size, layers in (
                 (agreed.generator_size, agreed.generator_layers),
@@ -113,12 +115,14 @@ def whole_encoder(
     run: config.Run, max_length: int | None = None
 ) -> pretrained.Pretrained:
     """Returns --hot_start with all of its pieces."""
-    return pretrained.load(
+    whole = pretrained.load(
         config.hot_start_folder(run.local),
         dropout=run.agreed.dropout,
         dtype=run.agreed.dtype,
         max_length=max_length,
     )
+    shape = dataclasses.replace(whole.config, remat=run.local.remat)
+    return whole._replace(config=shape)
 
 
 def layers(agreed: config.Agreed, whole: transformer.Config) -> tuple[int, int]:

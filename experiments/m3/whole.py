@@ -14,7 +14,7 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_steps
 
 
 def train(run: config.Run) -> int:
@@ -25,11 +25,11 @@ def train(run: config.Run) -> int:
     texts = [data.GeneratorText(run, k, vocabulary) for k in range(len(groups))]
     made = models.load(run, vocabulary)
 
-    mesh = devices.mesh(local.layout(), agreed.batch_size)
+    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
     everywhere = mesh_lib.replicated(mesh)
     fresh = models.whole_init(mesh, made, agreed.seed, len(groups))
     train_step = mesh_lib.jit_step(
-        functools.partial(m3.whole_step, made.config),
+        functools.partial(m3_steps.whole_step, made.config),
         *(mesh, RULES, *fresh.shapes),
         outputs=(BATCH, REPLICATED, REPLICATED),
     )

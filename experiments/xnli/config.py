@@ -214,7 +214,7 @@ def with_epochs(run: Run, steps_per_epoch: int) -> Run:
 
 def check(run: Run) -> None:
     """Raises errors.SettingsError at what cannot work, before anything starts."""
-    devices.check(run.local.layout(), run.agreed.batch_size)
+    devices.check(run.local.layout(), run.agreed.batch_size, run.agreed.micro_batches)
     lengths = run.agreed.length_buckets
     is_ascending = list(lengths) == sorted(set(lengths))
     if not lengths or not is_ascending or lengths[0] < 6 or len(lengths) > 250:

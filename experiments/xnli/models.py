@@ -3,6 +3,7 @@
 B batch, L length, C classes, V rows of the table.
 """
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -47,12 +48,14 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
         it has fewer positions than the longest row.
     """
     agreed = run.agreed
-    return pretrained.load_with_tokenizer(
+    model, tokenizer = pretrained.load_with_tokenizer(
         encoder_folder(run),
         agreed.length_buckets[-1],
         dropout=agreed.encoder_dropout,
         dtype=agreed.dtype,
     )
+    shape = dataclasses.replace(model.config, remat=run.local.remat)
+    return model._replace(config=shape), tokenizer
 
 
 def fingerprints(run: config.Run) -> dict[str, str]:

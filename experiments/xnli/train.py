@@ -51,7 +51,7 @@ def train(run: config.Run) -> int:
     if ranks.is_root():
         configuration.write_run_flags(local.workdir, run)
 
-    mesh = devices.mesh(local.layout(), agreed.batch_size)
+    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
     rows_here = mesh_lib.rows_here(mesh, agreed.batch_size)
     shape = models.describe(run, text)
     optimizer = config.optimizer(agreed, shape.encoder.layers)
@@ -59,7 +59,7 @@ def train(run: config.Run) -> int:
     frozen, frozen_at = models.place(mesh, frozen)
     fresh = models.init(run, mesh, optimizer, trained, text)
     train_step = mesh_lib.jit_step(
-        functools.partial(classification.step, shape, optimizer),
+        functools.partial(classification.step, shape, optimizer, agreed.micro_batches),
         *(mesh, RULES, fresh.shapes["state"]),
         inputs=(frozen_at, BATCH, BATCH),
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 Residuals = tuple[jax.Array | None, jax.Array | None]
 
@@ -108,3 +109,26 @@ def dot_general(
     out += [right[axis] for axis in range(b.ndim) if axis not in (*b_sum, *b_batch)]
     subscripts = f"{''.join(left)},{''.join(right)}->{''.join(out)}"
     return einsum(subscripts, a, b, dtype)
+
+
+def cast_kernels(params: Any, dtype: jax.typing.DTypeLike) -> Any:
+    """Casts the matrices of linear layers.
+
+    For frozen parameters: they are rounded once, not again in every pass, and a
+    backward pass uses them instead of keeping a rounded copy. Results are the same to
+    the bit.
+
+    Args:
+      params: nested dict of arrays.
+      dtype: of the model's products.
+
+    Returns:
+      The same tree; leaves that are no `kernel` are as they were.
+    """
+    flat = traverse_util.flatten_dict(params)
+    return traverse_util.unflatten_dict(
+        {
+            path: leaf.astype(dtype) if path[-1] == "kernel" else leaf
+            for path, leaf in flat.items()
+        }
+    )

@@ -6,7 +6,7 @@ positions.
 
 Matrix products take operands in `Config.dtype` and accumulate in float32; parameters,
 residuals, softmax and layer norms are float32. (Frozen matrices may be in
-`Config.dtype` already, see `cast_kernels`.)
+`Config.dtype` already, see `mixed_precision.cast_kernels`.)
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import traverse_util
 
 from nebula_jax.models import mixed_precision
 from nebula_jax.models.activations import MODEL, ROWS, place
@@ -55,8 +54,15 @@ class Config:
     """Added to the variance in every layer norm (XLM-R and ERNIE-M: 1e-5)."""
     position_offset: int = 0
     """Rows of the position table before the first position (XLM-R, ERNIE-M: 2)."""
+    remat: bool = False
+    """True to compute a block's activations again for its gradient, not keep them."""
     embedding_width: int | None = None
     """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
+
+    @property
+    def operands(self) -> jax.typing.DTypeLike:
+        """The type of the operands of matrix products."""
+        return DTYPES[self.dtype]
 
 
 # layers, width, heads, feed-forward. The first five have BERT's published names.
@@ -113,7 +119,7 @@ def dense(
         use_bias=use_bias,
         promote_dtype=_unpromoted,
         dot_general=functools.partial(
-            mixed_precision.dot_general, dtype=DTYPES[config.dtype]
+            mixed_precision.dot_general, dtype=config.operands
         ),
         name=name,
     )
@@ -125,29 +131,6 @@ def _unpromoted(*arrays: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
     return arrays
 
 
-def cast_kernels(params: Any, config: Config) -> Any:
-    """Casts the matrices of linear layers to the dtype of a config.
-
-    For frozen parameters: they are rounded once, not again in every pass, and a
-    backward pass uses them instead of keeping a rounded copy. Results are the same to
-    the bit.
-
-    Args:
-      params: nested dict of arrays.
-      config: of the encoder.
-
-    Returns:
-      The same tree; leaves that are no `kernel` are as they were.
-    """
-    flat = traverse_util.flatten_dict(params)
-    return traverse_util.unflatten_dict(
-        {
-            path: leaf.astype(DTYPES[config.dtype]) if path[-1] == "kernel" else leaf
-            for path, leaf in flat.items()
-        }
-    )
-
-
 def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.LayerNorm:
     """Makes a layer normalization in float32."""
     return nn.LayerNorm(epsilon=epsilon, dtype=jnp.float32, name=name)
@@ -155,7 +138,7 @@ def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.Laye
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.Array:
     """Computes an einsum with operands in the configured dtype, to float32."""
-    return mixed_precision.einsum(subscripts, a, b, DTYPES[config.dtype])
+    return mixed_precision.einsum(subscripts, a, b, config.operands)
 
 
 class Embeddings(nn.Module):
@@ -386,8 +369,10 @@ class Encoder(nn.Module):
           [B, Q, D] float32; with a cache, also its successor.
         """
         successors = []
+        # A block's argument 3, counted from self, is `deterministic`.
+        block_class = nn.remat(Block, static_argnums=3) if self.config.remat else Block
         for layer in range(self.config.layers):
-            block = Block(self.config, name=f"layer_{layer}")
+            block = block_class(self.config, name=f"layer_{layer}")
             if cache is None:
                 hidden = block(hidden, attention_mask, deterministic)
             else:

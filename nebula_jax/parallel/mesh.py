@@ -129,7 +129,7 @@ def jit_step(
 ) -> Callable[..., Any]:
     """Compiles a training step with explicit shardings, its states updated in place.
 
-        train = jit_step(functools.partial(m3.discriminator_step, config),
+        train = jit_step(functools.partial(m3_steps.discriminator_step, config),
                          mesh, RULES, fresh.shapes)
         state, metrics = train(state, tokens)
 

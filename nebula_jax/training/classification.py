@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from nebula_jax.models import classifier
-from nebula_jax.training import losses, partition
+from nebula_jax.training import accumulate, losses, partition
 from nebula_jax.training import state as train_state
 
 
@@ -22,6 +22,7 @@ def is_trained(path: str) -> bool:
 def step(
     config: classifier.Config,
     optimizer: optax.GradientTransformation,
+    micro_batches: int,
     state: train_state.TrainState,
     frozen: Any,
     input_ids: jax.Array,
@@ -32,6 +33,7 @@ def step(
     Args:
       config: of the classifier.
       optimizer: of the trained parameters.
+      micro_batches: parts of the batch, whose gradients are added up.
       state: of the trained parameters.
       frozen: the other parameters, from `partition.split`.
       input_ids: [B, L] int32, padded.
@@ -41,18 +43,24 @@ def step(
       The next state, and scalars: loss (mean over the batch), accuracy, tokens,
       is_finite.
     """
-    rng = state.key()
+    rng, weight = state.key(), jnp.asarray(len(labels), jnp.float32)
 
-    def loss_of(trained: Any) -> tuple[jax.Array, jax.Array]:
+    def part(trained: Any, rows: Any, number: jax.Array | None) -> accumulate.Outcome:
+        input_ids, labels = rows
         params = partition.merge(trained, frozen)
-        found = classifier.logits(config, params, input_ids, rng)
+        key = accumulate.key(rng, number)
+        found = classifier.logits(config, params, input_ids, key)
         weights = jnp.ones(labels.shape, jnp.float32)
-        return losses.mean(losses.masked_cross_entropy(found, labels, weights)), found
+        entropy, _ = losses.masked_cross_entropy(found, labels, weights)
+        correct = jnp.argmax(found, axis=-1) == labels
+        return accumulate.Outcome(losses.mean((entropy, weight)), (), correct)
 
-    (loss, found), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    grads, outcome = accumulate.gradients(
+        part, state.params, (input_ids, labels), micro_batches
+    )
     metrics = {
-        "loss": loss,
-        "accuracy": jnp.mean(jnp.argmax(found, axis=-1) == labels),
+        "loss": outcome.loss,
+        "accuracy": jnp.mean(outcome.rows),
         "tokens": jnp.sum(input_ids != config.special.pad),
     }
     return state.apply_gradients(grads, optimizer, metrics)

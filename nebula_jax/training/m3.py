@@ -1,13 +1,12 @@
 """Scenario I, M3: K generators, each with its own text, and one discriminator.
 
-Section 3.1, Fig. 4. Between `generator_step` and `discriminator_step` pass only Tokens.
-`whole_step` is the same uncut, one gradient of eq. 11: the split run must equal it.
+Section 3.1, Fig. 4: models, losses and predictions; the steps are in `m3_steps`.
+Between a generator and the discriminator pass only Tokens.
 
 B batch, L length, V vocabulary, M mask capacity (see `training.masking`), K generators.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from flax import linen as nn
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, mask_slots, transformer
-from nebula_jax.training import losses, masking, optimizers, sampling
+from nebula_jax.training import accumulate, losses, masking, optimizers, sampling
 from nebula_jax.training import state as train_state
 
 
@@ -44,6 +43,8 @@ class Config:
     warmup_steps: int = 10_000
     """Section 4.1."""
     weight_decay: float = 0.0  # decoupled; the paper names none
+    micro_batches: int = 1
+    """Parts of a batch whose gradients are added up, one after the other."""
     clip_norm: float = 1.0
     """Largest norm of each model's gradient; the paper names none, ELECTRA has 1."""
 
@@ -154,6 +155,69 @@ def _init(
     return train_state.create(params, config.optimizer, step_rng)
 
 
+def generator_parts(
+    config: Config, rng: jax.Array, input_ids: jax.Array, training: bool = True
+) -> tuple[accumulate.Loss, Any, jax.Array]:
+    """Prepares eq. 6, and the samples of eq. 7 from the same logits.
+
+    Args:
+      config: sizes and mask rate.
+      rng: key of this step.
+      input_ids: [B, L] int32, text.
+      training: with dropout. ELECTRA too samples from the training-mode logits.
+
+    Returns:
+      The loss of a micro-batch, with what was sampled wrong and the Tokens to send; the
+      batch that it is of; how many tokens of it are masked, [] float32.
+    """
+    mask_rng, sample_rng, dropout_rng = jax.random.split(rng, 3)
+    masked = masking.mask_tokens(
+        mask_rng,
+        input_ids,
+        rate=config.mask_rate,
+        policy=masking.POLICIES[config.mask_policy],
+        vocab_size=config.generator.vocab_size,
+    )
+    length = input_ids.shape[-1]
+    weight = jnp.sum((masked.positions < length).astype(jnp.float32))
+
+    def part(params: Any, rows: Any, number: jax.Array | None) -> accumulate.Outcome:
+        input_ids, masked = rows
+        logits = electra.Generator(config.generator).apply(
+            {"params": params},
+            masked.input_ids,
+            input_ids != vocabularies.SPECIAL.pad,
+            masked.positions,
+            not training,
+            rngs={"dropout": accumulate.key(dropout_rng, number)},
+        )
+        filled = (masked.positions < length).astype(jnp.float32)
+        entropy, _ = losses.masked_cross_entropy(logits, masked.originals, filled)
+        # Nothing flows back through the sample.
+        scores = jax.lax.stop_gradient(logits) / config.temperature
+        sampled = sampling.categorical(accumulate.key(sample_rng, number), scores)
+        tokens = Tokens(
+            mask_slots.scatter(input_ids, masked.positions, sampled),
+            mask_slots.mark(masked.positions, length),
+            masked.originals,
+        )
+        wrong = jnp.sum((sampled != masked.originals) * filled)
+        return accumulate.Outcome(losses.mean((entropy, weight)), wrong, tokens)
+
+    return part, (input_ids, masked), weight
+
+
+def generator_metrics(
+    input_ids: jax.Array, outcome: accumulate.Outcome, weight: jax.Array
+) -> Metrics:
+    """Returns the metrics of a batch, from what `generator_parts` gave."""
+    return {
+        "loss": outcome.loss,
+        "sampled_mlm_accuracy": 1 - losses.mean((outcome.sums, weight)),
+        "tokens": jnp.sum(input_ids != vocabularies.SPECIAL.pad),
+    }
+
+
 def generator_loss(
     config: Config,
     params: Any,
@@ -164,51 +228,17 @@ def generator_loss(
     """Computes eq. 6, and samples the corruption of eq. 7 from the same logits.
 
     Args:
-      config: sizes and mask rate.
+      config, rng, input_ids, training: as for `generator_parts`.
       params: of the generator.
-      rng: key of this step.
-      input_ids: [B, L] int32, text.
-      training: with dropout. ELECTRA too samples from the training-mode logits.
 
     Returns:
       L_G, [] float32, and (tokens to send, metrics).
     """
-    mask_rng, sample_rng, dropout_rng = jax.random.split(rng, 3)
-    masked = masking.mask_tokens(
-        mask_rng,
-        input_ids,
-        rate=config.mask_rate,
-        policy=masking.POLICIES[config.mask_policy],
-        vocab_size=config.generator.vocab_size,
-    )
-    logits = electra.Generator(config.generator).apply(
-        {"params": params},
-        masked.input_ids,
-        input_ids != vocabularies.SPECIAL.pad,
-        masked.positions,
-        not training,
-        rngs={"dropout": dropout_rng},
-    )
-    filled = (masked.positions < input_ids.shape[-1]).astype(jnp.float32)
-    loss = losses.mean(losses.masked_cross_entropy(logits, masked.originals, filled))
-    # Nothing flows back through the sample.
-    scores = jax.lax.stop_gradient(logits) / config.temperature
-    sampled = sampling.categorical(sample_rng, scores)
-    tokens = Tokens(
-        mask_slots.scatter(input_ids, masked.positions, sampled),
-        mask_slots.mark(masked.positions, input_ids.shape[-1]),
-        masked.originals,
-    )
-    wrong = jnp.sum((sampled != masked.originals) * filled)
-    fake = losses.mean((wrong, jnp.sum(filled)))
-    return loss, (
-        tokens,
-        {
-            "loss": loss,
-            "sampled_mlm_accuracy": 1 - fake,
-            "tokens": jnp.sum(input_ids != vocabularies.SPECIAL.pad),
-        },
-    )
+    part, batch, weight = generator_parts(config, rng, input_ids, training)
+    micro_batches = config.micro_batches if training else 1
+    outcome = accumulate.total(part, params, batch, micro_batches)
+    metrics = generator_metrics(input_ids, outcome, weight)
+    return outcome.loss, (outcome.rows, metrics)
 
 
 class _Inputs(NamedTuple):
@@ -234,140 +264,72 @@ def _inputs(tokens: Tokens) -> _Inputs:
     )
 
 
-def discriminator_loss(
-    config: Config, params: Any, rng: jax.Array, tokens: Tokens
-) -> tuple[jax.Array, Metrics]:
-    """Computes λ L_D + γ L_CLM of eq. 11.
+def discriminator_parts(
+    config: Config, rng: jax.Array, tokens: Tokens
+) -> tuple[accumulate.Loss, Any, Metrics]:
+    """Prepares λ L_D + γ L_CLM of eq. 11.
 
     Eq. 8 over all tokens, eq. 10 over masked ones.
 
     Args:
       config: of the run.
-      params: of the discriminator.
       rng: key of this step.
       tokens: one batch.
 
     Returns:
-      The loss, [] float32, and metrics.
+      The loss of a micro-batch, with its parts; the batch that it is of; metrics that
+      no model is needed for.
     """
     inputs = _inputs(tokens)
-    rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
-        {"params": params},
-        tokens.input_ids,
-        inputs.attention_mask,
-        inputs.positions,
-        False,
-        rngs={"dropout": rng},
-    )
-    real = inputs.attention_mask.astype(jnp.float32)
-    rtd_loss = losses.mean(
-        losses.replaced_token_detection(rtd_logits, inputs.is_original, real)
-    )
-    clm_loss = losses.mean(
-        losses.masked_cross_entropy(clm_logits, tokens.originals, inputs.filled)
-    )
-    loss = config.rtd_weight * rtd_loss + config.clm_weight * clm_loss
+    all_real = jnp.sum(inputs.attention_mask.astype(jnp.float32))
+    all_filled = jnp.sum(inputs.filled)
+
+    def part(params: Any, rows: Any, number: jax.Array | None) -> accumulate.Outcome:
+        tokens, inputs = rows
+        rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
+            {"params": params},
+            tokens.input_ids,
+            inputs.attention_mask,
+            inputs.positions,
+            False,
+            rngs={"dropout": accumulate.key(rng, number)},
+        )
+        real = inputs.attention_mask.astype(jnp.float32)
+        rtd, _ = losses.replaced_token_detection(rtd_logits, inputs.is_original, real)
+        clm, _ = losses.masked_cross_entropy(
+            clm_logits, tokens.originals, inputs.filled
+        )
+        parts = {
+            "rtd_loss": losses.mean((rtd, all_real)),
+            "clm_loss": losses.mean((clm, all_filled)),
+        }
+        loss = config.rtd_weight * parts["rtd_loss"]
+        loss = loss + config.clm_weight * parts["clm_loss"]
+        return accumulate.Outcome(loss, parts, ())
+
     replaced = jnp.sum(~inputs.is_original & inputs.attention_mask)
-    return loss, {
-        "loss": loss,
-        "rtd_loss": rtd_loss,
-        "clm_loss": clm_loss,
-        "fake_token_rate": losses.mean((replaced, jnp.sum(real))),
+    metrics = {
+        "fake_token_rate": losses.mean((replaced, all_real)),
         "tokens": jnp.sum(inputs.attention_mask),
     }
+    return part, (tokens, inputs), metrics
 
 
-def generator_step(
-    config: Config, state: train_state.TrainState, input_ids: jax.Array
-) -> tuple[train_state.TrainState, Tokens, Metrics]:
-    """Takes one optimization step of a generator, independent of the discriminator.
-
-    Args:
-      config: of the run.
-      state: of this generator.
-      input_ids: [B, L] int32, its own text.
-
-    Returns:
-      The next state, the tokens to send, and metrics.
-    """
-    gradient = jax.grad(generator_loss, argnums=1, has_aux=True)
-    grads, (tokens, metrics) = gradient(config, state.params, state.key(), input_ids)
-    state, metrics = state.apply_gradients(grads, config.optimizer, metrics)
-    return state, tokens, metrics
-
-
-def discriminator_step(
-    config: Config, state: train_state.TrainState, tokens: Sequence[Tokens]
-) -> tuple[train_state.TrainState, Metrics]:
-    """Takes one optimization step on the concatenation of the generators' batches.
+def discriminator_loss(
+    config: Config, params: Any, rng: jax.Array, tokens: Tokens
+) -> tuple[jax.Array, Metrics]:
+    """Computes λ L_D + γ L_CLM of eq. 11.
 
     Args:
-      config: of the run.
-      state: of the discriminator.
-      tokens: K Tokens, one from each generator, in order.
+      config, rng, tokens: as for `discriminator_parts`.
+      params: of the discriminator.
 
     Returns:
-      The next state and metrics.
+      The loss, [] float32, and metrics.
     """
-    gradient = jax.grad(discriminator_loss, argnums=1, has_aux=True)
-    grads, metrics = gradient(config, state.params, state.key(), _concatenate(tokens))
-    return state.apply_gradients(grads, config.optimizer, metrics)
-
-
-def whole_step(
-    config: Config,
-    generators: Sequence[train_state.TrainState],
-    discriminator: train_state.TrainState,
-    batches: Sequence[jax.Array],
-) -> tuple[
-    tuple[train_state.TrainState, ...],
-    train_state.TrainState,
-    tuple[Tokens, ...],
-    tuple[Metrics, ...],
-    Metrics,
-]:
-    """Takes one step of all models: a single gradient of eq. 11 in all parameters.
-
-    Args:
-      config: of the run.
-      generators: K states.
-      discriminator: its state.
-      batches: K arrays [B, L] int32.
-
-    Returns:
-      The next states, the tokens that a split run would have sent, and metrics.
-    """
-
-    def total_loss(params: tuple[Any, Any]) -> tuple[jax.Array, Any]:
-        generator_params, discriminator_params = params
-        outcomes = [
-            generator_loss(config, each, state.key(), batch)
-            for each, state, batch in zip(
-                generator_params, generators, batches, strict=True
-            )
-        ]
-        tokens = tuple(outcome[1][0] for outcome in outcomes)
-        loss, metrics = discriminator_loss(
-            config, discriminator_params, discriminator.key(), _concatenate(tokens)
-        )
-        total = sum(outcome[0] for outcome in outcomes) + loss
-        return total, (tokens, tuple(outcome[1][1] for outcome in outcomes), metrics)
-
-    params = (tuple(state.params for state in generators), discriminator.params)
-    grads, (tokens, generator_metrics, metrics) = jax.grad(total_loss, has_aux=True)(
-        params
-    )
-    *after, (discriminator, metrics) = (
-        state.apply_gradients(each, config.optimizer, measured)
-        for state, each, measured in zip(
-            (*generators, discriminator),
-            (*grads[0], grads[1]),
-            (*generator_metrics, metrics),
-            strict=True,
-        )
-    )
-    states, generator_metrics = zip(*after, strict=True)
-    return states, discriminator, tokens, generator_metrics, metrics
+    part, batch, metrics = discriminator_parts(config, rng, tokens)
+    outcome = accumulate.total(part, params, batch, config.micro_batches)
+    return outcome.loss, {"loss": outcome.loss, **outcome.sums, **metrics}
 
 
 def corrupt(
@@ -394,7 +356,3 @@ def predict(config: Config, params: Any, tokens: Tokens) -> Predictions:
         sampled_correct=jnp.sum((sampled == tokens.originals) & filled),
         masked=jnp.sum(filled),
     )
-
-
-def _concatenate(tokens: Sequence[Tokens]) -> Tokens:
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tokens)

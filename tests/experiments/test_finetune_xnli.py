@@ -363,6 +363,7 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
 WARM = {"freeze_embeddings": "true", "pooling": "mean", "dtype": "bfloat16"}
 
 
+@pytest.mark.slow
 def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, capsys):
     """Frozen embeddings, mean pooling, bfloat16; the last step, half an epoch."""
     status, output = runs.run(

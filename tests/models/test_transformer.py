@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.models import transformer
+from nebula_jax.models import mixed_precision, transformer
 
 CONFIG = transformer.Config(
     vocab_size=50, layers=2, width=16, heads=2, feed_forward=32, max_length=12
@@ -253,7 +253,7 @@ def test_matrices_rounded_once_give_the_same_bits(dtype):
     hidden = np.random.RandomState(1).randn(2, 5, 16).astype(np.float32)
     mask = np.arange(5)[None] < np.asarray([[5], [3]])
     params = init(block, hidden, mask)["params"]
-    rounded = transformer.cast_kernels(params, config)
+    rounded = mixed_precision.cast_kernels(params, config.operands)
     kernels = {leaf.dtype for leaf in jax.tree.leaves(rounded) if leaf.ndim > 1}
     assert jnp.dtype(dtype) in kernels
 
@@ -287,4 +287,31 @@ def test_rounded_matrices_are_no_residuals():
         return sum(leaf.size for leaf in kept if leaf.dtype == jnp.bfloat16)
 
     kernels = 4 * 16 * 16 + 2 * 16 * 32
-    assert kept(params) - kept(transformer.cast_kernels(params, config)) == kernels
+    assert (
+        kept(params) - kept(mixed_precision.cast_kernels(params, config.operands))
+        == kernels
+    )
+
+
+def test_activations_computed_again_give_the_same_gradient_and_are_not_kept():
+    config = dataclasses.replace(CONFIG, dropout=0.5, layers=3)
+    hidden = np.random.RandomState(1).randn(4, 8, 16).astype(np.float32)
+    mask = np.ones((4, 8), bool)
+    params = init(transformer.Encoder(config), hidden, mask)["params"]
+
+    def pulled(remat):
+        encoder = transformer.Encoder(dataclasses.replace(config, remat=remat))
+
+        def apply(params):
+            rngs = {"dropout": jax.random.key(0)}
+            return encoder.apply({"params": params}, hidden, mask, False, rngs=rngs)
+
+        out, back = jax.vjp(apply, params)
+        kept = sum(leaf.size for leaf in jax.tree.leaves(back))
+        return out, back(jnp.asarray(hidden))[0], kept
+
+    (*kept, most), (*again, least) = pulled(False), pulled(True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), again, kept)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    # A block's input alone is kept, with the parameters.
+    assert least - parameters < (most - parameters) / 4

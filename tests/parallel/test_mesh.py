@@ -13,7 +13,7 @@ from nebula_jax import errors
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES, Rule
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_steps
 
 LAYERS, STEPS, ROWS, LENGTH, HEADS = 1, 2, 8, 16, 8
 LAYOUTS = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]
@@ -69,12 +69,12 @@ class Trained:
         self.states = [plan.init() for plan in plans]
         shapes = [plan.shapes for plan in plans]
         generator_step = mesh_lib.jit_step(
-            functools.partial(m3.generator_step, CONFIG),
+            functools.partial(m3_steps.generator_step, CONFIG),
             *(mesh, RULES, shapes[0]),
             outputs=(BATCH, REPLICATED),
         )
         discriminator_step = mesh_lib.jit_step(
-            functools.partial(m3.discriminator_step, CONFIG),
+            functools.partial(m3_steps.discriminator_step, CONFIG),
             *(mesh, RULES, shapes[1]),
         )
         ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)

@@ -17,7 +17,7 @@ LABELS = np.asarray([2, 0], np.int32)
 
 OPTIMIZER = optax.sgd(0.1)
 # Jitted once for all tests: most of their time is compilation.
-step = jax.jit(classification.step, static_argnums=(0, 1))
+step = jax.jit(classification.step, static_argnums=(0, 1, 2))
 create = jax.jit(train_state.create, static_argnums=1)
 predict = jax.jit(classification.predict, static_argnums=0)
 
@@ -31,10 +31,11 @@ def made(tmp_path_factory):
     return config, init()
 
 
-def test_a_step_is_that_of_the_mean_cross_entropy(made):
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_step_is_that_of_the_mean_cross_entropy(made, micro_batches):
     config, params = made
     state = create(params, OPTIMIZER, jax.random.key(1))
-    new, metrics = step(config, OPTIMIZER, state, {}, IDS, LABELS)
+    new, metrics = step(config, OPTIMIZER, micro_batches, state, {}, IDS, LABELS)
 
     def loss_of(params):
         log_p = jax.nn.log_softmax(classifier.logits(config, params, IDS))
@@ -59,7 +60,7 @@ def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     optimizer = optax.adam(3e-3)
     state = create(trained, optimizer, jax.random.key(1))
     for _ in range(40):
-        state, metrics = step(config, optimizer, state, frozen, IDS, LABELS)
+        state, metrics = step(config, optimizer, 1, state, frozen, IDS, LABELS)
     assert metrics["loss"] < 0.1
     found = predict(config, partition.merge(state.params, frozen), IDS)
     np.testing.assert_array_equal(found.argmax(-1), LABELS)
@@ -70,7 +71,7 @@ def test_a_step_has_dropout_and_a_prediction_none(made):
     config, params = made
     both = config, dataclasses.replace(config, dropout=0.5)
     losses = [
-        step(each, OPTIMIZER, state, {}, IDS, LABELS)[1]["loss"]
+        step(each, OPTIMIZER, 1, state, {}, IDS, LABELS)[1]["loss"]
         for each in both
         for state in [create(params, OPTIMIZER, jax.random.key(1))]
     ]
@@ -82,7 +83,7 @@ def test_a_step_moves_nothing_between_host_and_device(made):
     config, params = made
     state = create(params, OPTIMIZER, jax.random.key(1))
     batch = jax.device_put((IDS, LABELS))
-    state, _ = step(config, OPTIMIZER, state, {}, *batch)
+    state, _ = step(config, OPTIMIZER, 1, state, {}, *batch)
     with jax.transfer_guard("disallow"):
-        state, _ = step(config, OPTIMIZER, state, {}, *batch)
+        state, _ = step(config, OPTIMIZER, 1, state, {}, *batch)
     assert state.step == 2

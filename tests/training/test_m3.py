@@ -9,7 +9,7 @@ from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import rtd
 from nebula_jax.models import electra, mask_slots, transformer
-from nebula_jax.training import losses, m3, masking, sampling
+from nebula_jax.training import losses, m3, m3_steps, masking, sampling
 
 V, L, B = 97, 24, 8
 
@@ -43,8 +43,8 @@ WEIGHTED = dataclasses.replace(PLAIN, rtd_weight=7.0, clm_weight=3.0)
 init_generator = jax.jit(m3.init_generator, static_argnums=0)
 init_discriminator = jax.jit(m3.init_discriminator, static_argnums=0)
 generator_loss = jax.jit(m3.generator_loss, static_argnums=0)
-generator_step = jax.jit(m3.generator_step, static_argnums=0)
-discriminator_step = jax.jit(m3.discriminator_step, static_argnums=0)
+generator_step = jax.jit(m3_steps.generator_step, static_argnums=0)
+discriminator_step = jax.jit(m3_steps.discriminator_step, static_argnums=0)
 discriminator_loss = jax.jit(m3.discriminator_loss, static_argnums=0)
 predict = jax.jit(m3.predict, static_argnums=0)
 mask_tokens = jax.jit(
@@ -125,7 +125,7 @@ def test_the_split_run_equals_the_whole_model():
     pack = codecs.pack_ids(V)
     spec = m3.tokens_spec(CONFIG, B)
     encode, decode = jax.jit(pack.encode), jax.jit(pack.decode)
-    whole_step = jax.jit(functools.partial(m3.whole_step, CONFIG))
+    whole_step = jax.jit(functools.partial(m3_steps.whole_step, CONFIG))
     for step in range(5):
         batches = [text(100 * k + step) for k in range(2)]
         received = []
@@ -141,6 +141,24 @@ def test_the_split_run_equals_the_whole_model():
     uncut = ([state.params for state in whole[0]], whole[1].params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), split, uncut)
     np.testing.assert_allclose(metrics["loss"], whole_metrics["loss"], rtol=1e-5)
+
+
+def test_micro_batches_take_the_step_of_the_batch():
+    """Without dropout, whose bits are a micro-batch's own."""
+    states = []
+    for micro_batches in (1, 2):
+        config = dataclasses.replace(UNDROPPED, micro_batches=micro_batches)
+        state, tokens, measured = generator_step(
+            config, init_generator(config, 0, 0), text(0)
+        )
+        given = corrupted(init_generator(config, 0, 0))
+        other, measured_too = discriminator_step(
+            config, init_discriminator(config, 0), [given, given]
+        )
+        losses = measured["loss"], measured_too["loss"], measured_too["clm_loss"]
+        masked = tokens.masked, tokens.originals
+        states.append((state.params, other.params, losses, masked))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *states)
 
 
 def test_no_gradient_flows_from_the_discriminator_to_a_generator(

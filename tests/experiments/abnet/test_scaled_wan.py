@@ -78,6 +78,7 @@ def test_only_all_clusters_together_can_measure(given, cluster, message):
     scaled_wan.check(run.with_local(wan="").local)
 
 
+@pytest.mark.slow
 def test_both_halves_of_the_largest_bucket_are_measured(tmp_path):
     text = tiny_translations.write_text(tmp_path / "text")
     folders = split_parallel.split(text, ("es", "en"), tmp_path / "sides")

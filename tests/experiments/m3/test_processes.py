@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-STEPS, SAVED = 36, 4
+STEPS, SAVED = 20, 2
 CLUSTERS = ("discriminator", "generator-0")
 FLAGS = {
     "generators": "en de",
