@@ -53,19 +53,25 @@ def pytest_sessionstart(session):
 
 
 SLOW_SECONDS = 1800
-LONGEST = ("experiments", "notebooks")  # folders of tests that start whole runs
+LONGEST = ("experiments", "simulation", "runtime", "scripts", "parallel", "training")
+"""Folders of tests that take long, the longest first."""
 
 
 def pytest_collection_modifyitems(items):
     """Begins with the longest; gives slow tests a time limit of their own."""
     # A long file at the end would keep one worker busy while the other has none.
-    items.sort(key=lambda item: set(LONGEST).isdisjoint(item.path.parts))
+    items.sort(key=lambda item: min(map(LONGEST.index, _long(item)), default=99))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 RANDOM = ("training", "models", "evaluation")  # folders of code that draws
+
+
+def _long(item):
+    """Those of LONGEST that a test lies in."""
+    return set(LONGEST) & set(item.path.parts)
 
 
 @pytest.fixture(autouse=True)

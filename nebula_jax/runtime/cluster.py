@@ -19,8 +19,8 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import clusters  # the only place of what --coordinator=auto finds
@@ -100,7 +100,7 @@ def run(
     if not settings.coordinator:
         _check_alone()
         return train()
-    address, processes, rank = _place_of(settings)
+    address, processes, rank, device_ids = _place_of(settings)
     if processes == 1:
         return train()
     members = members_lib.Members(rank, settings.peer_timeout)
@@ -120,7 +120,9 @@ def run(
         lines, port = {0: line}, int(answer["service"])
     _members = members
     members.watch(lines)
-    _begin_jax(address[0], port, processes, rank, settings.connect_timeout)
+    _begin_jax(
+        f"{address[0]}:{port}", processes, rank, device_ids, settings.connect_timeout
+    )
 
     def guarded() -> int:
         try:
@@ -158,25 +160,35 @@ def _check_alone() -> None:
             )
 
 
-def _place_of(settings: Settings) -> tuple[tuple[str, int], int, int]:
-    """Returns the coordinator's address, P, and the rank of this process."""
-    where, processes, rank = (
-        *(settings.coordinator, settings.num_processes, settings.process_id),
-    )
-    if where == AUTO:
-        where, processes, rank = _detected(settings.connect_timeout)
-    elif processes < 1 or not 0 <= rank < processes:
+class _Place(NamedTuple):
+    """The place of this process in its cluster."""
+
+    address: tuple[str, int]
+    """The coordinator's."""
+    processes: int
+    rank: int
+    device_ids: Sequence[int] | None
+    """Those of this host's devices that it uses; None for all."""
+
+
+def _place_of(settings: Settings) -> _Place:
+    """Returns the place that the flags, or what started this process, give it."""
+    processes, rank = settings.num_processes, settings.process_id
+    if settings.coordinator == AUTO:
+        return _detected(settings.connect_timeout)
+    if processes < 1 or not 0 <= rank < processes:
         raise errors.SettingsError(
             f"--coordinator needs --num_processes and --process_id from 0 to one less;"
             f" there are --num_processes={processes} --process_id={rank}"
         )
-    return addresses.host_and_port("coordinator", where), processes, rank
+    address = addresses.host_and_port("coordinator", settings.coordinator)
+    return _Place(address, processes, rank, None)
 
 
-def _detected(timeout: float) -> tuple[str, int, int]:
+def _detected(timeout: float) -> _Place:
     """Returns what Slurm, Open MPI or Kubernetes have set, as JAX reads it."""
     try:
-        where, processes, rank, _ = (
+        where, processes, rank, device_ids = (
             clusters.ClusterEnv.auto_detect_unset_distributed_params(
                 *(None, None, None, None, None, int(timeout))
             )
@@ -188,7 +200,8 @@ def _detected(timeout: float) -> tuple[str, int, int]:
             "--coordinator=auto: JAX finds no Slurm step, Open MPI run or Kubernetes"
             " job here; give --coordinator, --num_processes and --process_id"
         )
-    return where, processes, rank
+    address = addresses.host_and_port("coordinator", where)
+    return _Place(address, processes, rank, device_ids)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:
@@ -214,7 +227,11 @@ def _free_port(host: str) -> int:
 
 
 def _begin_jax(
-    host: str, port: int, processes: int, rank: int, connect_timeout: float
+    where: str,
+    processes: int,
+    rank: int,
+    device_ids: Sequence[int] | None,
+    connect_timeout: float,
 ) -> None:
     """Makes one program of the processes, which are all there."""
     # JAX's handler would swallow SIGTERM.
@@ -222,14 +239,15 @@ def _begin_jax(
     # Two collectives at once, of one process, may wait for each other on CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(
-        f"{host}:{port}",
+        where,
         processes,
         rank,
+        device_ids,
         cluster_detection_method="deactivate",
         initialization_timeout=int(connect_timeout),
         heartbeat_timeout_seconds=JAX_SECONDS,
         shutdown_timeout_seconds=int(connect_timeout),
-        coordinator_bind_address=f"{host}:{port}" if host in LOOPBACK else None,
+        coordinator_bind_address=where if where.startswith("127.") else None,
     )
     with _quiet():
         ranks.agree(0)

@@ -145,6 +145,7 @@ def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturb
         assert (folder / name).read_text().splitlines() == lines
 
 
+@pytest.mark.slow
 def test_eval_only_tests_another_folder_with_the_runs_own_settings(
     runs, undisturbed, here, monkeypatch
 ):

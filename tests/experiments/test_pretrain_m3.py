@@ -319,6 +319,7 @@ def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_and_keeps_what_was_saved(runs):
     """The learning rate is 0 at step 1, and absurd at step 2."""
     given = {"generators": "en", "task_mix": "mrtd", "learning_rate": 1e30}

@@ -53,7 +53,8 @@ TABLE_5 = {
 
 
 @pytest.fixture(
-    scope="module", params=["fewer", pytest.param("all", marks=pytest.mark.slow)]
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.slow) for each in ("fewer", "all")],
 )
 def executed(request, finished_run):
     """The notebook after a run from top to bottom, and the probe's answer."""

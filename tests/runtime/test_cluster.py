@@ -14,6 +14,7 @@ SOON = 8.0  # seconds, until the others have ended
 MANY = 10_000  # steps
 
 
+@pytest.mark.slow
 def test_processes_take_the_roots_steps_and_end_together(tmp_path):
     started = ranked.Started(tmp_path, {}, {}, {}, steps=5)
     assert started.ends() == [0, 0, 0]
@@ -139,5 +140,6 @@ def test_what_slurm_has_set_is_found(monkeypatch):
         ("SLURM_STEP_NUM_NODES", "3"),
     ):
         monkeypatch.setenv(name, value)
-    address, processes, rank = cluster._place_of(cluster.Settings("auto"))
-    assert (address[0], processes, rank) == ("node07", 3, 2)
+    found = cluster._place_of(cluster.Settings("auto"))
+    assert found.address[0] == "node07"
+    assert (found.processes, found.rank, found.device_ids) == (3, 2, [0])

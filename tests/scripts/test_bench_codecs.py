@@ -50,6 +50,7 @@ def test_targets_are_compared_with_the_worst():
     assert met(2.1, 3.1, 7.9, 1.0) == [False, True, False, True]
 
 
+@pytest.mark.slow
 def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):
     out = tmp_path / "codecs.json"
     flags.FLAGS(["bench_codecs"])

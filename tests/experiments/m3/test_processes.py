@@ -37,6 +37,7 @@ def assert_equal(found, wanted):
 VICTIM = "generator:0/1"
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_from_what_two_saved(runs, alone):
     workdir = "two-then-one"
     run, _ = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS, **MANY)
@@ -49,6 +50,10 @@ def test_one_process_goes_on_from_what_two_saved(runs, alone):
     last = output.strip().splitlines()[-1]
     assert last == f"error: {VICTIM} was killed by SIGKILL; all clusters ended"
     tiny_runs.assert_all_gone(family)
+    # Its cluster's root, and the other cluster, have the reason.
+    for cluster in ("generator:0", "discriminator"):
+        lines = [each for each in output.splitlines() if f"[{cluster}] error" in each]
+        assert "process 1 of this cluster has gone" in lines[-1]
 
     status, output = runs.run(**FLAGS, workdir=workdir)
     assert status == 0, output

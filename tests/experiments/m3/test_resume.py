@@ -131,6 +131,7 @@ def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     assert 0 < before[0] < int(step)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_is_named(runs, monkeypatch):
     """Files that may not grow beyond 100 kB: no checkpoint fits.
 

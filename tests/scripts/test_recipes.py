@@ -1,0 +1,94 @@
+"""The recipes for Slurm and Kubernetes: legal, and so are their flags."""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+
+import configured
+import pytest
+import yaml
+
+from experiments.m3 import config
+
+SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
+SBATCH = sorted((SCRIPTS / "slurm").glob("*.sbatch"))
+YAML = sorted((SCRIPTS / "k8s").glob("*.yaml"))
+COMMAND = ["scripts/run", "python", "-m", "experiments.pretrain_m3"]
+
+
+def arguments_of(words):
+    """The flags of a command line of pretrain_m3, without its flagfile."""
+    assert words[: len(COMMAND)] == COMMAND
+    flagfile, *rest = words[len(COMMAND) :]
+    name = flagfile.partition("=")[2]
+    assert (SCRIPTS.parent / name).is_file()
+    return rest
+
+
+@pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.name)
+def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
+    subprocess.run(["bash", "-n", path], check=True)
+    text = path.read_text()
+    options = re.findall(r"^#SBATCH --([a-z-]+)(=\S+)?", text, re.MULTILINE)
+    assert {"job-name", "nodes", "ntasks-per-node", "signal"} <= {
+        name for name, _ in options
+    }
+    # What is run is what a `srun` in the path is given.
+    fake = tmp_path / "srun"
+    printed = tmp_path / "printed"
+    fake.write_text(f'#!/usr/bin/env bash\nprintf "%s\\n" "$@" > {printed}\nexit 0\n')
+    fake.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["bash", path], check=True, env=environment, timeout=20)
+    run = configured.run(config, *arguments_of(printed.read_text().splitlines()))
+    assert run.local.cluster.partition(":")[0] == path.stem
+    assert run.local.processes().coordinator == "auto"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "starts", "last"),
+    [([4, 0], 2, 0), ([137, 139, 4, 0], 4, 0), ([1], 1, 1), ([2], 1, 2)],
+)
+def test_a_slurm_script_starts_again_what_died_and_not_what_refused(
+    tmp_path, statuses, starts, last
+):
+    fake, count = tmp_path / "srun", tmp_path / "count"
+    count.write_text("")
+    fake.write_text(
+        "#!/usr/bin/env bash\n"
+        f"echo >> {count}\n"
+        f"statuses=({' '.join(map(str, statuses))})\n"
+        f"exit ${{statuses[$(wc -l < {count}) - 1]}}\n"
+    )
+    fake.chmod(0o755)
+    sleep = tmp_path / "sleep"
+    sleep.write_text("#!/usr/bin/env bash\n")
+    sleep.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", SBATCH[0]], env=environment, timeout=20)
+    assert done.returncode == last
+    assert len(count.read_text()) == starts
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
+    found = list(yaml.safe_load_all(path.read_text()))
+    (job,) = (each for each in found if each["kind"] == "Job")
+    names = {each["metadata"]["name"] for each in found if each["kind"] == "Service"}
+    spec = job["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    words = [*container["command"], *container["args"]]
+    (index,) = (each["name"] for each in container["env"])
+    words = [word.replace(f"$({index})", "1") for word in words]
+    assert not re.search(r"\$\(", " ".join(words))
+    run = configured.run(config, *arguments_of(words))
+    processes = run.local.processes()
+    assert processes.num_processes == spec["completions"] == spec["parallelism"]
+    assert processes.process_id == 1
+    host = processes.coordinator.partition(":")[0]
+    assert host == f"{job['metadata']['name']}-0.{job['metadata']['name']}"
+    assert spec["template"]["spec"]["subdomain"] in names
+    assert json.dumps(job)  # nothing that YAML alone can express
+    assert shlex.join(words)
