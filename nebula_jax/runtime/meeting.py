@@ -10,6 +10,7 @@ A message is a JSON object on a line. P processes; rank 0 is the root.
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,12 +33,12 @@ class Line:
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes over a connected socket."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._stream = sock, sock.makefile("rb")
+        self._sending = threading.Lock()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message, or drops it if the line is broken: `read` finds that out."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._sending:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self, timeout: float | None = None) -> Message | None:

@@ -1,8 +1,8 @@
 """The processes of a cluster, as one of them watches over the others.
 
 A process whose connection closes is gone. One that does not beat is stopped, or its
-host is. If all of them beat and none takes a step, somebody hangs: every beat has the
-line of our code at which its process is.
+host is. If all of them beat and none moves, somebody hangs: every beat has the step and
+the line of our code at which its process is.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class Members:
         self.aborts: list[Callable[[str], None]] = []
         self._lines: dict[int, meeting.Line] = {}
         self._heard: dict[int, float] = {}
-        self._done: dict[int, tuple[int, float]] = {}  # steps, and since when
-        self._at: dict[int, str] = {}
+        self._at: dict[int, tuple[int, str]] = {}  # steps done, and a line of code
+        self._moved: dict[int, float] = {}  # when that was last another one
         self._left: set[int] = set()
         self._since = time.monotonic()
         self._has_ended = threading.Event()
@@ -88,10 +88,10 @@ class Members:
             self._end(f"process {rank} of this cluster has gone")
 
     def _note(self, rank: int, message: meeting.Message) -> None:
-        done = int(message.get("done", 0))
-        if rank not in self._done or self._done[rank][0] != done:
-            self._done[rank] = done, time.monotonic()
-        self._at[rank] = printable.line(str(message.get("at", "")), 100)
+        where = printable.line(str(message.get("at", "")), 100)
+        at = int(message.get("done", 0)), where
+        if self._at.get(rank) != at:
+            self._at[rank], self._moved[rank] = at, time.monotonic()
 
     def _beat(self) -> None:
         main = threading.main_thread().ident or 0
@@ -109,11 +109,11 @@ class Members:
         now = time.monotonic()
         for rank in self._lines.keys() - self._left:
             if now - self._heard[rank] > self._peer_timeout:
-                at = self._at.get(rank, "its beginning")
+                step, place = self._at.get(rank, (0, "its beginning"))
                 self._end(
                     f"process {rank} of this cluster is silent for"
-                    f" {self._peer_timeout:g} s (--peer_timeout), since step"
-                    f" {self._done.get(rank, (0, 0))[0]} at {at}"
+                    f" {self._peer_timeout:g} s (--peer_timeout), since step {step} at"
+                    f" {place}"
                 )
         # Who waits for another cluster is `communication`'s concern.
         if self.rank or report.activity is activity.Activity.WAITING_FOR_ANOTHER:
@@ -122,10 +122,11 @@ class Members:
         patience = self.work.stuck_timeout
         if report.activity is not activity.Activity.COMPUTING:
             patience *= 10
-        since = max([self._since, *(when for _, when in self._done.values())])
+        since = max([self._since, *self._moved.values()])
         if now - since > patience:
             where = "; ".join(
-                f"process {rank} at {place}" for rank, place in sorted(self._at.items())
+                f"process {rank} at {place}"
+                for rank, (_, place) in sorted(self._at.items())
             )
             self._end(
                 f"this cluster got nothing done for {patience:g} s (--stuck_timeout),"

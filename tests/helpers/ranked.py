@@ -16,6 +16,44 @@ ROOT = pathlib.Path(__file__).parents[2]
 STEP_SECONDS = 0.05
 
 
+def arrays() -> dict:
+    """Arrays of many types, with bits that arithmetic would lose."""
+    import ml_dtypes
+    import numpy as np
+
+    return {
+        "float32": np.array([[1, -0.0], [np.inf, 1e-40]], np.float32),
+        "nan": np.array([0x7FC00001], np.uint32).view(np.float32),
+        "bfloat16": np.array(-0.0, ml_dtypes.bfloat16),
+        "bool": np.array([True, False, True]),
+        "uint8": np.array([255, 3], np.uint8),
+        "int32": np.array([-1, 2**31 - 1], np.int32),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+
+
+def shared() -> dict[str, str]:
+    """Shares arrays with the other processes; name -> their bytes as they came."""
+    import jax
+    import numpy as np
+
+    from nebula_jax.communication import ranks
+    from nebula_jax.parallel import mesh as mesh_lib
+
+    like = jax.eval_shape(arrays)
+    came = ranks.from_root(arrays() if ranks.is_root() else None, like)
+    found = {name: np.asarray(leaf).tobytes().hex() for name, leaf in came.items()}
+    rows = np.arange(4, dtype=np.float32)[:, None]
+    mesh = mesh_lib.make_mesh(jax.devices())
+    here = mesh_lib.rows_here(mesh, 4)
+    split = mesh_lib.put_rows(mesh, rows[here], 4)
+    assert len(rows[here]) == 4 // ranks.count()
+    whole = ranks.to_root({"rows": split})
+    found["rows"] = whole["rows"].tobytes().hex() if ranks.is_root() else ""
+    found["bytes"] = ranks.bytes_from_root(b"of the root" * ranks.is_root()).hex()
+    return found
+
+
 def main() -> int:
     """Runs one process; returns its exit status."""
     given = json.loads(sys.argv[1])
@@ -33,6 +71,8 @@ def main() -> int:
         cluster.watch(work, interrupt)
         cluster.on_end(lambda reason: print(f"aborted: {reason}", flush=True))
         work.begin()
+        if then == "share":
+            print(json.dumps(shared()), flush=True)
         interrupt.is_graceful = True
 
         def numbers():

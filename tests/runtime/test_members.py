@@ -1,0 +1,113 @@
+import itertools
+import socket
+import threading
+import time
+
+import pytest
+
+from nebula_jax.communication.wire import activity
+from nebula_jax.runtime import meeting, process
+from nebula_jax.runtime import members as members_lib
+
+STUCK = 0.3  # seconds
+LONG = 4 * STUCK
+
+
+class Exited(Exception):
+    """Raised in a thread in the place of the end of the process."""
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The exit statuses of this process, which goes on."""
+    found = []
+    monkeypatch.setattr(members_lib, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(members_lib, "LAST_WORDS_SECONDS", 0.0)
+    monkeypatch.setattr(process, "exit_now", found.append)
+    return found
+
+
+def pair(peer_timeout=60.0):
+    """A root, after its first step, and the line of its other process."""
+    here, there = socket.socketpair()
+    root = members_lib.Members(0, peer_timeout)
+    root.work = activity.Work(STUCK)
+    root.work.begin()
+    root.work.step_done()
+    root.watch({1: meeting.Line(here)})
+    return root, meeting.Line(there)
+
+
+def beat(line, places):
+    """Beats for a while, from another thread: this one must seem to hang."""
+    until = time.monotonic() + LONG
+
+    def send():
+        for place in places:
+            if time.monotonic() > until:
+                return
+            line.send({"done": 1, "at": place})
+            time.sleep(0.02)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sender.join()
+
+
+def test_a_cluster_that_does_not_move_ends_with_every_place(ended):
+    root, line = pair()
+    reasons = []
+    root.aborts.append(reasons.append)
+    beat(line, itertools.repeat("a.py:7"))
+    assert ended == [process.ENDED_BY_PEER]
+    (reason,) = reasons
+    assert reason.startswith("this cluster got nothing done for 0.3 s (--stuck_timeout")
+    assert "since step 1: process 0 at tests/" in reason
+    assert reason.endswith("; process 1 at a.py:7")
+    assert root.reason == reason
+
+
+def test_one_that_moves_within_a_step_is_waited_for(ended):
+    root, line = pair()
+    beat(line, (f"a.py:{number}" for number in itertools.count()))
+    assert not ended
+    root.fail("the test is over")
+    while "end" not in (message := line.read(5)):
+        pass
+    assert message["end"] == "process 0 failed: the test is over"
+
+
+def test_who_waits_for_another_cluster_is_not_stuck(ended):
+    root, line = pair()
+    root.work.waiting.append("tokens")
+    beat(line, itertools.repeat("a.py:7"))
+    assert not ended
+    root.fail("")
+
+
+def test_one_that_is_silent_or_gone_is_named(ended):
+    root, line = pair(peer_timeout=STUCK)
+    line.send({"done": 3, "at": "a.py:7"})
+    root.work.waiting.append("tokens")
+    time.sleep(LONG)
+    words = "process 1 of this cluster is silent for 0.3 s (--peer_timeout), since"
+    assert root.reason == f"{words} step 3 at a.py:7"
+    assert ended == [process.ENDED_BY_PEER]
+    root, line = pair()
+    line.close()
+    time.sleep(STUCK)
+    assert root.reason == "process 1 of this cluster has gone"
+
+
+def test_all_leave_together(ended):
+    root, line = pair()
+    begin = time.monotonic()
+    threading.Timer(STUCK / 2, line.send, [{"leave": True}]).start()
+    root.leave()
+    assert time.monotonic() - begin >= STUCK / 2
+    while "leave" not in line.read(5):
+        pass
+    line.close()
+    time.sleep(0.1)
+    assert not ended
+    assert not root.reason
