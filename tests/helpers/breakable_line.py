@@ -75,7 +75,11 @@ class Proxy:
                 here.close()
                 continue
             self._holes = set()  # a new connection finds its way
-            there = socket.create_connection(self._target)
+            try:
+                there = socket.create_connection(self._target)
+            except OSError:  # the listener has ended, and who dialed finds out
+                here.close()
+                continue
             self._pairs.append((here, there))
             self.connections += 1
             for pair, name in (((here, there), UP), ((there, here), DOWN)):
