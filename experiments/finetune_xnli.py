@@ -15,11 +15,10 @@ only with --dataset=tfds:xnli on this very command line). The loop is in `xnli/t
 
 from absl import flags
 
-from experiments import configuration, shared_flags
+from experiments import cluster_process, configuration, shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
-from nebula_jax.communication import ranks
-from nebula_jax.runtime import cluster, devices, run_folder
+from nebula_jax.runtime import devices
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
@@ -34,8 +33,8 @@ def main() -> int:
         run = config.from_flags()
         config.check(run)
         devices.simulate(run.local.layout(), run.local.num_processes or 1)
-        described = configuration.described(run, configuration.settings(run.agreed))
-        return cluster.run(run.local.processes(), described, lambda: _train(run))
+        settings = configuration.settings(run.agreed)
+        return cluster_process.run(run, settings, run.local.workdir, train.train)
     # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
     dataset = flags.FLAGS["dataset"].value
     configuration.parse_run(earlier, "finetune_xnli")
@@ -44,13 +43,6 @@ def main() -> int:
     devices.simulate(run.local.layout())
     split, out = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))
     return evaluate.evaluate(run, split, out)
-
-
-def _train(run: config.Run) -> int:
-    if not ranks.is_root():
-        return train.train(run)
-    with run_folder.lock(run.local.workdir):
-        return train.train(run)
 
 
 if __name__ == "__main__":

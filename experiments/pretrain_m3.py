@@ -21,10 +21,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments import command_line, configuration, shared_flags
+from experiments import cluster_process, command_line, configuration, shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
 from nebula_jax import errors
-from nebula_jax.communication import ranks
 from nebula_jax.runtime import (
     checkpoints,
     connect,
@@ -33,7 +32,6 @@ from nebula_jax.runtime import (
     process,
     run_folder,
 )
-from nebula_jax.runtime import cluster as cluster_lib
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
@@ -65,17 +63,7 @@ def main() -> int:
             )
     settings = config.settings(run, data.vocabulary(run.local))
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-
-    def part() -> int:
-        if not ranks.is_root():
-            return train(run)
-        with run_folder.lock(folder):
-            checkpoints.check_same_run(run.local.workdir, cluster, settings)
-            configuration.write_run_flags(folder, run)
-            return train(run)
-
-    described = configuration.described(run, settings)
-    return cluster_lib.run(run.local.processes(), described, part)
+    return cluster_process.run(run, settings, folder, train, cluster)
 
 
 def _run_here(run: config.Run) -> int:

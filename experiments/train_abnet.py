@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import configuration, shared_flags
+from experiments import cluster_process, configuration, shared_flags
 from experiments.abnet import (
     config,
     data,
@@ -36,9 +36,7 @@ from experiments.abnet import (
     whole,
 )
 from nebula_jax import errors
-from nebula_jax.communication import ranks
 from nebula_jax.runtime import checkpoints, connect, devices, launcher, run_folder
-from nebula_jax.runtime import cluster as cluster_lib
 
 CLUSTERS = ("target", "source")  # the first one listens
 
@@ -66,17 +64,7 @@ def main() -> int:
     train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     settings = configuration.settings(run.agreed)
-
-    def part() -> int:
-        if not ranks.is_root():
-            return train(run)
-        with run_folder.lock(folder):
-            checkpoints.check_same_run(run.local.workdir, cluster, settings)
-            configuration.write_run_flags(folder, run)
-            return train(run)
-
-    described = configuration.described(run, settings)
-    return cluster_lib.run(run.local.processes(), described, part)
+    return cluster_process.run(run, settings, folder, train, cluster)
 
 
 def _run_here(run: config.Run) -> int:

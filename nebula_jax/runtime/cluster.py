@@ -104,25 +104,21 @@ def run(
     if processes == 1:
         return train()
     members = members_lib.Members(rank, settings.peer_timeout)
-    service: dict[str, Any] = {}
     if rank == 0:
-        server = _listen(address)
-        lines = meeting.gather(
-            *(server, processes, described),
-            lambda: service.setdefault("answer", {"service": _free_port(address[0])}),
+        lines, answer = meeting.gather(
+            *(_listen(address), processes, described),
+            lambda: {"service": _free_port(address[0])},
             settings.connect_timeout,
         )
-        port = service["answer"]["service"]
     else:
         line, answer = meeting.attend(
             address, rank, processes, described, settings.connect_timeout
         )
-        lines, port = {0: line}, int(answer["service"])
+        lines = {0: line}
     _members = members
     members.watch(lines)
-    _begin_jax(
-        f"{address[0]}:{port}", processes, rank, device_ids, settings.connect_timeout
-    )
+    where = f"{address[0]}:{answer['service']}"
+    _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
 
     def guarded() -> int:
         try:

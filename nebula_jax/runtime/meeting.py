@@ -64,7 +64,7 @@ def gather(
     described: Mapping[str, Any],
     answer: Callable[[], Mapping[str, Any]],
     timeout: float,
-) -> dict[int, Line]:
+) -> tuple[dict[int, Line], Message]:
     """Waits, as the root, for all others; all of them get the same answer.
 
     Args:
@@ -75,7 +75,7 @@ def gather(
       timeout: seconds to wait.
 
     Returns:
-      Rank -> line to it.
+      Rank -> line to it; and the answer.
 
     Raises:
       Absent: if some did not come; names them.
@@ -104,7 +104,7 @@ def gather(
         raise
     for line in lines.values():
         line.send(sent)
-    return lines
+    return lines, sent
 
 
 def _next(server: socket.socket, deadline: float) -> tuple[Line, Message] | None:

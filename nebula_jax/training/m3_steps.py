@@ -52,7 +52,7 @@ def discriminator_step(
       The next state and metrics.
     """
     part, batch, metrics = m3.discriminator_parts(
-        config, state.key(), concatenate(tokens)
+        config, state.key(), _concatenate(tokens)
     )
     grads, outcome = accumulate.gradients(
         part, state.params, batch, config.micro_batches
@@ -95,7 +95,7 @@ def whole_step(
         ]
         tokens = tuple(outcome[1][0] for outcome in outcomes)
         loss, metrics = m3.discriminator_loss(
-            config, discriminator_params, discriminator.key(), concatenate(tokens)
+            config, discriminator_params, discriminator.key(), _concatenate(tokens)
         )
         total = sum(outcome[0] for outcome in outcomes) + loss
         return total, (tokens, tuple(outcome[1][1] for outcome in outcomes), metrics)
@@ -117,5 +117,5 @@ def whole_step(
     return states, discriminator, tokens, generator_metrics, metrics
 
 
-def concatenate(tokens: Sequence[m3.Tokens]) -> m3.Tokens:
+def _concatenate(tokens: Sequence[m3.Tokens]) -> m3.Tokens:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tokens)

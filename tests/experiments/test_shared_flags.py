@@ -1,4 +1,4 @@
-"""How flags become values, and values flags."""
+"""Flags: each defined once, in plain words, and read by `main` alone."""
 
 import dataclasses
 import importlib

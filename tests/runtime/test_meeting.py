@@ -33,7 +33,8 @@ def meet(*others, processes=3, timeout=10.0, described=None, rubbish=b""):
 
 
 def test_all_get_the_roots_answer_and_keep_a_line():
-    lines, first, second = meet((1, 3, {"--seed": 0}), (2, 3, {"--seed": 0}))
+    (lines, answer), first, second = meet((1, 3, {"--seed": 0}), (2, 3, {"--seed": 0}))
+    assert answer == ANSWER
     assert lines.keys() == {1, 2}
     for rank, (line, answer) in enumerate((first, second), 1):
         assert answer == ANSWER
@@ -45,7 +46,7 @@ def test_all_get_the_roots_answer_and_keep_a_line():
 
 def test_something_else_at_the_port_is_ignored():
     for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"rank": "1"}\n', b"\0" * 9):
-        lines, _ = meet((1, 2, {"--seed": 0}), processes=2, rubbish=rubbish)
+        (lines, _), _ = meet((1, 2, {"--seed": 0}), processes=2, rubbish=rubbish)
         assert lines.keys() == {1}
 
 
