@@ -1,4 +1,4 @@
-"""One process of one cluster: the cluster's folder belongs to its root while it runs."""
+"""One process of one cluster: its root alone has the cluster's folder."""
 
 import contextlib
 import pathlib

@@ -73,8 +73,6 @@ def _run_here(run: config.Run) -> int:
     workdir, generators = run.local.workdir, len(run.agreed.groups())
     is_whole = run.local.cluster == "whole"
     names = ["discriminator", *(f"generator:{k}" for k in range(generators))]
-    if is_whole:
-        names = ["whole"]
     with contextlib.ExitStack() as stack:
         if not is_whole:
             launch = stack.enter_context(
@@ -99,7 +97,8 @@ def _run_here(run: config.Run) -> int:
                 "experiments.pretrain_m3", functools.partial(_arguments, run)
             )
     if status == 0:
-        clusters = {name: run_folder.of_cluster(workdir, name) for name in names}
+        reported = ["whole"] if is_whole else names
+        clusters = {name: run_folder.of_cluster(workdir, name) for name in reported}
         values = {**dataclasses.asdict(run.agreed), **_reported(run.local)}
         seconds = time.monotonic() - begin
         report.report(workdir, clusters, values, vocabulary.size, seconds)

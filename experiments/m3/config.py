@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 import nebula_jax
-from experiments import configuration
+from experiments import command_line, configuration
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames, spool
 from nebula_jax.data import language_mixture
@@ -30,6 +30,13 @@ flags.DEFINE_integer(
     2,
     "Steps that a generator may be ahead of the discriminator; 0 takes turns.",
     lower_bound=0,
+)
+flags.DEFINE_string(
+    "fan_out",
+    "1",
+    "Micro-batches of --batch_size rows that a generator makes in a step, each sent as"
+    " soon as it is made, for as many replicas of the discriminator; auto measures both"
+    " sides before the first step, and chooses.",
 )
 flags.DEFINE_string(
     "spool",
@@ -125,6 +132,8 @@ flags.DEFINE_integer(
     "eval_batches", 2, "Held-out batches of each language.", lower_bound=1
 )
 
+AUTO = "auto"
+
 DEFAULTS = {"learning_rate": 1e-4, "warmup_steps": 10_000, "eval_every": 500}
 """Shared flags that have another default in this experiment."""
 
@@ -138,6 +147,8 @@ class Agreed(configuration.Agreed):
     task_mix: str
     window: int
     """Steps that a generator may be ahead."""
+    fan_out: str
+    """Micro-batches of a generator's step, n; or `auto`."""
     generator_size: str
     discriminator_size: str
     generator_layers: int
@@ -216,6 +227,15 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             f"--spool={local.spool} needs --window above 0: generators that take turns"
             " with the discriminator have nothing to send while the line is down"
+        )
+    number = command_line.whole_number(agreed.fan_out)
+    if agreed.fan_out != AUTO and not number:
+        raise errors.SettingsError(
+            f"--fan_out={agreed.fan_out}: expected a number from 1, or auto"
+        )
+    if agreed.fan_out == AUTO and local.cluster == "whole":
+        raise errors.SettingsError(
+            "--fan_out=auto measures two clusters; with --cluster=whole give a number"
         )
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if not local.hot_start:

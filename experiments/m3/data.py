@@ -168,19 +168,14 @@ class GeneratorText:
     """The text of one generator: an endless stream to train on, and held-out lines."""
 
     def __init__(
-        self,
-        run: config.Run,
-        index: int,
-        vocabulary: vocabularies.Vocabulary,
-        rows: slice = slice(None),
+        self, run: config.Run, index: int, vocabulary: vocabularies.Vocabulary
     ) -> None:
-        """Prepares the text of generator `index` and begins its stream.
+        """Prepares the text of generator `index`.
 
         Args:
           run: of this process.
           index: of the generator.
           vocabulary: of the run.
-          rows: of every batch, those that this process trains on.
         """
         agreed, local, groups = run.agreed, run.local, run.agreed.groups()
         self._agreed, self._group = agreed, groups[index]
@@ -197,23 +192,30 @@ class GeneratorText:
         self._key = files.digest_of(
             [(source.name, source.key, source.weight) for source in data.sources]
         )
+        self._sources = data.sources
         # Far enough apart that no two generators shuffle any two sources alike.
-        seed = agreed.seed + 1000 * (index + 1)
-        self.batches = resumable_batches.training_batches(
-            data.sources, agreed.batch_size, agreed.max_length, seed, rows
-        )
-        """Endless [rows, L] int32."""
+        self._seed = agreed.seed + 1000 * (index + 1)
+        self.batches: Any = None
+        """Endless [rows, L] int32, once they are begun."""
 
     def position(self) -> Any:
         """Returns where the stream is, and in which text, as JSON values."""
         return {"text": self._key, "stream": self.batches.get_state()}
 
-    def go_to(self, position: Any) -> None:
-        """Moves the stream to a saved position; None is the beginning.
+    def begin(self, position: Any, batch_size: int, rows: slice = slice(None)) -> None:
+        """Begins the stream of batches at a saved position.
+
+        Args:
+          position: of the stream; None is its beginning.
+          batch_size: rows of a step.
+          rows: of every batch, those that this process trains on.
 
         Raises:
           errors.NebulaError: if the text or its mixture is not what it was.
         """
+        self.batches = resumable_batches.training_batches(
+            *(self._sources, batch_size, self._agreed.max_length, self._seed, rows)
+        )
         if position is None:
             return
         if position["text"] != self._key:

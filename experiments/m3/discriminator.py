@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from experiments.m3 import channels, config, data, export, models
+from experiments.m3 import channels, config, data, export, fan_out, models
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.evaluation import rtd
@@ -35,10 +35,6 @@ def train(run: config.Run) -> int:
     mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.discriminator_init(mesh, made, agreed.seed)
-    train_step = mesh_lib.jit_step(
-        functools.partial(m3_steps.discriminator_step, made.config),
-        *(mesh, RULES, fresh.shapes),
-    )
     predict = jax.jit(
         functools.partial(m3.predict, made.config),
         in_shardings=(fresh.sharding.params, batch_at),
@@ -60,6 +56,7 @@ def train(run: config.Run) -> int:
             )
             for link in links
         ]
+        measured = [fan_out.discriminator_ends(agreed, link) for link in links]
         start = checkpoints.newest_of_all(
             {link.peer.cluster: link.peer.checkpoints for link in links}
             | {local.cluster: saved.steps},
@@ -68,6 +65,16 @@ def train(run: config.Run) -> int:
         )
         for link in links:
             link.welcome(start)
+        n = fan_out.in_discriminator(
+            *(agreed, measured, start, saved.position(start)),
+            mesh_lib.replicas(mesh),
+            lambda: fan_out.discriminator_seconds(agreed, made.config, mesh, fresh),
+        )
+        made = models.with_fan_out(made, n)
+        train_step = mesh_lib.jit_step(
+            functools.partial(m3_steps.discriminator_step, made.config),
+            *(mesh, RULES, fresh.shapes),
+        )
         state, _ = saved.restore(start, fresh)
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
@@ -86,6 +93,9 @@ def train(run: config.Run) -> int:
                         found.add(language, predict(state.params, received))
             record.evaluation(step, found.report())
 
+        def position() -> dict[str, int]:
+            return {"fan_out": n}
+
         if start == 0:
             evaluate(0)
         interrupt.is_graceful = True
@@ -95,15 +105,15 @@ def train(run: config.Run) -> int:
             *(interrupt.requested, process.message),
         )
         for step in ranks.in_step(iter(steps)):
-            received = [end.tokens.recv(step) for end in ends]
+            received = [end.tokens.recv(step, i) for end in ends for i in range(n)]
             state, metrics = train_step(state, received)
             jax.block_until_ready(metrics)  # the token means: this step is done
             steps.done(step)
             record.step(step, metrics)
             if agreed.is_evaluated(step):
                 evaluate(step)
-            saved.after(step, state)
-        saved.at_end(step, state)
+            saved.after(step, state, position)
+        saved.at_end(step, state, position)
         described = models.describe(run, made)
         ledgers = {link.peer.cluster: link.ledger for link in links}
         record.finish(step, {"ledgers": ledgers, "models": described})

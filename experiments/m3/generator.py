@@ -1,18 +1,18 @@
 """One generator of M3: batch, step, send; never further ahead than the window.
 
-B batch of one generator, L length.
+B rows of a micro-batch, L length, n micro-batches of a step.
 """
 
 import functools
 
 import jax
 
-from experiments.m3 import channels, config, data, models
+from experiments.m3 import channels, config, data, fan_out, models
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, spool
+from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.runtime import (
     checkpoints,
     cluster,
@@ -22,7 +22,7 @@ from nebula_jax.runtime import (
     progress,
     run_folder,
 )
-from nebula_jax.training import m3, m3_steps
+from nebula_jax.training import m3
 
 
 def train(run: config.Run, index: int) -> int:
@@ -35,15 +35,9 @@ def train(run: config.Run, index: int) -> int:
     made = models.load(run, vocabulary)
 
     mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
-    rows = mesh_lib.rows_here(mesh, agreed.batch_size)
-    text = data.GeneratorText(run, index, vocabulary, rows)
+    text = data.GeneratorText(run, index, vocabulary)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
-    train_step = mesh_lib.jit_step(
-        functools.partial(m3_steps.generator_step, made.config),
-        *(mesh, RULES, fresh.shapes),
-        outputs=(BATCH, REPLICATED),
-    )
     corrupt = jax.jit(
         functools.partial(m3.corrupt, made.config),
         in_shardings=(fresh.sharding.params, everywhere, batch_at),
@@ -67,9 +61,17 @@ def train(run: config.Run, index: int) -> int:
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
+        measured = fan_out.generator_ends(agreed, link)
         start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
+        n = fan_out.in_generator(
+            *(agreed, measured, start),
+            lambda: fan_out.generator_seconds(agreed, made.config, mesh, fresh),
+        )
+        made = models.with_fan_out(made, n)
+        rows = n * agreed.batch_size
+        train_step = fan_out_lib.generator_step(made.config, mesh, fresh)
         state, position = saved.restore(start, fresh)
-        text.go_to(position)
+        text.begin(position, rows, mesh_lib.rows_here(mesh, rows))
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *([link], work),
@@ -92,9 +94,9 @@ def train(run: config.Run, index: int) -> int:
             link, start, agreed.steps, agreed.window, interrupt.requested
         )
         for step in ranks.in_step(steps):
-            batch = mesh_lib.put_rows(mesh, next(text.batches), agreed.batch_size)
-            state, corrupted, metrics = train_step(state, batch)
-            tokens.send(step, corrupted)
+            batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
+            send = functools.partial(tokens.send, step)
+            state, metrics = train_step(state, batch, send)
             record.step(step, metrics)
             if agreed.is_evaluated(step):
                 send_held_out(step)

@@ -125,6 +125,11 @@ def whole_encoder(
     return whole._replace(config=shape)
 
 
+def with_fan_out(models: Models, fan_out: int) -> Models:
+    """Returns the models with n micro-batches in a generator's step."""
+    return models._replace(config=dataclasses.replace(models.config, fan_out=fan_out))
+
+
 def layers(agreed: config.Agreed, whole: transformer.Config) -> tuple[int, int]:
     """Returns how many of --hot_start's layers a generator and a discriminator have."""
     quarter = max(1, whole.layers // 4)
@@ -163,24 +168,6 @@ def discriminator_init(mesh: Mesh, models: Models, seed: int) -> mesh_lib.Sharde
     init = functools.partial(
         m3.init_discriminator, models.config, seed, models.discriminator
     )
-    return _sharded(mesh, models, init)
-
-
-def whole_init(
-    mesh: Mesh, models: Models, seed: int, generators: int
-) -> mesh_lib.ShardedInit:
-    """Returns (all generators, the discriminator) at step 0, planned on the mesh."""
-    start = models.generator
-
-    def init() -> tuple[Any, Any]:
-        return (
-            tuple(
-                m3.init_generator(models.config, seed, index, start)
-                for index in range(generators)
-            ),
-            m3.init_discriminator(models.config, seed, models.discriminator),
-        )
-
     return _sharded(mesh, models, init)
 
 

@@ -69,14 +69,13 @@ def _bytes(
     vocab_size: int,
 ) -> dict[str, float]:
     """Sums the bytes of the generators' training tensors, beside the formula's."""
-    frames = sent = steps = tokens = 0
+    frames = sent = tokens = 0
     for name, each in found.items():
         if name.startswith("generator:") and each:
             count, size = each["ledger"].get("sent tokens", (0, 0))
             frames, sent, tokens = frames + count, sent + size, tokens + each["tokens"]
-            steps += each["last_step"] - each["first_step"] + 1
     length = settings["max_length"]
-    positions = steps * settings["batch_size"] * length
+    positions = frames * settings["batch_size"] * length
     slots = masking.capacity(settings["mask_rate"], length)
     bits = codecs.bits_for(vocab_size)
     formula = (bits + 1 + bits * slots / length) / 8

@@ -1,18 +1,21 @@
-"""M3 uncut: every generator and the discriminator as one model in one process.
+"""M3 in one process: every generator and the discriminator, without a line.
 
-The reference that the split run must equal, and the 1.0 of the paper's Table 3.
+The reference that the split run must equal, and the 1.0 of the paper's Table 3. Each
+part is saved where its own cluster saves it, so that a run can begin here and go on
+over several clusters, or the other way round, as the paper's did (Fig. 8).
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from experiments.m3 import config, data, export, models
 from nebula_jax.evaluation import rtd
+from nebula_jax.parallel import fan_out, pace
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pace
-from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
+from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
 from nebula_jax.training import m3, m3_steps
 
@@ -25,13 +28,22 @@ def train(run: config.Run) -> int:
     texts = [data.GeneratorText(run, k, vocabulary) for k in range(len(groups))]
     made = models.load(run, vocabulary)
 
+    n = int(agreed.fan_out)
+    made, rows = models.with_fan_out(made, n), n * agreed.batch_size
+
     mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
     everywhere = mesh_lib.replicated(mesh)
-    fresh = models.whole_init(mesh, made, agreed.seed, len(groups))
-    train_step = mesh_lib.jit_step(
-        functools.partial(m3_steps.whole_step, made.config),
-        *(mesh, RULES, *fresh.shapes),
-        outputs=(BATCH, REPLICATED, REPLICATED),
+    parts = [
+        models.discriminator_init(mesh, made, agreed.seed),
+        *(
+            models.generator_init(mesh, made, agreed.seed, k)
+            for k in range(len(groups))
+        ),
+    ]
+    generator_step = fan_out.generator_step(made.config, mesh, parts[1])
+    discriminator_step = mesh_lib.jit_step(
+        functools.partial(m3_steps.discriminator_step, made.config),
+        *(mesh, RULES, parts[0].shapes),
     )
 
     @functools.partial(jax.jit, out_shardings=everywhere)
@@ -39,24 +51,32 @@ def train(run: config.Run) -> int:
         corrupted = m3.corrupt(made.config, generator, rng, batch)
         return m3.predict(made.config, discriminator, corrupted)
 
-    saved = checkpoints.Checkpoints(
-        local.workdir,
-        local.cluster,
-        config.settings(run, vocabulary),
-        agreed.checkpoint_every,
+    settings = config.settings(run, vocabulary)
+    names = ["discriminator", *(f"generator:{k}" for k in range(len(groups)))]
+    saved = [
+        checkpoints.Checkpoints(
+            *(local.workdir, name, settings, agreed.checkpoint_every, agreed.window)
+        )
+        for name in names
+    ]
+    start = checkpoints.newest_of_all(
+        {name: each.steps for name, each in zip(names, saved, strict=True)},
+        *(agreed.checkpoint_every, agreed.window),
     )
-    start = saved.newest
-    state, positions = saved.restore(start, fresh)
-    for text, position in zip(texts, positions or [None] * len(texts), strict=True):
-        text.go_to(position)
+    restored = [
+        each.restore(start, part) for each, part in zip(saved, parts, strict=True)
+    ]
+    discriminator, *generators = [state for state, _ in restored]
+    for text, (_, position) in zip(texts, restored[1:], strict=True):
+        text.begin(position, rows)
+    del restored
     record = progress.Progress(
         *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
         allow_nonfinite=local.allow_nonfinite,
     )
-    saved.before_save = record.settle
+    saved[0].before_save = record.settle
 
     def evaluate(step: int) -> None:
-        generators, discriminator = state
         found = rtd.RtdAccumulator()
         for text, generator in zip(texts, generators, strict=True):
             for micro_batch, (language, batch) in enumerate(text.held_out()):
@@ -65,30 +85,38 @@ def train(run: config.Run) -> int:
                 found.add(language, predicted)
         record.evaluation(step, found.report())
 
-    def positions_now() -> list[Any]:
-        return [text.position() for text in texts]
+    def save(step: int, when: Callable[..., None]) -> None:
+        states = (discriminator, *generators)
+        positions = ({"fan_out": n}.copy, *(text.position for text in texts))
+        for each, state, position in zip(saved, states, positions, strict=True):
+            when(each, step, state, position)
 
     if start == 0:
         evaluate(0)
     interrupt.is_graceful = True
     step = start
+    sent: list[m3.Tokens] = []
     for step in pace.alone(start, agreed.steps, interrupt.requested):
-        batches = [
-            mesh_lib.put_rows(mesh, next(text.batches), agreed.batch_size)
-            for text in texts
-        ]
-        *state, _, of_generators, metrics = train_step(*state, batches)
+        of_generators = []
+        for k, text in enumerate(texts):
+            batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
+            generators[k], metrics = generator_step(
+                *(generators[k], batch), lambda tokens, _: sent.append(tokens)
+            )
+            of_generators.append(metrics)
+        discriminator, metrics = discriminator_step(discriminator, sent)
+        sent.clear()
         loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
         for each in of_generators:
             metrics["is_finite"] &= each["is_finite"]
         record.step(step, {**metrics, "loss": loss})
         if agreed.is_evaluated(step):
             evaluate(step)
-        saved.after(step, tuple(state), positions_now)
-    saved.at_end(step, tuple(state), positions_now)
+        save(step, checkpoints.Checkpoints.after)
+    save(step, checkpoints.Checkpoints.at_end)
     record.finish(step, {"models": models.describe(run, made)})
     if step >= agreed.steps:
         folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
-        params = jax.device_get(state[1].params)
+        params = jax.device_get(discriminator.params)
         export.write(folder, run, made, vocabulary, params)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

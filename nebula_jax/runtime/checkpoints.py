@@ -101,6 +101,12 @@ class Checkpoints:
                 self._workdir, self._cluster, self._settings, self._fingerprints
             )
 
+    def position(self, step: int) -> Any:
+        """Returns the data position that was saved with `step`; None for step 0."""
+        if step == 0:
+            return None
+        return self._of_root(lambda saved: saved.about(step)["position"])
+
     def restore(self, step: int, fresh: mesh_lib.ShardedInit) -> tuple[Any, Any]:
         """Returns the state after `step`, on its devices, and its data position.
 
@@ -153,8 +159,7 @@ class Checkpoints:
                 arrays, shapes, jax.tree.leaves(fresh.sharding), strict=True
             )
         ]
-        position = self._of_root(lambda saved: saved.about(step)["position"])
-        return jax.tree.unflatten(structure, placed), position
+        return jax.tree.unflatten(structure, placed), self.position(step)
 
     def after(
         self, step: int, state: Any, position: Callable[[], Any] = _nothing

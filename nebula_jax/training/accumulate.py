@@ -36,6 +36,16 @@ def key(rng: jax.Array, number: jax.Array | None) -> jax.Array:
     return rng if number is None else jax.random.fold_in(rng, number)
 
 
+def split(rows: jax.Array, micro_batches: int) -> jax.Array:
+    """Divides the rows of a batch, [B, ...] -> [N, B / N, ...]."""
+    return jnp.swapaxes(rows.reshape(-1, micro_batches, *rows.shape[1:]), 0, 1)
+
+
+def join(rows: jax.Array) -> jax.Array:
+    """Joins the rows of micro-batches, [N, B / N, ...] -> [B, ...]."""
+    return jnp.swapaxes(rows, 0, 1).reshape(-1, *rows.shape[2:])
+
+
 def total(loss: Loss, params: Any, batch: Any, micro_batches: int) -> Outcome:
     """Computes the loss of a batch, without a gradient.
 
@@ -93,20 +103,12 @@ def _scan(
 ) -> tuple[tuple[Any, ...], Outcome]:
     """Adds up loss, sums and `more` over all micro-batches, in their order."""
     numbers = jnp.arange(micro_batches)
-    split = jax.tree.map(
-        lambda leaf: jnp.swapaxes(
-            leaf.reshape(-1, micro_batches, *leaf.shape[1:]), 0, 1
-        ),
-        batch,
-    )
-    first = jax.tree.map(lambda leaf: leaf[0], split)
+    divided = jax.tree.map(lambda leaf: split(leaf, micro_batches), batch)
+    first = jax.tree.map(lambda leaf: leaf[0], divided)
     shapes = jax.eval_shape(loss, params, first, numbers[0])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:2])
-    (added, sums, *rest), rows = jax.lax.scan(step, (*zeros, *more), (numbers, split))
-    joined = jax.tree.map(
-        lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), rows
-    )
-    return tuple(rest), Outcome(added, sums, joined)
+    (added, sums, *rest), rows = jax.lax.scan(step, (*zeros, *more), (numbers, divided))
+    return tuple(rest), Outcome(added, sums, jax.tree.map(join, rows))
 
 
 def _add(before: Any, more: Any) -> Any:

@@ -45,6 +45,8 @@ class Config:
     weight_decay: float = 0.0  # decoupled; the paper names none
     micro_batches: int = 1
     """Parts of a batch whose gradients are added up, one after the other."""
+    fan_out: int = 1
+    """Micro-batches that a generator sends in a step, each as soon as it is made; n."""
     clip_norm: float = 1.0
     """Largest norm of each model's gradient; the paper names none, ELECTRA has 1."""
 
@@ -155,47 +157,74 @@ def _init(
     return train_state.create(params, config.optimizer, step_rng)
 
 
-def generator_parts(
-    config: Config, rng: jax.Array, input_ids: jax.Array, training: bool = True
-) -> tuple[accumulate.Loss, Any, jax.Array]:
-    """Prepares eq. 6, and the samples of eq. 7 from the same logits.
+class Keys(NamedTuple):
+    """The keys of a generator's step, one for each thing that it draws."""
+
+    mask: jax.Array
+    sample: jax.Array
+    dropout: jax.Array
+
+
+def keys(rng: jax.Array) -> Keys:
+    """Derives the keys of a generator's step from the key of that step."""
+    return Keys(*jax.random.split(rng, 3))
+
+
+def mask(config: Config, rng: jax.Array, input_ids: jax.Array) -> tuple[Any, jax.Array]:
+    """Masks a batch of text, as the first thing of a step.
 
     Args:
       config: sizes and mask rate.
-      rng: key of this step.
+      rng: `mask` of the step's keys.
       input_ids: [B, L] int32, text.
-      training: with dropout. ELECTRA too samples from the training-mode logits.
 
     Returns:
-      The loss of a micro-batch, with what was sampled wrong and the Tokens to send; the
-      batch that it is of; how many tokens of it are masked, [] float32.
+      The batch that `generator_loss_of` takes the rows of, and how many tokens of it
+      are masked, [] float32.
     """
-    mask_rng, sample_rng, dropout_rng = jax.random.split(rng, 3)
     masked = masking.mask_tokens(
-        mask_rng,
+        rng,
         input_ids,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],
         vocab_size=config.generator.vocab_size,
     )
-    length = input_ids.shape[-1]
-    weight = jnp.sum((masked.positions < length).astype(jnp.float32))
+    weight = jnp.sum((masked.positions < input_ids.shape[-1]).astype(jnp.float32))
+    return (input_ids, masked), weight
+
+
+def generator_loss_of(
+    config: Config, rngs: Keys, weight: jax.Array, training: bool = True
+) -> accumulate.Loss:
+    """Returns eq. 6 of a micro-batch, and the samples of eq. 7 from the same logits.
+
+    Args:
+      config: sizes.
+      rngs: keys of the step.
+      weight: [] float32, masked tokens of the whole batch.
+      training: with dropout. ELECTRA too samples from the training-mode logits.
+
+    Returns:
+      The loss of rows that `mask` made, with how many samples are wrong and the Tokens
+      to send.
+    """
 
     def part(params: Any, rows: Any, number: jax.Array | None) -> accumulate.Outcome:
         input_ids, masked = rows
+        length = input_ids.shape[-1]
         logits = electra.Generator(config.generator).apply(
             {"params": params},
             masked.input_ids,
             input_ids != vocabularies.SPECIAL.pad,
             masked.positions,
             not training,
-            rngs={"dropout": accumulate.key(dropout_rng, number)},
+            rngs={"dropout": accumulate.key(rngs.dropout, number)},
         )
         filled = (masked.positions < length).astype(jnp.float32)
         entropy, _ = losses.masked_cross_entropy(logits, masked.originals, filled)
         # Nothing flows back through the sample.
         scores = jax.lax.stop_gradient(logits) / config.temperature
-        sampled = sampling.categorical(accumulate.key(sample_rng, number), scores)
+        sampled = sampling.categorical(accumulate.key(rngs.sample, number), scores)
         tokens = Tokens(
             mask_slots.scatter(input_ids, masked.positions, sampled),
             mask_slots.mark(masked.positions, length),
@@ -204,16 +233,17 @@ def generator_parts(
         wrong = jnp.sum((sampled != masked.originals) * filled)
         return accumulate.Outcome(losses.mean((entropy, weight)), wrong, tokens)
 
-    return part, (input_ids, masked), weight
+    return part
 
 
 def generator_metrics(
-    input_ids: jax.Array, outcome: accumulate.Outcome, weight: jax.Array
+    batch: Any, weight: jax.Array, loss: jax.Array, wrong: jax.Array
 ) -> Metrics:
-    """Returns the metrics of a batch, from what `generator_parts` gave."""
+    """Returns the metrics of a batch, from what `mask` and `generator_loss_of` gave."""
+    input_ids, _ = batch
     return {
-        "loss": outcome.loss,
-        "sampled_mlm_accuracy": 1 - losses.mean((outcome.sums, weight)),
+        "loss": loss,
+        "sampled_mlm_accuracy": 1 - losses.mean((wrong, weight)),
         "tokens": jnp.sum(input_ids != vocabularies.SPECIAL.pad),
     }
 
@@ -228,16 +258,20 @@ def generator_loss(
     """Computes eq. 6, and samples the corruption of eq. 7 from the same logits.
 
     Args:
-      config, rng, input_ids, training: as for `generator_parts`.
+      config, input_ids: as for `mask`.
       params: of the generator.
+      rng: key of the step.
+      training: as for `generator_loss_of`.
 
     Returns:
       L_G, [] float32, and (tokens to send, metrics).
     """
-    part, batch, weight = generator_parts(config, rng, input_ids, training)
-    micro_batches = config.micro_batches if training else 1
+    rngs = keys(rng)
+    batch, weight = mask(config, rngs.mask, input_ids)
+    part = generator_loss_of(config, rngs, weight, training)
+    micro_batches = config.fan_out * config.micro_batches if training else 1
     outcome = accumulate.total(part, params, batch, micro_batches)
-    metrics = generator_metrics(input_ids, outcome, weight)
+    metrics = generator_metrics(batch, weight, outcome.loss, outcome.sums)
     return outcome.loss, (outcome.rows, metrics)
 
 

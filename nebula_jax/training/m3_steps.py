@@ -1,13 +1,16 @@
 """The optimization steps of M3, and the step of the uncut model (section 3.1, Fig. 4).
 
-Between `generator_step` and `discriminator_step` pass only Tokens. `whole_step` is the
-same uncut, one gradient of eq. 11: the split run must equal it.
+Between `generator_step` and `discriminator_step` pass only Tokens. `begin`,
+`micro_batch` and `finish` are `generator_step` in pieces, so that each micro-batch of
+Fig. 6 can leave as soon as it is made. `whole_step` is the same uncut, one gradient of
+eq. 11: the split run must equal it.
 
-B batch, L length, K generators.
+B rows of a micro-batch, n of which a generator sends in a step (--fan_out; 1), L
+length, K generators.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +27,94 @@ def generator_step(
     Args:
       config: of the run.
       state: of this generator.
-      input_ids: [B, L] int32, its own text.
+      input_ids: [n B, L] int32, its own text.
 
     Returns:
       The next state, the tokens to send, and metrics.
     """
-    part, batch, weight = m3.generator_parts(config, state.key(), input_ids)
+    rngs = m3.keys(state.key())
+    batch, weight = m3.mask(config, rngs.mask, input_ids)
+    part = m3.generator_loss_of(config, rngs, weight)
     grads, outcome = accumulate.gradients(
-        part, state.params, batch, config.micro_batches
+        part, state.params, batch, config.fan_out * config.micro_batches
     )
-    metrics = m3.generator_metrics(input_ids, outcome, weight)
+    metrics = m3.generator_metrics(batch, weight, outcome.loss, outcome.sums)
     state, metrics = state.apply_gradients(grads, config.optimizer, metrics)
     return state, outcome.rows, metrics
+
+
+class Begun(NamedTuple):
+    """A step of a generator that is under way, micro-batch by micro-batch.
+
+    rows: tree of [n, B, ...], masked text.
+    weight: [] float32, masked tokens of the whole batch.
+    grads: like the parameters, of the micro-batches so far.
+    loss: [] float32, likewise.
+    wrong: [] float32, samples so far that are not the original.
+    """
+
+    rows: Any
+    weight: jax.Array
+    grads: Any
+    loss: jax.Array
+    wrong: jax.Array
+
+
+def begin(
+    config: m3.Config, state: train_state.TrainState, input_ids: jax.Array
+) -> Begun:
+    """Begins the step that `generator_step` takes at once; arguments as there."""
+    batch, weight = m3.mask(config, m3.keys(state.key()).mask, input_ids)
+    return Begun(
+        jax.tree.map(lambda leaf: accumulate.split(leaf, config.fan_out), batch),
+        weight,
+        jax.tree.map(jnp.zeros_like, state.params),
+        jnp.zeros(()),
+        jnp.zeros(()),
+    )
+
+
+def micro_batch(
+    config: m3.Config, state: train_state.TrainState, begun: Begun, number: jax.Array
+) -> tuple[Begun, m3.Tokens]:
+    """Adds one micro-batch to a step.
+
+    Args:
+      config: of the run.
+      state: of this generator, before the step.
+      begun: the step so far.
+      number: [] int32, of the micro-batch; from 0 to n - 1, in order.
+
+    Returns:
+      The step so far, and the tokens to send.
+    """
+    part = m3.generator_loss_of(config, m3.keys(state.key()), begun.weight)
+
+    def numbered(params: Any, rows: Any, inner: Any) -> accumulate.Outcome:
+        if config.fan_out * config.micro_batches == 1:
+            return part(params, rows, None)
+        # The rows and the number that `generator_step` gives this one of all parts.
+        of_all = number if inner is None else number + config.fan_out * inner
+        return part(params, rows, of_all)
+
+    rows = jax.tree.map(lambda leaf: leaf[number], begun.rows)
+    grads, outcome = accumulate.gradients(
+        numbered, state.params, rows, config.micro_batches
+    )
+    added = begun._replace(
+        grads=jax.tree.map(jnp.add, begun.grads, grads),
+        loss=begun.loss + outcome.loss,
+        wrong=begun.wrong + outcome.sums,
+    )
+    return added, outcome.rows
+
+
+def finish(
+    config: m3.Config, state: train_state.TrainState, begun: Begun
+) -> tuple[train_state.TrainState, m3.Metrics]:
+    """Takes the optimization step once all micro-batches are added."""
+    metrics = m3.generator_metrics(begun.rows, begun.weight, begun.loss, begun.wrong)
+    return state.apply_gradients(begun.grads, config.optimizer, metrics)
 
 
 def discriminator_step(
@@ -46,13 +125,14 @@ def discriminator_step(
     Args:
       config: of the run.
       state: of the discriminator.
-      tokens: K Tokens, one from each generator, in order.
+      tokens: K n Tokens: the n micro-batches of the first generator, in order, then
+        those of the next.
 
     Returns:
       The next state and metrics.
     """
     part, batch, metrics = m3.discriminator_parts(
-        config, state.key(), _concatenate(tokens)
+        config, state.key(), _joined(config, tokens)
     )
     grads, outcome = accumulate.gradients(
         part, state.params, batch, config.micro_batches
@@ -79,7 +159,7 @@ def whole_step(
       config: of the run.
       generators: K states.
       discriminator: its state.
-      batches: K arrays [B, L] int32.
+      batches: K arrays [n B, L] int32.
 
     Returns:
       The next states, the tokens that a split run would have sent, and metrics.
@@ -115,6 +195,18 @@ def whole_step(
     )
     states, generator_metrics = zip(*after, strict=True)
     return states, discriminator, tokens, generator_metrics, metrics
+
+
+def _joined(config: m3.Config, tokens: Sequence[m3.Tokens]) -> m3.Tokens:
+    """Joins micro-batches to the batch whose rows they took in turn."""
+    n = config.fan_out
+    batches = [
+        jax.tree.map(
+            lambda *parts: accumulate.join(jnp.stack(parts)), *tokens[k : k + n]
+        )
+        for k in range(0, len(tokens), n)
+    ]
+    return _concatenate(batches)
 
 
 def _concatenate(tokens: Sequence[m3.Tokens]) -> m3.Tokens:

@@ -57,11 +57,7 @@ def hot(request, runs, checkpoint):
         temperature=1.5,
     )
     assert status == 0, output
-    if request.param == "whole":
-        generators, discriminator = runs.state(workdir, "whole", 2)
-        states = [*generators, discriminator]
-    else:
-        states = [runs.state(workdir, cluster, 2) for cluster in CLUSTERS]
+    states = [runs.state(workdir, cluster, 2) for cluster in CLUSTERS]
     params = {
         name: state["params"] for name, state in zip(CLUSTERS, states, strict=True)
     }

@@ -150,7 +150,9 @@ def test_a_full_disk_ends_the_run_and_is_named(runs, monkeypatch):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     last = output.strip().splitlines()[-1]
-    assert last.startswith("error: could not save step 1 in full/whole/checkpoints: ")
+    assert last.startswith(
+        "error: could not save step 1 in full/discriminator/checkpoints: "
+    )
     assert "File too large" in last
     for printed_by_threads in ("Traceback", "Event loop is closed"):
         assert printed_by_threads not in output
@@ -168,23 +170,26 @@ def test_ctrl_c_while_clusters_start_ends_at_once_and_quietly(runs):
     assert "Traceback" not in output
 
 
-@pytest.mark.slow
-def test_the_whole_goes_on_bit_for_bit_too(runs):
-    status, output = runs.run(cluster="whole", **flags("whole"))
-    assert status == 0, output
-    process = runs.start(cluster="whole", **flags("whole-stopped"))
-    saved = runs.folder / "whole-stopped/whole/checkpoints/00000008"
-    while not saved.exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    process.terminate()
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM, output
-    status, output = runs.run(cluster="whole", **flags("whole-stopped"))
+def test_a_run_moves_between_one_process_and_several_bit_for_bit(runs, undisturbed):
+    """Fig. 8: begun in one process, gone on over three clusters, and back."""
+    for cluster, step in (("whole", 8), ("all", 20)):
+        process = runs.start(cluster=cluster, **flags("moved"))
+        saved = [
+            runs.folder / "moved" / each / f"checkpoints/{step:08d}"
+            for each in CLUSTERS
+        ]
+        while not all(each.exists() for each in saved):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM, output
+    status, output = runs.run(cluster="whole", **flags("moved"))
     assert status == 0, output
     assert "going on after step" in output
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        runs.state("whole-stopped", "whole", STEPS),
-        runs.state("whole", "whole", STEPS),
-    )
+    for cluster in CLUSTERS:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state("moved", cluster, STEPS),
+            undisturbed[cluster],
+        )

@@ -1,0 +1,133 @@
+"""Fan-out (section 3.3, Fig. 6): a generator's step is n micro-batches, not one.
+
+A generator is smaller than the discriminator, which therefore has several replicas: n
+micro-batches keep them all busy, and the cluster synchronizes once for all. Each leaves
+as soon as it is made; one step token comes back.
+
+B rows of a micro-batch, L length, K generators, R replicas of the discriminator.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from nebula_jax.models import activations
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
+from nebula_jax.training import m3, m3_steps
+from nebula_jax.training import state as train_state
+
+TIMED_STEPS = 3  # the fastest counts
+
+Send = Callable[[m3.Tokens, int], None]
+"""Takes the tokens of a micro-batch, [B, ...], and its number."""
+GeneratorStep = Callable[
+    [train_state.TrainState, jax.Array, Send], tuple[train_state.TrainState, m3.Metrics]
+]
+
+
+def generator_step(
+    config: m3.Config, mesh: Mesh, fresh: mesh_lib.ShardedInit
+) -> GeneratorStep:
+    """Compiles a generator's step.
+
+    Args:
+      config: of the run, with n.
+      mesh: of the cluster.
+      fresh: the generator's state at step 0.
+
+    Returns:
+      (state, [n B, L] int32, send) -> (next state, metrics); the state is used up.
+    """
+    if config.fan_out == 1:
+        whole = mesh_lib.jit_step(
+            functools.partial(m3_steps.generator_step, config),
+            *(mesh, RULES, fresh.shapes),
+            outputs=(BATCH, REPLICATED),
+        )
+
+        def step(state: Any, input_ids: Any, send: Send) -> Any:
+            state, tokens, metrics = whole(state, input_ids)
+            send(tokens, 0)
+            return state, metrics
+
+        return step
+
+    one = mesh_lib.replicated(mesh)
+    batch_at = mesh_lib.batch_sharding(mesh)
+    rows: Any = NamedSharding(mesh, PartitionSpec(None, *BATCH))
+    scalar: Any = one
+    begun_at = m3_steps.Begun(rows, scalar, fresh.sharding.params, scalar, scalar)
+    begin = jax.jit(
+        activations.on(mesh, functools.partial(m3_steps.begin, config)),
+        in_shardings=(fresh.sharding, batch_at),
+        out_shardings=begun_at,
+    )
+    micro_batch = jax.jit(
+        activations.on(mesh, functools.partial(m3_steps.micro_batch, config)),
+        in_shardings=(fresh.sharding, begun_at, one),
+        out_shardings=(begun_at, batch_at),
+        donate_argnums=1,
+    )
+    finish = jax.jit(
+        activations.on(mesh, functools.partial(m3_steps.finish, config)),
+        in_shardings=(fresh.sharding, begun_at),
+        out_shardings=(fresh.sharding, one),
+        donate_argnums=0,
+    )
+
+    def step_in_pieces(state: Any, input_ids: Any, send: Send) -> Any:
+        begun = begin(state, input_ids)
+        for number in range(config.fan_out):
+            begun, tokens = micro_batch(state, begun, np.int32(number))
+            send(tokens, number)
+        return finish(state, begun)
+
+    return step_in_pieces
+
+
+def measure(step: Callable[[Any], Any], state: Any) -> float:
+    """Returns the seconds of a step, the fastest of a few.
+
+    Args:
+      step: takes a state, which it may use up, and returns the next.
+      state: the first; used up.
+    """
+    seconds = []
+    for _ in range(1 + TIMED_STEPS):  # the first compiles
+        begin = time.perf_counter()
+        state = jax.block_until_ready(step(state))
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])
+
+
+def choose(
+    generators: Sequence[float], discriminator: float, replicas: int
+) -> tuple[int, str]:
+    """Returns n, and why.
+
+    Args:
+      generators: seconds that each of the K takes for a micro-batch.
+      discriminator: seconds of a step with a micro-batch of each generator on each
+        replica.
+      replicas: R.
+
+    Returns:
+      As many micro-batches as the slowest generator makes in that time, at least 1 and
+      at most R; and a sentence.
+    """
+    slowest = max(generators)
+    ratio = discriminator / slowest
+    chosen = max(1, min(replicas, round(ratio)))
+    why = (
+        f"--fan_out=auto: {chosen}. The slowest generator makes a micro-batch in"
+        f" {slowest:.3g} s, and the discriminator's {replicas} replica"
+        f"{'s' if replicas > 1 else ''} take {discriminator:.3g} s for one each:"
+        f" {ratio:.2g} generated meanwhile"
+    )
+    return chosen, why

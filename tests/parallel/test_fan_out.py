@@ -1,0 +1,121 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.models import transformer
+from nebula_jax.parallel import fan_out
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import m3, m3_steps
+
+B, N, L = 8, 2, 16
+MODEL = transformer.Config(
+    *(64, 1, 16, 2, 32),
+    max_length=L,
+    dropout=0.1,
+)
+CONFIG = m3.Config(
+    *(MODEL, MODEL), steps=5, learning_rate=1e-3, warmup_steps=2, fan_out=N
+)
+
+
+def text():
+    ids = np.random.RandomState(0).randint(5, 64, (N * B, L)).astype(np.int32)
+    ids[3, 9:] = 0  # padding
+    return ids
+
+
+def taken(config, devices=1, fsdp=1):
+    """A step on a mesh: parameters, the tokens of each micro-batch, metrics."""
+    mesh = mesh_lib.make_mesh(jax.devices()[:devices], fsdp=fsdp)
+    fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_generator(config, 0, 0))
+    step = fan_out.generator_step(config, mesh, fresh)
+    sent = {}
+    ids = jax.device_put(text(), mesh_lib.batch_sharding(mesh))
+    state, metrics = step(
+        fresh.init(), ids, lambda tokens, number: sent.update({number: tokens})
+    )
+    assert list(sent) == list(range(config.fan_out))
+    return jax.device_get((state.params, list(sent.values()), metrics))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_step_in_pieces_is_the_step_of_the_whole_batch(micro_batches):
+    config = dataclasses.replace(CONFIG, micro_batches=micro_batches)
+    params, sent, metrics = taken(config)
+    state, tokens, of_whole = jax.jit(m3_steps.generator_step, static_argnums=0)(
+        config, m3.init_generator(config, 0, 0), jnp.asarray(text())
+    )
+    for number, part in enumerate(sent):
+        own_rows = jax.tree.map(lambda leaf: leaf[number::N], tokens)  # noqa: B023
+        jax.tree.map(np.testing.assert_array_equal, part, own_rows)
+    close(params, state.params)
+    for name, value in of_whole.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
+
+
+def close(one, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
+
+
+def test_the_discriminator_joins_what_the_whole_batch_would_be():
+    _, sent, _ = taken(CONFIG)
+    step = jax.jit(m3_steps.discriminator_step, static_argnums=0)
+    state = m3.init_discriminator(CONFIG, 0)
+    both = [*sent, *sent[::-1]]  # of two generators
+    found, metrics = step(CONFIG, state, both)
+    plain = dataclasses.replace(CONFIG, fan_out=1)
+    joined = [
+        jax.tree.map(lambda *parts: interleaved(parts), *each)
+        for each in (sent, sent[::-1])
+    ]
+    expected, of_whole = step(plain, state, joined)
+    close(found.params, expected.params)
+    np.testing.assert_allclose(metrics["loss"], of_whole["loss"], rtol=1e-6)
+
+
+def interleaved(parts):
+    whole = np.zeros((N * B, *parts[0].shape[1:]), parts[0].dtype)
+    for number, part in enumerate(parts):
+        whole[number::N] = part
+    return whole
+
+
+@pytest.mark.parametrize("fsdp", [1, 4])
+def test_several_devices_compute_what_one_does(fsdp):
+    found, one = taken(CONFIG, 4, fsdp), taken(CONFIG)
+    close(found[0], one[0])
+    jax.tree.map(np.testing.assert_array_equal, found[1], one[1])
+
+
+@pytest.mark.parametrize(
+    ("generators", "discriminator", "replicas", "expected"),
+    [
+        ([0.1], 0.4, 8, 4),
+        ([0.1, 0.2], 0.4, 8, 2),  # the slowest generator
+        ([0.1], 0.4, 2, 2),  # no more than there are replicas
+        ([1.0], 0.1, 8, 1),  # and at least one
+        ([0.1], 0.26, 8, 3),
+    ],
+)
+def test_n_is_what_a_generator_makes_while_the_discriminator_takes_its_step(
+    generators, discriminator, replicas, expected
+):
+    chosen, why = fan_out.choose(generators, discriminator, replicas)
+    assert chosen == expected
+    assert why.startswith(f"--fan_out=auto: {expected}. The slowest generator")
+    assert f"{max(generators):.3g} s" in why
+
+
+def test_measuring_forgets_the_step_that_compiles():
+    taken_with = []
+
+    def step(state):
+        taken_with.append(state)
+        return state + 1
+
+    seconds = fan_out.measure(step, jnp.zeros(()))
+    assert 0 < seconds < 60
+    assert len(taken_with) == 1 + fan_out.TIMED_STEPS
