@@ -59,6 +59,8 @@ class Place:
     """True to compute activations again for the gradient, instead of keeping them."""
     log_every: int
     """Steps."""
+    trace: bool
+    """True to record what the process does and when."""
     allow_nonfinite: int
     """Steps that may be skipped because something of them is not finite."""
     coordinator: str

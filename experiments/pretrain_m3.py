@@ -31,6 +31,7 @@ from nebula_jax.runtime import (
     launcher,
     process,
     run_folder,
+    traces,
 )
 
 for _name in config.FLAGS:
@@ -99,6 +100,7 @@ def _run_here(run: config.Run) -> int:
     if status == 0:
         reported = ["whole"] if is_whole else names
         clusters = {name: run_folder.of_cluster(workdir, name) for name in reported}
+        traces.gather(workdir, clusters.values())
         values = {**dataclasses.asdict(run.agreed), **_reported(run.local)}
         seconds = time.monotonic() - begin
         report.report(workdir, clusters, values, vocabulary.size, seconds)

@@ -78,6 +78,13 @@ flags.DEFINE_float(
     " the longest step of the run so far, at least 60.",
 )
 
+flags.DEFINE_bool(
+    "trace",
+    False,
+    "Record what every process does and when, and what is on the line: trace.json of"
+    " the run's folder opens in ui.perfetto.dev, and the summary has the time of every"
+    " part. Each step is waited for, which can cost a few percent.",
+)
 flags.DEFINE_integer(
     "restart",
     0,

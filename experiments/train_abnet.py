@@ -36,7 +36,14 @@ from experiments.abnet import (
     whole,
 )
 from nebula_jax import errors
-from nebula_jax.runtime import checkpoints, connect, devices, launcher, run_folder
+from nebula_jax.runtime import (
+    checkpoints,
+    connect,
+    devices,
+    launcher,
+    run_folder,
+    traces,
+)
 
 CLUSTERS = ("target", "source")  # the first one listens
 
@@ -95,9 +102,11 @@ def _run_here(run: config.Run) -> int:
             arguments = functools.partial(_arguments, run, sides)
             status = launch("experiments.train_abnet", arguments)
     if status == 0:
+        clusters = {name: run_folder.of_cluster(workdir, name) for name in names}
+        traces.gather(workdir, clusters.values())
         report.report(
             workdir,
-            {name: run_folder.of_cluster(workdir, name) for name in names},
+            clusters,
             {**dataclasses.asdict(run.agreed), **_reported(run.local)},
             run.agreed.length_buckets,
             scaled_wan.read(workdir),

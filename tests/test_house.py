@@ -12,7 +12,7 @@ LIBRARY = ROOT / "nebula_jax"
 
 # Rows of the house, from the ground up; a row may import itself and what is below.
 ROWS = (
-    {"disk", "errors", "files", "printable", "strict_json"},
+    {"disk", "errors", "files", "printable", "strict_json", "trace"},
     {"security"},
     {"data"},
     {"models", "communication"},

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime import report as run_report
-from nebula_jax.runtime import restarts
+from nebula_jax.runtime import restarts, traces
 from nebula_jax.training import metrics
 
 EXAMPLES = 5  # translations that are printed
@@ -144,6 +144,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.heading(summary, f"seed {summary['flags']['seed']}"),
         run_report.clusters(summary),
         restarts.markdown(summary),
+        traces.markdown(summary["clusters"]),
         run_report.outages(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",

@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments import configuration
 from experiments.abnet import batches, channels, config, data, evaluation, hello, models
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.data import example_alignment, length_buckets
@@ -22,7 +23,8 @@ def train(run: config.Run) -> int:
     """Trains the source side to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
-    work = activity.Work(local.stuck_timeout)
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(local.stuck_timeout, trace=trace)
     cluster.watch(work, interrupt)
     plm = models.load_source(run)
     text = data.read(run, config.side_dir(local), plm.tokenizer, is_translated=True)
@@ -65,10 +67,11 @@ def train(run: config.Run) -> int:
         interrupt.is_graceful = True
         step = start
         steps = pace.follow(link, start, agreed.steps, 0, interrupt.requested)
-        for step in ranks.in_step(steps):
-            bucket, micro_batches = batches.source_batch(
-                agreed, half.mesh, text, order, target_lengths, step
-            )
+        for step in trace.each("wait", ranks.in_step(steps)):
+            with trace.span("next batch", step=step):
+                bucket, micro_batches = batches.source_batch(
+                    agreed, half.mesh, text, order, target_lengths, step
+                )
             grads, codecs[bucket], length_loss = pipeline.front_step(
                 *(half.program, half.params(state)),
                 *(half.with_key(micro_batches, state), None),
@@ -77,7 +80,8 @@ def train(run: config.Run) -> int:
                 ahead=local.max_in_flight,
             )
             metrics = {"loss": length_loss, "tokens": tokens(text, order, step)}
-            state, metrics = half.apply(state, grads, metrics)
+            with trace.span("compute", step=step):
+                state, metrics = trace.ready(half.apply(state, grads, metrics))
             record.step(step, metrics)
             if agreed.is_evaluated(step):
                 params = half.params(state)

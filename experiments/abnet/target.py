@@ -21,6 +21,7 @@ from experiments.abnet import (
     models,
     target_model,
 )
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, session
 from nebula_jax.data import example_alignment
@@ -34,7 +35,8 @@ def train(run: config.Run) -> int:
     """Trains the target side to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
-    work = activity.Work(local.stuck_timeout)
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(local.stuck_timeout, trace=trace)
     cluster.watch(work, interrupt)
     side_dir = config.side_dir(local)
     if ranks.is_root():
@@ -89,10 +91,11 @@ def train(run: config.Run) -> int:
             *([link], start, agreed.steps, 0),
             *(interrupt.requested, process.message),
         )
-        for step in ranks.in_step(iter(steps)):
-            bucket, micro_batches = batches.target_batch(
-                agreed, half.mesh, text, order, step
-            )
+        for step in trace.each("wait", ranks.in_step(iter(steps))):
+            with trace.span("next batch", step=step):
+                bucket, micro_batches = batches.target_batch(
+                    agreed, half.mesh, text, order, step
+                )
             grads, codecs[bucket], metrics = pipeline.back_step(
                 *(half.program, half.params(state)),
                 *(half.with_key(micro_batches, state), None),
@@ -101,7 +104,9 @@ def train(run: config.Run) -> int:
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
             steps.done(step)
-            state, metrics = half.apply(state, grads, step_metrics(metrics))
+            with trace.span("compute", step=step):
+                metrics = step_metrics(metrics)
+                state, metrics = trace.ready(half.apply(state, grads, metrics))
             record.step(step, metrics)
             if agreed.is_evaluated(step):
                 params = half.params(state)

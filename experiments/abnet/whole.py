@@ -23,7 +23,9 @@ from experiments.abnet import (
     target_model,
 )
 from experiments.abnet import target as target_side
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import loopback
+from nebula_jax.communication.wire import activity
 from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
@@ -92,6 +94,8 @@ def train(run: config.Run, folders: Folders) -> int:
     """Trains both sides to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(trace=trace)
     both = load(run, folders)
     source, target = both.halves
     encode = evaluation.encoder(agreed, source.task)
@@ -108,6 +112,7 @@ def train(run: config.Run, folders: Folders) -> int:
         local.cluster,
         configuration.settings(agreed),
         agreed.checkpoint_every,
+        work=work,
         fingerprints={
             "source_model": both.plms[0].digest,
             "source_text": data.digest(run, both.texts[0]),
@@ -121,6 +126,7 @@ def train(run: config.Run, folders: Folders) -> int:
     codecs = tuple(values["codecs"] for values in restored)
     record = progress.Progress(
         *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+        work=work,
         allow_nonfinite=local.allow_nonfinite,
     )
     saved.before_save = record.settle
@@ -137,20 +143,22 @@ def train(run: config.Run, folders: Folders) -> int:
     interrupt.is_graceful = True
     step = start
     for step in pace.alone(start, agreed.steps, interrupt.requested):
-        grads, metrics = take_step(states, step)
-        metrics = target_side.step_metrics(metrics)
-        first, of_source = source.apply(states[0], grads[0], metrics)
-        second, metrics = target.apply(states[1], grads[1], metrics)
-        states = first, second
+        with trace.span("compute", step=step):
+            grads, metrics = take_step(states, step)
+            metrics = target_side.step_metrics(metrics)
+            first, of_source = source.apply(states[0], grads[0], metrics)
+            second, metrics = target.apply(states[1], grads[1], metrics)
+            states = trace.ready((first, second))
         metrics["is_finite"] &= of_source["is_finite"]
         record.step(step, metrics)
         if agreed.is_evaluated(step):
             params = source.params(states[0]), target.params(states[1])
             texts, (sender, receiver) = both.texts, (end.evaluation for end in ends)
-            evaluation.send(agreed, texts[0], encode, params[0], step, sender)
-            figures = evaluation.evaluate(
-                run, texts[1], decode, params[1], step, receiver
-            )
+            with work.busy(activity.Activity.EVALUATING):
+                evaluation.send(agreed, texts[0], encode, params[0], step, sender)
+                figures = evaluation.evaluate(
+                    run, texts[1], decode, params[1], step, receiver
+                )
             record.evaluation(step, figures)
         saved.after(step, to_save())
     saved.at_end(step, to_save())

@@ -5,6 +5,7 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, export, fan_out, models
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.evaluation import rtd
@@ -27,7 +28,8 @@ def train(run: config.Run) -> int:
     """Trains the discriminator to the end; returns the exit status."""
     agreed, local, groups = run.agreed, run.local, run.agreed.groups()
     interrupt = process.Interrupt().install()
-    work = activity.Work(local.stuck_timeout)
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(local.stuck_timeout, trace=trace)
     cluster.watch(work, interrupt)
     vocabulary = data.vocabulary(local)
     made = models.load(run, vocabulary)
@@ -104,10 +106,11 @@ def train(run: config.Run) -> int:
             *(links, start, agreed.steps, agreed.window),
             *(interrupt.requested, process.message),
         )
-        for step in ranks.in_step(iter(steps)):
+        for step in trace.each("wait", ranks.in_step(iter(steps))):
             received = [end.tokens.recv(step, i) for end in ends for i in range(n)]
-            state, metrics = train_step(state, received)
-            jax.block_until_ready(metrics)  # the token means: this step is done
+            with trace.span("compute", step=step):
+                state, metrics = trace.ready(train_step(state, received))
+                jax.block_until_ready(metrics)  # the token means: this step is done
             steps.done(step)
             record.step(step, metrics)
             if agreed.is_evaluated(step):

@@ -8,6 +8,7 @@ import functools
 import jax
 
 from experiments.m3 import channels, config, data, fan_out, models
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, spool
 from nebula_jax.parallel import fan_out as fan_out_lib
@@ -29,7 +30,8 @@ def train(run: config.Run, index: int) -> int:
     """Trains generator `index` to the end; returns the exit status."""
     agreed, local = run.agreed, run.local
     interrupt = process.Interrupt().install()
-    work = activity.Work(local.stuck_timeout)
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(local.stuck_timeout, trace=trace)
     vocabulary = data.vocabulary(local)
     cluster.watch(work, interrupt)
     made = models.load(run, vocabulary)
@@ -93,10 +95,12 @@ def train(run: config.Run, index: int) -> int:
         steps = pace.follow(
             link, start, agreed.steps, agreed.window, interrupt.requested
         )
-        for step in ranks.in_step(steps):
-            batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
-            send = functools.partial(tokens.send, step)
-            state, metrics = train_step(state, batch, send)
+        for step in trace.each("wait", ranks.in_step(steps)):
+            with trace.span("next batch"):
+                batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
+            with trace.span("compute", step=step):
+                send = functools.partial(tokens.send, step)
+                state, metrics = trace.ready(train_step(state, batch, send))
             record.step(step, metrics)
             if agreed.is_evaluated(step):
                 send_held_out(step)

@@ -7,7 +7,7 @@ from typing import Any
 
 from nebula_jax.communication import codecs
 from nebula_jax.runtime import report as run_report
-from nebula_jax.runtime import restarts
+from nebula_jax.runtime import restarts, traces
 from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3
@@ -163,6 +163,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.heading(summary, seed, vocabulary),
         run_report.clusters(summary),
         restarts.markdown(summary),
+        traces.markdown(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
         run_report.outages(summary["clusters"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 
 from experiments.m3 import config, data, export, models
+from nebula_jax import trace as trace_lib
+from nebula_jax.communication.wire import activity
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import fan_out, pace
 from nebula_jax.parallel import mesh as mesh_lib
@@ -24,6 +26,8 @@ def train(run: config.Run) -> int:
     """Trains all parts to the end; returns the exit status."""
     agreed, local, groups = run.agreed, run.local, run.agreed.groups()
     interrupt = process.Interrupt().install()
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(trace=trace)
     vocabulary = data.vocabulary(local)
     texts = [data.GeneratorText(run, k, vocabulary) for k in range(len(groups))]
     made = models.load(run, vocabulary)
@@ -55,7 +59,8 @@ def train(run: config.Run) -> int:
     names = ["discriminator", *(f"generator:{k}" for k in range(len(groups)))]
     saved = [
         checkpoints.Checkpoints(
-            *(local.workdir, name, settings, agreed.checkpoint_every, agreed.window)
+            *(local.workdir, name, settings, agreed.checkpoint_every, agreed.window),
+            work=work,
         )
         for name in names
     ]
@@ -72,17 +77,19 @@ def train(run: config.Run) -> int:
     del restored
     record = progress.Progress(
         *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
+        work=work,
         allow_nonfinite=local.allow_nonfinite,
     )
     saved[0].before_save = record.settle
 
     def evaluate(step: int) -> None:
         found = rtd.RtdAccumulator()
-        for text, generator in zip(texts, generators, strict=True):
-            for micro_batch, (language, batch) in enumerate(text.held_out()):
-                rng = data.held_out_rng(micro_batch)
-                predicted = predict(generator.params, discriminator.params, rng, batch)
-                found.add(language, predicted)
+        with work.busy(activity.Activity.EVALUATING):
+            for text, generator in zip(texts, generators, strict=True):
+                params = generator.params, discriminator.params
+                for micro_batch, (language, batch) in enumerate(text.held_out()):
+                    rng = data.held_out_rng(micro_batch)
+                    found.add(language, predict(*params, rng, batch))
         record.evaluation(step, found.report())
 
     def save(step: int, when: Callable[..., None]) -> None:
@@ -99,12 +106,19 @@ def train(run: config.Run) -> int:
     for step in pace.alone(start, agreed.steps, interrupt.requested):
         of_generators = []
         for k, text in enumerate(texts):
-            batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
-            generators[k], metrics = generator_step(
-                *(generators[k], batch), lambda tokens, _: sent.append(tokens)
-            )
+            with trace.span("next batch"):
+                batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
+            with trace.span("compute", step=step, part=names[k + 1]):
+                generators[k], metrics = trace.ready(
+                    generator_step(
+                        *(generators[k], batch), lambda tokens, _: sent.append(tokens)
+                    )
+                )
             of_generators.append(metrics)
-        discriminator, metrics = discriminator_step(discriminator, sent)
+        with trace.span("compute", step=step, part=names[0]):
+            discriminator, metrics = trace.ready(
+                discriminator_step(discriminator, sent)
+            )
         sent.clear()
         loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
         for each in of_generators:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from experiments import configuration
 from experiments.xnli import config, data, evaluate, models, report, restored
 from experiments.xnli import selection as selection_lib
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.data import length_buckets
@@ -32,7 +33,8 @@ from nebula_jax.training import classification, partition
 def train(run: config.Run) -> int:
     """Trains to the end, tests the selected step, reports; returns the exit status."""
     begin = time.monotonic()
-    interrupt, work = process.Interrupt().install(), activity.Work()
+    interrupt, trace = process.Interrupt().install(), trace_lib.Trace(run.local.trace)
+    work = activity.Work(trace=trace)
     cluster.watch(work, interrupt)
     text = _read_text(run)
     pairs = text.parts["train"][config.ENGLISH]
@@ -89,16 +91,19 @@ def train(run: config.Run) -> int:
     interrupt.is_graceful = True
     step = start
     steps = pace.alone(start, agreed.steps, interrupt.requested)
-    for step in ranks.in_step(steps):
-        batch = batches.batch(step - 1)
-        batch = batch._replace(indices=batch.indices[rows_here])
-        rows = (text.input_ids(pairs, batch), pairs.labels[batch.indices])
-        rows = mesh_lib.put_rows(mesh, rows, agreed.batch_size)
-        state, metrics = train_step(state, frozen, *rows)
+    for step in trace.each("wait", ranks.in_step(steps)):
+        with trace.span("next batch"):
+            batch = batches.batch(step - 1)
+            batch = batch._replace(indices=batch.indices[rows_here])
+            rows = (text.input_ids(pairs, batch), pairs.labels[batch.indices])
+            rows = mesh_lib.put_rows(mesh, rows, agreed.batch_size)
+        with trace.span("compute", step=step):
+            state, metrics = trace.ready(train_step(state, frozen, *rows))
         record.step(step, metrics)
         if agreed.is_evaluated(step):
             params = partition.merge(state.params, frozen)
-            accuracy = evaluate.dev_accuracy(run, predict, params, text)
+            with work.busy(activity.Activity.EVALUATING):
+                accuracy = evaluate.dev_accuracy(run, predict, params, text)
             selection = selection_lib.select(
                 agreed, selection, step, accuracy, state.params
             )

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import agreement, arrivals, ranks, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, session, zstd
@@ -30,6 +31,10 @@ class Transport(Protocol):
     @property
     def peer(self) -> frames.Hello:
         """The other side's Hello."""
+
+    @property
+    def trace(self) -> trace_lib.Trace:
+        """The trace of this process."""
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while too much waits."""
@@ -93,8 +98,11 @@ class Sender:
           agreement.FormatError: if they are not of the spec.
         """
         self.format.check(arrays)
-        option = self._selector.choose(arrays, self.state, step)
-        payload, self.state = self._encode[option](arrays, self.state)
+        self.trace.ready(arrays)  # that is not the codec's time
+        with self.trace.span("encode", tensor=self.name):
+            option = self._selector.choose(arrays, self.state, step)
+            payload, self.state = self._encode[option](arrays, self.state)
+            self.trace.ready(payload)
         self.send_payload(step, selector.Selected(payload, option), micro_batch)
 
     def send_payload(
@@ -111,15 +119,20 @@ class Sender:
           agreement.FormatError: if it is no payload of the channel's codec.
         """
         self.format.check_payload(selected)
-        payload = ranks.everywhere(selected.payload)
-        if not ranks.is_root():
-            return
-        buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
-        if self._compressor is not None:
-            buffers = self._compressor.compress(buffers)
-        self._transport.put_tensor(
-            frames.Tensor(self._channel, step, micro_batch, buffers, selected.option)
-        )
+        with self.trace.span("send", tensor=self.name, micro_batch=micro_batch):
+            payload = ranks.everywhere(selected.payload)
+            if not ranks.is_root():
+                return
+            buffers = [as_bytes(leaf) for leaf in jax.tree.leaves(payload)]
+            if self._compressor is not None:
+                buffers = self._compressor.compress(buffers)
+            tag = self._channel, step, micro_batch
+            self._transport.put_tensor(frames.Tensor(*tag, buffers, selected.option))
+
+    @property
+    def trace(self) -> trace_lib.Trace:
+        """The trace of this process."""
+        return self._transport.trace
 
 
 class Receiver:
@@ -168,12 +181,18 @@ class Receiver:
             has a value that cannot be.
         """
         selected = self.recv_payload(step, micro_batch)
-        decode = self._decode[selected.option]
-        arrays, self.state = decode(selected.payload, self.state)
-        if self._check is not accept:
-            whole = ranks.everywhere(arrays)
-            self._verify(self._check, whole, step, micro_batch)
-        return arrays
+        with self.trace.span("decode", tensor=self.name):
+            decode = self._decode[selected.option]
+            arrays, self.state = decode(selected.payload, self.state)
+            if self._check is not accept:
+                whole = ranks.everywhere(arrays)
+                self._verify(self._check, whole, step, micro_batch)
+            return self.trace.ready(arrays)
+
+    @property
+    def trace(self) -> trace_lib.Trace:
+        """The trace of this process."""
+        return self._transport.trace
 
     @property
     def has_arrived(self) -> bool:
@@ -191,11 +210,12 @@ class Receiver:
           session.RemoteProtocolError: if another one comes, bytes that zstd cannot
             decompress, or a value that the codec cannot have sent.
         """
-        received = self._receive(step, micro_batch) if ranks.is_root() else None
-        option = ranks.agree(received.option if received else 0)
-        like = self.format.payloads[option]
-        payload = ranks.from_root(received.payload if received else None, like)
-        return selector.Selected(payload, option)
+        with self.trace.span("receive", tensor=self.name, micro_batch=micro_batch):
+            received = self._receive(step, micro_batch) if ranks.is_root() else None
+            option = ranks.agree(received.option if received else 0)
+            like = self.format.payloads[option]
+            payload = ranks.from_root(received.payload if received else None, like)
+            return selector.Selected(payload, option)
 
     def _receive(self, step: int, micro_batch: int) -> selector.Selected:
         what = f"{self.name} of step {step}, micro-batch {micro_batch}"
@@ -253,7 +273,14 @@ class Carrier(Protocol):
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
     ) -> Sender:
-        """Opens a channel to the peer for arrays like `spec`."""
+        """Opens a channel to the peer; both ends in the same order.
+
+        Args:
+          name: for error messages and the ledger.
+          spec: of the arrays.
+          codec: that encodes them on the device.
+          zstd: level at which the payload's bytes are compressed, 1 to 19; None: not.
+        """
 
     def receiver(
         self,

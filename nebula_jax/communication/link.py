@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nebula_jax import errors
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import agreement, channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import activity, driver, frames, inbox
@@ -67,6 +68,7 @@ class Link:
         """The work of this process."""
         self._session, self._name = session, cluster
         self._inbox = inbox.Inbox()
+        session.trace = self.trace
         session.report = lambda: self.work.report(bool(self._inbox.waiting))
         if spool is not None:
             session.window.spool = spool
@@ -132,6 +134,11 @@ class Link:
     # What experiments use.
 
     @property
+    def trace(self) -> trace_lib.Trace:
+        """The trace of this process."""
+        return self.work.trace
+
+    @property
     def is_over(self) -> bool:
         """True if the session has ended, well or not."""
         return self._driver.is_dead
@@ -158,14 +165,12 @@ class Link:
 
         count, seconds, tensors, bytes, and the bytes_on_disk of these.
         """
-        window, policy = self._session.window, self._driver.reconnect
-        return {
-            "count": policy.outages,
-            "seconds": policy.seconds,
-            "tensors": window.most_tensors,
-            "bytes": window.most_bytes,
-            "bytes_on_disk": window.spool.most_on_disk,
-        }
+        return self._driver.outages
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """The bytes on the line, as this side and as the kernel counts them."""
+        return self._driver.traffic
 
     def sender(
         self,
@@ -174,14 +179,7 @@ class Link:
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
     ) -> channels.Sender:
-        """Opens a channel for arrays like `spec`; both ends in the same order.
-
-        Args:
-          name: for error messages and the ledger.
-          spec: of the arrays.
-          codec: that encodes them on the device.
-          zstd: level at which the payload's bytes are compressed, 1 to 19; None: not.
-        """
+        """Opens a channel to the peer; see `channels.Carrier`."""
         self._formats.check_open(name)
         number = self._session.add_sender(name)
         made = channels.Sender(self, number, name, spec, codec, zstd)
@@ -363,7 +361,8 @@ class Link:
         self._inbox.waiting.append(what)
         self.work.waiting.append(what)
         try:
-            yield waiting
+            with self.trace.span("wait", what=what):
+                yield waiting
         finally:
             self._inbox.waiting.remove(what)
             self.work.waiting.remove(what)

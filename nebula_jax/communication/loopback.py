@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import nebula_jax
 from nebula_jax import errors
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import agreement, channels, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames
@@ -81,6 +82,11 @@ class Loopback:
                 "the sending end",
                 "the receiving end",
             )
+
+    @property
+    def trace(self) -> trace_lib.Trace:
+        """A trace that is off."""
+        return trace_lib.OFF
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor."""

@@ -28,9 +28,14 @@ def count() -> int:
     return jax.process_count()
 
 
+def rank() -> int:
+    """Returns the number of this process, from 0."""
+    return jax.process_index()
+
+
 def is_root() -> bool:
     """Returns True in the process that has the bridge."""
-    return jax.process_index() == ROOT
+    return rank() == ROOT
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import channels, ranks, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames
@@ -29,12 +30,13 @@ class WorkerLink:
     to the devices.
     """
 
-    def __init__(self, peer: frames.Hello) -> None:
-        """Makes a link to the root's peer."""
-        self.peer = peer
+    def __init__(self, peer: frames.Hello, trace: trace_lib.Trace) -> None:
+        """Makes a link to the root's peer, in the process of this trace."""
+        self.peer, self.trace = peer, trace
         self.waited = 0.0
         self.ledger: dict[str, list[int]] = {}
         self.outages: dict[str, float] = {}
+        self.traffic: dict[str, int] = {}
         self.stop_step: int | None = None
 
     def __enter__(self) -> "WorkerLink":

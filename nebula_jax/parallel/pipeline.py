@@ -92,7 +92,9 @@ def front_step(
     def finish(states: cut.States, grads: cut.Params) -> tuple[cut.Params, cut.States]:
         number, batch, key, kept = waiting.popleft()
         selected = gradient.recv_payload(step, number)
-        return half.backward(params, batch, key, kept, selected, states, grads)
+        with gradient.trace.span("compute", step=step, micro_batch=number):
+            found = half.backward(params, batch, key, kept, selected, states, grads)
+            return gradient.trace.ready(found)
 
     for number, batch in enumerate(micro_batches):
         while len(waiting) >= ahead or (waiting and gradient.has_arrived):
@@ -213,7 +215,9 @@ def _send_hidden(
     states: cut.States,
 ) -> tuple[residuals.Residuals, jax.Array, cut.States]:
     step, number = tag
-    selected, kept, loss, states = half.forward(params, batch, rng, states, step)
+    with hidden.trace.span("compute", step=step, micro_batch=number):
+        selected, kept, loss, states = half.forward(params, batch, rng, states, step)
+        hidden.trace.ready(selected.payload)
     hidden.send_payload(step, selected, number)
     return kept, loss, states
 
@@ -231,9 +235,11 @@ def _answer(
 ) -> tuple[cut.Params, cut.States, Metrics]:
     step, number = tag
     received = hidden.recv_payload(step, number)
-    reply, grads, metrics, states = half.step(
-        params, batch, rng, received, states, grads, step
-    )
+    with hidden.trace.span("compute", step=step, micro_batch=number):
+        reply, grads, metrics, states = half.step(
+            params, batch, rng, received, states, grads, step
+        )
+        hidden.trace.ready((reply.payload, grads))
     gradient.send_payload(step, reply, number)
     return grads, states, metrics
 

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from nebula_jax import errors
+from nebula_jax import errors, trace
 from nebula_jax.communication import bridge, ranks, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
@@ -146,7 +146,7 @@ def dial(
       bridge.Mismatch: if the peer runs something else.
     """
     if not ranks.is_root():
-        return WorkerLink(share_peer(None))
+        return WorkerLink(share_peer(None), _trace(work))
     report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     link = bridge.connect(
@@ -165,6 +165,10 @@ def dial(
     )
     _share(link)
     return link
+
+
+def _trace(work: activity.Work | None) -> trace.Trace:
+    return work.trace if work else trace.OFF
 
 
 def _share(link: Link) -> None:
@@ -199,7 +203,7 @@ def listen(
       bridge.Mismatch: if one of them runs something else. Others are refused.
     """
     if not ranks.is_root():
-        yield [WorkerLink(share_peer(None)) for _ in clusters]
+        yield [WorkerLink(share_peer(None), _trace(work)) for _ in clusters]
         return
     report_plain(settings)
     plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)

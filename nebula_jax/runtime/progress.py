@@ -12,9 +12,18 @@ import numpy as np
 from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime import nonfinite, process, report, restarts, run_folder
+from nebula_jax.runtime import (
+    nonfinite,
+    process,
+    report,
+    restarts,
+    run_folder,
+    traces,
+)
 from nebula_jax.training import metrics
 
+FIRST_STEP = "until step 1"
+"""The part of a traced run's time in which it compiles."""
 SKIPPED = "skipped_steps"
 """Steps whose loss or gradient was not finite, since the run began."""
 
@@ -84,6 +93,8 @@ class Progress:
         self._work = work or activity.Work()
         self._work.begin()
         self._has_stepped = False
+        self._trace = self._work.trace
+        self._trace.begin()
 
     def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step; every `log_every` steps, reports their means.
@@ -99,6 +110,12 @@ class Progress:
           nonfinite.NonfiniteError: see `settle`.
         """
         self._work.step_done()
+        if not self._has_stepped:
+            self._trace.lump(FIRST_STEP)
+        with self._trace.span("record"):
+            self._record(step, values)
+
+    def _record(self, step: int, values: Mapping[str, jax.Array]) -> None:
         if not self._has_stepped:
             self._has_stepped = True
             if self._log:
@@ -178,6 +195,9 @@ class Progress:
             self._report(last)
         if self._log:
             self._log.close()
+        if self._trace.is_on:
+            traces.write(self._trace, self._folder, self._cluster)
+            more = {**more, "time": traces.time(self._trace, self._links)}
         if last == self._start or not self._log:
             return
         seconds = time.monotonic() - self._begin

@@ -8,6 +8,7 @@ import two_halves
 import xxhash
 import zstandard
 
+from nebula_jax import trace
 from nebula_jax.communication import channels, codec, codecs, loopback, selector
 from nebula_jax.communication.wire import frames, session, zstd
 
@@ -17,6 +18,7 @@ class Loop:
 
     def __init__(self):
         self.peer = frames.Hello("generator:0", "0.1", {})
+        self.trace = trace.OFF
         self.sent = []
 
     def put_tensor(self, message):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import ranked
 
+from nebula_jax import trace
 from nebula_jax.communication import ranks, worker_link
 from nebula_jax.communication.wire import frames
 
@@ -41,7 +42,7 @@ def test_the_roots_peer_is_every_processs():
 
 
 def test_a_link_without_a_line_waits_for_nothing_and_carries_nothing():
-    with worker_link.WorkerLink(frames.Hello("d", "1", {})) as link:
+    with worker_link.WorkerLink(frames.Hello("d", "1", {}), trace.OFF) as link:
         link.welcome(3)
         link.wait_for_step(9)
         link.step_done(1)

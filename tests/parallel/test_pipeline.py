@@ -9,6 +9,7 @@ import optax
 import pytest
 import two_halves
 
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication import codec, codecs, loopback, selector
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.parallel import pipeline
@@ -259,10 +260,13 @@ class Half:
 def test_no_more_than_ahead_micro_batches_are_under_way(ahead, arrive, calls):
     half, sent = Half(), []
     hidden = types.SimpleNamespace(
-        send_payload=lambda step, selected, *tag: sent.append(selected)
+        send_payload=lambda step, selected, *tag: sent.append(selected),
+        trace=trace_lib.OFF,
     )
     gradient = types.SimpleNamespace(
-        has_arrived=arrive, recv_payload=lambda *tag: sent.pop(0)
+        has_arrived=arrive,
+        recv_payload=lambda *tag: sent.pop(0),
+        trace=trace_lib.OFF,
     )
     grads, states, _ = pipeline.front_step(
         half, None, range(4), None, 1, hidden, gradient, "states", ahead=ahead
@@ -307,6 +311,7 @@ def test_a_micro_batch_is_made_when_it_is_due():
 
     class End:
         has_arrived = False
+        trace = trace_lib.OFF
 
         def send_payload(self, *message):
             log.append("sent")

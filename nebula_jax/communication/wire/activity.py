@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from nebula_jax import trace as trace_lib
+
 LEAST_SECONDS = 60.0  # a busy machine may hold up a short step for so long
 STEPS = 20  # of the longest so far: none of this run took nearly as long
 UNMEASURED_SECONDS = 600.0  # before a step is measured
@@ -56,13 +58,17 @@ class Work:
         self,
         stuck_timeout: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        trace: trace_lib.Trace = trace_lib.OFF,
     ) -> None:
         """Starts with activity STARTING.
 
         Args:
           stuck_timeout: seconds; 0 to derive them from the steps.
           clock: returns seconds; only goes forward.
+          trace: of this process.
         """
+        self.trace = trace
+        """The spans of this process; an activity is one."""
         self.waiting: list[str] = []
         """One entry for each caller who waits for a peer: what for."""
         self._given, self._clock = stuck_timeout, clock
@@ -75,7 +81,8 @@ class Work:
         """Reports an activity meanwhile."""
         before, self._activity = self._activity, activity
         try:
-            yield
+            with self.trace.span(activity.name.lower()):
+                yield
         finally:
             self._activity = before
 

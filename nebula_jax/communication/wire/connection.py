@@ -12,6 +12,7 @@ from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.communication.wire import (
     frames,
+    kernel,
     reconnect,
     session,
     socket_io,
@@ -54,6 +55,7 @@ class Connection:
         self._receive, self._has_room = receive, has_room
         self._notify, self._log = notify, log
         self._shaper, self._waker = wan.Shaper(line), wakes
+        self._traffic = kernel.Traffic(session_.ledger)
         self._next_tick = 0.0  # before both sides have sent Open: always
 
     @property
@@ -65,6 +67,7 @@ class Connection:
     def adopt(self, sock: socket.socket) -> None:
         """Goes on with a new socket, on which the session has begun or resumed."""
         self.drop()
+        self._traffic.opened(sock)
         self.io = socket_io.SocketIO(sock, self._shaper, self._waker)
         self._next_tick = 0.0
         self._note_recovery()
@@ -74,8 +77,17 @@ class Connection:
     def drop(self, linger: bool = False) -> None:
         """Closes the socket, if any."""
         if self.io is not None:
+            self._traffic.closed(self.io.socket, self.io.tls_bytes)
             self.io.close(linger)
             self.io = None
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """The bytes so far, see `kernel.Traffic.report`."""
+        io = self.io
+        if io is None:
+            return self._traffic.report(None, 0)
+        return self._traffic.report(io.socket, io.tls_bytes)
 
     def send(self, message: frames.Message, is_small: bool) -> None:
         """Queues a message; writes it if it is small and nothing is before it.

@@ -132,6 +132,23 @@ class Driver:
         return isinstance(self._error, session.PeerGone)
 
     @property
+    def traffic(self) -> dict[str, int]:
+        """The bytes so far, see `kernel.Traffic.report`."""
+        return self._connection.traffic
+
+    @property
+    def outages(self) -> dict[str, float]:
+        """The times without a connection; see `link.Link.outages`."""
+        window, policy = self._session.window, self.reconnect
+        return {
+            "count": policy.outages,
+            "seconds": policy.seconds,
+            "tensors": window.most_tensors,
+            "bytes": window.most_bytes,
+            "bytes_on_disk": window.spool.most_on_disk,
+        }
+
+    @property
     def reconnect(self) -> reconnect.Reconnect:
         """The policy, which counts the times without a connection."""
         return self._connection.reconnect

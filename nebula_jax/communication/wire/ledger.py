@@ -19,6 +19,10 @@ class Ledger:
         self._channels[direction].append(name)
         return len(self._channels[direction]) - 1
 
+    def channel(self, direction: str, number: int) -> str:
+        """Returns the name of a channel."""
+        return self._channels[direction][number]
+
     def count(self, direction: str, message: frames.Message, nbytes: int) -> None:
         """Enters a frame.
 
@@ -28,7 +32,7 @@ class Ledger:
           nbytes: of the frame.
         """
         if type(message) is frames.Tensor:
-            name = self._channels[direction][message.channel]
+            name = self.channel(direction, message.channel)
         else:
             name = type(message).__name__
         entry = self._entries.get((direction, name))

@@ -21,7 +21,7 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nebula_jax import errors
+from nebula_jax import errors, trace
 from nebula_jax.communication.wire import (
     activity,
     frames,
@@ -92,6 +92,8 @@ class Session:
         self.is_paused = False
         """True if nothing more is parsed before `channels_ready`."""
         self.ledger = ledger.Ledger()
+        self.trace = trace.OFF
+        """The trace of this process, for tensors on their way here."""
         self._ours: frames.Hello | None = None
         self.window = send_window.SendWindow()
         self.liveness = liveness.Liveness(peer_timeout)
@@ -99,7 +101,7 @@ class Session:
         """The progress of the peer."""
         self.report = report
         """Returns what this process is doing, for Pings."""
-        self._now, self._moved = 0.0, 0
+        self._now, self._head_came, self._moved = 0.0, 0.0, 0
         self._schema = schema.Schema()
         self.states = states.STARTED
         """The progress of both directions, by sender."""
@@ -344,6 +346,7 @@ class Session:
             raise frames.FrameError(f"sent frame {head.sequence}; expected {expected}")
         if head.kind is frames.Open and not head.acknowledged:
             self._begin_again()
+        self._head_came = self._now
         if head.kind is not frames.Abort:  # it may come from one without the session
             self.window.acknowledge(head.acknowledged)
 
@@ -356,9 +359,19 @@ class Session:
             self.window = send_window.SendWindow()
             self.window.add(self._ours)
 
+    def _trace(self, message: frames.Tensor, nbytes: int) -> None:
+        """Records that a tensor was on the line until now."""
+        name = self.ledger.channel(ledger.RECEIVED, message.channel)
+        about = {"step": message.step, "micro_batch": message.micro_batch}
+        when = self._head_came, self._now
+        lane = f"line from {self.peer}"
+        self.trace.add(lane, f"wire {name}", *when, bytes=nbytes, **about)
+
     def _accept(self, message: frames.Message, nbytes: int) -> None:
         kind = type(message)
         self.ledger.count(ledger.RECEIVED, message, nbytes)
+        if isinstance(message, frames.Tensor):
+            self._trace(message, nbytes)
         if kind is frames.Open and message != frames.Open(self.session_id, self._epoch):
             raise RemoteProtocolError(f"{self.peer} opened another session")
         if kind is not frames.Tensor:  # which changes no state

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax.communication import wan
-from nebula_jax.communication.wire import receive_buffer, waker
+from nebula_jax.communication.wire import kernel, receive_buffer, waker
 from nebula_jax.communication.wire import session as session_lib
 
 # Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
@@ -49,6 +49,8 @@ class SocketIO:
         what opened the connection."""
         self.error: OSError | None = None
         """The error of a write, for the thread that reads to deal with."""
+        self.tls_bytes = 0
+        """Bytes that TLS has added to what was written."""
         self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None
         """The socket if it is TLS. Any: typeshed's `read` takes no memoryview."""
         self._shaper, self._waker = shaper, wakes
@@ -126,7 +128,10 @@ class SocketIO:
 
     def _send(self, view: bytes | memoryview) -> int:
         try:
-            return self.socket.send(view) if len(view) else 0
+            count = self.socket.send(view) if len(view) else 0
+            if self._tls is not None:
+                self.tls_bytes += kernel.tls_bytes(count)
+            return count
         except BLOCKED:
             self.is_blocked = True
             return 0
