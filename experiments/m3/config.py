@@ -38,6 +38,13 @@ flags.DEFINE_string(
     " soon as it is made, for as many replicas of the discriminator; auto measures both"
     " sides before the first step, and chooses.",
 )
+flags.DEFINE_list(
+    "emulate_compute",
+    [],
+    "Milliseconds that stand in for the compute of a larger model: every process sleeps"
+    " them, G for each micro-batch of a generator and D for each step of the"
+    " discriminator, as in 50,400. For timings on machines that are too small.",
+)
 flags.DEFINE_string(
     "spool",
     "0",
@@ -133,6 +140,10 @@ flags.DEFINE_integer(
 )
 
 AUTO = "auto"
+EMULATED = (
+    "--emulate_compute: sleeps of {} ms for a generator's micro-batch and {} ms for a"
+    " step of the discriminator stand in for a larger model; only the rest is measured"
+)
 
 DEFAULTS = {"learning_rate": 1e-4, "warmup_steps": 10_000, "eval_every": 500}
 """Shared flags that have another default in this experiment."""
@@ -199,10 +210,17 @@ class Local(configuration.Local):
     """Sentences it is made of, at most."""
     spool: str
     """Bytes, such as 2GB, that a generator keeps while the line is down."""
+    emulate_compute: tuple[int, ...]
+    """Milliseconds of a generator's micro-batch and a discriminator's step; or none."""
     hot_start: str
     """A name or a folder; empty for random weights."""
     mono_alpha: float
     parallel_alpha: float
+
+    def emulated_seconds(self) -> tuple[float, float]:
+        """Returns --emulate_compute in seconds, or zeros."""
+        generator, discriminator = self.emulate_compute or (0, 0)
+        return generator / 1000, discriminator / 1000
 
 
 Run = configuration.Run[Agreed, Local]
@@ -228,6 +246,15 @@ def check(run: Run) -> None:
             f"--spool={local.spool} needs --window above 0: generators that take turns"
             " with the discriminator have nothing to send while the line is down"
         )
+    if local.emulate_compute:
+        if len(local.emulate_compute) != 2:
+            given = ",".join(map(str, local.emulate_compute))
+            raise errors.SettingsError(
+                f"--emulate_compute={given}: expected two numbers, as in 50,400"
+            )
+        if local.cluster == "whole":
+            raise errors.SettingsError("--emulate_compute is not for --cluster=whole")
+        process.message(EMULATED.format(*local.emulate_compute))
     number = command_line.whole_number(agreed.fan_out)
     if agreed.fan_out != AUTO and not number:
         raise errors.SettingsError(

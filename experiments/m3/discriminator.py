@@ -1,6 +1,7 @@
 """The discriminator of M3: receive from every generator, step, send the step token."""
 
 import functools
+import time
 
 import jax
 
@@ -58,6 +59,8 @@ def train(run: config.Run) -> int:
             )
             for link in links
         ]
+        _, emulated = local.emulated_seconds()
+        what = agreed, made.config
         measured = [fan_out.discriminator_ends(agreed, link) for link in links]
         start = checkpoints.newest_of_all(
             {link.peer.cluster: link.peer.checkpoints for link in links}
@@ -70,7 +73,7 @@ def train(run: config.Run) -> int:
         n = fan_out.in_discriminator(
             *(agreed, measured, start, saved.position(start)),
             mesh_lib.replicas(mesh),
-            lambda: fan_out.discriminator_seconds(agreed, made.config, mesh, fresh),
+            lambda: emulated + fan_out.discriminator_seconds(*what, mesh, fresh),
         )
         made = models.with_fan_out(made, n)
         train_step = mesh_lib.jit_step(
@@ -107,10 +110,11 @@ def train(run: config.Run) -> int:
             *(interrupt.requested, process.message),
         )
         for step in trace.each("wait", ranks.in_step(iter(steps))):
-            received = [end.tokens.recv(step, i) for end in ends for i in range(n)]
+            received = [each for end in ends for each in end.tokens.recv_all(step, n)]
             with trace.span("compute", step=step):
                 state, metrics = trace.ready(train_step(state, received))
                 jax.block_until_ready(metrics)  # the token means: this step is done
+                time.sleep(emulated)
             steps.done(step)
             record.step(step, metrics)
             if agreed.is_evaluated(step):

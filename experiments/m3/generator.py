@@ -4,12 +4,14 @@ B rows of a micro-batch, L length, n micro-batches of a step.
 """
 
 import functools
+import time
 
 import jax
 
 from experiments.m3 import channels, config, data, fan_out, models
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
+from nebula_jax.communication.channels import Sender
 from nebula_jax.communication.wire import activity, spool
 from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import mesh as mesh_lib
@@ -63,11 +65,14 @@ def train(run: config.Run, index: int) -> int:
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
+        emulated, _ = local.emulated_seconds()
         measured = fan_out.generator_ends(agreed, link)
         start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
         n = fan_out.in_generator(
             *(agreed, measured, start),
-            lambda: fan_out.generator_seconds(agreed, made.config, mesh, fresh),
+            lambda: (
+                emulated + fan_out.generator_seconds(agreed, made.config, mesh, fresh)
+            ),
         )
         made = models.with_fan_out(made, n)
         rows = n * agreed.batch_size
@@ -99,7 +104,7 @@ def train(run: config.Run, index: int) -> int:
             with trace.span("next batch"):
                 batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
             with trace.span("compute", step=step):
-                send = functools.partial(tokens.send, step)
+                send = functools.partial(_send, tokens, step, emulated)
                 state, metrics = trace.ready(train_step(state, batch, send))
             record.step(step, metrics)
             if agreed.is_evaluated(step):
@@ -109,3 +114,11 @@ def train(run: config.Run, index: int) -> int:
         link.wait_for_step(step)
         record.finish(step, {"ledger": link.ledger, "outages": link.outages})
     return interrupt.exit_status(local.cluster, step, agreed.steps)
+
+
+def _send(
+    channel: Sender, step: int, emulated: float, corrupted: m3.Tokens, number: int
+) -> None:
+    """Sends a micro-batch, after the seconds of --emulate_compute."""
+    time.sleep(emulated)
+    channel.send(step, corrupted, number)

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.m3 import config
 from nebula_jax.communication import codecs
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, traces
@@ -161,6 +162,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     seed = f"seed {summary['flags']['seed']}"
     return run_report.join(
         run_report.heading(summary, seed, vocabulary),
+        _emulated(summary["flags"]),
         run_report.clusters(summary),
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
@@ -168,6 +170,11 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.outages(summary["clusters"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
     )
+
+
+def _emulated(settings: Mapping[str, Any]) -> str:
+    given = settings.get("emulate_compute")
+    return f"**{config.EMULATED.format(*given)}.**" if given else ""
 
 
 def _sizes_markdown(sizes: Mapping[str, float]) -> str:

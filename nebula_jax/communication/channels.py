@@ -164,6 +164,8 @@ class Receiver:
             jax.jit(each.decode, out_shardings=(sharding, None), donate_argnums=1)
             for each in self._codecs
         ]
+        self._decode_whole = [jax.jit(each.decode) for each in self._codecs]
+        """Decoders that leave a copy on every device, for `check` in many processes."""
         self._decompressor = None
         if zstd_level is not None:
             self._decompressor = zstd.Decompressor(zstd_level)
@@ -180,13 +182,31 @@ class Receiver:
           session.RemoteProtocolError: if another one comes, it cannot be decoded, or it
             has a value that cannot be.
         """
-        selected = self.recv_payload(step, micro_batch)
+        return self._recv(step, [micro_batch])[0]
+
+    def recv_all(self, step: int, micro_batches: int) -> list[Any]:
+        """Waits for all micro-batches of a step, and decodes them; see `recv`.
+
+        In a cluster of several processes they are brought to the devices together.
+        """
+        return self._recv(step, range(micro_batches))
+
+    def _recv(self, step: int, micro_batches: Sequence[int]) -> list[Any]:
+        received = self._recv_payloads(step, micro_batches)
+        return [
+            self._decoded(selected, step, number)
+            for selected, number in zip(received, micro_batches, strict=True)
+        ]
+
+    def _decoded(self, selected: selector.Selected, step: int, number: int) -> Any:
         with self.trace.span("decode", tensor=self.name):
-            decode = self._decode[selected.option]
-            arrays, self.state = decode(selected.payload, self.state)
-            if self._check is not accept:
-                whole = ranks.everywhere(arrays)
-                self._verify(self._check, whole, step, micro_batch)
+            payload, option = selected.payload, selected.option
+            if self._check is not accept and ranks.count() > 1:
+                whole, _ = self._decode_whole[option](payload, self.state)
+                self._verify(self._check, whole, step, number)
+            arrays, self.state = self._decode[option](payload, self.state)
+            if self._check is not accept and ranks.count() == 1:
+                self._verify(self._check, arrays, step, number)
             return self.trace.ready(arrays)
 
     @property
@@ -196,8 +216,8 @@ class Receiver:
 
     @property
     def has_arrived(self) -> bool:
-        """True if `recv` would return at once."""
-        return self._transport.has_tensor(self._channel)
+        """True if `recv` would return at once, as the root has it."""
+        return bool(ranks.agree(self._transport.has_tensor(self._channel)))
 
     def recv_payload(self, step: int, micro_batch: int = 0) -> selector.Selected:
         """Waits for the tensor with this tag; leaves it to the caller to decode.
@@ -210,12 +230,23 @@ class Receiver:
           session.RemoteProtocolError: if another one comes, bytes that zstd cannot
             decompress, or a value that the codec cannot have sent.
         """
-        with self.trace.span("receive", tensor=self.name, micro_batch=micro_batch):
-            received = self._receive(step, micro_batch) if ranks.is_root() else None
-            option = ranks.agree(received.option if received else 0)
-            like = self.format.payloads[option]
-            payload = ranks.from_root(received.payload if received else None, like)
-            return selector.Selected(payload, option)
+        return self._recv_payloads(step, [micro_batch])[0]
+
+    def _recv_payloads(
+        self, step: int, micro_batches: Sequence[int]
+    ) -> list[selector.Selected]:
+        with self.trace.span("receive", tensor=self.name, step=step):
+            if ranks.count() == 1:
+                return [self._receive(step, number) for number in micro_batches]
+            options, payloads = [0] * len(micro_batches), None
+            if ranks.is_root():
+                received = [self._receive(step, number) for number in micro_batches]
+                options = [each.option for each in received]
+                payloads = [each.payload for each in received]
+            options = [int(each) for each in ranks.exchange(options)[ranks.ROOT]]
+            like = [self.format.payloads[option] for option in options]
+            payloads = ranks.from_root(payloads, like)
+            return list(map(selector.Selected, payloads, options))
 
     def _receive(self, step: int, micro_batch: int) -> selector.Selected:
         what = f"{self.name} of step {step}, micro-batch {micro_batch}"

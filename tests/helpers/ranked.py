@@ -50,8 +50,37 @@ def shared() -> dict[str, str]:
     assert len(rows[here]) == 4 // ranks.count()
     whole = ranks.to_root({"rows": split})
     found["rows"] = whole["rows"].tobytes().hex() if ranks.is_root() else ""
+    found |= crossed()
     found["bytes"] = ranks.bytes_from_root(b"of the root" * ranks.is_root()).hex()
     return found
+
+
+def crossed() -> dict[str, str]:
+    """Sends and receives on a channel of the root's; name -> what came, as bytes."""
+    import jax
+    import numpy as np
+
+    from nebula_jax import trace
+    from nebula_jax.communication import channels, codecs, loopback, ranks, worker_link
+    from nebula_jax.communication.wire import frames
+
+    checked = []
+    spec = jax.ShapeDtypeStruct((4,), np.int32)
+    carrier = loopback.Loopback()
+    if not ranks.is_root():
+        peer = frames.Hello("d", "1", {})
+        carrier = worker_link.WorkerLink(peer, trace.OFF)
+    codec = codecs.identity()
+    sender = carrier.sender("x", spec, codec)
+    receiver = carrier.receiver("x", spec, codec, check=checked.append)
+    assert isinstance(receiver, channels.Receiver)
+    has_arrived = [receiver.has_arrived]
+    for number in range(3):
+        sender.send(7, np.arange(4, dtype=np.int32) + number, number)
+    has_arrived.append(receiver.has_arrived)
+    came = np.stack([np.asarray(each) for each in receiver.recv_all(7, 3)])
+    np.testing.assert_array_equal(came, np.stack(checked))
+    return {"has_arrived": str(has_arrived), "came": came.tobytes().hex()}
 
 
 def main() -> int:

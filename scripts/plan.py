@@ -1,0 +1,238 @@
+"""Plans a run before any cluster is started: its time, its bottleneck, its settings.
+
+    python -m scripts.plan --flagfile=experiments/flags/m3_paper.flags \
+        --cluster_devices=8,64 --device_tflops=50,50 --wan=170mbit,15ms
+    python -m scripts.plan --flagfile=experiments/flags/m3_quickstart.flags \
+        --wan=60mbit,15ms --calibrate
+
+Nothing is started, and no weights are made: both models are traced, the codecs give the
+bytes on the line, and `parallel/planner.py` runs the clusters' pace in virtual time.
+Devices are as fast as --device_tflops, or as this machine. With --compile memory is
+that of the compiled steps.
+"""
+
+import dataclasses
+import os
+import pathlib
+import time
+from typing import Any
+
+from absl import flags
+
+from experiments import shared_flags
+from nebula_jax.parallel import planner
+from nebula_jax.runtime import process, report
+from scripts.plans import abnet, advice, compiled, count, m3, paper, settings, speed
+from scripts.plans import text as plan_text
+
+for _name in settings.flag_names():
+    flags.declare_key_flag(_name)
+
+ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
+
+
+def plan(given: settings.Settings) -> dict[str, Any]:
+    """Returns the numbers of a plan.
+
+    Args:
+      given: its settings.
+
+    Raises:
+      errors.NebulaError: at settings that cannot work.
+    """
+    room = ROOMS[given.experiment]
+    given, note = room.possible(given)
+    parts = room.parts(given)
+    if given.is_compiled:
+        parts = [
+            dataclasses.replace(part, memory=_compiled(given, part.name))
+            for part in parts
+        ]
+    speeds = _speeds(given, room)
+    compute = {
+        part.name: each.compute(part, number)
+        for part, each, number in zip(parts, speeds, given.devices, strict=True)
+    }
+    cores = float(os.cpu_count() or 1) if given.is_shared else None
+    run = room.pace(given, compute, given.lines)
+    found = planner.time_of(run, cores)
+    counts = _counts(given)
+    return {
+        "heading": [*_heading(given, counts, speeds), *filter(None, [note])],
+        "parts": [
+            _part(part, compute[part.name], number, _repeats(given))
+            for part, number in zip(parts, given.devices, strict=True)
+        ],
+        "lines": _lines(given, run, found),
+        "step": _step(given, room, found, sum(counts)),
+        "savings": advice.savings(run, cores),
+        "busy": _busy(found),
+        "advice": [
+            *advice.OF[given.experiment](given, run, cores),
+            *filter(
+                None,
+                (
+                    advice.memory(given, part, number)
+                    for part, number in zip(parts, given.devices, strict=True)
+                ),
+            ),
+        ],
+        "paper": paper.rows(given, run),
+        "assumptions": _assumptions(given),
+    }
+
+
+def _compiled(given: settings.Settings, side: str) -> count.Memory:
+    with process.timed(f"compiling a step of the {side}"):
+        return compiled.memory(given, side)
+
+
+def _speeds(given: settings.Settings, room: Any) -> list[speed.Speed]:
+    if given.tflops:
+        return [speed.Speed(1e12 * each) for each in given.tflops]
+    with process.timed("measuring this machine's speed"):
+        limits = speed.MOST_LAYERS, speed.MOST_PIECES
+        return [speed.measure(*room.trial(given, side, *limits)) for side in room.SIDES]
+
+
+def _counts(given: settings.Settings) -> tuple[int, int]:
+    """Returns the devices of all generators together, or the source, and the other."""
+    first, second = given.devices
+    if given.experiment == "m3":
+        first *= m3.generators(given.run)
+    return first, second
+
+
+def _repeats(given: settings.Settings) -> int:
+    """Returns how many micro-batches of `count.Part` a cluster's step has."""
+    if given.experiment == "abnet":
+        return given.run.agreed.micro_batches
+    return m3.fan_out(given.run)
+
+
+def _heading(
+    given: settings.Settings, counts: tuple[int, int], speeds: list[speed.Speed]
+) -> list[str]:
+    tflops = ", ".join(f"{each.flops / 1e12:.3g}" for each in speeds)
+    measured = (
+        f"Speed: {tflops} TFLOP/s sustained by a device of each side, as given."
+        if given.tflops
+        else f"Speed: {tflops} TFLOP/s sustained by a device of each side, measured"
+        " here (--device_tflops gives that of others)."
+    )
+    names = [
+        f"{name} on {number} device{'s' if number > 1 else ''}"
+        for name, number in zip(ROOMS[given.experiment].SIDES, counts, strict=True)
+    ]
+    line = given.wan or "no limit"
+    return [f"{given.experiment}: {', '.join(names)}; line: {line}.", measured]
+
+
+def _part(
+    part: count.Part, compute: planner.Compute, devices: int, repeats: int
+) -> dict[str, Any]:
+    name = "each generator" if part.name == "generators" else part.name
+    return {
+        "name": name,
+        "devices": devices,
+        "trained": part.trained,
+        "frozen": part.frozen,
+        "forward_flop": repeats * part.forward,
+        "backward_flop": repeats * part.backward,
+        "forward_s": repeats * compute.forward,
+        "backward_s": repeats * compute.backward,
+        "update_s": compute.update,
+        "memory_bytes": part.memory.total,
+        "is_compiled": part.memory.is_compiled,
+    }
+
+
+def _lines(
+    given: settings.Settings, run: planner.M3 | planner.ABNet, found: planner.Time
+) -> list[dict[str, Any]]:
+    """Returns the bytes of a step in both directions of one line."""
+    if isinstance(run, planner.M3):
+        names = "generator -> discriminator (each)", "step tokens back"
+        sent = run.fan_out * run.message_bytes, planner.TOKEN_BYTES
+    else:
+        names = "source -> target, hidden states", "target -> source, gradients"
+        sent = (
+            run.micro_batches * run.forward_bytes,
+            run.micro_batches * run.backward_bytes + planner.TOKEN_BYTES,
+        )
+    ways = given.lines.up, given.lines.down
+    return [
+        {
+            "name": name,
+            "bytes": each,
+            "seconds": way.seconds(each) if way.bytes_per_second else None,
+            "bytes_per_second": each / found.seconds,
+        }
+        for name, each, way in zip(names, sent, ways, strict=True)
+    ]
+
+
+def _step(
+    given: settings.Settings, room: Any, found: planner.Time, devices: int
+) -> dict[str, Any]:
+    steps = given.run.agreed.steps
+    hours = steps * found.seconds / 3600
+    return {
+        "seconds": found.seconds,
+        "per_second": 1 / found.seconds,
+        "tokens_per_second": room.tokens_per_step(given) / found.seconds,
+        "steps": steps,
+        "hours": hours,
+        "device_hours": hours * devices,
+        "cost": hours * devices * given.price,
+    }
+
+
+def _busy(found: planner.Time) -> list[dict[str, Any]]:
+    """Returns the seconds a step that each part works; of generators, the busiest."""
+    most: dict[str, float] = {}
+    for name, seconds in found.busy.items():
+        kind = name.rstrip("0123456789 ")
+        most[kind] = max(most.get(kind, 0.0), seconds)
+    return [{"name": name, "busy": seconds} for name, seconds in most.items()]
+
+
+def _assumptions(given: settings.Settings) -> list[str]:
+    found = [
+        "Assumed: a cluster's devices share its work evenly; bytes are those of frames,"
+        " without TCP's and TLS's own; evaluations and checkpoints are left out.",
+    ]
+    if given.experiment == "abnet":
+        length = given.run.agreed.length_buckets[-1]
+        found.append(
+            f"Rows have {length} tokens, {given.padding_share:.0%} of them padding"
+            " (--padding_share)."
+        )
+    elif given.run.agreed.micro_batches > 1:
+        found.append("Sequences are packed full.")
+    if given.is_shared:
+        found.append(f"All clusters share this machine's {os.cpu_count()} cores.")
+    return found
+
+
+def main() -> int:
+    """Plans, prints, and writes --out."""
+    begin = time.monotonic()
+    given = settings.from_flags()
+    if given.is_compiled:
+        compiled.simulate(given)
+    if not given.tflops:
+        process.message(
+            "the speed of a device is measured here, for some seconds"
+            " (--device_tflops=50,50 gives it)"
+        )
+    result = plan(given)
+    print(plan_text.plan(result), flush=True)
+    if given.out:
+        record = report.provenance(time.monotonic() - begin) | result
+        report.write(pathlib.Path(given.out), record)
+    return 0
+
+
+if __name__ == "__main__":
+    shared_flags.run(main)

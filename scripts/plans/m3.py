@@ -1,0 +1,235 @@
+"""A plan of Scenario I: its parts, its bytes, its pace.
+
+B rows of a generator's micro-batch, K generators.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.m3 import config as m3_config
+from experiments.m3 import models
+from nebula_jax.communication import codec, codecs
+from nebula_jax.communication.wire import frames
+from nebula_jax.models import transformer
+from nebula_jax.parallel import planner
+from nebula_jax.runtime import devices
+from nebula_jax.training import m3, m3_steps
+from scripts.plans import count, shapes
+from scripts.plans.settings import Settings
+
+SIDES = ("generators", "discriminator")
+
+
+def generators(run: m3_config.Run) -> int:
+    """Returns K."""
+    text = run.agreed.generators
+    return int(text) if text.isdecimal() else len(run.agreed.groups())
+
+
+def fan_out(run: m3_config.Run) -> int:
+    """Returns n, 1 where it is yet to be found out."""
+    text = getattr(run.agreed, "fan_out", "1")
+    return int(text) if text.isdecimal() else 1
+
+
+def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
+    """Returns the configuration of the models, as one batch of one micro-batch.
+
+    Args:
+      run: of the experiment.
+      micro_batches: parts of a batch whose gradients are added up.
+    """
+    agreed, local = run.agreed, run.local
+    fields = {
+        "vocab_size": local.vocab_size,
+        "max_length": agreed.max_length,
+        "dropout": agreed.dropout,
+        "dtype": agreed.dtype,
+        "remat": local.remat,
+    }
+    if local.hot_start:
+        whole = shapes.of("hot_start", local.hot_start, **fields).config
+        of_layers = models.layers(agreed, whole)
+        pair = [dataclasses.replace(whole, layers=layers) for layers in of_layers]
+    else:
+        pair = [
+            transformer.config_of_size(size, layers, **fields)
+            for size, layers in (
+                (agreed.generator_size, agreed.generator_layers),
+                (agreed.discriminator_size, agreed.discriminator_layers),
+            )
+        ]
+    changes = {"micro_batches": micro_batches}
+    if hasattr(agreed, "fan_out"):
+        changes["fan_out"] = "1"
+    return m3_config.model(dataclasses.replace(agreed, **changes), *pair)
+
+
+def check(settings: Settings) -> None:
+    """Raises errors.SettingsError if a batch cannot be spread over the devices."""
+    agreed, local = settings.run.agreed, settings.run.local
+    for number in settings.devices:
+        layout = devices.Layout(number, local.fsdp, local.model_parallel)
+        devices.check(layout, agreed.batch_size, agreed.micro_batches)
+
+
+def possible(settings: Settings) -> tuple[Settings, str]:
+    """Returns a plan that can be made, and no note; see `scripts.plans.abnet`."""
+    check(settings)
+    return settings, ""
+
+
+def parts(settings: Settings) -> list[count.Part]:
+    """Counts both models; a micro-batch is B rows, of the discriminator K B."""
+    run, agreed = settings.run, settings.run.agreed
+    config, rows = model(run), agreed.batch_size
+    found = []
+    for side, number, every in zip(
+        SIDES, settings.devices, (1, generators(run)), strict=True
+    ):
+        grid = count.grid_of(number, run.local.fsdp, run.local.model_parallel)
+        state, loss, inputs = _traced(config, side)
+        arguments = state.params, *inputs(every * rows)
+        forward = count.flops(loss, *arguments)
+        whole = count.flops(jax.grad(loss, has_aux=True), *arguments)
+        at_once = rows if side == "generators" else every * fan_out(run) * rows
+        of_device = at_once / agreed.micro_batches / (grid[0] * grid[1])
+        kept = count.activations_of(loss, state.params, inputs, of_device)
+        accumulated = count.bytes_on_device(state.params, grid)
+        found.append(
+            count.Part(
+                side,
+                count.parameters(state.params),
+                0,
+                forward,
+                whole - forward,
+                count.Memory(
+                    count.bytes_on_device(state, grid),
+                    kept / grid[2] + accumulated * (agreed.micro_batches > 1),
+                ),
+            )
+        )
+    return found
+
+
+def _traced(
+    config: m3.Config, side: str
+) -> tuple[Any, Callable[..., Any], Callable[[int], tuple[Any, ...]]]:
+    """Returns a model's state, its loss, and the loss's inputs by number of rows."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    if side == "generators":
+        state = jax.eval_shape(lambda: m3.init_generator(config, 0, 0))
+        loss = functools.partial(m3.generator_loss, config)
+        return state, loss, lambda rows: (key, ids(config, rows))
+    state = jax.eval_shape(lambda: m3.init_discriminator(config, 0))
+    loss = functools.partial(m3.discriminator_loss, config)
+    return state, loss, lambda rows: (key, m3.tokens_spec(config, rows))
+
+
+def ids(config: m3.Config, rows: int) -> jax.ShapeDtypeStruct:
+    """Returns the spec of a generator's batch."""
+    return jax.ShapeDtypeStruct((rows, config.generator.max_length), jnp.int32)
+
+
+def trial(
+    settings: Settings, side: str, most_layers: int, most_pieces: int
+) -> tuple[Callable[[int], Callable[[], Any]], Callable[[int], float], int, float]:
+    """Returns a smaller model's step, to be timed.
+
+    Args:
+      settings: of the plan.
+      side: one of SIDES.
+      most_layers, most_pieces: of the model.
+
+    Returns:
+      number of rows -> the step; number of rows -> its FLOPs; the rows of the run; the
+      parameters of the run's model over this one's.
+    """
+    whole = model(settings.run)
+    config = dataclasses.replace(
+        whole,
+        **{
+            name: dataclasses.replace(
+                each,
+                layers=min(each.layers, most_layers),
+                vocab_size=min(each.vocab_size, most_pieces),
+            )
+            for name, each in (
+                ("generator", whole.generator),
+                ("discriminator", whole.discriminator),
+            )
+        },
+    )
+    shapes_of, loss, inputs = _traced(config, side)
+    is_generator = side == "generators"
+
+    def step_of(rows: int) -> Callable[[], Any]:
+        init = m3.init_generator if is_generator else m3.init_discriminator
+        state = jax.jit(lambda: init(config, 0, *((0,) if is_generator else ())))()
+        batch = jax.random.randint(
+            jax.random.key(1), ids(config, rows).shape, 5, config.generator.vocab_size
+        )
+        fn = m3_steps.generator_step
+        if not is_generator:
+            fn = m3_steps.discriminator_step
+            masked = jnp.arange(batch.shape[1]) < config.capacity
+            masked = jnp.broadcast_to(masked, batch.shape)
+            batch = [m3.Tokens(batch, masked, batch[:, : config.capacity])]
+        step = jax.jit(functools.partial(fn, config), donate_argnums=0)
+
+        def run() -> Any:
+            nonlocal state
+            state, *rest = step(state, batch)
+            return state, rest
+
+        return run
+
+    def flops(rows: int) -> float:
+        return count.flops(
+            jax.grad(loss, has_aux=True), shapes_of.params, *inputs(rows)
+        )
+
+    of_run = _traced(whole, side)[0].params
+    every = 1 if is_generator else generators(settings.run)
+    ratio = count.parameters(of_run) / count.parameters(shapes_of.params)
+    return step_of, flops, every * settings.run.agreed.batch_size, ratio
+
+
+def message_bytes(run: m3_config.Run) -> int:
+    """Returns the bytes of a micro-batch on the line: Tokens, packed, in a frame."""
+    spec = m3.tokens_spec(model(run), run.agreed.batch_size)
+    payload = codec.payload_spec(codecs.pack_ids(run.local.vocab_size), spec)
+    return frames.frame_bytes(frames.Tensor, codec.nbytes(payload))
+
+
+def pace(
+    settings: Settings, compute: dict[str, planner.Compute], lines: planner.Lines
+) -> planner.M3:
+    """Returns the run as the planner takes it.
+
+    Args:
+      settings: of the plan.
+      compute: of a micro-batch, by side.
+      lines: between every generator and the discriminator.
+    """
+    run, number = settings.run, generators(settings.run)
+    return planner.M3(
+        (compute["generators"],) * number,
+        compute["discriminator"],
+        (lines,) * number,
+        message_bytes(run),
+        run.agreed.window,
+        fan_out(run),
+    )
+
+
+def tokens_per_step(settings: Settings) -> float:
+    """Returns the tokens that a step trains on."""
+    run = settings.run
+    rows = generators(run) * fan_out(run) * run.agreed.batch_size
+    return float(rows * run.agreed.max_length)

@@ -1,0 +1,210 @@
+"""The configuration of a plan: its flags, and the values that are passed on."""
+
+import dataclasses
+from typing import Any
+
+from absl import flags
+
+from experiments import command_line
+from experiments.abnet import config as abnet_config
+from experiments.m3 import config as m3_config
+from nebula_jax import errors
+from nebula_jax.communication import wan
+from nebula_jax.parallel import planner
+
+flags.DEFINE_enum(
+    "experiment",
+    "",
+    ["", "m3", "abnet"],
+    "Scenario to plan; if empty, found out from the flags given.",
+)
+flags.DEFINE_list(
+    "cluster_devices",
+    ["1", "1"],
+    "Devices of each cluster: with m3 those of each generator and of the discriminator,"
+    " with abnet those of source and target.",
+)
+flags.DEFINE_list(
+    "device_tflops",
+    [],
+    "Sustained TFLOP/s of one device: one number, or one for each side as in"
+    " --cluster_devices. If empty, measured on this machine, as with --calibrate.",
+)
+flags.DEFINE_float(
+    "device_memory_gb", 0.0, "Memory of one device, GB; 0 if any will do."
+)
+flags.DEFINE_bool(
+    "calibrate",
+    False,
+    "Measure this machine's speed for a few seconds, and plan with devices like it.",
+)
+flags.DEFINE_bool(
+    "shared_machine",
+    False,
+    "All clusters compute on this machine, as with --cluster=all; else each has its"
+    " own devices.",
+)
+flags.DEFINE_float(
+    "price_per_device_hour", 0.0, "Price of a device for an hour, in any currency."
+)
+flags.DEFINE_float(
+    "padding_share",
+    0.4,
+    "Share of a row's tokens that is padding, in batches of sentences: codecs with"
+    " pack_tokens leave it out. (M3's packed sequences have next to none.)",
+    lower_bound=0.0,
+    upper_bound=0.95,
+)
+flags.DEFINE_integer(
+    "target_pieces",
+    0,
+    "Pieces of the target model's vocabulary that its training text has; 0 for all.",
+    lower_bound=0,
+)
+flags.DEFINE_bool(
+    "compile",
+    False,
+    "Take the memory from each step compiled for as many simulated devices. Minutes"
+    " and many GB for large models; no weights are made.",
+)
+
+NAMES = (
+    *("experiment", "cluster_devices", "device_tflops", "device_memory_gb"),
+    *("calibrate", "shared_machine", "price_per_device_hour", "padding_share"),
+    *("target_pieces", "compile"),
+)
+EXPERIMENTS = {"m3": m3_config, "abnet": abnet_config}
+NO_LINE = planner.Lines()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The configuration of a plan."""
+
+    experiment: str
+    """m3 or abnet."""
+    run: Any
+    """The experiment's own configuration."""
+    devices: tuple[int, int]
+    """Devices of a generator or the source, and of the discriminator or the target."""
+    tflops: tuple[float, float] | None
+    """TFLOP/s of a device of each side; None to measure."""
+    memory_gb: float
+    """GB of a device; 0 for any."""
+    is_shared: bool
+    """True if all clusters compute on this machine."""
+    price: float
+    """For a device and an hour; 0 if not given."""
+    padding_share: float
+    target_pieces: int
+    """0 for all."""
+    is_compiled: bool
+    wan: str
+    """As given."""
+    out: str
+    """A file for the numbers, or empty."""
+
+    @property
+    def lines(self) -> planner.Lines:
+        """The line between two clusters."""
+        return lines(self.wan)
+
+
+def lines(text: str) -> planner.Lines:
+    """Returns the line that --wan describes; jitter and cuts are not planned for.
+
+    Raises:
+      errors.NebulaError: if it cannot be read.
+    """
+    ways = wan.from_string(text)
+    return planner.Lines(*(planner.Line(each.rate / 8, each.delay) for each in ways))
+
+
+def jitter(text: str) -> float:
+    """Returns the seconds by which the delay of --wan varies."""
+    return max(each.jitter for each in wan.from_string(text))
+
+
+def from_flags() -> Settings:
+    """Returns the flags as values; for `main`.
+
+    Raises:
+      errors.SettingsError: at what cannot work.
+    """
+    given = {name: flags.FLAGS[name].value for name in (*NAMES, "wan", "out")}
+    present = {name for name in flags.FLAGS if flags.FLAGS[name].present}
+    experiment = given["experiment"] or recognize(present)
+    config = EXPERIMENTS[experiment]
+    for name, value in config.DEFAULTS.items():
+        flags.FLAGS.set_default(name, value)
+    tflops = given["device_tflops"]
+    if tflops and given["calibrate"]:
+        raise errors.SettingsError(
+            f"--device_tflops={','.join(tflops)} gives the speed that --calibrate is to"
+            " measure: leave out one of them"
+        )
+    devices = _two(
+        "cluster_devices", given["cluster_devices"], command_line.whole_number
+    )
+    return Settings(
+        experiment=experiment,
+        run=config.from_flags(),
+        devices=devices,
+        tflops=_two("device_tflops", tflops, _positive) if tflops else None,
+        memory_gb=given["device_memory_gb"],
+        is_shared=given["shared_machine"],
+        price=given["price_per_device_hour"],
+        padding_share=given["padding_share"],
+        target_pieces=given["target_pieces"],
+        is_compiled=given["compile"],
+        wan=given["wan"],
+        out=given["out"],
+    )
+
+
+def recognize(present: set[str]) -> str:
+    """Returns the experiment whose flags were given.
+
+    Args:
+      present: names of the flags given.
+
+    Raises:
+      errors.SettingsError: if they are of none or of both.
+    """
+    own = {name: set(each.FLAGS) for name, each in EXPERIMENTS.items()}
+    found = [
+        name
+        for name in own
+        if present & own[name] - set().union(*(own[n] for n in own if n != name))
+    ]
+    if len(found) != 1:
+        whose = "of both experiments" if found else "of no experiment"
+        raise errors.SettingsError(
+            f"the flags are {whose}: give --flagfile, such as"
+            " experiments/flags/m3_paper.flags, or --experiment=m3 or abnet"
+        )
+    return found[0]
+
+
+def _positive(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def _two(flag: str, parts: list[str], read: Any) -> tuple[Any, Any]:
+    """Returns the two numbers of a flag; one counts for both sides."""
+    numbers = [read(part.strip()) for part in parts]
+    if len(numbers) not in (1, 2) or not all(numbers):
+        raise errors.SettingsError(
+            f"--{flag}={','.join(parts)}: expected two numbers above 0, such as 8,64"
+        )
+    return numbers[0], numbers[-1]
+
+
+def flag_names() -> list[str]:
+    """Returns every flag of the command."""
+    own = [name for config in EXPERIMENTS.values() for name in config.FLAGS]
+    return [*NAMES, *dict.fromkeys(own), "wan", "out"]

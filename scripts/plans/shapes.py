@@ -1,0 +1,68 @@
+"""Shapes of pretrained models, with which a plan needs none of their files."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from nebula_jax import errors
+from nebula_jax.models import transformer
+from nebula_jax.models.pretrained import config_json
+from nebula_jax.models.pretrained import folder as checkpoint_folder
+
+
+class Plm(NamedTuple):
+    """The shape of a pretrained model."""
+
+    config: transformer.Config
+    has_mlm_head: bool
+
+
+def _bert(
+    vocab_size: int, layers: int, width: int, token_types: int, max_length: int = 512
+) -> transformer.Config:
+    return transformer.Config(
+        vocab_size=vocab_size,
+        layers=layers,
+        width=width,
+        heads=12,
+        feed_forward=4 * width,
+        max_length=max_length,
+        token_types=token_types,
+    )
+
+
+# As their config.json have them; the last three as prepare_pretrained makes them.
+KNOWN = {
+    "ernie-m-base": Plm(_bert(250_002, 12, 768, 0), True),
+    "bert-base-uncased": Plm(_bert(30_522, 12, 768, 2), True),
+    "bert-base-multilingual-cased": Plm(_bert(119_547, 12, 768, 2), True),
+    "e5-small": Plm(_bert(250_037, 12, 384, 2), False),
+    "e5-small-enpt": Plm(_bert(47_284, 12, 384, 2), False),
+    "minilm-l6": Plm(_bert(30_522, 6, 384, 2), False),
+}
+
+
+def of(flag: str, name: str, **fields: Any) -> Plm:
+    """Returns the shape of a model.
+
+    Args:
+      flag: that names it, for errors.
+      name: a checkpoint folder, whose config.json is read if it is there; its last part
+        may be a key of KNOWN.
+      fields: of the Config, to be changed.
+
+    Raises:
+      errors.SettingsError: if it is neither.
+    """
+    path = pathlib.Path(name)
+    if (path / checkpoint_folder.CONFIG).is_file():
+        about = checkpoint_folder.read_config(path)
+        _, config = config_json.read(about, path / checkpoint_folder.CONFIG)
+        plm = Plm(config, has_mlm_head=True)
+    elif path.name in KNOWN:
+        plm = KNOWN[path.name]
+    else:
+        raise errors.SettingsError(
+            f"--{flag}={name}: no such folder, and its shape is not in the planner's"
+            f" table, which has {', '.join(KNOWN)}"
+        )
+    return plm._replace(config=plm.config.__class__(**vars(plm.config) | fields))

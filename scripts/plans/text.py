@@ -1,0 +1,119 @@
+"""The text of a plan, a pure function of its numbers."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WIDTH = 100  # characters of a line
+BALANCED = 0.05  # what twice the speed of one part saves, if others are as busy
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def number(value: float) -> str:
+    """Formats a count with three digits.
+
+    >>> number(278292882), number(42)
+    ('278 M', '42')
+    """
+    for size, unit in UNITS:
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligns rows: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [
+                cell.rjust(width)
+                for cell, width in zip(row[1:], widths[1:], strict=True)
+            ]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def plan(result: Mapping[str, Any]) -> str:
+    """Renders a plan; `result` is what `scripts.plan.plan` returns."""
+    step = result["step"]
+    lines = [*result["heading"], "", *columns(_parts(result)), ""]
+    lines += [*columns(_lines(result)), ""]
+    lines.append(
+        f"A step takes {step['seconds']:.3g} s: {step['per_second']:.3g} steps/s,"
+        f" {number(step['tokens_per_second'])} tokens/s. {step['steps']:,} steps take"
+        f" {step['hours']:.3g} h, {number(step['device_hours'])} device-hours"
+        + (f", at a cost of {number(step['cost'])}." if step["cost"] else ".")
+    )
+    name, share = next(iter(result["savings"].items()))
+    if share < BALANCED:
+        lines.append(
+            f"No part alone is the bottleneck: with the {name} twice as fast, a step"
+            f" would take {share:.0%} less, because others are as busy."
+        )
+    else:
+        lines.append(
+            f"The bottleneck: {name}. Twice as fast, a step would take"
+            f" {share:.0%} less."
+        )
+    idle = "; ".join(
+        f"{each['name']} {1 - each['busy'] / step['seconds']:.0%}"
+        for each in result["busy"]
+    )
+    lines += [f"Idle in a step: {idle}.", "", "Recommended:"]
+    for each in result["advice"]:
+        lines += textwrap.wrap(
+            each, WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
+    if result["paper"]:
+        rows = [("Beside the paper", "planned", "paper")]
+        rows += [
+            (each["what"], f"{each['planned']:.2f}", f"{each['paper']:.2f}")
+            for each in result["paper"]
+        ]
+        lines += ["", *columns(rows)]
+    for each in ["", *result["assumptions"]]:
+        lines += textwrap.wrap(each, WIDTH) or [""]
+    return "\n".join(lines)
+
+
+def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    rows = [
+        (
+            *("cluster", "devices", "trained", "frozen", "FLOP forward", "backward"),
+            *("s forward", "backward", "update", "memory a device"),
+        )
+    ]
+    for each in result["parts"]:
+        how = "compiled" if each["is_compiled"] else "estimated"
+        rows.append(
+            (
+                each["name"],
+                str(each["devices"]),
+                *(number(each[key]) for key in ("trained", "frozen")),
+                *(number(each[key]) for key in ("forward_flop", "backward_flop")),
+                *(
+                    f"{each[key]:.3g}"
+                    for key in ("forward_s", "backward_s", "update_s")
+                ),
+                f"{each['memory_bytes'] / 1e9:.3g} GB {how}",
+            )
+        )
+    return rows
+
+
+def _lines(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    rows = [("line", "MB a step", "s at its rate", "MB/s")]
+    for each in result["lines"]:
+        seconds = "no limit" if each["seconds"] is None else f"{each['seconds']:.3g}"
+        rows.append(
+            (
+                each["name"],
+                f"{each['bytes'] / 1e6:.3g}",
+                seconds,
+                f"{each['bytes_per_second'] / 1e6:.3g}",
+            )
+        )
+    return rows

@@ -1,0 +1,199 @@
+"""The model of time, held against closed forms and the loops that it stands for."""
+
+import contextlib
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from nebula_jax.communication import selector
+from nebula_jax.communication.wire import frames
+from nebula_jax.parallel import pipeline, planner
+from nebula_jax.parallel.planner import M3, ABNet, Compute, Line, Lines
+
+RATE, DELAY = 1e6, 0.05
+LINE = Line(RATE, DELAY)
+BOTH = Lines(LINE, LINE)
+TOKEN = planner.TOKEN_BYTES / RATE
+GENERATOR, DISCRIMINATOR = Compute(0.1, 0.2, 0.05), Compute(0.3, 0.4, 0.1)
+
+
+def m3(**changes):
+    run = M3((GENERATOR,), DISCRIMINATOR, (BOTH,), message_bytes=0.25e6)
+    return dataclasses.replace(run, **changes)
+
+
+def seconds(run, cores=None):
+    return planner.time_of(run, cores).seconds
+
+
+def test_clusters_that_take_turns_wait_for_each_other_and_the_line():
+    turn = 0.35 + 0.25 + DELAY + 0.8 + TOKEN + DELAY
+    assert seconds(m3(window=0)) == pytest.approx(turn)
+
+
+def test_with_a_window_a_step_takes_as_long_as_its_slowest_part():
+    assert seconds(m3(window=2)) == pytest.approx(0.8)
+    assert seconds(m3(window=2, message_bytes=1.5e6)) == pytest.approx(1.5)
+    slow = (GENERATOR, Compute(2.0, 1.0))
+    assert seconds(m3(generators=slow, lines=(BOTH, BOTH))) == pytest.approx(3.0)
+
+
+def test_a_window_covers_as_many_round_trips_as_it_has_steps():
+    """From a generator's step to the token that lets it go on is one turn."""
+    far = Line(0, 2.0)
+    turn = 0.35 + 2.0 + 0.8 + 2.0
+    run = m3(lines=(Lines(far, far),))
+    for window in (0, 1, 2, 4):
+        expected = max(0.8, turn / (window + 1))
+        found = seconds(dataclasses.replace(run, window=window))
+        assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_fan_out_sends_each_micro_batch_while_the_next_is_made():
+    run = m3(window=0, fan_out=4)
+    made = 4 * 0.3  # the last one leaves then; each takes less on the line
+    turn = made + 0.25 + DELAY + 4 * 0.7 + 0.1 + TOKEN + DELAY
+    assert seconds(run) == pytest.approx(turn)
+
+
+def test_what_computes_on_one_machine_shares_its_cores():
+    generators = (GENERATOR,) * 3
+    run = m3(generators=generators, lines=(BOTH,) * 3, window=2)
+    total = 3 * 0.35 + 0.8
+    assert seconds(run, cores=1) == pytest.approx(total, rel=0.01)
+    # All four begin at a token; from 0.7 s on the discriminator has a core alone.
+    assert seconds(run, cores=2) == pytest.approx(0.7 + (0.8 - 0.35))
+    assert seconds(run, cores=8) == pytest.approx(seconds(run))
+
+
+def test_a_steps_seconds_are_accounted_for():
+    found = planner.time_of(m3(window=2))
+    assert found.busy["generator 0"] == pytest.approx(0.35)
+    assert found.busy["discriminator"] == pytest.approx(0.8)
+    assert found.busy["line up 0"] == pytest.approx(0.25)
+    assert found.busy["line down 0"] == pytest.approx(TOKEN)
+    assert found.waits("generator 0") == pytest.approx(0.45)
+    assert found.waits("discriminator") == pytest.approx(0)
+
+
+class Clock:
+    """The two processes of a cut model in virtual time: no queue is shared, so when a
+    tensor comes back follows from when it was sent."""
+
+    def __init__(self, run):
+        self.run, self.now, self.back_free = run, 0.0, 0.0
+        self.idle = {"up": 0.0, "down": 0.0}
+        self.gradients = {}
+
+    def cross(self, way, count, now):
+        line = getattr(self.run.line, way)
+        self.idle[way] = max(self.idle[way], now) + line.seconds(count)
+        return self.idle[way] + line.delay_seconds
+
+
+class NoTrace:
+    """The spans of a trace that is off."""
+
+    def span(self, *args, **about):
+        return contextlib.nullcontext()
+
+    def ready(self, found):
+        return found
+
+
+class Hidden(NamedTuple):
+    clock: Clock
+    trace: NoTrace = NoTrace()
+
+    def send_payload(self, step, selected, number):
+        clock, run = self.clock, self.clock.run
+        arrived = clock.cross("up", run.forward_bytes, clock.now)
+        clock.back_free = max(clock.back_free, arrived) + run.back.micro_batch
+        back = clock.cross("down", run.backward_bytes, clock.back_free)
+        clock.gradients[number] = back
+
+
+class Gradient(NamedTuple):
+    clock: Clock
+    trace: NoTrace = NoTrace()
+
+    @property
+    def has_arrived(self):
+        gradients = self.clock.gradients
+        return bool(gradients) and gradients[min(gradients)] <= self.clock.now
+
+    def recv_payload(self, step, number):
+        self.clock.now = max(self.clock.now, self.clock.gradients.pop(number))
+
+
+class Half(NamedTuple):
+    clock: Clock
+
+    def forward(self, *args):
+        self.clock.now += self.clock.run.front.forward
+        return selector.Selected(None), None, 0.0, None
+
+    def backward(self, *args):
+        self.clock.now += self.clock.run.front.backward
+        return None, None
+
+
+def steps_of_the_pipeline(run, steps=30):
+    """Seconds of a step of `pipeline.front_step` itself."""
+    clock, marks = Clock(run), []
+    for step in range(1, steps + 1):
+        pipeline.front_step(
+            *(Half(clock), None, range(run.micro_batches), None, step),
+            *(Hidden(clock), Gradient(clock), None),
+            ahead=run.in_flight,
+            grads=(),
+        )
+        clock.now += run.front.update
+        # The token follows the last gradient, before the back's update.
+        token = clock.cross("down", planner.TOKEN_BYTES, clock.back_free)
+        clock.back_free += run.back.update
+        marks.append(clock.now)
+        clock.now = max(clock.now, token)
+    return (marks[-1] - marks[9]) / (steps - 10)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3, 8])
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.7])
+@pytest.mark.parametrize(
+    ("front", "back"),
+    [
+        (Compute(0.1, 0.2), Compute(0.05, 0.1)),
+        (Compute(0.03, 0.05, 0.01), Compute(0.1, 0.25, 0.02)),
+    ],
+)
+def test_the_plan_is_the_pipelines_own_order(front, back, delay, in_flight):
+    """Against `pipeline.front_step`, its halves and channels replaced by a clock."""
+    line = Lines(Line(2e6, delay), Line(1e6, delay))
+    run = ABNet(front, back, line, 2e5, 3e5, micro_batches=6, in_flight=in_flight)
+    assert seconds(run) == pytest.approx(steps_of_the_pipeline(run), rel=1e-6)
+
+
+def test_more_in_flight_hides_the_round_trip():
+    part = Compute(0.05, 0.05)
+    far = Lines(Line(0, 0.2), Line(0, 0.2))
+    times = [
+        seconds(ABNet(part, part, far, 0, 0, micro_batches=8, in_flight=ahead))
+        for ahead in (1, 2, 4, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+    alone = 8 * (0.1 + 0.1 + 0.4)
+    assert times[0] == pytest.approx(alone, rel=0.1)
+    assert times[-1] < alone / 3
+
+
+def test_a_token_has_the_size_of_its_frame():
+    message = frames.encode(frames.StepDone(1), 1, 1)
+    assert len(b"".join(message)) == planner.TOKEN_BYTES
+
+
+def test_no_device_is_needed(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda *args: 1 / 0)
+    assert math.isfinite(seconds(m3()))
