@@ -24,9 +24,15 @@ from experiments.m3 import report as m3_report
 from experiments.xnli import report as xnli_report
 from nebula_jax import errors
 from nebula_jax.runtime import report
-from scripts import bench_faults, fake_rates, mutation_score
+from scripts import (
+    bench_faults,
+    fake_rates,
+    mutation_score,
+    table3_throughput,
+    table4_speedup,
+)
 from scripts.bench import report as bench_report
-from scripts.tables import abnet_markdown, main_results, xnli_markdown
+from scripts.tables import abnet_markdown, main_results, paper, xnli_markdown
 
 flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
@@ -37,7 +43,7 @@ EXPERIMENTS = ROOT / "experiments"
 
 
 def _table1(record: Mapping[str, Any]) -> str:
-    return xnli_markdown.table1(record, abnet_markdown.PAPER["table1"])
+    return xnli_markdown.table1(record, paper.PAPER["table1"])
 
 
 MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -46,6 +52,8 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "xnli_": xnli_report.markdown,
     "table1_": _table1,
     "table2_": abnet_markdown.table2,
+    "table3": table3_throughput.markdown,
+    "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
     "fake_rates": fake_rates.markdown,
     "bench_codecs": bench_report.codecs,
@@ -58,6 +66,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
 """Beginning of a record's name -> the function that renders the record."""
 PICTURES = {
     "": "Curves of {name}",
+    "_fig8": "Fig. 8: a run that moved",
     "_fig9": "Fig. 9: training loss",
     "_fig10": "Fig. 10: first compressed step",
 }

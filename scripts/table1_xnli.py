@@ -19,7 +19,7 @@ from experiments import shared_flags
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime import report, run_folder
-from scripts.tables import abnet_markdown, config, xnli_markdown
+from scripts.tables import config, paper, xnli_markdown
 from scripts.tables import runs as table_runs
 
 for _name in config.FLAGS:
@@ -234,7 +234,7 @@ def main() -> int:
         "rows": rows,
         "targets": targets(rows),
     }
-    markdown = xnli_markdown.table1(result, abnet_markdown.PAPER["table1"])
+    markdown = xnli_markdown.table1(result, paper.PAPER["table1"])
     table_runs.write(result, markdown, table.out)
     return 0
 

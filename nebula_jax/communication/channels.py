@@ -141,8 +141,12 @@ class Receiver:
     Args:
       transport, channel, name, spec, codec, zstd_level: as the sender's.
       sharding: of the received arrays on this cluster's devices.
-      check: raises ValueError at arrays that `recv` must not return. What the codec's
-        payload can hold is checked in any case (`arrivals`).
+      check: raises ValueError at arrays that `recv` must not return; of codecs without
+        a state. What the codec's payload can hold is checked in any case (`arrivals`).
+        In a cluster of several processes the root does both.
+
+    Raises:
+      ValueError: if there is a check, and the codec has a state.
     """
 
     def __init__(
@@ -164,8 +168,11 @@ class Receiver:
             jax.jit(each.decode, out_shardings=(sharding, None), donate_argnums=1)
             for each in self._codecs
         ]
-        self._decode_whole = [jax.jit(each.decode) for each in self._codecs]
-        """Decoders that leave a copy on every device, for `check` in many processes."""
+        self._decode_here = [jax.jit(each.decode) for each in self._codecs]
+        """Decoders for the root's own device, for `check` in many processes."""
+        state = jax.eval_shape(lambda: self._codecs[0].init(spec))
+        if check is not accept and jax.tree.leaves(state):
+            raise ValueError(f"{name}: its codec has a state, so it can have no check")
         self._decompressor = None
         if zstd_level is not None:
             self._decompressor = zstd.Decompressor(zstd_level)
@@ -201,9 +208,6 @@ class Receiver:
     def _decoded(self, selected: selector.Selected, step: int, number: int) -> Any:
         with self.trace.span("decode", tensor=self.name):
             payload, option = selected.payload, selected.option
-            if self._check is not accept and ranks.count() > 1:
-                whole, _ = self._decode_whole[option](payload, self.state)
-                self._verify(self._check, whole, step, number)
             arrays, self.state = self._decode[option](payload, self.state)
             if self._check is not accept and ranks.count() == 1:
                 self._verify(self._check, arrays, step, number)
@@ -266,6 +270,9 @@ class Receiver:
         ]
         payload = jax.tree.unflatten(structure, leaves)
         self._verify(arrivals.check_payload, payload, step, micro_batch)
+        if self._check is not accept and ranks.count() > 1:
+            whole, _ = self._decode_here[message.option](payload, ())
+            self._verify(self._check, whole, step, micro_batch)
         return selector.Selected(payload, message.option)
 
     def _verify(

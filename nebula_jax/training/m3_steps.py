@@ -120,7 +120,7 @@ def finish(
 def discriminator_step(
     config: m3.Config, state: train_state.TrainState, tokens: Sequence[m3.Tokens]
 ) -> tuple[train_state.TrainState, m3.Metrics]:
-    """Takes one optimization step on the concatenation of the generators' batches.
+    """Takes one optimization step on the batches of all generators, joined.
 
     Args:
       config: of the run.
@@ -131,9 +131,7 @@ def discriminator_step(
     Returns:
       The next state and metrics.
     """
-    part, batch, metrics = m3.discriminator_parts(
-        config, state.key(), _joined(config, tokens)
-    )
+    part, batch, metrics = m3.discriminator_parts(config, state.key(), _join(tokens))
     grads, outcome = accumulate.gradients(
         part, state.params, batch, config.micro_batches
     )
@@ -174,8 +172,15 @@ def whole_step(
             )
         ]
         tokens = tuple(outcome[1][0] for outcome in outcomes)
+        sent = [
+            jax.tree.map(
+                lambda leaf, i=i: accumulate.split(leaf, config.fan_out)[i], each
+            )
+            for each in tokens
+            for i in range(config.fan_out)
+        ]
         loss, metrics = m3.discriminator_loss(
-            config, discriminator_params, discriminator.key(), _concatenate(tokens)
+            config, discriminator_params, discriminator.key(), _join(sent)
         )
         total = sum(outcome[0] for outcome in outcomes) + loss
         return total, (tokens, tuple(outcome[1][1] for outcome in outcomes), metrics)
@@ -197,17 +202,9 @@ def whole_step(
     return states, discriminator, tokens, generator_metrics, metrics
 
 
-def _joined(config: m3.Config, tokens: Sequence[m3.Tokens]) -> m3.Tokens:
-    """Joins micro-batches to the batch whose rows they took in turn."""
-    n = config.fan_out
-    batches = [
-        jax.tree.map(
-            lambda *parts: accumulate.join(jnp.stack(parts)), *tokens[k : k + n]
-        )
-        for k in range(0, len(tokens), n)
-    ]
-    return _concatenate(batches)
+def _join(parts: Sequence[m3.Tokens]) -> m3.Tokens:
+    """Joins micro-batches to one batch, to which each gives a row in turn.
 
-
-def _concatenate(tokens: Sequence[m3.Tokens]) -> m3.Tokens:
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tokens)
+    So every device of the cluster holds some of each, and nothing is moved.
+    """
+    return jax.tree.map(lambda *leaves: accumulate.join(jnp.stack(leaves)), *parts)

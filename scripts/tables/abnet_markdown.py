@@ -1,14 +1,12 @@
 """Tables 2 and 5 in Markdown, beside the paper's figures."""
 
-import json
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime import report
+from scripts.tables.paper import PAPER
 
-PAPER = json.loads((pathlib.Path(__file__).parent / "paper.json").read_text())
 NOTHING = report.NOTHING
 
 

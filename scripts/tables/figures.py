@@ -1,4 +1,4 @@
-"""Fig. 9 and Fig. 10, from the record of `table5_compression`."""
+"""Fig. 8, 9 and 10, from the records of Tables 3 and 5."""
 
 import pathlib
 import statistics
@@ -17,6 +17,42 @@ def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
         figure9(rows, folder / f"{name}_fig9.png")
     if rows and result["starts"]:
         figure10(result, folder / f"{name}_fig10.png")
+
+
+def moved(record: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws Fig. 8: the losses of a run that moved, over those of one that did not.
+
+    Args:
+      record: `curve` and `never_moved`, records of steps with their `cluster`.
+      path: of the PNG.
+    """
+    figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
+    losses = {"rtd_loss": "RTD loss (eq. 8)", "clm_loss": "CLM loss (eq. 10)"}
+    for axes, (name, title) in zip(figure.subplots(1, 2), losses.items(), strict=True):
+        curve = record["never_moved"]
+        axes.plot(
+            [each["step"] for each in curve],
+            [each[name] for each in curve],
+            color="black",
+            linewidth=3.5,
+            alpha=0.25,
+            label="in one process to the end",
+        )
+        for cluster, label in (
+            ("whole", "begun in one process"),
+            ("discriminator", "gone on over two clusters"),
+        ):
+            part = [each for each in record["curve"] if each["cluster"] == cluster]
+            axes.plot(
+                [each["step"] for each in part],
+                [each[name] for each in part],
+                label=label,
+                linewidth=1.2,
+            )
+        axes.set(xlabel="step", ylabel="nats", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
 
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:

@@ -67,19 +67,16 @@ def test_the_discriminator_joins_what_the_whole_batch_would_be():
     both = [*sent, *sent[::-1]]  # of two generators
     found, metrics = step(CONFIG, state, both)
     plain = dataclasses.replace(CONFIG, fan_out=1)
-    joined = [
-        jax.tree.map(lambda *parts: interleaved(parts), *each)
-        for each in (sent, sent[::-1])
-    ]
-    expected, of_whole = step(plain, state, joined)
+    joined = jax.tree.map(lambda *parts: interleaved(parts), *both)
+    expected, of_whole = step(plain, state, [joined])
     close(found.params, expected.params)
     np.testing.assert_allclose(metrics["loss"], of_whole["loss"], rtol=1e-6)
 
 
 def interleaved(parts):
-    whole = np.zeros((N * B, *parts[0].shape[1:]), parts[0].dtype)
+    whole = np.zeros((len(parts) * B, *parts[0].shape[1:]), parts[0].dtype)
     for number, part in enumerate(parts):
-        whole[number::N] = part
+        whole[number :: len(parts)] = part
     return whole
 
 

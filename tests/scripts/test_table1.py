@@ -6,10 +6,10 @@ import tiny_tables
 
 from nebula_jax import errors
 from scripts import table1_xnli
-from scripts.tables import abnet_markdown, xnli_markdown
+from scripts.tables import paper, xnli_markdown
 from scripts.tables import runs as table_runs
 
-LANGUAGES = abnet_markdown.PAPER["table1"]["languages"]
+LANGUAGES = paper.PAPER["table1"]["languages"]
 
 
 class Stub:
@@ -161,7 +161,7 @@ def test_the_table_has_means_deviations_and_the_papers_rows(here):
         "rows": rows,
         "targets": table1_xnli.targets(rows),
     }
-    block = xnli_markdown.table1(result, abnet_markdown.PAPER["table1"])
+    block = xnli_markdown.table1(result, paper.PAPER["table1"])
     assert "| paper: ERNIE-M Extra (Nebula-I) | 89.4 | 85.1 |" in block
     assert "| 75.7 | 82.2 | |" in block
     assert "| as it comes | 60.5 ± 0.7 |" in block

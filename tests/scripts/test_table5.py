@@ -12,7 +12,7 @@ from nebula_jax.communication import codecs, selector
 from nebula_jax.runtime import report
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, figures
+from scripts.tables import abnet_markdown, figures, paper
 from scripts.tables import runs as table_runs
 
 SETTINGS = {
@@ -106,9 +106,7 @@ def run_all(folder, stub, rows=(), stages=("quality", "speed", "start")):
 
 def test_the_papers_ten_rows_and_ours_are_legal_codecs():
     rows = table5_compression.rows(SETTINGS)
-    assert [row.name for row in rows if not row.is_ours] == list(
-        abnet_markdown.PAPER["table5"]
-    )
+    assert [row.name for row in rows if not row.is_ours] == list(paper.PAPER["table5"])
     spec = {
         "hidden": jax.ShapeDtypeStruct((8, 12, 32), jnp.float32),
         "mask": jax.ShapeDtypeStruct((8, 12), jnp.bool_),

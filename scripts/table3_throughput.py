@@ -1,0 +1,225 @@
+"""Reproduces Table 3 and Fig. 8: M3 within one cluster, and across a slow line.
+
+    python -m scripts.table3_throughput
+
+Each seed trains the M3 of `m3_quickstart.flags` three times on this machine: with every
+part in one process, with a process for each part and no line between them, and with
+the paper's line (170 Mbit/s, 15 ms one way). All three must end with the same
+parameters, bit for bit. For Fig. 8 a fourth run begins in one process and goes on
+across the line. Runs are done once, one after the other; after a stop, the same command
+goes on.
+"""
+
+import hashlib
+import itertools
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from experiments import shared_flags
+from nebula_jax import errors
+from nebula_jax.runtime import report, run_folder
+from nebula_jax.training import checkpoint, metrics
+from scripts.tables import config, figures
+from scripts.tables import runs as table_runs
+from scripts.tables.paper import PAPER
+
+for _name in config.FLAGS:
+    if _name not in ("scale", "data_dir", "pretrained_dir"):
+        flags.declare_key_flag(_name)
+
+FLAGFILE = "m3_quickstart"
+STEPS, WARM_UP, EVERY = 400, 60, 100
+LINE = "--wan=170mbit,15ms"
+KINDS = {
+    "one process": ("--cluster=whole",),
+    "one cluster": ("--cluster=all",),
+    "two clusters": ("--cluster=all", LINE),
+    "moved": (),
+}
+"""How a run is made -> its flags. `moved` is the first, then the third."""
+PARTS = ("discriminator", "generator:0", "generator:1")
+MOVED_AT = 200  # its checkpoint is what it goes on from
+
+
+def run_of(kind: str, seed: str, prepared_dir: str) -> table_runs.Run:
+    """Describes a run.
+
+    Args:
+      kind: a key of KINDS.
+      seed: of the run.
+      prepared_dir: where text is kept between runs.
+    """
+    return table_runs.Run(
+        f"{kind.replace(' ', '-')}-seed{seed}",
+        "experiments.pretrain_m3",
+        (
+            f"--flagfile={table_runs.flagfile(FLAGFILE)}",
+            f"--prepared_dir={prepared_dir}",
+            *(f"--steps={STEPS}", f"--eval_every={STEPS}", f"--seed={seed}"),
+            *(f"--checkpoint_every={EVERY}", "--log_every=10"),
+            *KINDS[kind],
+        ),
+    )
+
+
+def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
+    """Runs the command; a run that moves begins in one process, and is stopped there.
+
+    Raises:
+      errors.NebulaError: if it fails.
+    """
+    if not run.name.startswith("moved"):
+        table_runs.start(run, workdir)
+        return
+    saved = run_folder.of_cluster(workdir, PARTS[-1]) / f"checkpoints/{MOVED_AT:08d}"
+    if not saved.is_dir():
+        arguments = *run.arguments, *KINDS["one process"], f"--workdir={workdir}"
+        with subprocess.Popen([sys.executable, "-m", run.module, *arguments]) as begun:
+            while not saved.is_dir():
+                if begun.poll() is not None:
+                    raise errors.NebulaError(f"{run.name} ended before it could move")
+                time.sleep(0.05)
+            begun.terminate()
+    across = run._replace(arguments=(*run.arguments, *KINDS["two clusters"]))
+    table_runs.start(across, workdir)
+
+
+def figures_of(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """Reads the time of a step, the loss curve and the parameters' digest of a run."""
+    del run
+    digest = hashlib.sha256()
+    for part in PARTS:
+        folder = run_folder.of_cluster(workdir, part) / "checkpoints"
+        for leaf in jax.tree.leaves(checkpoint.read(folder, STEPS)):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+    records: dict[int, dict[str, Any]] = {}
+    for name in ("whole", PARTS[0]):  # of a run that moved, both
+        for each in metrics.read(workdir / name):
+            if "rtd_loss" in each:
+                records.setdefault(each["step"], each | {"cluster": name})
+    ordered = [records[step] for step in sorted(records)]
+    timed = [each for each in ordered if each["step"] >= WARM_UP]
+    seconds = [
+        (after["time"] - before["time"]) / (after["step"] - before["step"])
+        for before, after in itertools.pairwise(timed)
+        if before["cluster"] == after["cluster"]
+    ]
+    names = ("step", "cluster", "rtd_loss", "clm_loss")
+    return {
+        "summary": report.read_summary(workdir),
+        "digest": digest.hexdigest(),
+        "step_seconds": statistics.median(seconds),
+        "waiting_share": statistics.fmean(
+            each.get("waiting_share", 0.0) for each in timed
+        ),
+        "curve": [{name: each[name] for name in names} for each in ordered],
+    }
+
+
+def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Gathers the record; does the runs that have not been done."""
+    kinds = [kind for kind in KINDS if kind != "moved"]
+    found = {
+        seed: {
+            kind: runs.result(run_of(kind, seed, table.prepared_dir)) for kind in kinds
+        }
+        for seed in table.seeds
+    }
+    first = found[table.seeds[0]]
+    moved = runs.result(run_of("moved", table.seeds[0], table.prepared_dir))
+    everything = [each for by_kind in found.values() for each in by_kind.values()]
+    everything.append(moved)
+    return {
+        "rows": [
+            {
+                "kind": kind,
+                "step_seconds": [
+                    by_kind[kind]["step_seconds"] for by_kind in found.values()
+                ],
+                "waiting_share": [
+                    by_kind[kind]["waiting_share"] for by_kind in found.values()
+                ],
+                "is_identical": all(
+                    by_kind[kind]["digest"] == by_kind[kinds[0]]["digest"]
+                    for by_kind in found.values()
+                ),
+            }
+            for kind in kinds
+        ],
+        "moved": {
+            "is_identical": moved["digest"] == first[kinds[0]]["digest"],
+            "curve": moved["curve"],
+            "never_moved": first[kinds[0]]["curve"],
+        },
+        "seconds": sum(each["summary"]["seconds"] for each in everything),
+        "commits": sorted({each["summary"]["commit"] for each in everything}),
+    }
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders the record, beside the paper's figures."""
+    rows = result["rows"]
+    base = next(row for row in rows if row["kind"] == "one cluster")["step_seconds"]
+    paper = dict(zip(("one cluster", "two clusters"), PAPER["table3"], strict=True))
+    shown = [
+        [
+            row["kind"],
+            ", ".join(f"{1000 * each:.0f}" for each in row["step_seconds"]),
+            f"{_ratio(base, row['step_seconds']):.2f}",
+            f"{paper[row['kind']]:.2f}" if row["kind"] in paper else report.NOTHING,
+            f"{statistics.fmean(row['waiting_share']):.0%}",
+            "yes" if row["is_identical"] else "**no**",
+        ]
+        for row in rows
+    ]
+    header = [
+        *("where the parts are", "ms a step, by seed", "throughput", "paper"),
+        *("discriminator waits", "same parameters"),
+    ]
+    moved = result["moved"]
+    last = next(
+        each["step"] for each in reversed(moved["curve"]) if each["cluster"] == "whole"
+    )
+    same = "are those" if moved["is_identical"] else "are **not** those"
+    return report.join(
+        report.heading(result, report.seeds(result), " of runs"),
+        report.table(header, shown, "lrrrrl"),
+        f"Fig. 8: a run that begins in one process and goes on across {LINE[6:]} after"
+        f" step {last}. Its parameters after step {STEPS} {same} of the run that never"
+        " moved, bit for bit.",
+    )
+
+
+def _ratio(base: Sequence[float], seconds: Sequence[float]) -> float:
+    """Returns the median over seeds of throughput over that of `base`."""
+    return statistics.median(
+        before / after for before, after in zip(base, seconds, strict=True)
+    )
+
+
+def main() -> int:
+    """Does the missing runs; writes and prints the table, draws Fig. 8."""
+    table = config.from_flags("table3", seeds=3)
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, figures_of, execute)
+        found = gather(runs, table)
+    about = report.provenance(
+        found.pop("seconds"), commits=found.pop("commits"), seeds=table.seeds
+    )
+    result = about | found
+    table_runs.write(result, markdown(result), table.out)
+    figures.moved(result["moved"], table.out.with_name(f"{table.name}_fig8.png"))
+    return 0
+
+
+if __name__ == "__main__":
+    shared_flags.run(main)

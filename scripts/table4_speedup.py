@@ -1,0 +1,261 @@
+"""Measures the speed-up from more workers in the discriminator's cluster (Table 4).
+
+    python -m scripts.table4_speedup
+
+One generator feeds a discriminator of 1, 2, 4 and 8 processes, with as many
+micro-batches in a step (--fan_out), over an emulated line. The processes, what crosses
+between the clusters and inside them, and the training of a small model are real. Eight
+workers have no eight machines here: what a larger model would compute is a sleep of the
+length that its step takes this machine alone (--emulate_compute). So what the system
+adds is what is measured.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from experiments import shared_flags
+from nebula_jax import errors
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import transformer
+from nebula_jax.parallel import fan_out
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel.rules import RULES
+from nebula_jax.runtime import process, report, run_folder
+from nebula_jax.training import m3, m3_steps, metrics
+from scripts.tables import config
+from scripts.tables import runs as table_runs
+from scripts.tables.paper import PAPER
+
+for _name in ("out", "workdir"):
+    flags.declare_key_flag(_name)
+
+WORKERS = (1, 2, 4, 8)
+GENERATOR_DEVICES = 8
+"""Devices of the generator's cluster, as in the paper: they share its micro-batch."""
+SIZES = "base", "large"
+"""The paper's generator and discriminator, whose steps are slept."""
+PIECES = 8000
+ROWS, LENGTH = 8, 64
+STEPS, WARM_UP = 14, 4
+SETTINGS = (
+    *("--data_dir=package:django", "--generators=en de fr es", "--task_mix=mrtd=1"),
+    *("--generator_size=nano", "--discriminator_size=nano", "--vocab_size=1000"),
+    *("--generator_layers=1", "--discriminator_layers=1"),
+    *(f"--batch_size={ROWS}", f"--max_length={LENGTH}", f"--steps={STEPS}"),
+    *(f"--eval_every={STEPS}", "--eval_batches=1", f"--checkpoint_every={STEPS}"),
+    *("--log_every=1", "--window=2", "--tls=off", "--connect_timeout=300"),
+    *("--peer_timeout=120", "--stuck_timeout=600", "--devices_per_cluster=0"),
+)
+LINE = "--wan=170mbit,15ms"
+
+
+def measured() -> dict[str, float]:
+    """Measures a micro-batch of the generator and of the discriminator, in seconds."""
+    models = [
+        transformer.config_of_size(size, max_length=LENGTH, vocab_size=PIECES)
+        for size in SIZES
+    ]
+    model = m3.Config(*models, steps=1000)
+    mesh = mesh_lib.make_mesh(jax.devices()[:1])
+    init = functools.partial(m3.init_generator, model, 0, 0)
+    generator = mesh_lib.sharded_init(mesh, init)
+    text = np.full((ROWS, LENGTH), vocabularies.NUM_SPECIAL, np.int32)
+    step = fan_out.generator_step(model, mesh, generator)
+    kept: list[m3.Tokens] = []
+
+    def generated(state: Any) -> Any:
+        return step(state, text, lambda tokens, number: kept.append(tokens))[0]
+
+    seconds = {"generator": fan_out.measure(generated, generator.init())}
+    fresh = mesh_lib.sharded_init(
+        mesh, functools.partial(m3.init_discriminator, model, 0)
+    )
+    discriminator = mesh_lib.jit_step(
+        functools.partial(m3_steps.discriminator_step, model),
+        *(mesh, RULES, fresh.shapes),
+    )
+    seconds["discriminator"] = fan_out.measure(
+        lambda state: discriminator(state, kept[-1:])[0], fresh.init()
+    )
+    return seconds
+
+
+def run_of(workers: int, seconds: Mapping[str, float]) -> table_runs.Run:
+    """Describes the run with so many workers.
+
+    Args:
+      workers: processes of the discriminator, and micro-batches of a step.
+      seconds: of `measured`.
+    """
+    generator = 1000 * seconds["generator"] / GENERATOR_DEVICES
+    emulated = f"{round(generator)},{round(1000 * seconds['discriminator'])}"
+    own = f"--fan_out={workers}", f"--emulate_compute={emulated}"
+    return table_runs.Run(
+        f"workers{workers}-{emulated.replace(',', '-')}",
+        "experiments.pretrain_m3",
+        (*SETTINGS, LINE, *own),
+    )
+
+
+def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
+    """Runs one generator and the workers of the discriminator to their end.
+
+    Raises:
+      errors.NebulaError: if one of them failed, with the end of what it printed.
+    """
+    vocabulary = workdir.parent / "vocabulary.model"
+    if not vocabulary.exists():
+        given = [each for each in SETTINGS if each.split("=")[0] in OF_VOCABULARY]
+        _wait([_start("scripts.train_vocabulary", *given, f"--out={vocabulary}")])
+    workers = next(
+        int(each.split("=")[1]) for each in run.arguments if "fan_out" in each
+    )
+    listen, coordinator = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+    common = *run.arguments, f"--workdir={workdir}", f"--vocabulary={vocabulary}"
+    members = [
+        (
+            f"--coordinator={coordinator}",
+            f"--num_processes={workers}",
+            f"--process_id={k}",
+        )
+        for k in range(workers)
+    ]
+    start = functools.partial(_start, run.module, *common)
+    with contextlib.ExitStack() as stack:
+        started = [
+            start("--cluster=discriminator", f"--listen={listen}", *each)
+            for each in (members if workers > 1 else [()])
+        ]
+        started.append(start("--cluster=generator:0", f"--peer={listen}"))
+        for each in started:
+            stack.callback(each.kill)
+        _wait(started)
+
+
+OF_VOCABULARY = ("--data_dir", "--generators", "--task_mix", "--vocab_size")
+
+
+def _start(module: str, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _wait(started: Sequence[subprocess.Popen]) -> None:
+    for each in started:
+        output, _ = each.communicate()
+        if each.returncode:
+            last = "\n  ".join(output.splitlines()[-table_runs.LOG_LINES :])
+            raise errors.NebulaError(
+                f"a process ended with status {each.returncode}:\n  {last}"
+            )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """Reads the seconds of each step after the warm-up."""
+    del run
+    folder = workdir / "discriminator"
+    times = [each["time"] for each in metrics.read(folder) if "loss" in each]
+    seconds = [after - before for before, after in itertools.pairwise(times)]
+    return {
+        "summary": {
+            **report.provenance(times[-1] - times[0]),
+            "step_seconds": seconds[WARM_UP:],
+        }
+    }
+
+
+def gather(runs: table_runs.Runs, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Gathers the record; does the runs that have not been done."""
+    found = {
+        workers: runs.result(run_of(workers, seconds))["summary"] for workers in WORKERS
+    }
+    return {
+        "measured": dict(seconds),
+        "rows": [
+            {
+                "workers": workers,
+                "step_seconds": statistics.median(each["step_seconds"]),
+            }
+            for workers, each in found.items()
+        ],
+        "seconds": sum(each["seconds"] for each in found.values()),
+        "commits": sorted({each["commit"] for each in found.values()}),
+    }
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders the record, beside the paper's figures."""
+    rows, seconds = result["rows"], result["measured"]
+    alone = rows[0]["step_seconds"]
+    paper = PAPER["table4"]
+    shown = [
+        [
+            str(row["workers"]),
+            f"{1000 * row['step_seconds']:.0f}",
+            f"{1000 * (row['step_seconds'] - seconds['discriminator']):.0f}",
+            f"{row['workers'] * alone / row['step_seconds']:.2f}",
+            f"{paper[str(8 * row['workers'])]:.2f}"
+            if str(8 * row["workers"]) in paper
+            else report.NOTHING,
+        ]
+        for row in rows
+    ]
+    header = ["workers", "ms a step", "of these not slept", "speed-up", "paper"]
+    generator, discriminator = (
+        1000 * seconds[name] for name in ("generator", "discriminator")
+    )
+    return report.join(
+        report.heading(result, "seed 0", " of runs"),
+        report.table(header, shown, "r" * len(header)),
+        f"**A sleep stands in for a worker's compute** (--emulate_compute):"
+        f" {discriminator:.0f} ms a step, measured here with the paper's discriminator"
+        f" and {ROWS} rows of {LENGTH} tokens; for a micro-batch of its generator"
+        f" {generator:.0f} ms, shared by {GENERATOR_DEVICES} devices. Its 8 NPUs are one"
+        " worker here, and 64 eight. All else is real, on two cores for all"
+        " processes: the line, what a cluster's processes exchange, and the training of"
+        " a model with one layer.",
+    )
+
+
+def main() -> int:
+    """Does the missing runs; writes and prints the table."""
+    table = config.from_flags("table4")
+    path = table.workdir / "measured.json"
+    with run_folder.lock(table.workdir):
+        if not path.is_file():
+            with process.timed("measuring a step"):
+                report.write(path, measured())
+        seconds = json.loads(path.read_text())
+        runs = table_runs.Runs(table.workdir, figures, execute)
+        found = gather(runs, seconds)
+    about = report.provenance(found.pop("seconds"), commits=found.pop("commits"))
+    result = about | found
+    table_runs.write(result, markdown(result), table.out)
+    return 0
+
+
+if __name__ == "__main__":
+    shared_flags.run(main)
