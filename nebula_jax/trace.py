@@ -49,6 +49,8 @@ class Ledger(NamedTuple):
 
     seconds: float
     """From `begin` on."""
+    cpu_seconds: float
+    """Those of all cores, from `begin` or `lump` on."""
     parts: dict[str, float]
     """Name of a span -> seconds in it, without those of spans within."""
 
@@ -75,19 +77,20 @@ class Trace:
         self._spans: list[Span] = []
         self._dropped = 0
         self._loop = threading.get_ident()  # the thread whose time the ledger has
-        self._begin = 0.0
+        self._begin = self._begin_cpu = 0.0
         self._parts: dict[str, float] = collections.defaultdict(float)
         self._within: list[float] = []  # seconds in spans within the open ones
 
     def begin(self) -> None:
         """Begins the ledger: it has the time from now on; within no span."""
-        self._begin = self._clock()
+        self._begin, self._begin_cpu = self._clock(), time.process_time()
         self._parts.clear()
 
     def lump(self, name: str) -> None:
         """Makes one part of the ledger of all the time so far; within no span."""
         self._parts.clear()
         self._parts[name] = self._clock() - self._begin
+        self._begin_cpu = time.process_time()
 
     @contextlib.contextmanager
     def span(self, name: str, **about: Any) -> Iterator[None]:
@@ -146,7 +149,8 @@ class Trace:
     @property
     def ledger(self) -> Ledger:
         """The time since `begin`."""
-        return Ledger(self._clock() - self._begin, dict(self._parts))
+        cpu_seconds = time.process_time() - self._begin_cpu
+        return Ledger(self._clock() - self._begin, cpu_seconds, dict(self._parts))
 
     def write(self, path: pathlib.Path, process: str) -> None:
         """Writes all spans as a JSON file of trace events.

@@ -26,8 +26,10 @@ from nebula_jax import errors
 from nebula_jax.runtime import report
 from scripts import (
     bench_faults,
+    bench_planner,
     fake_rates,
     mutation_score,
+    scaling,
     table3_throughput,
     table4_speedup,
 )
@@ -60,6 +62,8 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
+    "bench_planner": bench_planner.markdown,
+    "scaling": scaling.markdown,
     "simulation": bench_report.simulation,
     "mutation_score": mutation_score.markdown,
 }

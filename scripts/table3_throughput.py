@@ -45,7 +45,7 @@ KINDS = {
     "two clusters": ("--cluster=all", LINE),
     "moved": (),
 }
-"""How a run is made -> its flags. `moved` is the first, then the third."""
+"""A way to run -> its flags; a run that moves is the first, then the third."""
 PARTS = ("discriminator", "generator:0", "generator:1")
 MOVED_AT = 200  # its checkpoint is what it goes on from
 
@@ -208,7 +208,7 @@ def _ratio(base: Sequence[float], seconds: Sequence[float]) -> float:
 
 def main() -> int:
     """Does the missing runs; writes and prints the table, draws Fig. 8."""
-    table = config.from_flags("table3", seeds=3)
+    table = config.from_flags("table3", seeds=3, needs_text=False)
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, figures_of, execute)
         found = gather(runs, table)

@@ -35,13 +35,14 @@ def time(trace: trace_lib.Trace, links: Sequence[Link]) -> dict[str, Any]:
       links: to other clusters.
 
     Returns:
-      JSON values: `seconds`, their `parts`, and the bytes of each line as this side and
-      as the kernel counts them.
+      JSON values: `seconds`, their `parts`, `cpu_seconds` since the first step, and the
+      bytes of each line as this side and as the kernel counts them.
     """
     ledger = trace.ledger
     parts = dict(sorted(ledger.parts.items(), key=lambda item: -item[1]))
     return {
         "seconds": ledger.seconds,
+        "cpu_seconds": ledger.cpu_seconds,
         "parts": {**parts, OTHER: ledger.other},
         "lines": {link.peer.cluster: link.traffic for link in links},
     }

@@ -33,7 +33,7 @@ def generators(run: m3_config.Run) -> int:
 
 def fan_out(run: m3_config.Run) -> int:
     """Returns n, 1 where it is yet to be found out."""
-    text = getattr(run.agreed, "fan_out", "1")
+    text = run.agreed.fan_out
     return int(text) if text.isdecimal() else 1
 
 
@@ -64,10 +64,8 @@ def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
                 (agreed.discriminator_size, agreed.discriminator_layers),
             )
         ]
-    changes = {"micro_batches": micro_batches}
-    if hasattr(agreed, "fan_out"):
-        changes["fan_out"] = "1"
-    return m3_config.model(dataclasses.replace(agreed, **changes), *pair)
+    whole = dataclasses.replace(agreed, micro_batches=micro_batches, fan_out="1")
+    return m3_config.model(whole, *pair)
 
 
 def check(settings: Settings) -> None:

@@ -54,13 +54,19 @@ class Table:
         )
 
 
-def from_flags(name: str, scales: Sequence[str] = (), seeds: int = 1) -> Table:
+def from_flags(
+    name: str,
+    scales: Sequence[str] = (),
+    seeds: int = 1,
+    needs_text: bool = True,
+) -> Table:
     """Returns the flags as values; for `main`.
 
     Args:
       name: of the table, without its scale.
       scales: that it has; the first is its default.
       seeds: their default number.
+      needs_text: whether its runs need --data_dir.
 
     Raises:
       errors.SettingsError: at what cannot work.
@@ -74,7 +80,7 @@ def from_flags(name: str, scales: Sequence[str] = (), seeds: int = 1) -> Table:
         seeds=seed_list(given["seeds"].value, seeds),
         workdir=pathlib.Path(given["workdir"].value or f"runs/{name}"),
         out=pathlib.Path(given["out"].value or FOLDER / "results" / f"{name}.json"),
-        data_dir=data_dir(given["data_dir"].value),
+        data_dir=data_dir(given["data_dir"].value) if needs_text else "",
         prepared_dir=given["prepared_dir"].value,
         pretrained_dir=given["pretrained_dir"].value,
     )

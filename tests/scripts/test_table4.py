@@ -1,0 +1,45 @@
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.runtime import report
+from scripts import table4_speedup as table4
+from scripts.tables import runs as table_runs
+
+MEASURED = {"generator": 1.6, "discriminator": 4.0}
+
+
+@pytest.fixture
+def gather(tmp_path):
+    def figures(run, workdir):
+        del workdir
+        workers = int(run.name.partition("-")[0].removeprefix("workers"))
+        seconds = [4.1, 4.0 + 0.1 * workers, 99.0]
+        return {"summary": {"commit": "a", "seconds": 9.0, "step_seconds": seconds}}
+
+    done = []
+    runs = table_runs.Runs(tmp_path, figures, lambda run, workdir: done.append(run))
+    return table4.gather(runs, MEASURED), done
+
+
+def test_as_many_micro_batches_as_workers_and_measured_sleeps(gather):
+    _, done = gather
+    assert [run.name for run in done] == [
+        f"workers{workers}-200-4000" for workers in table4.WORKERS
+    ]
+    assert {"--fan_out=8", "--emulate_compute=200,4000"} <= set(done[-1].arguments)
+
+
+def test_speed_up_is_of_the_median_step_and_says_that_compute_is_slept(gather):
+    found, _ = gather
+    text = table4.markdown(report.provenance(1.0, commits=found["commits"]) | found)
+    assert "| 1 | 4100 | 100 | 1.00 | 1.00 |" in text
+    assert "| 8 | 4800 | 800 | 6.83 | 4.34 |" in text
+    assert (
+        "**A sleep stands in for a worker's compute** (--emulate_compute): 4000" in text
+    )
+
+
+def test_a_process_that_fails_is_an_error_with_what_it_printed():
+    failing = table4._start("nebula_jax.no_such_module")
+    with pytest.raises(errors.NebulaError, match="No module named"):
+        table4._wait([failing])
