@@ -53,6 +53,19 @@ def _table1(record: Record) -> str:
     )
 
 
+def _table3(record: Record) -> str:
+    rows = {row["kind"]: row for row in record["rows"]}
+    here, across = (
+        rows[name]["step_seconds"] for name in ("one cluster", "two clusters")
+    )
+    ratios = [before / after for before, after in zip(here, across, strict=True)]
+    same = "the same" if all(row["is_identical"] for row in rows.values()) else "other"
+    return (
+        f"{statistics.median(ratios):.2f} of the speed (paper 0.85), {same} parameters"
+        f" bit for bit ({len(ratios)} seeds)"
+    )
+
+
 def _table5(record: Record) -> str:
     rows = {row["name"]: row for row in record["rows"]}
     plain, int4 = rows["baseline"], rows["int4 both ways"]
@@ -114,6 +127,7 @@ ROWS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "m3_xnli15_tiny": ("M3 from scratch: replaced tokens found in 15 languages", _m3),
     "table1_small": ("M3 across clusters beside M3 in one, XNLI accuracy", _table1),
     "table2_tiny": ("ABNet-Cloud: Spanish to English across two clusters", _table2),
+    "table3": ("M3 across 170 Mbit/s beside no line between its clusters", _table3),
     "table5_tiny": ("4-bit numbers both ways beside padded float32", _table5),
     "xnli_warm": ("A small encoder fine-tuned on English, 15 languages", _xnli),
     "bench_bridge": ("The bridge beside bare sockets, 25 MB tensors", _bridge),
