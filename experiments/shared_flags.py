@@ -136,6 +136,14 @@ flags.DEFINE_integer(
     lower_bound=1,
 )
 
+flags.DEFINE_integer(
+    "pipeline",
+    0,
+    "Micro-batches that go through the layers as a pipeline over the devices of each"
+    " --fsdp group, of which each computes its own layers: for encoders too deep for"
+    " one device. 0 for none.",
+    lower_bound=0,
+)
 flags.DEFINE_bool(
     "remat",
     False,

@@ -202,6 +202,8 @@ class Agreed(configuration.Agreed):
 class Local(configuration.Local):
     """The settings that each cluster chooses for itself."""
 
+    pipeline: int
+    """Micro-batches of a pipeline over the devices of an fsdp group; 0 for none."""
     vocabulary: str
     """A file or folder; empty where it is yet to be made."""
     vocab_size: int

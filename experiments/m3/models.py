@@ -61,6 +61,7 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
                 dropout=agreed.dropout,
                 dtype=agreed.dtype,
                 remat=run.local.remat,
+                pipeline=run.local.pipeline,
             )
             for size, layers in (
                 (agreed.generator_size, agreed.generator_layers),
@@ -121,7 +122,10 @@ def whole_encoder(
         dtype=run.agreed.dtype,
         max_length=max_length,
     )
-    shape = dataclasses.replace(whole.config, remat=run.local.remat)
+    local = run.local
+    shape = dataclasses.replace(
+        whole.config, remat=local.remat, pipeline=local.pipeline
+    )
     return whole._replace(config=shape)
 
 

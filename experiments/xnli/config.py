@@ -184,6 +184,8 @@ class Agreed(configuration.Agreed):
 class Local(configuration.Place):
     """The settings that each command of a run chooses for itself."""
 
+    pipeline: int
+    """Micro-batches of a pipeline over the devices of an fsdp group; 0 for none."""
     languages: tuple[str, ...]
     skip_missing_languages: bool
     tfds_dir: str | None

@@ -54,7 +54,10 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
         dropout=agreed.encoder_dropout,
         dtype=agreed.dtype,
     )
-    shape = dataclasses.replace(model.config, remat=run.local.remat)
+    local = run.local
+    shape = dataclasses.replace(
+        model.config, remat=local.remat, pipeline=local.pipeline
+    )
     return model._replace(config=shape), tokenizer
 
 

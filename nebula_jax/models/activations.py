@@ -5,10 +5,11 @@ the function around it is wrapped by `on`: then parameters come to the activatio
 need them, where the compiler alone might exchange activations instead.
 """
 
+import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -41,6 +42,21 @@ def on(mesh: Mesh, fn: Callable[..., Any]) -> Callable[..., Any]:
             _mesh.reset(token)
 
     return placed
+
+
+def mesh() -> Mesh | None:
+    """Returns the mesh that is in use, if any."""
+    return _mesh.get()
+
+
+@contextlib.contextmanager
+def nowhere() -> Iterator[None]:
+    """Lets `place` do nothing meanwhile."""
+    token = _mesh.set(None)
+    try:
+        yield
+    finally:
+        _mesh.reset(token)
 
 
 def place(array: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:

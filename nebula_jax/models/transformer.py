@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from nebula_jax.models import mixed_precision
+from nebula_jax.models import activations, mixed_precision, stages
 from nebula_jax.models.activations import MODEL, ROWS, place
 
 LAYER_NORM_EPSILON = 1e-12  # BERT's
@@ -56,6 +56,8 @@ class Config:
     """Rows of the position table before the first position (XLM-R, ERNIE-M: 2)."""
     remat: bool = False
     """True to compute a block's activations again for its gradient, not keep them."""
+    pipeline: int = 0
+    """Micro-batches that go through the layers as a pipeline (`stages`); 0: none."""
     embedding_width: int | None = None
     """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
 
@@ -368,6 +370,19 @@ class Encoder(nn.Module):
         Returns:
           [B, Q, D] float32; with a cache, also its successor.
         """
+        config, mesh = self.config, activations.mesh()
+        is_plain = cache is None and after_layer is None
+        if config.pipeline and mesh is not None and is_plain:  # the parameters exist
+            params = [
+                self.variables["params"][f"layer_{k}"] for k in range(config.layers)
+            ]
+            draws = config.dropout > 0 and not deterministic
+            rng = self.make_rng("dropout") if draws else None
+            call = Block(config, parent=None).apply
+            given = hidden, attention_mask, deterministic, rng
+            return stages.apply(
+                call, params, *given, config.pipeline, config.remat, mesh
+            )
         successors = []
         # A block's argument 3, counted from self, is `deterministic`.
         block_class = nn.remat(Block, static_argnums=3) if self.config.remat else Block

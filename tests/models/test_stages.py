@@ -1,0 +1,114 @@
+"""A pipeline of layers against the layers one after the other."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.models import transformer
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel.rules import BATCH, RULES
+from nebula_jax.training import m3, m3_steps
+
+MODEL = transformer.Config(96, 4, 32, 4, 64, max_length=16)
+ROWS = 16
+
+
+def config(**changes):
+    model = dataclasses.replace(MODEL, **changes)
+    return m3.Config(model, model, steps=5, learning_rate=1e-3, warmup_steps=2)
+
+
+def text():
+    ids = np.random.RandomState(0).randint(5, 64, (ROWS, 16)).astype(np.int32)
+    ids[::3, 9:] = 0  # padding
+    return ids
+
+
+def compiled(given, devices, fsdp, model_parallel=1):
+    """A generator's state and step on a mesh."""
+    mesh = mesh_lib.make_mesh(jax.devices()[:devices], fsdp, model_parallel)
+    plain = dataclasses.replace(
+        given, generator=dataclasses.replace(given.generator, pipeline=0)
+    )
+    fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_generator(plain, 0, 0))
+    step = mesh_lib.jit_step(
+        functools.partial(m3_steps.generator_step, given),
+        *(mesh, RULES, fresh.shapes),
+        outputs=(BATCH, mesh_lib.REPLICATED),
+    )
+    batch = jax.device_put(text(), mesh_lib.batch_sharding(mesh))
+    return fresh.init(), step, batch
+
+
+@functools.cache
+def trained(devices, fsdp, **changes):
+    state, step, batch = compiled(config(**dict(changes)), devices, fsdp)
+    for _ in range(2):
+        state, tokens, metrics = step(state, batch)
+    return jax.device_get((state.params, tokens, metrics["loss"]))
+
+
+@pytest.mark.parametrize(
+    ("devices", "fsdp", "micro_batches", "remat"),
+    [(4, 4, 4, False), (4, 4, 8, True), (8, 2, 2, False), (2, 2, 1, False)],
+)
+def test_a_pipeline_computes_what_the_layers_in_turn_do(
+    devices, fsdp, micro_batches, remat
+):
+    found = trained(devices, fsdp, pipeline=micro_batches, remat=remat)
+    one = trained(1, 1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, one)
+
+
+def test_activations_go_round_and_layers_are_not_gathered():
+    state, step, batch = compiled(config(pipeline=4), 4, 4)
+    program = step.lower(state, batch).compile().as_text()
+    sent = re.findall(r"= \(?(f32\[\d[\d,]*\])\{.* collective-permute", program)
+    assert "f32[4,16,32]" in sent  # a micro-batch
+    # And small parameters of one layer, on their way to its stage.
+    assert all(each.startswith("f32[1,") for each in set(sent) - {"f32[4,16,32]"})
+    gathered = re.findall(r"= \(?(f32\[\d[\d,]*\])\{.* all-gather", program)
+    of_layers = {"f32[32,64]", "f32[64,32]", "f32[32,4,8]", "f32[4,8,32]"}
+    assert not of_layers & set(gathered)
+
+
+def test_every_layer_of_every_micro_batch_draws_its_own_dropout():
+    dropped = trained(4, 4, pipeline=4, dropout=0.5)
+    again = trained(4, 4, pipeline=4, dropout=0.5)
+    other = trained(4, 4, pipeline=8, dropout=0.5)
+    jax.tree.map(np.testing.assert_array_equal, dropped, again)
+    assert abs(dropped[2] - trained(4, 4, pipeline=4)[2]) > 1e-3
+    assert np.isfinite(other[2])
+
+
+@pytest.mark.parametrize(
+    ("devices", "fsdp", "model_parallel", "changes", "message"),
+    [
+        (4, 1, 1, {"pipeline": 4}, "--pipeline=4 needs --fsdp=S with S stages"),
+        (4, 2, 2, {"pipeline": 4}, "there are --fsdp=2 and --model_parallel=2"),
+        (8, 8, 1, {"pipeline": 4}, "4 layers do not divide over --fsdp=8 stages"),
+        (4, 4, 1, {"pipeline": 3}, "--pipeline=3 does not divide the 16 rows"),
+    ],
+)
+def test_what_does_not_divide_is_an_error_in_words(
+    devices, fsdp, model_parallel, changes, message
+):
+    state, step, batch = compiled(config(**changes), devices, fsdp, model_parallel)
+    with pytest.raises(errors.SettingsError, match=re.escape(message)):
+        step.lower(state, batch)
+
+
+def test_without_a_mesh_the_layers_are_applied_in_turn():
+    given = config(pipeline=4)
+    params = m3.init_generator(config(), 0, 0).params
+    piped, plain = (
+        m3.corrupt(each, params, jax.random.key(0), jnp.asarray(text()))
+        for each in (given, config())
+    )
+    jax.tree.map(np.testing.assert_array_equal, piped, plain)
