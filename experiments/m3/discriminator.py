@@ -59,8 +59,6 @@ def train(run: config.Run) -> int:
             )
             for link in links
         ]
-        _, emulated = local.emulated_seconds()
-        what = agreed, made.config
         measured = [fan_out.discriminator_ends(agreed, link) for link in links]
         start = checkpoints.newest_of_all(
             {link.peer.cluster: link.peer.checkpoints for link in links}
@@ -71,9 +69,8 @@ def train(run: config.Run) -> int:
         for link in links:
             link.welcome(start)
         n = fan_out.in_discriminator(
-            *(agreed, measured, start, saved.position(start)),
-            mesh_lib.replicas(mesh),
-            lambda: emulated + fan_out.discriminator_seconds(*what, mesh, fresh),
+            *(run, measured, start, saved.position(start)),
+            *(made.config, mesh, fresh),
         )
         made = models.with_fan_out(made, n)
         train_step = mesh_lib.jit_step(
@@ -103,6 +100,7 @@ def train(run: config.Run) -> int:
 
         if start == 0:
             evaluate(0)
+        _, emulated = local.emulated_seconds()
         interrupt.is_graceful = True
         step = start
         steps = pace.Lead(

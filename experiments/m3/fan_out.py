@@ -9,7 +9,7 @@ B rows of a micro-batch, L length, n micro-batches.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,48 +60,58 @@ def discriminator_ends(agreed: config.Agreed, carrier: channels.Carrier) -> Ends
 
 
 def in_generator(
-    agreed: config.Agreed, ends: Ends | None, start: int, measure: Callable[[], float]
+    run: config.Run,
+    ends: Ends | None,
+    start: int,
+    model: m3.Config,
+    mesh: Mesh,
+    fresh: mesh_lib.ShardedInit,
 ) -> int:
     """Returns n.
 
     Args:
-      agreed: settings of the run.
+      run: of this process.
       ends: of this generator.
       start: the step that the run goes on after; 0 at its beginning.
-      measure: returns the seconds of a micro-batch.
+      model: of the run.
+      mesh: of the generator's cluster.
+      fresh: its state at step 0.
     """
     if ends is None:
-        return int(agreed.fan_out)
+        return int(run.agreed.fan_out)
     if start == 0:
-        ends.seconds.send(0, np.float32(measure()))
+        emulated, _ = run.local.emulated_seconds()
+        seconds = emulated + _generator_seconds(run.agreed, model, mesh, fresh)
+        ends.seconds.send(0, np.float32(seconds))
     return int(ends.number.recv(start))
 
 
 def in_discriminator(
-    agreed: config.Agreed,
+    run: config.Run,
     ends: Sequence[Ends | None],
     start: int,
     position: Mapping[str, Any] | None,
-    replicas: int,
-    measure: Callable[[], float],
+    model: m3.Config,
+    mesh: Mesh,
+    fresh: mesh_lib.ShardedInit,
 ) -> int:
     """Returns n, and sends it if it was measured.
 
     Args:
-      agreed: settings of the run.
+      run, start, model: as for `in_generator`.
       ends: to every generator.
-      start: the step that the run goes on after; 0 at its beginning.
-      position: what was saved with that step, with n as `fan_out`.
-      replicas: of the discriminator.
-      measure: returns the seconds of a step with a micro-batch of each generator on
-        each replica.
+      position: what was saved with step `start`, with n as `fan_out`.
+      mesh: of the discriminator's cluster.
+      fresh: its state at step 0.
     """
     measured = [each for each in ends if each is not None]
     if not measured:
-        return int(agreed.fan_out)
+        return int(run.agreed.fan_out)
     if start == 0:
         generators = [float(each.seconds.recv(0)) for each in measured]
-        chosen, why = fan_out.choose(generators, measure(), replicas)
+        _, emulated = run.local.emulated_seconds()
+        seconds = emulated + _discriminator_seconds(run.agreed, model, mesh, fresh)
+        chosen, why = fan_out.choose(generators, seconds, mesh_lib.replicas(mesh))
         chosen = ranks.agree(chosen)
         if ranks.is_root():
             process.message(why)
@@ -113,17 +123,10 @@ def in_discriminator(
     return chosen
 
 
-def generator_seconds(
+def _generator_seconds(
     agreed: config.Agreed, model: m3.Config, mesh: Mesh, fresh: mesh_lib.ShardedInit
 ) -> float:
-    """Measures a generator's step of one micro-batch.
-
-    Args:
-      agreed: settings of the run.
-      model: of the run.
-      mesh: of the generator's cluster.
-      fresh: its state at step 0.
-    """
+    """Measures a generator's step of one micro-batch."""
     step = fan_out.generator_step(model, mesh, fresh)
     shape = (agreed.batch_size, agreed.max_length)
     text = np.full(shape, vocabularies.NUM_SPECIAL, np.int32)
@@ -135,15 +138,10 @@ def generator_seconds(
     return fan_out.measure(taken, fresh.init())
 
 
-def discriminator_seconds(
+def _discriminator_seconds(
     agreed: config.Agreed, model: m3.Config, mesh: Mesh, fresh: mesh_lib.ShardedInit
 ) -> float:
-    """Measures a step with a micro-batch of each generator on each replica.
-
-    Args:
-      agreed, model, fresh: as for `generator_seconds`, of the discriminator.
-      mesh: of its cluster.
-    """
+    """Measures a step with a micro-batch of each generator on each replica."""
     replicas = mesh_lib.replicas(mesh)
     step = mesh_lib.jit_step(
         functools.partial(

@@ -65,15 +65,9 @@ def train(run: config.Run, index: int) -> int:
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
-        emulated, _ = local.emulated_seconds()
         measured = fan_out.generator_ends(agreed, link)
         start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
-        n = fan_out.in_generator(
-            *(agreed, measured, start),
-            lambda: (
-                emulated + fan_out.generator_seconds(agreed, made.config, mesh, fresh)
-            ),
-        )
+        n = fan_out.in_generator(run, measured, start, made.config, mesh, fresh)
         made = models.with_fan_out(made, n)
         rows = n * agreed.batch_size
         train_step = fan_out_lib.generator_step(made.config, mesh, fresh)
@@ -95,6 +89,7 @@ def train(run: config.Run, index: int) -> int:
 
         if start == 0:
             send_held_out(0)
+        emulated, _ = local.emulated_seconds()
         interrupt.is_graceful = True
         step = start
         steps = pace.follow(

@@ -35,6 +35,15 @@ def split(runs):
 
 
 @pytest.fixture(scope="module")
+def whole(runs):
+    """The same in one process, saved after step 3 too."""
+    status, output = runs.run(
+        cluster="whole", steps=5, checkpoint_every=3, workdir="whole"
+    )
+    assert status == 0, output
+
+
+@pytest.fixture(scope="module")
 def vocabulary(split):
     """The vocabulary file of that run."""
     for line in (split[0] / "run.flags").read_text().splitlines():
@@ -43,12 +52,8 @@ def vocabulary(split):
     raise AssertionError("run.flags names no vocabulary")
 
 
-def test_the_split_run_equals_the_whole(runs, split):
+def test_the_split_run_equals_the_whole(runs, split, whole):
     """Bit for bit: the same programs, and packing loses nothing."""
-    status, output = runs.run(
-        cluster="whole", steps=5, checkpoint_every=5, workdir="whole"
-    )
-    assert status == 0, output
     assert_same_states(runs, "whole")
     evaluations = [
         [r for r in metrics.read(runs.folder / name) if "held_out_rtd_auc" in r][-1]
@@ -57,6 +62,19 @@ def test_the_split_run_equals_the_whole(runs, split):
     for figure in ("rtd_auc", "sampled_mlm_accuracy", "clm_accuracy"):
         key = f"held_out_{figure}"
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
+
+
+def test_a_run_moves_from_one_process_to_several_and_back(runs, split, whole):
+    """Fig. 8: from step 3 on over three clusters, and once more in one process."""
+    for cluster in ("all", "whole"):
+        for each in CLUSTERS:
+            shutil.rmtree(runs.folder / "whole" / each / "checkpoints" / "00000005")
+        status, output = runs.run(
+            cluster=cluster, steps=5, checkpoint_every=3, workdir="whole"
+        )
+        assert status == 0, output
+        assert "going on after step 3" in output
+        assert_same_states(runs, "whole")
 
 
 def assert_same_states(runs, workdir):

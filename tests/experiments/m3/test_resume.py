@@ -170,6 +170,7 @@ def test_ctrl_c_while_clusters_start_ends_at_once_and_quietly(runs):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_run_moves_between_one_process_and_several_bit_for_bit(runs, undisturbed):
     """Fig. 8: begun in one process, gone on over three clusters, and back."""
     for cluster, step in (("whole", 8), ("all", 20)):
