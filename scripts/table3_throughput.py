@@ -37,7 +37,7 @@ for _name in config.FLAGS:
         flags.declare_key_flag(_name)
 
 FLAGFILE = "m3_quickstart"
-STEPS, WARM_UP, EVERY = 400, 60, 100
+STEPS, WARM_UP, EVERY, LOG_EVERY = 400, 60, 100, 10
 LINE = "--wan=170mbit,15ms"
 KINDS = {
     "one process": ("--cluster=whole",),
@@ -65,7 +65,7 @@ def run_of(kind: str, seed: str, prepared_dir: str) -> table_runs.Run:
             f"--flagfile={table_runs.flagfile(FLAGFILE)}",
             f"--prepared_dir={prepared_dir}",
             *(f"--steps={STEPS}", f"--eval_every={STEPS}", f"--seed={seed}"),
-            *(f"--checkpoint_every={EVERY}", "--log_every=10"),
+            *(f"--checkpoint_every={EVERY}", f"--log_every={LOG_EVERY}"),
             *KINDS[kind],
         ),
     )
@@ -104,7 +104,8 @@ def figures_of(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     records: dict[int, dict[str, Any]] = {}
     for name in ("whole", PARTS[0]):  # of a run that moved, both
         for each in metrics.read(workdir / name):
-            if "rtd_loss" in each:
+            # A run that is stopped also has a line for the steps since its last one.
+            if "rtd_loss" in each and each["step"] % LOG_EVERY == 0:
                 records.setdefault(each["step"], each | {"cluster": name})
     ordered = [records[step] for step in sorted(records)]
     timed = [each for each in ordered if each["step"] >= WARM_UP]
