@@ -64,6 +64,7 @@ def test_the_split_run_equals_the_whole(runs, split, whole):
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_moves_from_one_process_to_several_and_back(runs, split, whole):
     """Fig. 8: from step 3 on over three clusters, and once more in one process."""
     for cluster in ("all", "whole"):

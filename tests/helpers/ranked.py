@@ -79,7 +79,10 @@ def crossed() -> dict[str, str]:
         sender.send(7, np.arange(4, dtype=np.int32) + number, number)
     has_arrived.append(receiver.has_arrived)
     came = np.stack([np.asarray(each) for each in receiver.recv_all(7, 3)])
-    np.testing.assert_array_equal(came, np.stack(checked))
+    if ranks.is_root():  # which alone checks, before the others have anything
+        np.testing.assert_array_equal(came, np.stack(checked))
+    else:
+        assert not checked
     return {"has_arrived": str(has_arrived), "came": came.tobytes().hex()}
 
 

@@ -56,7 +56,12 @@ def trained(devices, fsdp, **changes):
 
 @pytest.mark.parametrize(
     ("devices", "fsdp", "micro_batches", "remat"),
-    [(4, 4, 4, False), (4, 4, 8, True), (8, 2, 2, False), (2, 2, 1, False)],
+    [
+        (4, 4, 8, True),
+        pytest.param(4, 4, 4, False, marks=pytest.mark.slow),
+        pytest.param(8, 2, 2, False, marks=pytest.mark.slow),
+        pytest.param(2, 2, 1, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_pipeline_computes_what_the_layers_in_turn_do(
     devices, fsdp, micro_batches, remat
@@ -78,6 +83,7 @@ def test_activations_go_round_and_layers_are_not_gathered():
     assert not of_layers & set(gathered)
 
 
+@pytest.mark.slow
 def test_every_layer_of_every_micro_batch_draws_its_own_dropout():
     dropped = trained(4, 4, pipeline=4, dropout=0.5)
     again = trained(4, 4, pipeline=4, dropout=0.5)

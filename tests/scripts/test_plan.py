@@ -61,7 +61,9 @@ def within(found, expected, share):
 # What is counted.
 
 
-@pytest.mark.parametrize("side", m3.SIDES)
+@pytest.mark.parametrize(
+    "side", [pytest.param("generators", marks=pytest.mark.slow), "discriminator"]
+)
 def test_flops_and_memory_are_those_of_xla(side):
     """Of a tiny M3 step: its FLOPs within 20 %, its memory within 25 %."""
     plan_of = given(*M3_SMALL, SPEED, "--discriminator_size=mini")
@@ -75,7 +77,9 @@ def test_flops_and_memory_are_those_of_xla(side):
     assert within(part.memory.total, real.total, 0.25)
 
 
-@pytest.mark.parametrize("side", abnet.SIDES)
+@pytest.mark.parametrize(
+    "side", ["source", pytest.param("target", marks=pytest.mark.slow)]
+)
 def test_flops_of_a_half_are_those_of_xla(side):
     plan_of = given(*ABNET_SMALL, SPEED)
     (part,) = (each for each in abnet.parts(plan_of) if each.name == side)
@@ -168,6 +172,7 @@ def test_a_measured_speed_parts_what_grows_from_what_does_not():
     assert (compute.forward, compute.backward) == pytest.approx((0.5, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "arguments"), [(m3, M3_SMALL), (abnet, ABNET_SMALL)], ids=["m3", "abnet"]
 )
@@ -260,6 +265,7 @@ def test_the_gentlest_codec_is_recommended_that_unloads_the_line():
     assert texts[3].endswith("the line is the bottleneck still.")
 
 
+@pytest.mark.slow
 def test_micro_batches_are_recommended_that_overlap():
     plan_of = given(*ABNET_SMALL, SPEED, "--micro_batches=1", "--max_in_flight=1")
     compute = {side: Compute(0.4, 0.4) for side in abnet.SIDES}

@@ -111,7 +111,7 @@ def test_a_run_is_made_again_from_its_arguments():
     for each in (run, configured()):
         arguments = (text.removeprefix("--") for text in configuration.arguments(each))
         given = dict(text.partition("=")[::2] for text in arguments)
-        for name in ("train_all", "truncate", "remat"):
+        for name in ("train_all", "truncate", "remat", "trace"):
             given[name] = given.pop(f"no{name}", None) is None
         assert tiny_translations.run(**given) == each
 

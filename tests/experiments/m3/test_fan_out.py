@@ -21,6 +21,7 @@ def test_micro_batches_over_a_line_are_those_of_one_process(runs):
     )
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_chosen_explained_and_kept(runs):
     """The second start goes on with the number of the first, without measuring."""
     given = RUN | {"fan_out": "auto", "devices_per_cluster": 2, "workdir": "auto"}

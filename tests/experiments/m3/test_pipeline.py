@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 RUN = {
     "cluster": "whole",
@@ -16,6 +17,7 @@ RUN = {
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
 
 
+@pytest.mark.slow
 def test_layers_over_two_devices_train_what_they_do_in_turn(runs):
     for pipeline in (0, 2):
         status, output = runs.run(workdir=f"p{pipeline}", pipeline=pipeline, **RUN)

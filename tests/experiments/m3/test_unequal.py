@@ -5,6 +5,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 import ranked
 
 from nebula_jax.training import metrics
@@ -14,6 +15,7 @@ STEPS, WINDOW, SLOW = 16, 2, 0.15
 RUN = {"steps": STEPS, "checkpoint_every": STEPS, "window": WINDOW, "log_every": 1}
 
 
+@pytest.mark.slow
 def test_a_slow_generator_that_comes_late_changes_the_pace_and_no_number(runs):
     status, output = runs.run(workdir="even", **RUN)
     assert status == 0, output
