@@ -30,8 +30,11 @@ def test_it_has_a_command_for_every_process_of_both_clusters():
 @pytest.mark.slow
 def test_its_commands_run_as_they_stand(tmp_path):
     """In an empty folder that looks like a checkout; `&` is another terminal."""
-    for name in ("scripts", "experiments"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    run = tmp_path / "scripts" / "run"
+    run.parent.mkdir()
+    run.write_text(f'#!/bin/sh\nexec {ROOT}/scripts/run "$@"\n')
+    run.chmod(0o755)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     waiting = []
     try:
