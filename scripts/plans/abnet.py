@@ -20,12 +20,11 @@ from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import abnet, abnet_params, mixed_precision
 from nebula_jax.parallel import planner
-from nebula_jax.runtime import devices
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import partition
 from nebula_jax.training import state as train_state
 from scripts.plans import count, shapes
-from scripts.plans.settings import Settings
+from scripts.plans.settings import Settings, check_rows
 
 SIDES = ("source", "target")
 
@@ -79,14 +78,6 @@ def translator(
     return models.model(agreed, source.config, target.config), target.has_mlm_head
 
 
-def check(settings: Settings) -> None:
-    """Raises errors.SettingsError if a micro-batch cannot be spread over devices."""
-    agreed, local = settings.run.agreed, settings.run.local
-    for number in settings.devices:
-        layout = devices.Layout(number, local.fsdp, local.model_parallel)
-        devices.check(layout, agreed.batch_size, agreed.micro_batches)
-
-
 def possible(settings: Settings) -> tuple[Settings, str]:
     """Returns a plan whose micro-batches can be spread over the devices, and a note.
 
@@ -102,7 +93,7 @@ def possible(settings: Settings) -> tuple[Settings, str]:
         run = settings.run.with_agreed(micro_batches=number)
         tried = dataclasses.replace(settings, run=run)
         try:
-            check(tried)
+            check_rows(tried)
         except errors.SettingsError:
             continue
         note = (
@@ -110,7 +101,7 @@ def possible(settings: Settings) -> tuple[Settings, str]:
             f" with --micro_batches={number}."
         )
         return tried, note if number < given else ""
-    check(settings)
+    check_rows(settings)
     raise AssertionError("1 was tried, so check must have raised")
 
 

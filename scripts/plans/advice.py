@@ -190,7 +190,7 @@ def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[s
     counts = [
         number
         for number in range(1, 65)
-        if not _refused(abnet.check, with_micro_batches(plan, number))
+        if not _refused(settings.check_rows, with_micro_batches(plan, number))
     ]
     divided = {number: divide(plan, late, number) for number in counts}
     best, after = smallest(

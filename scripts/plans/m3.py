@@ -17,10 +17,9 @@ from nebula_jax.communication import codec, codecs
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
 from nebula_jax.parallel import planner
-from nebula_jax.runtime import devices
 from nebula_jax.training import m3, m3_steps
 from scripts.plans import count, shapes
-from scripts.plans.settings import Settings
+from scripts.plans.settings import Settings, check_rows
 
 SIDES = ("generators", "discriminator")
 
@@ -68,17 +67,9 @@ def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
     return m3_config.model(whole, *pair)
 
 
-def check(settings: Settings) -> None:
-    """Raises errors.SettingsError if a batch cannot be spread over the devices."""
-    agreed, local = settings.run.agreed, settings.run.local
-    for number in settings.devices:
-        layout = devices.Layout(number, local.fsdp, local.model_parallel)
-        devices.check(layout, agreed.batch_size, agreed.micro_batches)
-
-
 def possible(settings: Settings) -> tuple[Settings, str]:
     """Returns a plan that can be made, and no note; see `scripts.plans.abnet`."""
-    check(settings)
+    check_rows(settings)
     return settings, ""
 
 

@@ -11,6 +11,7 @@ from experiments.m3 import config as m3_config
 from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.parallel import planner
+from nebula_jax.runtime import devices
 
 flags.DEFINE_enum(
     "experiment",
@@ -108,6 +109,14 @@ class Settings:
     def lines(self) -> planner.Lines:
         """The line between two clusters."""
         return lines(self.wan)
+
+
+def check_rows(settings: Settings) -> None:
+    """Raises errors.SettingsError if a micro-batch cannot be spread over devices."""
+    agreed, local = settings.run.agreed, settings.run.local
+    for number in settings.devices:
+        layout = devices.Layout(number, local.fsdp, local.model_parallel)
+        devices.check(layout, agreed.batch_size, agreed.micro_batches)
 
 
 def lines(text: str) -> planner.Lines:
