@@ -48,8 +48,8 @@ GENERATOR_DEVICES = 8
 SIZES = "base", "large"
 """The paper's generator and discriminator, whose steps are slept."""
 PIECES = 8000
-ROWS, LENGTH = 16, 64
-STEPS, WARM_UP = 11, 3
+ROWS, LENGTH = 32, 64
+STEPS, WARM_UP = 9, 2
 SETTINGS = (
     *("--data_dir=package:django", "--generators=en de fr es", "--task_mix=mrtd=1"),
     *("--generator_size=nano", "--discriminator_size=nano", "--vocab_size=1000"),
