@@ -95,7 +95,13 @@ class Local(Place):
     listen: str
     """HOST:PORT."""
     peer: str
-    """HOST:PORT."""
+    """HOST:PORT, or a lab in a federation."""
+    federation: str
+    """A folder, or empty."""
+    account: str
+    """In a federation; empty for the folder's owner."""
+    job: str
+    """In a federation."""
     tls: str
     """A folder, `auto` or `off`."""
     wan: str

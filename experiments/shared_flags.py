@@ -44,7 +44,26 @@ flags.DEFINE_string(
     "127.0.0.1:0",
     "HOST:PORT where the listening cluster waits; [::]:PORT for IPv6 and IPv4.",
 )
-flags.DEFINE_string("peer", "", "HOST:PORT of the listening cluster.")
+flags.DEFINE_string(
+    "peer",
+    "",
+    "HOST:PORT of the listening cluster; with --federation, the lab that the other"
+    " clusters have to be of (any if empty).",
+)
+flags.DEFINE_string(
+    "federation",
+    "",
+    "Folder of this lab in a federation (see SECURITY.md): what crosses goes through"
+    " the switches of the labs. Empty for connections of the clusters' own.",
+)
+flags.DEFINE_string(
+    "account",
+    "",
+    "Account of the federation that has logged in; the folder's owner if empty.",
+)
+flags.DEFINE_string(
+    "job", "", "Name by which the clusters of a run find each other in a federation."
+)
 flags.DEFINE_string(
     "wan",
     "",

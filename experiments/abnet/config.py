@@ -161,6 +161,7 @@ flags.DEFINE_integer(
 )
 
 DEFAULTS = {
+    "job": "train_abnet",
     "learning_rate": 5e-4,
     "micro_batches": 4,
     "warmup_steps": 4000,

@@ -145,7 +145,12 @@ EMULATED = (
     " step of the discriminator stand in for a larger model; only the rest is measured"
 )
 
-DEFAULTS = {"learning_rate": 1e-4, "warmup_steps": 10_000, "eval_every": 500}
+DEFAULTS = {
+    "learning_rate": 1e-4,
+    "warmup_steps": 10_000,
+    "eval_every": 500,
+    "job": "pretrain_m3",
+}
 """Shared flags that have another default in this experiment."""
 
 

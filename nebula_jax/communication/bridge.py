@@ -75,6 +75,29 @@ def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
 
 
+Reach = Callable[[float], tuple[socket.socket, str]]
+"""Given seconds, makes a TCP connection that leads to the listener; returns it, and the
+name that the listener's certificate must carry. Raises ConnectError if no other attempt
+can be any better, and OSError."""
+
+
+def directly(address: tuple[str, int], peer: str) -> Reach:
+    """Returns the way to a listener by its own address.
+
+    Args:
+      address: host and port.
+      peer: the listener's name.
+    """
+
+    def reach(seconds: float) -> tuple[socket.socket, str]:
+        try:
+            return socket.create_connection(address, seconds), peer
+        except UnicodeError:
+            raise ConnectError(f"{written(address)} is no address") from None
+
+    return reach
+
+
 def connect(
     address: tuple[str, int],
     hello: frames.Hello,
@@ -83,17 +106,19 @@ def connect(
     peer_timeout: float,
     reconnect_timeout: float,
     peer: str,
-    tls: Callable[[], ssl.SSLContext] | None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
     line: wan.Line = wan.UNSHAPED,
     log: Callable[[str], None] = print,
     check: Callable[[frames.Hello], None] = no_further_check,
     work: activity.Work | None = None,
     spool: spool_lib.Spool | None = None,
+    reach: Reach | None = None,
+    finish: greeting.Finish = greeting.inside_tls,
 ) -> Link:
     """Connects to a listening cluster.
 
     Args:
-      address: host and port.
+      address: host and port, of the listener or of what leads to it.
       hello: this side's.
       connect_timeout: seconds to keep trying for.
       peer_timeout: seconds of silence after which a connection counts as lost.
@@ -109,6 +134,8 @@ def connect(
         reports what it finds, however soon the other one leaves.
       work: what this process does: peers are patient accordingly.
       spool: for what is sent while the line is down; none if not given.
+      reach: the way to the listener, if not `directly`.
+      finish: takes the steps between a TLS handshake and the first frame.
 
     Returns:
       A link whose peer has sent a Hello that agrees with this one.
@@ -121,14 +148,15 @@ def connect(
     """
 
     ours = secrets.token_bytes(SESSION_ID_BYTES)
+    way = reach or directly(address, peer)
 
-    def dial(by: float) -> socket.socket:
-        return _dial(address, peer, tls, greeting.call_sign(ours), by)
+    def dial(by: float) -> greeting.Connected:
+        return _dial(way, tls, finish, greeting.call_sign(ours), by)
 
     session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
     session_.send(hello)
     where = (peer, written(address))
-    sock = _meet(session_, dial, where, connect_timeout, log)
+    connected = _meet(session_, dial, where, connect_timeout, log)
     link = Link(
         session_,
         hello.cluster,
@@ -139,18 +167,23 @@ def connect(
         work=work,
         spool=spool,
     )
-    link.start(sock)
-    greet(link, hello, check)
+    link.start(connected)
+
+    def check_all(peer: frames.Hello) -> None:
+        check_certificate(peer.cluster, connected)
+        check(peer)
+
+    greet(link, hello, check_all)
     return link
 
 
 def _meet(
     session_: session.Session,
-    dial: Callable[[float], socket.socket],
+    dial: Callable[[float], greeting.Connected],
     where: tuple[str, str],
     timeout: float,
     log: Callable[[str], None],
-) -> socket.socket:
+) -> greeting.Connected:
     """Returns a connection on which the peer's Hello came; tries until one has.
 
     Args:
@@ -184,18 +217,21 @@ def _meet(
 
 
 def _attempt(
-    session_: session.Session, dial: Callable[[float], socket.socket], deadline: float
-) -> socket.socket:
-    sock = dial(deadline)
+    session_: session.Session,
+    dial: Callable[[float], greeting.Connected],
+    deadline: float,
+) -> greeting.Connected:
+    connected = dial(deadline)
+    sock = connected.sock
     try:
-        session_.begin(time.monotonic())
+        session_.begin(time.monotonic(), connected.tags)
         steps = greeting.meet(sock, session_)
         greeting.run(steps, sock, deadline, PATIENCE_SECONDS)
     except BaseException:
         session_.lost()
         sock.close()
         raise
-    return sock
+    return connected
 
 
 def _explain(error: Exception, peer: str) -> tuple[str, str]:
@@ -225,37 +261,35 @@ def _is_final(error: Exception) -> bool:
 
 
 def _dial(
-    address: tuple[str, int],
-    peer: str,
+    reach: Reach,
     tls: Callable[[], ssl.SSLContext] | None,
+    finish: greeting.Finish,
     call_sign: str,
     deadline: float,
-) -> socket.socket:
+) -> greeting.Connected:
     """Makes one attempt; it lasts as long as the peer's bytes come.
-
-    Returns:
-      A connected non-blocking socket.
 
     Raises:
       ConnectError: if the address cannot be one.
       OSError: if nobody answers, or TLS fails.
     """
     left = max(RETRY_SECONDS, deadline - time.monotonic())
-    try:
-        sock = socket.create_connection(address, min(PATIENCE_SECONDS, left))
-    except UnicodeError:
-        raise ConnectError(f"{written(address)} is no address") from None
+    sock, name = reach(min(PATIENCE_SECONDS, left))
     try:
         greeting.set_up(sock)
-        if tls is not None:
-            context = tls()
-            context.set_alpn_protocols([call_sign])
-            sock = context.wrap_socket(
-                sock, server_hostname=peer, do_handshake_on_connect=False
-            )
-            steps = greeting.shake_hands(sock)
-            greeting.run(steps, sock, deadline, PATIENCE_SECONDS)
-        return sock
+        if tls is None:
+            return greeting.Connected(sock)
+        context = tls()
+        context.set_alpn_protocols([call_sign])
+        sock = secure = context.wrap_socket(
+            sock, server_hostname=name, do_handshake_on_connect=False
+        )
+
+        def steps() -> greeting.Steps[greeting.Connected]:
+            yield from greeting.shake_hands(secure)
+            return (yield from finish(secure))
+
+        return greeting.run(steps(), sock, deadline, PATIENCE_SECONDS)
     except BaseException:
         sock.close()
         raise
@@ -266,7 +300,6 @@ def greet(
 ) -> None:
     """Compares the peer's Hello with this side's; aborts the link if they differ."""
     try:
-        check_certificate(link.peer.cluster, link.certificate_names)
         check_agreement(hello, link.peer)
         check(link.peer)
     except errors.NebulaError as error:
@@ -274,13 +307,14 @@ def greet(
         raise
 
 
-def check_certificate(cluster: str, names: set[str] | None) -> None:
-    """Raises Mismatch if, with TLS, a peer's certificate has another name than it.
+def check_certificate(cluster: str, connected: greeting.Connected) -> None:
+    """Raises Mismatch unless a peer's certificate lets it be the cluster that it is.
 
     Args:
       cluster: the peer's name, as its Hello has it.
-      names: DNS names of its certificate; None without TLS.
+      connected: the connection on which it came.
     """
-    if names is not None and names_lib.label(cluster) not in names:
-        owner = printable.line(", ".join(sorted(names))) or "nobody's DNS name"
+    clusters = connected.clusters
+    if clusters is not None and names_lib.label(cluster) not in clusters:
+        owner = printable.line(connected.owner) or "nobody's DNS name"
         raise Mismatch(f"{cluster} shows a certificate for {owner}")

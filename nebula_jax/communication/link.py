@@ -7,7 +7,6 @@ socket is not read while enough waits to be used, so that TCP holds the sender b
 """
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ from nebula_jax import errors
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import agreement, channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import activity, driver, frames, inbox
+from nebula_jax.communication.wire import activity, driver, frames, greeting, inbox
 from nebula_jax.communication.wire import patience as patience_lib
 from nebula_jax.communication.wire import session as session_lib
 from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.wire import zstd as zstd_lib
-from nebula_jax.security import tls
 
 STUCK_SECONDS = 60.0  # that both sides send, and neither receives
 RECHECK_SECONDS = 0.1  # whether another thread has made room
@@ -51,7 +49,7 @@ class Link:
         reconnect_timeout: float,
         line: wan.Line,
         log: Callable[[str], None],
-        dial: Callable[[float], socket.socket] | None = None,
+        dial: Callable[[float], greeting.Connected] | None = None,
         work: activity.Work | None = None,
         spool: spool_lib.Spool | None = None,
     ) -> None:
@@ -92,18 +90,18 @@ class Link:
         """Seconds that callers spent waiting for the peer or the line."""
         self.has_begun = False
         """True once the peer was let go on (listener only)."""
-        self.certificate_names: set[str] | None = None
-        """DNS names of the peer's certificate; None without TLS."""
+        self.owner = ""
+        """The DNS names of the peer's certificate; empty without TLS."""
 
     # For `bridge` and `listener`.
 
-    def start(self, sock: socket.socket) -> None:
+    def start(self, connected: greeting.Connected) -> None:
         """Takes over the connection on which the peer's Hello came."""
-        self.certificate_names = tls.certificate_names(sock)
-        self._driver.start(sock)
+        self.owner = connected.owner
+        self._driver.start(connected.sock)
 
     def attach(
-        self, sock: socket.socket, opening: frames.Open, acknowledged: int
+        self, connected: greeting.Connected, opening: frames.Open, acknowledged: int
     ) -> None:
         """Takes a connection on which the connector has come back (listener only).
 
@@ -111,11 +109,11 @@ class Link:
           session.SessionOver, session.RemoteProtocolError: if the session cannot go on
             with it.
         """
-        if tls.certificate_names(sock) != self.certificate_names:
+        if connected.owner != self.owner:
             raise session_lib.RemoteProtocolError(
                 f"{self.peer.cluster} came back with another certificate"
             )
-        self._driver.attach(sock, opening, acknowledged)
+        self._driver.attach(connected, opening, acknowledged)
 
     def give_up(self, reason: str) -> None:
         """Ends the session as if the peer had stayed away for too long."""

@@ -30,7 +30,6 @@ from nebula_jax.communication.wire import (
     waker,
 )
 from nebula_jax.security import names as names_lib
-from nebula_jax.security import tls as tls_lib
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
 NEWCOMER_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
@@ -93,12 +92,13 @@ class Listener:
         *,
         peer_timeout: float,
         reconnect_timeout: float,
-        tls: Callable[[], ssl.SSLContext] | None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         clusters: Collection[str] | None = None,
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
         check: Callable[[frames.Hello], None] = bridge.no_further_check,
         work: activity.Work | None = None,
+        finish: greeting.Finish = greeting.inside_tls,
     ) -> None:
         """Starts to take connections.
 
@@ -114,10 +114,11 @@ class Listener:
           line: what to emulate for all that this side sends over a link.
           log: called with a line when a connection is dropped or refused (one line for
             many, if there are many), and when a known one breaks or comes back.
-          check, work: as in `bridge.connect`.
+          check, work, finish: as in `bridge.connect`.
         """
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._listening, self._hello, self._tls = listening, hello, tls
+        self._finish = finish
         self._check, self._clusters = check, clusters
         self._peer_timeout = peer_timeout
         self._settings: dict[str, Any] = {
@@ -254,7 +255,8 @@ class Listener:
             if self._newcomers.is_full:
                 self._make_room()
             deadline = time.monotonic() + NEWCOMER_SECONDS
-            newcomer = newcomers.Newcomer(greeting.set_up(sock), address[0], deadline)
+            connected = greeting.Connected(greeting.set_up(sock))
+            newcomer = newcomers.Newcomer(connected, address[0], deadline)
             newcomer.steps = self._steps(newcomer)
             self._newcomers.add(newcomer)
             self._selector.register(newcomer.fd, selectors.EVENT_READ, newcomer)
@@ -270,7 +272,7 @@ class Listener:
             try:
                 events = next(newcomer.steps)
             except (Refused, session.SessionOver) as error:
-                newcomer.steps = greeting.refuse(newcomer.sock, str(error))
+                newcomer.steps = greeting.refuse(newcomer.connected, str(error))
                 line = f"refused a connection from {newcomer.host}: {error}"
                 self._refusals.add(line, time.monotonic())
                 events = next(newcomer.steps)
@@ -300,36 +302,38 @@ class Listener:
 
     def _steps(self, newcomer: newcomers.Newcomer) -> greeting.Steps[None]:
         """Brings a connection to its link, which is made if its session is new."""
-        sock = newcomer.sock
         if self._tls is not None:
+            sock = newcomer.sock
             record = yield from greeting.client_hello(sock)
             newcomer.is_expected = any(sign in record for sign in self._call_signs())
             newcomer.has_begun = True
             yield selectors.EVENT_READ  # in turn: what follows takes milliseconds
-            newcomer.sock = sock = self._tls().wrap_socket(
+            secure = self._tls().wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
-            yield from greeting.shake_hands(sock)
+            newcomer.connected = greeting.Connected(secure)
+            yield from greeting.shake_hands(secure)
+            newcomer.connected = yield from self._finish(secure)
             newcomer.is_expected = True
-        names = tls_lib.certificate_names(sock)
-        self._check_certificate(names)
-        opening, acknowledged = yield from greeting.read_opening(sock)
+        connected = newcomer.connected
+        self._check_certificate(connected)
+        opening, acknowledged = yield from greeting.read_opening(connected)
         link = self._find(opening, acknowledged)
         if link is not None:
-            link.attach(sock, opening, acknowledged)
+            link.attach(connected, opening, acknowledged)
             newcomer.is_taken = True
             return
         number = opening.session_id
         new = session.Session(states.Role.LISTENER, number, self._peer_timeout)
-        new.resume(opening, acknowledged, time.monotonic())
-        peer = yield from greeting.meet(sock, new)
+        new.resume(opening, acknowledged, time.monotonic(), connected.tags)
+        peer = yield from greeting.meet(connected.sock, new)
         if self._find(opening, acknowledged) is not None:  # meanwhile
             raise session.RemoteProtocolError(f"{peer.cluster} came twice at once")
-        self._check_peer(peer.cluster, names)
+        self._check_peer(peer.cluster, connected)
         new.send(self._hello)
         link = link_lib.Link(new, self._hello.cluster, **self._settings)
         try:
-            link.start(sock)
+            link.start(connected)
         except BaseException:
             link.abort("this process cannot take one more peer")
             raise
@@ -356,19 +360,19 @@ class Listener:
             return None  # it begins again, and may take the same number
         return link
 
-    def _check_certificate(self, names: set[str] | None) -> None:
+    def _check_certificate(self, connected: greeting.Connected) -> None:
         """Raises Refused unless a cluster that may come can have this certificate."""
-        if names is None or self._clusters is None:
+        if connected.clusters is None or self._clusters is None:
             return
         expected = {names_lib.label(cluster) for cluster in self._clusters}
-        if not names & expected:
-            owner = printable.line(", ".join(sorted(names))) or "nobody's DNS name"
+        if not connected.clusters & expected:
+            owner = printable.line(connected.owner) or "nobody's DNS name"
             raise Refused(f"a certificate for {owner} was not expected")
 
-    def _check_peer(self, cluster: str, names: set[str] | None) -> None:
+    def _check_peer(self, cluster: str, connected: greeting.Connected) -> None:
         """Raises Refused unless a new peer may have this name."""
         try:
-            bridge.check_certificate(cluster, names)
+            bridge.check_certificate(cluster, connected)
         except bridge.Mismatch as error:
             raise Refused(str(error)) from None
         if self._clusters is not None and cluster not in self._clusters:
@@ -380,7 +384,7 @@ class Listener:
                 anew = f"{cluster} was started anew"
                 if not link.has_begun:
                     link.abort(anew)
-                elif names is None:  # anybody could end a run whose line breaks
+                elif not connected.owner:  # anybody could end a run whose line breaks
                     raise Refused(f"{cluster} is expected back, not anew")
                 else:  # both start again, and go on from what is saved
                     link.give_up(f"{anew}, without what its session was about")

@@ -22,7 +22,7 @@ SUBNET_BITS = 64  # of an IPv6 address: the rest is the owner's to choose
 class Newcomer:
     """One connection."""
 
-    sock: socket.socket
+    connected: greeting.Connected
     host: str
     deadline: float
     """Seconds on the caller's clock."""
@@ -39,6 +39,11 @@ class Newcomer:
         """Finds the descriptor, which TLS keeps, and the group of the address."""
         self.fd = self.sock.fileno()
         self.group = group(self.host)
+
+    @property
+    def sock(self) -> socket.socket:
+        """Its socket, which TLS wraps once it has begun."""
+        return self.connected.sock
 
 
 class Newcomers:

@@ -11,17 +11,20 @@ import pathlib
 import socket
 import stat
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from nebula_jax import errors, trace
 from nebula_jax.communication import bridge, ranks, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.wire import activity, frames, states
 from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.worker_link import WorkerLink, share_peer
-from nebula_jax.runtime import addresses, cluster, process
-from nebula_jax.security import tls
+from nebula_jax.runtime import addresses, cluster, own_switch, process
+from nebula_jax.security import federation, member, tls
+from nebula_jax.security.switch import inner, requests
 
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
 TLS_OFF, TLS_AUTO = "off", "auto"
@@ -40,9 +43,17 @@ class Settings:
     listen: str = "127.0.0.1:0"
     """HOST:PORT where the listener waits."""
     peer: str = ""
-    """HOST:PORT of the listener, for those who dial."""
+    """HOST:PORT of the listener, for those who dial; in a federation the lab that all
+    peers have to be of, or empty."""
     tls: str = TLS_OFF
     """Credentials (see `security.credentials.files`), or `off` for plain TCP."""
+    federation: str = ""
+    """Folder of this lab in a federation, whose switches carry what crosses; empty for
+    connections of the clusters' own."""
+    account: str = ""
+    """Account that has logged in, in a federation; empty for the folder's owner."""
+    job: str = ""
+    """Name by which a federation's clusters find each other."""
     wan: str = ""
     """Emulated line, such as 60mbit,15ms; empty for none."""
     connect_timeout: float = 60.0
@@ -68,7 +79,16 @@ class Settings:
                 raise errors.SettingsError(f"--{name}={value:g}: must not be negative")
         wan.from_string(self.wan)
         addresses.host_and_port("listen", self.listen)
-        if self.peer:
+        if self.federation:
+            if self.peer and not federation.is_lab(self.peer):
+                raise errors.SettingsError(
+                    f"--peer={self.peer}: with --federation it is the name of a lab"
+                )
+            if not requests.is_job(self.job):
+                raise errors.SettingsError(
+                    f"--job={self.job}: expected up to 64 letters, digits, ., _ and -"
+                )
+        elif self.peer:
             addresses.host_and_port("peer", self.peer)
 
 
@@ -86,6 +106,10 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
     """
     listens = cluster == listener
     dials = cluster.partition(":")[0] == connector
+    if settings.federation:
+        if listens or dials:
+            _check_federation(settings)
+        return
     if dials and not settings.peer:
         raise errors.SettingsError(
             f"--cluster={cluster} needs --peer=HOST:PORT of the {listener}"
@@ -112,8 +136,25 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
         contexts(pathlib.Path(settings.tls), cluster)
 
 
+def _check_federation(settings: Settings) -> None:
+    """Raises errors.NebulaError unless this process can be a trainer of its lab."""
+    folder = federation.Folder(pathlib.Path(settings.federation))
+    member.load(folder, "trainer")
+    inner.read(folder)
+    own_switch.token_of(folder, settings.account)
+
+
+def _trainer(settings: Settings, cluster: str) -> own_switch.Trainer:
+    return own_switch.Trainer(
+        federation.Folder(pathlib.Path(settings.federation)),
+        *(settings.account, settings.job, cluster, settings.peer),
+    )
+
+
 def report_plain(settings: Settings) -> None:
     """Prints a line if nothing protects what crosses; a launcher has printed it."""
+    if settings.federation:
+        return
     if settings.tls == TLS_OFF and process.LIFELINE_FD not in os.environ:
         process.message(PLAIN)
 
@@ -148,21 +189,37 @@ def dial(
     if not ranks.is_root():
         return WorkerLink(share_peer(None), _trace(work))
     report_plain(settings)
-    plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
+    more: dict[str, Any] = {}
+    trainer = None
+    if settings.federation:
+        trainer = _trainer(settings, hello.cluster)
+        address = inner.read(trainer.folder)[:2]
+        more = {
+            "reach": trainer.reach(peer),
+            "finish": trainer.finish(states.Role.CONNECTOR),
+            "tls": trainer.client_context,
+        }
+    else:
+        address = addresses.host_and_port("peer", settings.peer)
+        if settings.tls != TLS_OFF:
+            folder = pathlib.Path(settings.tls)
+            more = {"tls": tls.client_contexts(folder, hello.cluster)}
     link = bridge.connect(
-        addresses.host_and_port("peer", settings.peer),
+        address,
         hello,
         connect_timeout=settings.connect_timeout,
         peer_timeout=settings.peer_timeout,
         reconnect_timeout=settings.reconnect_timeout,
         peer=peer,
-        tls=None if plain else tls.client_contexts(folder, hello.cluster),
         line=wan.from_string(settings.wan).up,
         log=process.message,
         check=check,
         work=work or activity.Work(settings.stuck_timeout),
         spool=spool,
+        **more,
     )
+    if trainer is not None:
+        weakref.finalize(link, trainer.close)
     _share(link)
     return link
 
@@ -206,23 +263,33 @@ def listen(
         yield [WorkerLink(share_peer(None), _trace(work)) for _ in clusters]
         return
     report_plain(settings)
-    plain, folder = settings.tls == TLS_OFF, pathlib.Path(settings.tls)
     deadline = time.monotonic() + settings.connect_timeout
     with contextlib.ExitStack() as stack:
+        more: dict[str, Any] = {}
+        if settings.federation:
+            trainer = _trainer(settings, hello.cluster)
+            stack.callback(trainer.close)
+            finish = trainer.finish(states.Role.LISTENER)
+            more = {"tls": trainer.server_context, "finish": finish}
+        elif settings.tls != TLS_OFF:
+            folder = pathlib.Path(settings.tls)
+            more = {"tls": tls.server_contexts(folder, hello.cluster)}
         listener = stack.enter_context(
             listener_lib.Listener(
                 listening_socket(settings),
                 hello,
                 peer_timeout=settings.peer_timeout,
                 reconnect_timeout=settings.reconnect_timeout,
-                tls=None if plain else tls.server_contexts(folder, hello.cluster),
                 clusters=clusters,
                 line=wan.from_string(settings.wan).down,
                 log=process.message,
                 check=check,
                 work=work or activity.Work(settings.stuck_timeout),
+                **more,
             )
         )
+        if settings.federation:
+            trainer.serve(listener.address[1])
         links = _gather(listener, clusters, deadline, settings.connect_timeout)
         for link in links:
             stack.enter_context(link)

@@ -49,7 +49,8 @@ def prepared(
     address = addresses.host_and_port("listen", settings.listen)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(listener.listen(address))
-        own = _credentials(clusters, settings.tls, stack)
+        given = connect.TLS_OFF if settings.federation else settings.tls
+        own = _credentials(clusters, given, stack)
         where = bridge.written(listening.getsockname()[:2])
         connect.report_plain(settings)
 
@@ -59,7 +60,7 @@ def prepared(
                 reach = dataclasses.replace(
                     settings,
                     listen="127.0.0.1:0" if number else where,
-                    peer=where if number else "",
+                    peer=_peer(settings, where if number else ""),
                     tls=own[name].where,
                 )
                 command = [sys.executable, "-m", module, *arguments(name, reach)]
@@ -77,6 +78,11 @@ def prepared(
             return processes.Processes(workdir, commands, listening, restarts).run()
 
         yield launch
+
+
+def _peer(settings: connect.Settings, where: str) -> str:
+    """Returns --peer of a cluster whose listener is at an address, if it dials."""
+    return settings.peer if settings.federation else where
 
 
 def _members(count: int) -> list[list[str]]:

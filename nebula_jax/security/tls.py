@@ -46,6 +46,19 @@ def client_contexts(
     return _contexts(ssl.PROTOCOL_TLS_CLIENT, folder, cluster)
 
 
+class Context(ssl.SSLContext):
+    """A context that has its own certificate at hand, which `ssl` does not hand out."""
+
+    certificate = b""
+    """DER."""
+
+
+def own_certificate(sock: ssl.SSLSocket) -> bytes:
+    """Returns the certificate (DER) that this side of a connection has shown."""
+    assert isinstance(sock.context, Context)  # who needs it makes such a context
+    return sock.context.certificate
+
+
 def certificate_names(sock: socket.socket) -> set[str] | None:
     """Returns the DNS names of the peer's certificate; None without TLS."""
     if not isinstance(sock, ssl.SSLSocket):

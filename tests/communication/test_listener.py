@@ -18,7 +18,7 @@ from breakable_line import Proxy
 
 from nebula_jax.communication import bridge, newcomers
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import frames, integrity
 from nebula_jax.security import certificates, tls
 
 SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
@@ -388,7 +388,7 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
                 sock.connect(listening.address)
             for sock in coming:
                 sock.sendall(opening(os.urandom(16)))
-                assert sock.recv(4) == frames.MAGIC
+                assert sock.recv(4) == integrity.CHECKSUMS.magic
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for sock in coming:

@@ -1,6 +1,7 @@
 import pytest
 
 from nebula_jax.communication import newcomers
+from nebula_jax.communication.wire import greeting
 
 
 class Socket:
@@ -9,7 +10,7 @@ class Socket:
 
 
 def come(room, host, count=1, **fields):
-    new = [newcomers.Newcomer(Socket(), host, 9.0, **fields) for _ in range(count)]
+    new = [newcomers.Newcomer(greeting.Connected(Socket()), host, 9.0, **fields) for _ in range(count)]
     for each in new:
         room.add(each)
     return new

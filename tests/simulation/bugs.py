@@ -162,7 +162,7 @@ BUGS: dict[str, list[Patch]] = {
         (liveness.Liveness, "needs_ping", _never),
     ],
     "a checksum is not compared": [
-        (frames, "verify_payload", lambda _: lambda head, payload: None),
+        (frames, "verify_payload", lambda _: lambda head, payload, tags: None),
     ],
     "a checkpoint is not flushed before it counts": [
         (checkpoint_files.Folder, "_write_manifest", _not_flushed),

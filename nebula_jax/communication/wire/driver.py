@@ -20,6 +20,7 @@ from nebula_jax.communication import wan
 from nebula_jax.communication.wire import (
     connection,
     frames,
+    greeting,
     reconnect,
     session,
     socket_io,
@@ -41,7 +42,7 @@ class Driver:
         *,
         receive: Callable[[frames.Message], None],
         has_room: Callable[[], bool],
-        dial: Callable[[float], socket.socket] | None,
+        dial: Callable[[float], greeting.Connected] | None,
         reconnect_timeout: float,
         log: Callable[[str], None],
     ) -> None:
@@ -89,9 +90,9 @@ class Driver:
                 self._fail(error)
 
     def attach(
-        self, sock: socket.socket, opening: frames.Open, acknowledged: int
+        self, connected: greeting.Connected, opening: frames.Open, acknowledged: int
     ) -> None:
-        """Takes a socket on which the peer has come, or come back (listener only).
+        """Takes a connection on which the peer has come, or come back (listener only).
 
         Raises:
           session.SessionOver: with the reason.
@@ -101,8 +102,9 @@ class Driver:
         self._check_alive()  # before the mutex, with which an ending session lingers
         with self._mutex:
             self._check_alive()
-            self._session.resume(opening, acknowledged, time.monotonic())
-            self._adopt(sock)
+            now = time.monotonic()
+            self._session.resume(opening, acknowledged, now, connected.tags)
+            self._adopt(connected.sock)
 
     def _check_alive(self) -> None:
         if self.is_dead or self._abort_reason is not None:
@@ -294,13 +296,13 @@ class Driver:
         if self._abort_reason is not None:
             return
         try:
-            sock = self._dial(self._connection.deadline())
+            connected = self._dial(self._connection.deadline())
         except (errors.NebulaError, OSError) as error:
             policy.failed(str(error))
             return
         with self._mutex:
-            self._session.begin(time.monotonic())
-            self._adopt(sock)
+            self._session.begin(time.monotonic(), connected.tags)
+            self._adopt(connected.sock)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -16,7 +16,9 @@ A frame is a fixed head, a small typed header, and a payload:
 
 Integers are big-endian, buffers are as they lie in memory (little-endian). Checksums
 are XXH3 of 64 bits: TCP's own 16 bits let damage of a bad router or memory through.
-They are no protection against people, which TLS is.
+They are no protection against people, which TLS is. Between trainers of different labs
+frames are sealed: magic `NEBS`, and two MACs of 16 bytes where the checksums are (see
+`security.seal`), which the switches between them cannot make.
 
 What a checksum does not confirm was damaged on its way: that ends the connection, and
 the frame is sent again on the next one. What it confirms and the protocol or the schema
@@ -33,17 +35,16 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import xxhash
-
 from nebula_jax import errors, printable
+from nebula_jax.communication.wire import integrity as integrity_lib
 from nebula_jax.communication.wire.activity import Activity
+from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity, checksum
 from nebula_jax.security import names
 
 VERSION = 3
-MAGIC = b"NEBL"
 HEAD = struct.Struct("!4sBBHQQQQQ")
 CHECKSUM = struct.Struct("!Q")
-_FIELDS = struct.Struct("!4sBBHQQQQ")  # of a head: all but its checksum
+_FIELDS = struct.Struct("!4sBBHQQQ")  # of a head: all but its tags
 
 MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # of an error
@@ -186,22 +187,19 @@ class Head(NamedTuple):
     sequence: int
     acknowledged: int
     payload_bytes: int
-    payload_checksum: int
+    payload_tag: bytes
 
 
-def checksum(buffers: Sequence[Any]) -> int:
-    """Returns the checksum of buffers, as if they were one."""
-    if len(buffers) == 1:  # mostly; four times as fast where it is small
-        return xxhash.xxh3_64_intdigest(buffers[0])
-    total = xxhash.xxh3_64()
-    for buffer in buffers:
-        total.update(buffer)
-    return total.intdigest()
+def head_bytes(tags: Integrity = CHECKSUMS) -> int:
+    """Returns the size of a head, its tags included."""
+    return _FIELDS.size + 2 * tags.tag_bytes
 
 
-def frame_bytes(kind: type[Message], payload_bytes: int = 0) -> int:
+def frame_bytes(
+    kind: type[Message], payload_bytes: int = 0, tags: Integrity = CHECKSUMS
+) -> int:
     """Returns the size of a whole frame."""
-    return HEAD.size + LAYOUTS[kind].size + payload_bytes
+    return head_bytes(tags) + LAYOUTS[kind].size + payload_bytes
 
 
 def tensor_bytes(message: Tensor) -> int:
@@ -209,13 +207,16 @@ def tensor_bytes(message: Tensor) -> int:
     return sum(map(len, message.buffers))
 
 
-def encode(message: Message, sequence: int, acknowledged: int) -> list[Any]:
+def encode(
+    message: Message, sequence: int, acknowledged: int, tags: Integrity = CHECKSUMS
+) -> list[Any]:
     """Returns the frame of a message: buffers, of which no large one is copied.
 
     Args:
       message: to send.
       sequence: its number; 0 for one of UNNUMBERED.
       acknowledged: numbered frames received so far.
+      tags: of this direction of the connection.
 
     Raises:
       FrameError: if a Hello is too large.
@@ -223,17 +224,18 @@ def encode(message: Message, sequence: int, acknowledged: int) -> list[Any]:
     kind = type(message)
     fields, payload = _parts(message)
     size, header = sum(map(len, payload)), LAYOUTS[kind].pack(*fields)
+    tags.next_frame()
     start = _FIELDS.pack(
-        MAGIC,
+        tags.magic,
         VERSION,
         _NUMBERS[kind],
         len(header),
         sequence,
         acknowledged,
         size,
-        checksum(payload),
     )
-    start = b"".join((start, CHECKSUM.pack(checksum((start + header,))), header))
+    start += tags.tag(integrity_lib.PAYLOAD, payload)
+    start += tags.tag(integrity_lib.HEAD, (start + header,)) + header
     return [b"".join((start, *payload))] if size <= JOINED_BYTES else [start, *payload]
 
 
@@ -257,17 +259,18 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
     return (), ()
 
 
-def header_bytes(data: bytes | bytearray) -> int:
+def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
     """Reads the length of the typed header from a head that is still to be verified.
 
     Args:
-      data: the first HEAD.size bytes of a frame.
+      data: the first bytes of a frame.
+      tags: of this direction of the connection.
 
     Raises:
       Damaged: if they cannot be a head of this version.
     """
     magic, version, number, length = _FIELDS.unpack_from(data)[:4]
-    if magic != MAGIC:
+    if magic != tags.magic:
         raise Damaged(f"{magic!r} begins no frame")
     if version != VERSION:
         raise Damaged(f"a frame of version {version}; this is version {VERSION}")
@@ -276,27 +279,35 @@ def header_bytes(data: bytes | bytearray) -> int:
     return length
 
 
-def decode_head(data: bytes | bytearray, header: bytes | bytearray) -> Head:
+def decode_head(
+    data: bytes | bytearray,
+    header: bytes | bytearray,
+    tags: Integrity = CHECKSUMS,
+) -> Head:
     """Verifies the head and the typed header of a frame, and reads the head.
 
     Args:
-      data: the first HEAD.size bytes of a frame.
+      data: the first `head_bytes` of a frame.
       header: as many bytes as `header_bytes` found in them.
+      tags: of this direction of the connection.
 
     Raises:
-      Damaged: if the checksum is wrong.
+      Damaged: if its tag is wrong.
     """
-    *fields, total = HEAD.unpack(data)
-    if checksum((data[: _FIELDS.size] + header,)) != total:
-        raise Damaged("the checksum of a head is wrong")
-    _, _, number, _, sequence, acknowledged, payload_bytes, payload_checksum = fields
-    return Head(KINDS[number], sequence, acknowledged, payload_bytes, payload_checksum)
+    tags.next_frame()
+    start, tag = data[: -tags.tag_bytes], bytes(data[-tags.tag_bytes :])
+    if not tags.fits(integrity_lib.HEAD, (start + header,), tag):
+        raise Damaged(f"the {tags.what} of a head is wrong")
+    _, _, number, _, *fields = _FIELDS.unpack_from(start)
+    return Head(KINDS[number], *fields, bytes(start[_FIELDS.size :]))
 
 
-def verify_payload(head: Head, payload: Sequence[Any]) -> None:
+def verify_payload(
+    head: Head, payload: Sequence[Any], tags: Integrity = CHECKSUMS
+) -> None:
     """Raises Damaged unless a payload is the one that was sent."""
-    if checksum(payload) != head.payload_checksum:
-        raise Damaged(f"the checksum of a {head.kind.__name__}'s payload is wrong")
+    if not tags.fits(integrity_lib.PAYLOAD, payload, head.payload_tag):
+        raise Damaged(f"the {tags.what} of a {head.kind.__name__}'s payload is wrong")
 
 
 def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Message:

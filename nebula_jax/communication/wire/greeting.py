@@ -16,10 +16,11 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from nebula_jax.communication.wire import frames, reader, session
+from nebula_jax.communication.wire import frames, integrity, reader, session
 from nebula_jax.security import credentials
+from nebula_jax.security import tls as tls_lib
 
 T = TypeVar("T")
 Steps = Generator[int, None, T]
@@ -28,6 +29,23 @@ TLS_HEAD = 5  # bytes before a record: kind, version, length
 TLS_HANDSHAKE = b"\x16\x03"  # the kind, and the first byte of every version since SSL 3
 MAX_CLIENT_HELLO = 1 << 14  # bytes: a record holds no more
 MAX_DRAINED = 1 << 17  # bytes of a refused peer, Hello and all, that are read first
+
+
+class Connected(NamedTuple):
+    """A connection on which frames can cross."""
+
+    sock: socket.socket
+    """Non-blocking."""
+    tags: integrity.Both = integrity.PLAIN
+    """Of its frames."""
+    owner: str = ""
+    """The DNS names of the peer's certificate; empty without TLS."""
+    clusters: frozenset[str] | None = None
+    """The labels of the clusters that the peer may be; None for any."""
+
+
+Finish = Callable[[ssl.SSLSocket], Steps[Connected]]
+"""Takes the steps between a TLS handshake and the first frame."""
 
 
 def run(steps: Steps[T], sock: socket.socket, deadline: float, patience: float) -> T:
@@ -88,7 +106,7 @@ def _peek(sock: socket.socket, count: int) -> Steps[bytes]:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)  # not for fewer
     seen = 0
     while True:
-        receive = _when_ready(selectors.EVENT_READ, sock.recv, count, socket.MSG_PEEK)
+        receive = when_ready(selectors.EVENT_READ, sock.recv, count, socket.MSG_PEEK)
         data = yield from receive
         if len(data) == count:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -106,25 +124,39 @@ def shake_hands(sock: ssl.SSLSocket) -> Steps[None]:
       credentials.CredentialsError: if the peer's certificate must not be used.
       OSError: if there was no handshake; ssl.SSLError is one.
     """
-    yield from _when_ready(selectors.EVENT_READ, sock.do_handshake)
+    yield from when_ready(selectors.EVENT_READ, sock.do_handshake)
     credentials.check_peer(sock.getpeercert(True) or b"")
 
 
-def read_opening(sock: socket.socket) -> Steps[tuple[frames.Open, int]]:
+def inside_tls(sock: ssl.SSLSocket) -> Steps[Connected]:
+    """Lets frames cross inside TLS, from a cluster that the certificate names."""
+    yield from ()
+    names = frozenset(tls_lib.certificate_names(sock) or ())
+    return Connected(sock, owner=", ".join(sorted(names)), clusters=names)
+
+
+def read_opening(connected: Connected) -> Steps[tuple[frames.Open, int]]:
     """Reads the first frame of a connection; see `reader.read_opening`.
 
     Raises:
       ConnectionError: if the connection ends before.
       frames.Damaged, frames.FrameError: if it is something else.
     """
-    data = bytearray(reader.OPENING_BYTES)
+    tags = connected.tags.received
+    data = yield from read_exactly(connected.sock, reader.opening_bytes(tags))
+    return reader.read_opening(data, tags)
+
+
+def read_exactly(sock: socket.socket, count: int) -> Steps[bytes]:
+    """Reads so many bytes; raises ConnectionError if the connection ends before."""
+    data = bytearray(count)
     left = memoryview(data)
     while len(left):
-        count = yield from _when_ready(selectors.EVENT_READ, sock.recv_into, left)
+        count = yield from when_ready(selectors.EVENT_READ, sock.recv_into, left)
         if not count:
             raise ConnectionError("it closed the connection before it sent a frame")
         left = left[count:]
-    return reader.read_opening(bytes(data))
+    return bytes(data)
 
 
 def meet(sock: socket.socket, session_: session.Session) -> Steps[frames.Hello]:
@@ -148,9 +180,9 @@ def meet(sock: socket.socket, session_: session.Session) -> Steps[frames.Hello]:
     while session_.hello is None:
         while buffers := session_.data_to_send(time.monotonic()):
             for buffer in buffers:
-                yield from _send(sock, buffer)
+                yield from send(sock, buffer)
         view = session_.buffer.get_buffer()
-        count = yield from _when_ready(selectors.EVENT_READ, sock.recv_into, view)
+        count = yield from when_ready(selectors.EVENT_READ, sock.recv_into, view)
         if not count:
             raise session.PeerGone(f"{session_.peer} closed the connection")
         session_.receive(count, time.monotonic())
@@ -161,27 +193,29 @@ def meet(sock: socket.socket, session_: session.Session) -> Steps[frames.Hello]:
     return session_.hello
 
 
-def refuse(sock: socket.socket, reason: str) -> Steps[None]:
+def refuse(connected: Connected, reason: str) -> Steps[None]:
     """Sends the reason why a connection is not taken up, and waits until it is read."""
-    for buffer in frames.encode(frames.Abort(reason), 0, 0):
-        yield from _send(sock, buffer)
+    sock = connected.sock
+    for buffer in frames.encode(frames.Abort(reason), 0, 0, connected.tags.sent):
+        yield from send(sock, buffer)
     sock.shutdown(socket.SHUT_WR)
     drained = 0  # bytes left unread would reset the reason away
     while drained < MAX_DRAINED:
-        data = yield from _when_ready(selectors.EVENT_READ, sock.recv, 1 << 14)
+        data = yield from when_ready(selectors.EVENT_READ, sock.recv, 1 << 14)
         if not data:
             return
         drained += len(data)
 
 
-def _send(sock: socket.socket, buffer: Any) -> Steps[None]:
+def send(sock: socket.socket, buffer: Any) -> Steps[None]:
+    """Sends all bytes of a buffer."""
     view = memoryview(buffer)
     while len(view):
-        count = yield from _when_ready(selectors.EVENT_WRITE, sock.send, view)
+        count = yield from when_ready(selectors.EVENT_WRITE, sock.send, view)
         view = view[count:]
 
 
-def _when_ready(events: int, call: Callable[..., T], *args: Any) -> Steps[T]:
+def when_ready(events: int, call: Callable[..., T], *args: Any) -> Steps[T]:
     """Makes a call on a non-blocking socket, again and again until it is done.
 
     Args:

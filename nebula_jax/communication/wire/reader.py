@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nebula_jax.communication.wire import frames, receive_buffer, schema
-
-OPENING_BYTES = frames.frame_bytes(frames.Open)
+from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity
 
 
 class Received(NamedTuple):
@@ -20,6 +19,7 @@ def read(
     buffer: receive_buffer.ReceiveBuffer,
     allowed: schema.Schema,
     admit: Callable[[frames.Head], None],
+    tags: Integrity = CHECKSUMS,
 ) -> Iterator[Received | None]:
     """Reads one frame after the other, as code that waits for bytes would.
 
@@ -28,6 +28,7 @@ def read(
       allowed: what may come, and how large; read anew for every frame.
       admit: given each head, verified, before anything is done about it; raises if the
         message is out of place.
+      tags: of this direction of the connection.
 
     Yields:
       A message, or None when more bytes are needed.
@@ -38,12 +39,12 @@ def read(
     """
     sizes: Sequence[int]
     while True:
-        while (data := buffer.take(frames.HEAD.size)) is None:
+        while (data := buffer.take(frames.head_bytes(tags))) is None:
             yield None
-        length = frames.header_bytes(data)
+        length = frames.header_bytes(data, tags)
         while (header := buffer.take(length)) is None:
             yield None
-        head = frames.decode_head(data, header)
+        head = frames.decode_head(data, header, tags)
         admit(head)
         table = bytearray()
         if head.kind is frames.Tensor:
@@ -65,16 +66,25 @@ def read(
         buffers = buffer.place(sizes)
         while buffer.has_holes:
             yield None
-        frames.verify_payload(head, [table, *buffers] if table else buffers)
+        frames.verify_payload(head, [table, *buffers] if table else buffers, tags)
         message = frames.decode(head, header, buffers)
-        yield Received(message, frames.frame_bytes(head.kind, head.payload_bytes))
+        size = frames.frame_bytes(head.kind, head.payload_bytes, tags)
+        yield Received(message, size)
 
 
-def read_opening(data: bytes) -> tuple[frames.Open, int]:
+def opening_bytes(tags: Integrity = CHECKSUMS) -> int:
+    """Returns the size of the first frame of a connection."""
+    return frames.frame_bytes(frames.Open, 0, tags)
+
+
+def read_opening(
+    data: bytes, tags: Integrity = CHECKSUMS
+) -> tuple[frames.Open, int]:
     """Reads the first frame of a connection whose session is yet to be found.
 
     Args:
-      data: the first OPENING_BYTES of the connection.
+      data: the first `opening_bytes` of the connection.
+      tags: of this direction of the connection.
 
     Returns:
       The frame, and how many frames the connector acknowledges in it.
@@ -93,7 +103,7 @@ def read_opening(data: bytes) -> tuple[frames.Open, int]:
     buffer = receive_buffer.ReceiveBuffer()
     buffer.get_buffer()[: len(data)] = data
     buffer.receive(len(data))
-    received = next(read(buffer, schema.Schema(), admit))
+    received = next(read(buffer, schema.Schema(), admit, tags))
     # `admit` lets nothing else through, and the data are all of it.
     assert received is not None
     assert isinstance(received.message, frames.Open)

@@ -34,6 +34,7 @@ from nebula_jax.communication.wire import (
     send_window,
     states,
 )
+from nebula_jax.communication.wire.integrity import PLAIN, Both
 
 
 class LocalProtocolError(errors.NebulaError):
@@ -171,18 +172,21 @@ class Session:
 
     # Connections come and go.
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: float, tags: Both = PLAIN) -> None:
         """Begins the session, or goes on, on a new connection (connector only)."""
         self._epoch += 1
-        self._start(states.Phase.OPENING, now)
+        self._start(states.Phase.OPENING, now, tags)
 
-    def resume(self, opening: frames.Open, acknowledged: int, now: float) -> None:
+    def resume(
+        self, opening: frames.Open, acknowledged: int, now: float, tags: Both = PLAIN
+    ) -> None:
         """Goes on with a new connection that the peer has opened (listener only).
 
         Args:
           opening: its first frame.
           acknowledged: from the head of that frame.
           now: seconds.
+          tags: of the connection's frames.
 
         Raises:
           RemoteProtocolError: if it is not a newer connection of this session.
@@ -192,10 +196,10 @@ class Session:
             raise RemoteProtocolError(f"{self.peer} {text} {self._epoch}")
         self._checked(self.window.acknowledge, acknowledged)
         self._epoch = opening.epoch
-        self._start(states.Phase.RUNNING, now)
+        self._start(states.Phase.RUNNING, now, tags)
 
-    def _start(self, phase: states.Phase, now: float) -> None:
-        self._forget_connection()
+    def _start(self, phase: states.Phase, now: float, tags: Both) -> None:
+        self._forget_connection(tags)
         self._phase = phase
         self.window.rewind()
         self.liveness.connected(now)
@@ -208,12 +212,13 @@ class Session:
         self.window.note_waiting()
         self._forget_connection()
 
-    def _forget_connection(self) -> None:
+    def _forget_connection(self, tags: Both = PLAIN) -> None:
         self._control: collections.deque[frames.Message] = collections.deque()
         self._owes_ping = False
         self._received.acknowledge()  # Open does, on the next one
-        self.buffer = receive_buffer.ReceiveBuffer()
-        self._reader = reader.read(self.buffer, self._schema, self._admit)
+        self.buffer = buffer = receive_buffer.ReceiveBuffer()
+        self._tags = tags.sent
+        self._reader = reader.read(buffer, self._schema, self._admit, tags.received)
 
     # Sending.
 
@@ -269,7 +274,8 @@ class Session:
         return self._frame(ping, 0, now)
 
     def _frame(self, message: frames.Message, sequence: int, now: float) -> list[Any]:
-        buffers = frames.encode(message, sequence, self._received.acknowledge())
+        acknowledged = self._received.acknowledge()
+        buffers = frames.encode(message, sequence, acknowledged, self._tags)
         self.liveness.sent(now)
         self.ledger.count(ledger.SENT, message, sum(map(len, buffers)))
         return buffers

@@ -56,7 +56,8 @@ def test_silence_is_given_up_without_patience_and_at_the_deadline(ends):
     for deadline, patience in ((10.0, 0.05), (0.05, 10.0)):
         start = time.monotonic()
         with pytest.raises(TimeoutError, match="nothing came for"):
-            greeting.run(greeting.read_opening(here), here, start + deadline, patience)
+            steps = greeting.read_opening(greeting.Connected(here))
+            greeting.run(steps, here, start + deadline, patience)
         assert time.monotonic() - start < 5.0
 
 
@@ -69,7 +70,7 @@ def test_two_sides_meet_and_what_comes_later_stays(ends):
     connector.begin(0.0)
     dialing = greeting.meet(there, connector)
     next(dialing)
-    opening = finish(greeting.read_opening(here), here)
+    opening = finish(greeting.read_opening(greeting.Connected(here)), here)
     assert opening == (frames.Open(SESSION, 1), 0)
     listener.resume(*opening, 0.0)
     taking = greeting.meet(here, listener)
@@ -88,7 +89,7 @@ def test_two_sides_meet_and_what_comes_later_stays(ends):
 def test_a_refusal_is_sent_and_read_before_the_end(ends):
     here, there = ends
     there.sendall(b"x" * 1000)
-    steps = greeting.refuse(here, "not today")
+    steps = greeting.refuse(greeting.Connected(here), "not today")
     assert next(steps) == selectors.EVENT_READ  # the peer has not left yet
     assert b"not today" in there.recv(1000)
     there.close()
@@ -102,7 +103,7 @@ def test_who_is_refused_gets_the_reason(ends):
     connector.begin(0.0)
     dialing = greeting.meet(there, connector)
     next(dialing)
-    next(greeting.refuse(here, "not today"))
+    next(greeting.refuse(greeting.Connected(here), "not today"))
     with pytest.raises(session.PeerAborted, match="not today"):
         finish(dialing, there)
 
@@ -110,8 +111,8 @@ def test_who_is_refused_gets_the_reason(ends):
 def test_an_opening_is_one_frame_and_no_more(ends):
     here, there = ends
     data = frames.encode(frames.Open(SESSION, 4), 0, 7)[0]
-    assert len(data) == reader.OPENING_BYTES
+    assert len(data) == reader.opening_bytes()
     there.sendall(data + b"more")
-    opened = finish(greeting.read_opening(here), here)
+    opened = finish(greeting.read_opening(greeting.Connected(here)), here)
     assert opened == (frames.Open(SESSION, 4), 7)
     assert here.recv(100) == b"more"

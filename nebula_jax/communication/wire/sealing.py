@@ -1,0 +1,55 @@
+"""The steps from TLS between two trainers to sealed frames.
+
+Inside TLS, both sides send an offer (see `security.seal`), and both end TLS. What
+follows on the same connection are sealed frames, which those who carry them can read
+and cannot change. So a switch counts and checks what passes.
+"""
+
+import selectors
+import socket
+import ssl
+from collections.abc import Callable
+
+from nebula_jax.communication.wire import greeting, integrity, states
+from nebula_jax.security import credentials, seal
+from nebula_jax.security import tls as tls_lib
+from nebula_jax.security.names import label
+
+Admit = Callable[[seal.Offer, bytes], None]
+"""Given a peer's offer and its certificate (DER), raises errors.NebulaError unless it
+may come."""
+
+
+def finish(
+    role: states.Role, offer: Callable[[], seal.Offer], admit: Admit
+) -> greeting.Finish:
+    """Returns the steps that make sealed frames of a TLS connection.
+
+    Args:
+      role: of this side.
+      offer: makes this side's offer for one connection.
+      admit: checks the peer.
+    """
+
+    def steps(sock: ssl.SSLSocket) -> greeting.Steps[greeting.Connected]:
+        certificate = sock.getpeercert(True) or b""
+        names = tls_lib.certificate_names(sock) or set()
+        ours = seal.Side(offer(), tls_lib.own_certificate(sock))
+        yield from greeting.send(sock, ours.offer.encode())
+        data = yield from greeting.read_exactly(sock, seal.OFFER_BYTES)
+        peer = seal.Side(seal.read_offer(data), certificate)
+        if peer.offer.secret == ours.offer.secret:
+            raise credentials.CredentialsError("the peer sends back what it gets")
+        admit(peer.offer, certificate)
+        yield from greeting.when_ready(selectors.EVENT_READ, sock.unwrap)
+        plain = socket.socket(fileno=sock.detach())
+        plain.setblocking(False)
+        if role is states.Role.CONNECTOR:
+            sent, received = seal.macs(ours, peer)
+        else:
+            received, sent = seal.macs(peer, ours)
+        tags = integrity.Both(sent, received)
+        owner, clusters = ", ".join(sorted(names)), {label(peer.offer.cluster)}
+        return greeting.Connected(plain, tags, owner, frozenset(clusters))
+
+    return steps

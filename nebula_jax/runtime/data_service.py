@@ -1,0 +1,378 @@
+"""The process of an owner that serves a corpus to those who have a grant for it.
+
+Readers come through the switches, as trainers do (`own_switch`), any number of them at
+any time. Who reads is never taken from what a reader sends: its lab is the one of its
+certificate, which vouches for its accounts (`ana@lab-t`); an account of this lab proves
+that it has its token (`token_proof`). Each use is counted against the grant before
+anything of it is served, and is in the audit log of this lab within a second or two.
+A use that the grant does not allow ends the reader's session with the reason.
+"""
+
+import contextlib
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NamedTuple
+
+import numpy as np
+
+import nebula_jax
+from nebula_jax import errors, printable
+from nebula_jax.communication import bridge, selector
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity, frames, states
+from nebula_jax.runtime import data_channels, own_switch, process, served_text
+from nebula_jax.security import (
+    accounts,
+    data_access,
+    federation,
+    grant_meter,
+    grants,
+    identity,
+    isolation,
+    names,
+    token_proof,
+)
+from nebula_jax.security.switch import requests
+
+TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
+RECORD_SECONDS = 1.0  # between two entries of one reader
+READERS = 64  # at a time: each has a thread
+PATIENCE_SECONDS = 24 * 3600.0  # with a reader whose steps are long, or that waits
+PEER_TIMEOUT, RECONNECT_TIMEOUT = 30.0, 60.0  # seconds, as for a run's clusters
+PREPARED = "prepared"  # in the account's work folder
+
+
+class Reader(NamedTuple):
+    """Who reads, as proven."""
+
+    subject: str
+    """As in `ana`, or `ana@lab-t`."""
+    job: str
+    """As in `ana/m3`."""
+
+
+class _Tally:
+    """The uses that are not in the audit log yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Reader, tuple[int, int]] = {}
+
+    def add(self, reader: Reader, rows: int, nbytes: int) -> None:
+        with self._lock:
+            before = self._counts.get(reader, (0, 0))
+            self._counts[reader] = before[0] + rows, before[1] + nbytes
+
+    def take(self) -> dict[Reader, tuple[int, int]]:
+        with self._lock:
+            taken, self._counts = self._counts, {}
+            return taken
+
+
+class DataService:
+    """A handle that is served.
+
+    service = DataService(folder, "corpus-es", account="")
+    service.run()      # until another thread, or a signal, calls service.stop()
+    """
+
+    def __init__(
+        self,
+        folder: federation.Folder,
+        handle: str,
+        account: str = "",
+        log: Callable[[str], None] = process.message,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens the corpus, which is packed if it was not before.
+
+        Args:
+          folder: of the lab.
+          handle: its name.
+          account: that has logged in; empty for the folder's owner.
+          log: called with a line for a person.
+          clock: returns unix seconds, by which grants end.
+
+        Raises:
+          errors.NebulaError: if the account may not serve it, or it cannot be read.
+        """
+        self._folder, self._handle, self._account = folder, handle, account
+        self._log, self._clock = log, clock
+        self._job, self._lab = data_channels.job_of(handle), folder.load().name
+        self._nonce = secrets.token_hex(16)
+        self._stop = threading.Event()
+        self.has_started = threading.Event()
+        """Set once readers can come."""
+        self._tally, self._threads = _Tally(), list[threading.Thread]()
+        self._identity = identity.Identity.open(folder.path)
+        try:
+            token = own_switch.token_of(folder, account)
+            by = self._identity.account_of(token, clock())
+            access = data_access.DataAccess(self._identity.store)
+            provider = access.provider(by, handle)
+            self._meter = grant_meter.Meter(self._identity.store)
+            work_folder = isolation.work_folder(folder.path, by)
+            with process.timed(f"preparing {handle}"):
+                self._text = served_text.ServedText(provider, work_folder / PREPARED)
+            expected = access.find(handle).schema.vocabulary
+            if expected and expected != self._text.digest:
+                raise data_channels.DataError(
+                    f"{handle}: its vocabulary is another one than was registered; put"
+                    " it back, or register another handle"
+                )
+        except BaseException:
+            self._identity.close()
+            raise
+
+    def stop(self) -> None:
+        """Ends `run`; any thread or signal handler may call it."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Serves until `stop`.
+
+        Raises:
+          errors.NebulaError: if it cannot begin, as without a running switch.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._identity.close)
+            trainer = own_switch.Trainer(
+                self._folder, self._account, self._job, data_channels.CLUSTER, ""
+            )
+            stack.callback(trainer.close)
+            stack.callback(self._record, trainer)
+            work = activity.Work(PATIENCE_SECONDS)
+            stack.enter_context(work.busy(activity.Activity.COMPUTING))
+            listener = stack.enter_context(self._listener(trainer, work))
+            trainer.serve(listener.address[1], self._log, is_shared=True)
+            self._log(f"serving {self._handle}: {len(self._text):,} rows")
+            self.has_started.set()
+            with self._all_links() as links:
+                self._take_readers(listener, trainer, links)
+
+    def _listener(
+        self, trainer: own_switch.Trainer, work: activity.Work
+    ) -> listener_lib.Listener:
+        hello = frames.Hello(
+            data_channels.CLUSTER,
+            nebula_jax.__version__,
+            data_channels.settings(
+                self._handle, self._text.digest, self._text.max_length
+            ),
+            details={"nonce": self._nonce},
+        )
+        listening: socket.socket = listener_lib.listen(("127.0.0.1", 0))
+        return listener_lib.Listener(
+            listening,
+            hello,
+            peer_timeout=PEER_TIMEOUT,
+            reconnect_timeout=RECONNECT_TIMEOUT,
+            tls=trainer.server_context,
+            log=self._log,
+            work=work,
+            finish=trainer.finish(states.Role.LISTENER),
+        )
+
+    @contextlib.contextmanager
+    def _all_links(self) -> Iterator[list[Link]]:
+        """Yields a list of links, which are ended with the block."""
+        links: list[Link] = []
+        try:
+            yield links
+        finally:
+            for link in links:
+                link.abort(f"{self._handle} is not served any more")
+            for thread in self._threads:
+                thread.join()
+
+    def _take_readers(
+        self,
+        listener: listener_lib.Listener,
+        trainer: own_switch.Trainer,
+        links: list[Link],
+    ) -> None:
+        recorded = time.monotonic()
+        while not self._stop.is_set():
+            try:
+                link = listener.accept(TURN_SECONDS)
+            except bridge.NobodyThere:
+                pass
+            except errors.NebulaError as error:
+                self._log(f"refused a reader: {error}")
+            else:
+                links[:] = [each for each in links if not each.is_over]
+                self._threads = [each for each in self._threads if each.is_alive()]
+                if len(self._threads) >= READERS:
+                    link.abort(f"{READERS} others read {self._handle} at present")
+                    continue
+                links.append(link)
+                thread = threading.Thread(target=self._serve, args=(link,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            if time.monotonic() >= recorded + RECORD_SECONDS:
+                self._record(trainer)
+                recorded = time.monotonic()
+
+    def _record(self, trainer: own_switch.Trainer) -> None:
+        """Brings the uses so far to the audit log; those it does not take, later."""
+        waiting = self._tally.take()
+        for reader, (rows, nbytes) in waiting.items():
+            try:
+                trainer.record(
+                    "data",
+                    **{"event": "served", "handle": self._handle, "rows": rows},
+                    **{"nbytes": nbytes, "subject": reader.subject, "by": reader.job},
+                )
+            except (errors.NebulaError, OSError) as error:
+                self._tally.add(reader, rows, nbytes)
+                if self._stop.is_set():
+                    self._log(
+                        f"{reader.subject} has read {rows:,} rows ({nbytes:,} bytes)"
+                        f" that the audit log does not have: {error}; the grant has"
+                        " counted them"
+                    )
+
+    # One reader, in a thread of its own.
+
+    def _serve(self, link: Link) -> None:
+        who = printable.line(link.peer.cluster)
+        try:
+            reader = self._serve_all(link)
+            link.close()
+            self._log(f"{reader.subject} has read what it wanted")
+        except grants.GrantError as error:
+            self._log(f"ended a session of {who}: {error}")
+            link.abort(str(error))
+        except errors.NebulaError as error:
+            if not self._stop.is_set():
+                self._log(f"the session of {who} ended: {error}")
+            link.abort(str(error))
+        except Exception as error:  # of a damaged corpus: others can be served
+            self._log(f"the session of {who} failed: {error!r}")
+            link.abort(f"{self._handle} cannot be read at present; its owner sees why")
+
+    def _serve_all(self, link: Link) -> Reader:
+        """Serves a reader until it needs no more; returns who it was."""
+        reader, form = self._claimed(link)
+        ends = data_channels.service_ends(link, form)
+        link.welcome(0)
+        proof = _bytes_of(ends.proof.recv_payload(0)).tobytes()
+        if "@" not in reader.subject:
+            about = (self._lab, self._handle, self._nonce, link.peer.cluster)
+            store, now = self._identity.store, self._clock()
+            if not token_proof.holds(store, reader.subject, about, proof, now):
+                raise data_channels.DataError(
+                    f"{reader.subject} has not shown a token: log in again"
+                )
+        self._send_parts(reader, ends)
+        total, number = len(self._text), 0
+        row_bytes = sum(ends.rows.format.buffer_sizes()[0])
+        while True:
+            number += 1
+            wanted = _bytes_of(ends.wanted.recv_payload(number)).view(np.int32)
+            rows = _checked(wanted, total)
+            if not rows:
+                return reader
+            self._use(reader, "rows", len(rows), row_bytes)
+            ends.rows.send(number, self._text.rows(rows, form.rows))
+
+    def _claimed(self, link: Link) -> tuple[Reader, data_channels.Form]:
+        """Returns who a reader is, if it proves it, and how it reads.
+
+        Raises:
+          data_channels.DataError: if it cannot be.
+        """
+        owner = federation.parse_name(link.owner)
+        claimed = link.peer.details
+        account, job, cluster, rows = (
+            claimed.get(name) for name in ("account", "job", "cluster", "rows")
+        )
+        if (
+            owner is None
+            or not (isinstance(account, str) and accounts.is_name(account))
+            or not (isinstance(job, str) and requests.is_job(job))
+            or not (isinstance(cluster, str) and names.is_cluster(cluster))
+            or not (type(rows) is int and 0 < rows <= data_channels.MOST_REQUEST)
+        ):
+            raise data_channels.DataError("sent no account, job, cluster or rows")
+        lab = owner[0]
+        name = data_channels.reader_name(lab, account, job, cluster)
+        if name != link.peer.cluster:
+            raise data_channels.DataError(f"is not {account} of {lab} in job {job}")
+        is_own = lab == self._lab
+        subject = account if is_own else accounts.vouched(account, lab)
+        text = self._text
+        form = data_channels.Form(rows, text.max_length, text.pieces)
+        return Reader(subject, f"{account}/{job}"), form
+
+    def _send_parts(self, reader: Reader, ends: data_channels.Ends) -> None:
+        pages = data_channels.pages_of(self._text.parts)
+        self._use(reader, "schema", 0, sum(page.nbytes for page in pages))
+        for number, page in enumerate(pages):
+            ends.parts.send_payload(number, selector.Selected(page, 0))
+
+    def _use(self, reader: Reader, operation: str, rows: int, nbytes: int) -> None:
+        """Counts a use that is about to be served."""
+        counted = (reader.subject, self._handle, operation, rows, nbytes)
+        self._meter.use(*counted, self._clock(), reader.job)
+        self._tally.add(reader, rows, nbytes)
+
+
+def _bytes_of(selected: selector.Selected) -> np.ndarray:
+    """Returns the bytes of a payload of one array."""
+    found: np.ndarray = np.ascontiguousarray(selected.payload).reshape(-1)
+    return found.view(np.uint8)
+
+
+def _checked(wanted: np.ndarray, total: int) -> list[int]:
+    """Returns the numbers of the rows in a request.
+
+    Args:
+      wanted: [N] int32, as it came.
+      total: rows that there are.
+
+    Raises:
+      data_channels.DataError: if there is no such row.
+    """
+    count = int((wanted != data_channels.NO_ROW).sum())
+    rows = wanted[:count]
+    if count and (rows.min() < 0 or rows.max() >= total):
+        raise data_channels.DataError(
+            f"requested rows {rows.min()} to {rows.max()}; there are 0 to {total - 1}"
+        )
+    return [int(row) for row in rows]
+
+
+def serve(
+    folder: federation.Folder,
+    handle: str,
+    account: str = "",
+    log: Callable[[str], None] = process.message,
+) -> int:
+    """Serves a handle until SIGTERM or SIGINT; returns the exit status.
+
+    For the arguments and errors see `DataService`.
+    """
+    service = DataService(folder, handle, account, log)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        service.stop()
+
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        service.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    log(f"{handle} is not served any more")
+    return 0

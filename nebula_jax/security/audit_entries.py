@@ -1,0 +1,224 @@
+r"""Entries of the audit log: one line each, in the one spelling it can have.
+
+    {"kind":"grant","time":"2026-11-22T14:03:11.250Z","what":{...},"who":"ana"}
+
+JSON with sorted keys, without spaces, in printable ASCII: a newline, an escape sequence
+or a mark that turns the reading direction is written as \u000a, \u001b, \u202e, so a
+value can neither begin a line of its own nor do anything to a terminal. An entry's
+number is its place. Its time is the clock of the machine and only informs: a clock that
+is set back changes no order.
+
+Secrets must not be in it: a value whose name ends in password, token, key, secret or
+the like is refused, and so is any text with a private key or an invitation in it.
+"""
+
+import datetime
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from nebula_jax import printable
+from nebula_jax.security import audit_files
+
+MOST_BYTES = 65_536
+"""Bytes of a line: more would be data, which does not belong here."""
+MOST_CHARACTERS = 4_096
+"""Characters of a text in it; a longer one, which a peer might send, is cut."""
+MOST_LEVELS = 8
+_LARGEST = 2**64  # of a number; what other readers of JSON make of more differs
+_KIND_RE = re.compile(r"[a-z][a-z0-9_.-]{0,47}")
+_TIME_RE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
+_SECRET_NAME_RE = re.compile(
+    r"(pass(word|phrase|wd|code)|secret|token|(?<!public_)key|credential|invitation)s?$",
+    re.IGNORECASE,
+)
+_SECRET_RE = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|nebula1\.[A-Za-z0-9_-]{16}")
+_FIELDS = {"kind", "time", "what", "who"}
+_WITNESS_MARK = b'"event":"witness"'
+
+
+class SecretError(audit_files.AuditError):
+    """An entry with a secret in it, which was refused: a mistake of the program."""
+
+
+class Entry(NamedTuple):
+    """An entry of the log."""
+
+    number: int
+    """From 0; it is in line `number + 1`."""
+    kind: str
+    time: str
+    """UTC, as in 2026-11-22T14:03:11.250Z; informative only."""
+    who: str
+    what: dict[str, Any]
+    """JSON values."""
+
+
+def encode(
+    kind: str, time: datetime.datetime, who: str, what: Mapping[str, Any]
+) -> bytes:
+    """Returns the line of an entry, without its end.
+
+    Args:
+      kind: small letters, as `grant` or `account.add`.
+      time: of a zone; by this machine's clock.
+      who: did it, or where it happened; any text.
+      what: JSON values by name; a number that JSON has not becomes null.
+
+    Raises:
+      SecretError: if a value is or could be a secret.
+      audit_files.AuditError: if it is no JSON, or too long.
+    """
+    if not _KIND_RE.fullmatch(kind):
+        raise audit_files.AuditError(f"{printable.line(kind)} is no kind of an entry")
+    stamp = time.astimezone(datetime.UTC).isoformat(timespec="milliseconds")
+    line = _canonical(
+        {
+            "kind": kind,
+            "time": stamp.replace("+00:00", "Z"),
+            "what": _clean(what, kind, 0),
+            "who": _clean(str(who), f"{kind}: who", 0)[: printable.LIMIT],
+        }
+    )
+    if len(line) > MOST_BYTES:
+        raise audit_files.AuditError(
+            f"{kind}: an entry of {len(line)} bytes; at most {MOST_BYTES} fit a line"
+        )
+    return line
+
+
+def decode(index: int, line: bytes) -> Entry:
+    """Reads an entry from its line, without its end.
+
+    Args:
+      index: of the entry, from 0.
+      line: any bytes.
+
+    Raises:
+      audit_files.AuditError: if `encode` cannot have written it.
+    """
+    try:
+        if len(line) > MOST_BYTES:
+            raise ValueError("too long")
+        value = json.loads(line)
+        if not isinstance(value, dict) or _canonical(value) != line:
+            raise ValueError("another spelling")
+    except (ValueError, RecursionError):
+        value = {}
+    what = value.get("what")
+    if (
+        value.keys() != _FIELDS
+        or not isinstance(what, dict)
+        or not all(isinstance(value[each], str) for each in ("kind", "time", "who"))
+        or not _KIND_RE.fullmatch(value["kind"])
+        or not _TIME_RE.fullmatch(value["time"])
+    ):
+        raise audit_files.AuditError(
+            f"log.jsonl: entry {index} (line {index + 1}) is not written as one"
+        )
+    return Entry(index, value["kind"], value["time"], value["who"], what)
+
+
+def witness_of(line: bytes) -> tuple[str, str] | None:
+    """Returns the peer and the public key with which it cosigns from now on.
+
+    Args:
+      line: of an entry.
+
+    Returns:
+      None if the entry is about anything else.
+    """
+    if _WITNESS_MARK not in line:  # quotes within texts are escaped: rarely by chance
+        return None
+    try:
+        entry = decode(0, line)
+    except audit_files.AuditError:
+        return None
+    lab, verifier = entry.what.get("lab"), entry.what.get("verifier")
+    if entry.kind != "audit" or entry.what.get("event") != "witness":
+        return None
+    return (
+        (lab, verifier) if isinstance(lab, str) and isinstance(verifier, str) else None
+    )
+
+
+def lines(folder: pathlib.Path) -> Iterator[bytes]:
+    """Yields the lines of a folder's log, without their ends.
+
+    A last line without an end, which is just being written, is left out.
+
+    Raises:
+      audit_files.AuditError: if it cannot be read, or a line is longer than any can be.
+    """
+    path = audit_files.paths(folder).log
+    with audit_files.disk_errors(path), path.open("rb") as stream:
+        index = 0
+        while line := stream.readline(MOST_BYTES + 2):
+            if line[-1:] == b"\n":
+                yield line[:-1]
+            elif len(line) > MOST_BYTES:
+                raise audit_files.AuditError(
+                    f"{path}: line {index + 1} is longer than {MOST_BYTES} bytes"
+                )
+            index += 1
+
+
+def read(folder: pathlib.Path) -> Iterator[Entry]:
+    """Yields the entries of a folder's log, which are not verified.
+
+    Raises:
+      audit_files.AuditError: if one cannot be read; it names the line.
+    """
+    for index, line in enumerate(lines(folder)):
+        yield decode(index, line)
+
+
+def _canonical(value: Any) -> bytes:
+    """Returns the one spelling of a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("\x7f", "\\u007f").encode("ascii")
+
+
+def _clean(value: Any, where: str, level: int) -> Any:
+    """Returns a value as it is written; raises if it must not be."""
+    if isinstance(value, str):
+        if _SECRET_RE.search(value):
+            raise SecretError(
+                f"{printable.line(where)}: an audit entry must not have a secret in it"
+            )
+        return value[:MOST_CHARACTERS]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) <= _LARGEST:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if level < MOST_LEVELS and isinstance(value, list | tuple):
+        return [_clean(each, where, level + 1) for each in value]
+    if level < MOST_LEVELS and isinstance(value, Mapping):
+        return {
+            _name(name, each, where): _clean(each, f"{where}: {name}", level + 1)
+            for name, each in value.items()
+        }
+    raise audit_files.AuditError(
+        f"{printable.line(where)}: a {type(value).__name__} is no JSON value that an"
+        " audit entry takes"
+    )
+
+
+def _name(name: Any, value: Any, where: str) -> str:
+    """Returns the name of a value; raises if such a value is a secret."""
+    if not isinstance(name, str):
+        raise audit_files.AuditError(f"{where}: the name {name!r} is no text")
+    if found := _SECRET_NAME_RE.search(name):
+        # Numbers of tokens or keys are counts; other numbers may be a PIN.
+        is_count = found[0].endswith("s") and isinstance(value, int)
+        if value is not None and not is_count:
+            raise SecretError(
+                f"{printable.line(where)}: {printable.line(name)} may be a secret,"
+                " which must not be in the audit log"
+            )
+    return name

@@ -1,0 +1,389 @@
+"""The folder of a lab in a federation: its paths, its settings, and who may read it.
+
+A federation is labs that train together. A lab has one switch, which alone has an
+outside address, and any number of trainers. Both have a certificate, with different
+keys: a switch cannot forge what its trainers send.
+
+    federation.json   name of this lab, address and fingerprint of the authority
+    authority/        only at the lab that issues certificates
+    switch, trainer   links to the newest credentials: ca.pem, cert.pem, key.pem
+    crl.pem           the newest revocation list; crl.number is its number
+    identity.sqlite   accounts, tokens, handles, grants
+    audit/            the log of this lab, and what it has witnessed of its peers
+    epochs/           incarnations of trainers
+    switch.json       of the running switch
+    users/NAME/       the work folder of an account
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shlex
+import stat
+from collections.abc import Iterator, Sequence
+
+from cryptography import exceptions, x509
+from cryptography.hazmat.primitives import hashes
+
+from nebula_jax import errors, files
+from nebula_jax.security import names
+
+ROLES = ("switch", "trainer")
+"""The parts of a lab that have a certificate of their own."""
+
+UNREADABLE = (
+    *(ValueError, TypeError, exceptions.UnsupportedAlgorithm, x509.InvalidVersion),
+    *(x509.ExtensionNotFound, x509.DuplicateExtension),
+    x509.UnsupportedGeneralNameType,
+)
+"""The errors of `cryptography` for bytes that are not what they are read as."""
+
+MOST_ADDRESS_CHARACTERS = 255 + 8  # of a DNS name, brackets, a colon and a port
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class FederationError(errors.NebulaError):
+    """An error in this lab's own folder, or in what was to be done with it."""
+
+
+class Refusal(errors.NebulaError):
+    """An error of another party: what it sent or showed must not be used.
+
+    Attributes:
+      reason: one word for the audit log, such as `expired`.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The contents of federation.json.
+
+    Attributes:
+      name: of this lab.
+      authority: host:port of the lab that issues certificates; "" at that lab.
+      fingerprint: SHA-256 of the authority's certificate (DER), in hexadecimal.
+    """
+
+    name: str
+    authority: str
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """The folder of a lab. No path in it is made up anywhere else.
+
+    Attributes:
+      path: of the folder; it may be missing.
+    """
+
+    path: pathlib.Path
+
+    @property
+    def settings(self) -> pathlib.Path:
+        """The file federation.json."""
+        return self.path / "federation.json"
+
+    @property
+    def authority(self) -> pathlib.Path:
+        """The folder of the authority; it is at one lab alone."""
+        return self.path / "authority"
+
+    @property
+    def authority_certificate(self) -> pathlib.Path:
+        """The authority's certificate, at the authority."""
+        return self.authority / "ca.pem"
+
+    @property
+    def authority_key(self) -> pathlib.Path:
+        """The key that signs certificates and revocation lists."""
+        return self.authority / "key.pem"
+
+    @property
+    def authority_database(self) -> pathlib.Path:
+        """The invitations, the certificates issued and the revoked ones."""
+        return self.authority / "authority.sqlite"
+
+    @property
+    def switch(self) -> pathlib.Path:
+        """The credentials of the switch: a link to a folder."""
+        return self.credentials("switch")
+
+    @property
+    def trainer(self) -> pathlib.Path:
+        """The credentials of the trainers: a link to a folder."""
+        return self.credentials("trainer")
+
+    @property
+    def revocation_list(self) -> pathlib.Path:
+        """The newest revocation list."""
+        return self.path / "crl.pem"
+
+    @property
+    def revocation_number(self) -> pathlib.Path:
+        """The number of the newest revocation list that was ever here."""
+        return self.path / "crl.number"
+
+    @property
+    def identity(self) -> pathlib.Path:
+        """The database of accounts, tokens, handles and grants."""
+        return self.path / "identity.sqlite"
+
+    @property
+    def audit(self) -> pathlib.Path:
+        """The folder of the audit log."""
+        return self.path / "audit"
+
+    @property
+    def epochs(self) -> pathlib.Path:
+        """The folder of the trainers' incarnations."""
+        return self.path / "epochs"
+
+    @property
+    def running_switch(self) -> pathlib.Path:
+        """The inner address and the token of the running switch."""
+        return self.path / "switch.json"
+
+    @property
+    def users(self) -> pathlib.Path:
+        """The folder of the accounts' work folders."""
+        return self.path / "users"
+
+    def credentials(self, role: str) -> pathlib.Path:
+        """Returns the path of a role's credentials.
+
+        Args:
+          role: one of ROLES.
+
+        Raises:
+          ValueError: if it is another.
+        """
+        if role not in ROLES:
+            raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
+        return self.path / role
+
+    def user(self, name: str) -> pathlib.Path:
+        """Returns the work folder of an account.
+
+        Args:
+          name: of the account; it is written like a lab's.
+
+        Raises:
+          FederationError: if it cannot be an account's name.
+        """
+        if not is_lab(name):
+            raise FederationError(f"{name!r} cannot be the name of a work folder")
+        return self.users / name
+
+    def prepare(self) -> None:
+        """Makes the folder and those in it, for this user alone.
+
+        Raises:
+          FederationError: if it cannot be made, or others can read one that is there.
+        """
+        try:
+            for folder in (self.path, self.audit, self.epochs, self.users):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise FederationError(f"{self.path}: {error.strerror}") from None
+        self.check()
+
+    def create(self, name: str, authority: str = "", fingerprint: str = "") -> Settings:
+        """Makes the folder of a lab that founds a federation, or joins one.
+
+        Until there are credentials in it, a second attempt replaces the first.
+
+        Args:
+          name: of the lab.
+          authority: host:port of the lab that issues certificates; "" if it is this.
+          fingerprint: of the authority's certificate, see `fingerprint`.
+
+        Returns:
+          What is in federation.json now.
+
+        Raises:
+          FederationError: if an argument does not serve, or a lab is here already.
+        """
+        check_lab(name)
+        settings = _checked(Settings(name, authority, fingerprint), self.settings)
+        if self.settings.exists() and any(self.credentials(r).exists() for r in ROLES):
+            raise FederationError(
+                f"{self.path}: the lab {self.load().name} is here already; choose"
+                " another folder"
+            )
+        self.prepare()
+        text = json.dumps(dataclasses.asdict(settings), indent=2)
+        with files.writing(self.settings) as partial:
+            partial.write_text(text + "\n", "utf-8")
+        return settings
+
+    def load(self) -> Settings:
+        """Reads federation.json, after a check of who else can read the folder.
+
+        Raises:
+          FederationError: in one line that names the file.
+        """
+        self.check()
+        try:
+            found = json.loads(self.settings.read_bytes())
+        except FileNotFoundError:
+            raise FederationError(
+                f"{self.path}: no lab of a federation is here: it has no"
+                " federation.json; begin with `nebula init` or `nebula join`"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise FederationError(f"{self.settings}: {error}") from None
+        fields = {each.name for each in dataclasses.fields(Settings)}
+        if not isinstance(found, dict) or set(found) != fields:
+            raise FederationError(f"{self.settings}: must have {sorted(fields)}")
+        return _checked(Settings(**found), self.settings)
+
+    def check(self) -> None:
+        """Checks that nobody else can read or change what is secret.
+
+        Raises:
+          FederationError: with the command that mends it.
+        """
+        for path in self._secrets():
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise FederationError(f"{path}: {error.strerror}") from None
+            mode = stat.S_IMODE(found.st_mode)
+            if mode & _OTHERS:
+                right = "700" if stat.S_ISDIR(found.st_mode) else "600"
+                raise FederationError(
+                    f"{path}: others can read or change it (mode {mode:04o}):"
+                    f" chmod {right} {shlex.quote(str(path))}"
+                )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Waits until no other process or thread changes the folder, and keeps it so.
+
+        Raises:
+          FederationError: if the folder is missing.
+        """
+        try:
+            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise FederationError(f"{self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _secrets(self) -> Sequence[pathlib.Path]:
+        keys = (self.credentials(role) / "key.pem" for role in ROLES)
+        folders = (self.path, self.authority, self.switch, self.trainer, self.audit)
+        kept = (self.authority_key, self.authority_database, self.identity)
+        written = (self.audit / "key.pem", self.running_switch, self.epochs, self.users)
+        return (*folders, *keys, *kept, *written)
+
+
+def utc_now() -> datetime.datetime:
+    """Returns the time by this machine's clock."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def is_lab(name: str) -> bool:
+    """Returns True if a lab may have this name: a cluster's, without a colon."""
+    return names.is_cluster(name) and ":" not in name
+
+
+def check_lab(name: str) -> None:
+    """Checks the name of a lab.
+
+    Raises:
+      FederationError: if no lab may have it.
+    """
+    if not is_lab(name):
+        raise FederationError(
+            f"{name[:80]!r} is no lab's name: those have up to {names.MOST_CHARACTERS}"
+            " small letters, digits and -, as in lab-s"
+        )
+
+
+def trainer_name(lab: str) -> str:
+    """Returns the DNS name of a lab's trainers.
+
+    >>> trainer_name("lab-s")
+    'trainer.lab-s'
+    """
+    return f"trainer.{lab}"
+
+
+def dns_name(lab: str, role: str) -> str:
+    """Returns the only DNS name of the certificate of a role, one of ROLES."""
+    if role not in ROLES:
+        raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
+    return lab if role == "switch" else trainer_name(lab)
+
+
+def parse_name(name: str) -> tuple[str, str] | None:
+    """Returns lab and role of a DNS name; None if it is nobody's.
+
+    >>> parse_name("trainer.lab-s")
+    ('lab-s', 'trainer')
+    """
+    lab = name.removeprefix("trainer.")
+    role = "switch" if lab == name else "trainer"
+    return (lab, role) if is_lab(lab) else None
+
+
+def is_address(text: str) -> bool:
+    """Returns True if a text is host:port."""
+    host, _, port = text.rpartition(":")
+    return (
+        len(text) <= MOST_ADDRESS_CHARACTERS
+        and bool(_HOST.fullmatch(host))
+        and bool(_PORT.fullmatch(port))
+        and int(port) < 1 << 16
+    )
+
+
+def is_fingerprint(text: str) -> bool:
+    """Returns True if a text has the form of a fingerprint."""
+    return bool(_FINGERPRINT.fullmatch(text))
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """Returns the SHA-256 of a certificate (DER), in hexadecimal."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def _checked(settings: Settings, path: pathlib.Path) -> Settings:
+    """Returns settings that can be right.
+
+    Raises:
+      FederationError: if they cannot.
+    """
+    values = dataclasses.astuple(settings)
+    if not all(isinstance(each, str) for each in values):
+        raise FederationError(f"{path}: its values must be texts")
+    check_lab(settings.name)
+    if settings.authority and not is_address(settings.authority):
+        raise FederationError(
+            f"{path}: the authority {settings.authority[:80]!r} is not host:port, as in"
+            " lab-s.example:7070"
+        )
+    if not is_fingerprint(settings.fingerprint):
+        raise FederationError(
+            f"{path}: the authority's fingerprint must have 64 hexadecimal digits"
+        )
+    return settings

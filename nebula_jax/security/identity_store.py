@@ -1,0 +1,302 @@
+"""The file of a lab's accounts and grants: its tables, and transactions on it.
+
+One SQLite file, which several processes use at once. A transaction that writes begins
+as one (BEGIN IMMEDIATE), so that what it reads stays so until it commits; a commit is
+on the disk when it returns (synchronous=FULL), and a process that is killed leaves
+what the last commit left. The file appears with its tables in it, or not at all.
+"""
+
+import contextlib
+import os
+import pathlib
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nebula_jax import disk, errors, printable
+from nebula_jax.security import private_files
+
+NAME = "identity.sqlite"  # in the folder of the federation
+BUSY_SECONDS = 10.0
+"""Longer than any transaction of ours waits for a disk; then something hangs."""
+
+Record = Callable[..., object]
+"""Called as `record(kind, who, **what)` in the transaction of a change, before its
+commit: a change that cannot be recorded is not made. No secret is among the values."""
+
+_APPLICATION = 0x6E62616A  # "nbaj", which marks the file as ours
+
+_FIRST = """
+CREATE TABLE settings (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
+INSERT INTO settings VALUES ('salt', randomblob(16));
+CREATE TABLE accounts (
+  name TEXT PRIMARY KEY,
+  role TEXT NOT NULL CHECK (role IN ('owner', 'operator', 'researcher', 'auditor')),
+  state TEXT NOT NULL CHECK (state IN ('created', 'active', 'suspended', 'removed')),
+  password TEXT,
+  share REAL NOT NULL CHECK (share > 0),
+  quota_bytes INTEGER CHECK (quota_bytes >= 0),
+  disk_bytes INTEGER CHECK (disk_bytes >= 0),
+  charged_bytes INTEGER NOT NULL DEFAULT 0 CHECK (charged_bytes >= 0),
+  created REAL NOT NULL
+) STRICT;
+CREATE TABLE tokens (
+  digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
+  account TEXT NOT NULL REFERENCES accounts (name),
+  created REAL NOT NULL,
+  expires REAL
+) STRICT;
+CREATE INDEX tokens_of_account ON tokens (account);
+CREATE TABLE tries (
+  who TEXT PRIMARY KEY,
+  failures INTEGER NOT NULL,
+  retry_at REAL NOT NULL
+) STRICT;
+CREATE TABLE handles (
+  name TEXT PRIMARY KEY,
+  owner TEXT NOT NULL REFERENCES accounts (name),
+  provider TEXT NOT NULL,
+  schema TEXT NOT NULL,
+  mock TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('open', 'withdrawn')),
+  created REAL NOT NULL
+) STRICT;
+CREATE TABLE requests (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  subject TEXT NOT NULL,
+  lab TEXT NOT NULL,
+  handle TEXT NOT NULL REFERENCES handles (name),
+  operations TEXT NOT NULL,
+  why TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('requested', 'granted', 'refused')),
+  created REAL NOT NULL
+) STRICT;
+CREATE INDEX requests_open ON requests (lab) WHERE state = 'requested';
+CREATE TABLE grants (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  subject TEXT NOT NULL,
+  handle TEXT NOT NULL REFERENCES handles (name),
+  operations TEXT NOT NULL,
+  row_budget INTEGER CHECK (row_budget > 0),
+  byte_budget INTEGER CHECK (byte_budget > 0),
+  until REAL,
+  rows_used INTEGER NOT NULL DEFAULT 0,
+  bytes_used INTEGER NOT NULL DEFAULT 0,
+  state TEXT NOT NULL CHECK (state IN ('active', 'revoked', 'replaced')),
+  given_by TEXT NOT NULL REFERENCES accounts (name),
+  created REAL NOT NULL,
+  CHECK (row_budget IS NULL OR rows_used <= row_budget),
+  CHECK (byte_budget IS NULL OR bytes_used <= byte_budget)
+) STRICT;
+CREATE UNIQUE INDEX one_active_grant ON grants (subject, handle)
+  WHERE state = 'active';
+CREATE INDEX grants_of_subject ON grants (subject, handle, number);
+CREATE TABLE uses (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  grant_number INTEGER NOT NULL REFERENCES grants (number),
+  time REAL NOT NULL,
+  operation TEXT NOT NULL,
+  row_count INTEGER NOT NULL,
+  byte_count INTEGER NOT NULL,
+  job TEXT NOT NULL
+) STRICT;
+CREATE INDEX uses_of_grant ON uses (grant_number)
+"""
+
+MIGRATIONS = (_FIRST,)
+"""The statements that lead from each version of the file to the next; the number of
+them is the version. An entry stays as it is once a file has been made with it."""
+
+_DAMAGED = "the file is damaged: put a copy of it back"
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: f"another process has been writing for {BUSY_SECONDS:g} s",
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+    sqlite3.SQLITE_FULL: "the disk is full: free some of it",
+    sqlite3.SQLITE_IOERR: "the disk fails, or is full",
+    sqlite3.SQLITE_READONLY: "this user cannot write there",
+    sqlite3.SQLITE_CANTOPEN: "this user cannot open or write it",
+    sqlite3.SQLITE_CONSTRAINT: "a row would break a rule of the tables",
+}
+
+
+class StoreError(errors.NebulaError):
+    """A file of accounts that cannot be used; one line names it and what to do."""
+
+
+def unrecorded(kind: str, who: str, **what: Any) -> None:
+    """Records nothing: a `Record` for those who keep no audit log."""
+
+
+def create(path: pathlib.Path) -> None:
+    """Makes a file without accounts, unless there is one.
+
+    Args:
+      path: of the file, in a folder of this user alone.
+
+    Raises:
+      StoreError: if the disk does not take it.
+    """
+    if os.path.lexists(path):
+        return
+    try:
+        with (
+            _translated(path),
+            tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=path.parent) as folder,
+        ):
+            new = pathlib.Path(folder) / NAME
+            # SQLite gives the files that it makes beside it the same mode.
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            connection = _connect(new)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                _upgrade(connection)
+            finally:
+                connection.close()
+            disk.sync(new)
+            # Not renamed over it: another process may have been faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(new, path)
+            disk.sync(path.parent)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
+
+
+class Store:
+    """An open file of accounts. Threads may share one; processes open their own.
+
+    Args:
+      path: of a file that `create` has made.
+
+    Raises:
+      StoreError: if the file is missing, damaged, or of a newer version.
+      private_files.PrivateFileError: if others can use it.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        if not os.path.lexists(path):
+            raise StoreError(
+                f"{path}: not there: nebula init or nebula join makes the folder"
+            )
+        private_files.check_file(path)
+        with _translated(path):
+            self._connection = _connect(path)
+            try:
+                _check_version(self._connection, path)
+                _upgrade(self._connection)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def close(self) -> None:
+        """Closes the file; nothing is waiting to be written."""
+        with self._lock:
+            self._connection.close()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Yields a connection in a transaction; what the block raises undoes it.
+
+        Blocks are short, and do not nest: other processes wait.
+
+        Raises:
+          StoreError: if the file cannot be written.
+        """
+        with self._lock, _translated(self.path), _transaction(self._connection):
+            yield self._connection
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Returns the rows that one SELECT finds, as they were last committed.
+
+        Raises:
+          StoreError: if the file cannot be read.
+        """
+        with self._lock, _translated(self.path):
+            return self._connection.execute(query, parameters).fetchall()
+
+    def findings(self) -> list[str]:
+        """Returns what SQLite finds wrong in the whole file, a line each; [] if sound.
+
+        Raises:
+          StoreError: if the file cannot be read at all.
+        """
+        found = [row[0] for row in self.rows("PRAGMA integrity_check")]
+        found += [
+            f"table {row[0]}: row {row[1]} refers to nothing in {row[2]}"
+            for row in self.rows("PRAGMA foreign_key_check")
+        ]
+        return [printable.line(each) for each in found if each != "ok"]
+
+
+def _connect(path: pathlib.Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,  # transactions begin and end where we write so
+        check_same_thread=False,  # `Store` has a lock
+    )
+    connection.row_factory = sqlite3.Row
+    for setting in ("foreign_keys = ON", "synchronous = FULL", "trusted_schema = OFF"):
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _check_version(connection: sqlite3.Connection, path: pathlib.Path) -> None:
+    version = _number(connection, "user_version")
+    if _number(connection, "application_id") != _APPLICATION or version < 1:
+        raise StoreError(f"{path}: is no file of accounts: put a copy of it back")
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"{path}: has version {version}, and this Nebula reads up to"
+            f" {len(MIGRATIONS)}: install the newer one that wrote it"
+        )
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Brings the tables to the newest version, in one transaction."""
+    if _number(connection, "user_version") == len(MIGRATIONS):
+        return
+    with _transaction(connection):
+        version = _number(connection, "user_version")  # another may have been faster
+        for script in MIGRATIONS[version:]:
+            for statement in script.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # SQLite may have done so by itself
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def _translated(path: pathlib.Path) -> Iterator[None]:
+    """Makes errors of the file StoreErrors; a wrong call of ours stays what it is."""
+    try:
+        yield
+    except UnicodeDecodeError:  # of a message about what is no text any more
+        raise StoreError(f"{path}: {_DAMAGED}") from None
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.ProgrammingError):
+            raise
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        advice = _ADVICE.get(code, "is it a file of accounts?")
+        why = printable.line(" ".join(str(error).split()))
+        raise StoreError(f"{path}: {advice} ({why})") from None

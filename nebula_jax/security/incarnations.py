@@ -1,0 +1,100 @@
+"""Incarnations: how often a trainer was started, and what its peers have shown.
+
+Both sides of a connection exchange theirs. A number that goes back means that a machine
+was restored from an older copy, or that there are two of one trainer: either could send
+frames of a state that its peer has left behind. So numbers are kept on disk, and one
+that goes back is refused. No clock has a part in it.
+"""
+
+import fcntl
+import json
+import os
+import pathlib
+from typing import Any
+
+from nebula_jax import errors, files, printable
+from nebula_jax.security import names
+
+
+class IncarnationError(errors.NebulaError):
+    """An incarnation that went back, or that is here twice."""
+
+
+class Incarnations:
+    """The numbers that one trainer of one job has on disk, and a lock on them."""
+
+    def __init__(self, folder: pathlib.Path, job: str, cluster: str) -> None:
+        """Begins the next incarnation.
+
+        Args:
+          folder: for all trainers of a lab.
+          job: that the trainer takes part in.
+          cluster: that the trainer is.
+
+        Raises:
+          IncarnationError: if the trainer runs already, or its numbers cannot be read.
+        """
+        where = folder / job.replace("/", "-")
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = where / f"{names.label(cluster)}.json"
+        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kept = self._read()
+        except BlockingIOError:
+            os.close(self._lock)
+            raise IncarnationError(
+                f"{cluster} of job {job} runs here already; another run needs another"
+                " --job"
+            ) from None
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._peers: dict[str, int] = kept["peers"]
+        self.own: int = kept["own"] + 1
+        """The number of this incarnation, from 1."""
+        self._write()
+
+    def admit(self, peer: str, incarnation: int) -> None:
+        """Takes the number that a peer shows.
+
+        Args:
+          peer: its name, such as `generator:0 of lab-s`.
+          incarnation: its number.
+
+        Raises:
+          IncarnationError: if it has shown a higher one.
+        """
+        seen = self._peers.get(peer, 0)
+        if incarnation < seen:
+            raise IncarnationError(
+                f"{printable.line(peer)} shows incarnation {incarnation} after {seen}:"
+                " it was restored from an older copy, or runs twice"
+            )
+        if incarnation > seen:
+            self._peers[peer] = incarnation
+            self._write()
+
+    def close(self) -> None:
+        """Lets another process begin the next one."""
+        os.close(self._lock)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            kept = json.loads(self._path.read_text())
+            if set(kept) == {"own", "peers"} and all(
+                type(number) is int for number in (kept["own"], *kept["peers"].values())
+            ):
+                return kept
+        except FileNotFoundError:
+            return {"own": 0, "peers": {}}
+        except (OSError, ValueError, TypeError, AttributeError):
+            pass
+        raise IncarnationError(
+            f"{self._path}: cannot be read; it keeps a restored copy of a machine out,"
+            " so it is not made anew"
+        )
+
+    def _write(self) -> None:
+        with files.writing(self._path) as path:
+            path.write_text(json.dumps({"own": self.own, "peers": self._peers}))

@@ -1,0 +1,142 @@
+"""The part of a lab that an account has for itself: a work folder and its quotas.
+
+Its jobs have names of their own (`accounts.job_name`), and its streams a share of the
+line (`accounts.Limits`), which the switch gives them. All accounts of a lab are one
+user of the machine: the folders keep out that machine's other users, and one account
+from another by mistake, not a program that means to look.
+"""
+
+import contextlib
+import os
+import pathlib
+import stat
+
+from nebula_jax.security import (
+    account_rows,
+    accounts,
+    identity_store,
+    private_files,
+    roles,
+)
+from nebula_jax.security.accounts import Account, QuotaError
+
+FOLDER = "users"  # in the folder of the federation
+
+
+def work_folder(folder: pathlib.Path, account: Account) -> pathlib.Path:
+    """Returns the work folder of an account, which is made if missing.
+
+    Args:
+      folder: of the federation.
+      account: an active one.
+
+    Returns:
+      FOLDER/users/NAME, for this user of the machine alone.
+
+    Raises:
+      private_files.PrivateFileError: if a link or a file is there, or the folder is
+        another user's or open to one.
+      roles.DeniedError: if the account is not active.
+    """
+    roles.require_active(account)
+    return private_files.folder(_path(folder, account, make=True))
+
+
+def disk_used(folder: pathlib.Path, account: Account) -> int:
+    """Returns the bytes of the files in an account's work folder.
+
+    Links are not followed, and a file with several names counts once. What is removed
+    meanwhile may count or not.
+
+    Raises:
+      private_files.PrivateFileError: if it is not what `work_folder` makes, or a part
+        cannot be read, and so not be counted.
+    """
+    path = _path(folder, account)
+    if os.path.lexists(path):
+        private_files.folder(path)
+    total, seen = 0, set()
+    for where, _, names in os.walk(path, onerror=_unreadable):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(where, name))
+                if stat.S_ISREG(found.st_mode) and found.st_ino not in seen:
+                    if found.st_nlink > 1:
+                        seen.add(found.st_ino)
+                    total += found.st_size
+    return total
+
+
+def check_disk(folder: pathlib.Path, account: Account, wanted: int = 0) -> None:
+    """Checks that an account may write to its work folder.
+
+    Args:
+      folder: of the federation.
+      account: whose limits count.
+      wanted: bytes that it is about to write.
+
+    Raises:
+      QuotaError: if it would have more than its quota.
+    """
+    quota = account.limits.disk_bytes
+    if quota is None:
+        return
+    used = disk_used(folder, account)
+    if used + wanted > quota:
+        raise QuotaError(
+            f"{_path(folder, account)}: {used} of {quota} bytes are used, so {wanted}"
+            " more do not fit: remove files, or get a larger quota"
+        )
+
+
+def charge(store: identity_store.Store, name: str, count: int) -> int | None:
+    """Charges an account with bytes over the line, before they are sent.
+
+    Atomic: processes that charge one account never get more together than its quota.
+    Each call is a write to disk, so charge for many frames at once.
+
+    Args:
+      store: of the accounts.
+      name: of an active account.
+      count: bytes; all or none of them are charged.
+
+    Returns:
+      The bytes that are left; None if there is no quota.
+
+    Raises:
+      accounts.IdentityError: if there is no such account.
+      roles.DeniedError: if it is not active.
+      QuotaError: if fewer are left.
+    """
+    if not 0 <= count <= accounts.MOST_BYTES:
+        raise QuotaError(f"{name}: {count} bytes cannot be charged")
+    with store.writing() as connection:
+        account = account_rows.account(connection, name)
+        roles.require_active(account)
+        quota = account.limits.quota_bytes
+        total = account.charged_bytes + count
+        if quota is not None and total > quota:
+            raise QuotaError(
+                f"{name}: {max(quota - account.charged_bytes, 0)} of {quota} bytes over"
+                f" the line are left, and {count} were to be sent: get a larger quota"
+            )
+        connection.execute(
+            "UPDATE accounts SET charged_bytes = ? WHERE name = ?", (total, name)
+        )
+    return None if quota is None else quota - total
+
+
+def _path(folder: pathlib.Path, account: Account, make: bool = False) -> pathlib.Path:
+    accounts.check_name(account.name)  # it becomes part of a path
+    users = folder / FOLDER
+    if make:
+        private_files.folder(users)
+    return users / account.name
+
+
+def _unreadable(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise private_files.PrivateFileError(
+            f"{error.filename}: cannot be read, so its size is unclear:"
+            f" {error.strerror}"
+        ) from None

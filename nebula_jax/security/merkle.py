@@ -1,0 +1,246 @@
+"""Merkle trees over the entries of a log, and proofs about them (RFC 6962, RFC 9162).
+
+    tree = merkle.Tree()
+    for entry in entries:
+        tree.append(merkle.leaf(entry))
+    path = tree.inclusion(3, tree.size)
+    assert merkle.is_included(
+        merkle.leaf(entries[3]), 3, tree.size, path, tree.root()
+    )
+
+A leaf's hash is SHA-256(0x00 || entry), that of an inner node SHA-256(0x01 || left ||
+right): no entry can pass for a node. Of n leaves, the left branch has the largest power
+of two below n. Indices count from 0; positions in the comments are halves of a range
+[begin, end) of leaves. Everything here works on hashes and has no input or output.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+SIZE = 32
+"""Bytes of a hash."""
+EMPTY = hashlib.sha256().digest()
+"""The root of a tree without leaves."""
+LONGEST_PROOF = 128
+"""Hashes of a proof: those about 2 ** 64 leaves have fewer; a longer one is junk."""
+
+
+def leaf(entry: bytes) -> bytes:
+    """Returns the hash of an entry of the log."""
+    return hashlib.sha256(b"\x00" + entry).digest()
+
+
+def node(left: bytes, right: bytes) -> bytes:
+    """Returns the hash of an inner node, given the hashes of its branches."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+class Tree:
+    """A tree that grows at its end, with the roots and proofs of each size it had.
+
+    It keeps the hash of every complete subtree, 64 bytes a leaf. `append` hashes two
+    nodes on average, everything else O(log n).
+    """
+
+    def __init__(self, leaves: bytes = b""):
+        """Makes a tree.
+
+        Args:
+          leaves: the hashes of its leaves one after the other, 32 bytes each.
+
+        Raises:
+          ValueError: if these are no whole hashes.
+        """
+        if len(leaves) % SIZE:
+            raise ValueError(f"{len(leaves)} bytes are no whole hashes of {SIZE}")
+        # Level h holds the roots of all complete subtrees of 2 ** h leaves, in order.
+        self._levels = [bytearray()]
+        for begin in range(0, len(leaves), SIZE):
+            self.append(leaves[begin : begin + SIZE])
+
+    @property
+    def size(self) -> int:
+        """The number of leaves."""
+        return len(self._levels[0]) // SIZE
+
+    def append(self, hashed: bytes) -> int:
+        """Adds a leaf, given its hash, and returns its index."""
+        index = place = self.size
+        level = self._levels[0]
+        level += hashed
+        height = 1
+        while place & 1:  # its left neighbor is there: their parent is complete
+            above = hashlib.sha256(b"\x01" + level[-2 * SIZE :]).digest()
+            if height == len(self._levels):
+                self._levels.append(bytearray())
+            level = self._levels[height]
+            level += above
+            place >>= 1
+            height += 1
+        return index
+
+    def leaf(self, index: int) -> bytes:
+        """Returns the hash of a leaf."""
+        return bytes(self._levels[0][SIZE * index : SIZE * (index + 1)])
+
+    def root(self, size: int | None = None) -> bytes:
+        """Returns the root of the first `size` leaves; None for all.
+
+        Raises:
+          ValueError: if the tree has not that many.
+        """
+        size = self._checked(size)
+        return self._range(0, size) if size else EMPTY
+
+    def inclusion(self, index: int, size: int | None = None) -> list[bytes]:
+        """Proves that a leaf is in the tree of the first `size` leaves.
+
+        Args:
+          index: of the leaf.
+          size: None for the whole tree.
+
+        Returns:
+          The hashes of `PATH(index, D[size])`, RFC 6962 section 2.1.1.
+
+        Raises:
+          ValueError: if there is no such leaf, or no such size.
+        """
+        end = self._checked(size)
+        if not 0 <= index < end:
+            raise ValueError(f"there is no leaf {index} in a tree of {end}")
+        begin, path = 0, []
+        while end - begin > 1:
+            middle = begin + _split(end - begin)
+            if index < middle:
+                path.append(self._range(middle, end))
+                end = middle
+            else:
+                path.append(self._range(begin, middle))
+                begin = middle
+        return path[::-1]
+
+    def consistency(self, old: int, size: int | None = None) -> list[bytes]:
+        """Proves that the tree of `size` leaves continues that of `old` leaves.
+
+        Args:
+          old: a size that it had; of 0, which everything continues, the proof is empty.
+          size: None for the whole tree.
+
+        Returns:
+          The hashes of `PROOF(old, D[size])`, RFC 6962 section 2.1.2.
+
+        Raises:
+          ValueError: if it has not had these sizes in this order.
+        """
+        end = self._checked(size)
+        if not 0 <= old <= end:
+            raise ValueError(f"a tree of {end} leaves does not continue one of {old}")
+        begin, path, is_old_root = 0, [], True
+        while old and old != end:
+            middle = begin + _split(end - begin)
+            if old <= middle:
+                path.append(self._range(middle, end))
+                end = middle
+            else:
+                path.append(self._range(begin, middle))
+                begin = middle
+                is_old_root = False
+        if old and not is_old_root:
+            path.append(self._range(begin, end))
+        return path[::-1]
+
+    def _checked(self, size: int | None) -> int:
+        if size is None:
+            return self.size
+        if not 0 <= size <= self.size:
+            raise ValueError(f"there is no size {size} of a tree of {self.size} leaves")
+        return size
+
+    def _range(self, begin: int, end: int) -> bytes:
+        """Returns the hash of a branch: leaves from `begin` on, before `end`."""
+        count = end - begin
+        if count & (count - 1) == 0:  # complete: it begins at a multiple of its size
+            height = count.bit_length() - 1
+            place = SIZE * (begin >> height)
+            return bytes(self._levels[height][place : place + SIZE])
+        middle = begin + _split(count)
+        return node(self._range(begin, middle), self._range(middle, end))
+
+
+def is_included(
+    hashed: bytes, index: int, size: int, path: Sequence[bytes], root: bytes
+) -> bool:
+    """Returns True if a proof shows that a leaf is in a tree (RFC 9162, 2.1.3.2).
+
+    Args:
+      hashed: the leaf's hash.
+      index: where it is to be.
+      size: of the tree, in leaves.
+      path: see `Tree.inclusion`; any bytes.
+      root: of the tree.
+    """
+    if not 0 <= index < size or not _is_proof(path):
+        return False
+    place, last = index, size - 1  # the node and the last one of its level
+    for each in path:
+        if last == 0:
+            return False
+        if place & 1 or place == last:
+            hashed = node(each, hashed)
+            while not place & 1 and place:  # a last node without neighbor moves up
+                place, last = place >> 1, last >> 1
+        else:
+            hashed = node(hashed, each)
+        place, last = place >> 1, last >> 1
+    return last == 0 and hmac.compare_digest(hashed, root)
+
+
+def is_consistent(
+    old: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
+) -> bool:
+    """Returns True if a proof shows that one tree continues another (2.1.4.2).
+
+    Args:
+      old: size of the earlier tree, in leaves.
+      old_root: its root.
+      size: of the later tree.
+      root: its root.
+      proof: see `Tree.consistency`; any bytes.
+    """
+    if not 0 <= old <= size or not _is_proof(proof):
+        return False
+    if old == 0:
+        return not proof and old_root == EMPTY and (size > 0 or root == EMPTY)
+    if old == size:
+        return not proof and old_root == root
+    if old & (old - 1) == 0:  # the earlier tree is itself a node of the later one
+        proof = [old_root, *proof]
+    if not proof:
+        return False
+    place, last = old - 1, size - 1
+    while place & 1:
+        place, last = place >> 1, last >> 1
+    old_hash = new_hash = proof[0]
+    for each in proof[1:]:
+        if last == 0:
+            return False
+        if place & 1 or place == last:
+            old_hash, new_hash = node(each, old_hash), node(each, new_hash)
+            while not place & 1 and place:
+                place, last = place >> 1, last >> 1
+        else:
+            new_hash = node(new_hash, each)
+        place, last = place >> 1, last >> 1
+    return last == 0 and old_hash == old_root and new_hash == root
+
+
+def _split(count: int) -> int:
+    """Returns the largest power of two below a count of at least 2."""
+    return 1 << (count - 1).bit_length() - 1
+
+
+def _is_proof(proof: Sequence[bytes]) -> bool:
+    return len(proof) <= LONGEST_PROOF and all(
+        isinstance(each, bytes) and len(each) == SIZE for each in proof
+    )

@@ -1,0 +1,106 @@
+"""The policy of a lab: which streams may cross its switch, and how much of what.
+
+It is policy.json in the federation's folder, which a person writes; without it, every
+job of every account may cross. A job is looked up by its name, then as `*`:
+
+    {"jobs": {"m3": {"kinds": ["tokens", "held_out"], "bytes": 5e9,
+                     "labs": {"discriminator": ["lab-t"]}}}}
+
+`kinds` are the channels whose tensors may cross (all if missing; the frames that steer
+a session always may), `bytes` all that may cross in the job's life, and `labs` those
+that may be a cluster (any lab if missing).
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from nebula_jax import errors
+
+FILE = "policy.json"
+STEERING = frozenset(
+    ("handshake", "Open", "Hello", "Welcome", "StepDone", "Stop", "Ping", "End")
+) | {"Abort"}
+"""The kinds of frames that carry nothing of a text or a model."""
+_FIELDS = {"kinds", "bytes", "labs"}
+
+
+class PolicyError(errors.NebulaError):
+    """A stream, or bytes of one, that the policy does not let cross."""
+
+
+class Policy:
+    """The policy as its file has it."""
+
+    def __init__(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes the rules of each job, checked."""
+        self._jobs = jobs
+
+    def check_kind(self, job: str, kind: str) -> None:
+        """Raises PolicyError unless frames of a kind may cross for a job."""
+        kinds = self._rules(job).get("kinds")
+        if kinds is not None and kind not in STEERING and kind not in kinds:
+            allowed = ", ".join(sorted(kinds)) or "nothing"
+            raise PolicyError(
+                f"{kind} may not cross for job {job}: policy.json allows {allowed}"
+            )
+
+    def check_bytes(self, job: str, count: int) -> None:
+        """Raises PolicyError if more bytes have crossed for a job than may."""
+        most = self._rules(job).get("bytes")
+        if most is not None and count > most:
+            raise PolicyError(
+                f"job {job} has used up its {most:,.0f} bytes of policy.json"
+            )
+
+    def check_lab(self, job: str, cluster: str, lab: str) -> None:
+        """Raises PolicyError unless a lab may be a cluster of a job."""
+        labs = self._rules(job).get("labs", {})
+        role = cluster.partition(":")[0]
+        allowed = labs.get(cluster, labs.get(role))
+        if allowed is not None and lab not in allowed:
+            raise PolicyError(
+                f"{lab} may not be {cluster} of job {job}: policy.json allows"
+                f" {', '.join(sorted(allowed)) or 'nobody'}"
+            )
+
+    def _rules(self, job: str) -> Mapping[str, Any]:
+        return self._jobs.get(job, self._jobs.get("*", {}))
+
+
+def load(path: pathlib.Path) -> Policy:
+    """Reads a policy; one that allows everything if there is no file.
+
+    Raises:
+      PolicyError: if it cannot be read: then nothing may cross.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return Policy({})
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{path}: cannot be read: {error}") from None
+    jobs = found.get("jobs") if isinstance(found, dict) else None
+    if not isinstance(jobs, dict) or set(found) != {"jobs"}:
+        raise PolicyError(f'{path}: expected {{"jobs": {{NAME: RULES}}}}')
+    for name, rules in jobs.items():
+        _check_rules(rules, f"{path}: job {name}")
+    return Policy(jobs)
+
+
+def _check_rules(rules: Any, where: str) -> None:
+    if not isinstance(rules, dict) or not rules.keys() <= _FIELDS:
+        raise PolicyError(f"{where}: expected some of {', '.join(sorted(_FIELDS))}")
+    most = rules.get("bytes", 0)
+    if isinstance(most, bool) or not isinstance(most, int | float) or most < 0:
+        raise PolicyError(f"{where}: bytes must be a number from 0")
+    if not _is_names(rules.get("kinds", [])):
+        raise PolicyError(f"{where}: kinds must be a list of names")
+    labs = rules.get("labs", {})
+    if not isinstance(labs, dict) or not all(map(_is_names, labs.values())):
+        raise PolicyError(f"{where}: labs must be a list of labs for each cluster")
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -1,0 +1,122 @@
+"""Folders and files that this user alone can use: made so, and refused if not so.
+
+The owner and the mode of a path are checked without following a link at it: whoever
+may put a link there would otherwise choose what is read or written.
+"""
+
+import os
+import pathlib
+import stat
+
+from nebula_jax import errors, files
+
+MOST_BYTES = 2**16
+"""A secret is a line; a longer file is another file, given by mistake."""
+
+
+class PrivateFileError(errors.NebulaError):
+    """A folder or a file that others can use, or that is not what it has to be."""
+
+
+def folder(path: pathlib.Path) -> pathlib.Path:
+    """Makes a folder for this user alone, unless it is there, and checks it.
+
+    Args:
+      path: of the folder; the one around it is there.
+
+    Returns:
+      The same path.
+
+    Raises:
+      PrivateFileError: if it cannot be made, is a link or a file, belongs to another
+        user or is open to one.
+    """
+    try:
+        path.mkdir(0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise PrivateFileError(f"{path}: cannot be made: {error.strerror}") from None
+    found = _status(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise PrivateFileError(
+            f"{path}: a folder has to be here, not a link or a file: move it away"
+        )
+    _check(path, found, "700")
+    return path
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Checks that a file is this user's own.
+
+    Raises:
+      PrivateFileError: if it is missing, is a link or a folder, belongs to another
+        user or is open to one.
+    """
+    _check_file(path, _status(path))
+
+
+def read(path: pathlib.Path) -> str:
+    """Reads the text of a file that is this user's own.
+
+    Raises:
+      PrivateFileError: see `check_file`; or if the file is no short text.
+    """
+    try:
+        # A pipe in the file's place must not stop the process.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags), "rb") as stream:
+            _check_file(path, os.fstat(stream.fileno()))
+            contents = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise PrivateFileError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        text = contents.decode("utf-8")
+    except UnicodeDecodeError:
+        raise PrivateFileError(f"{path}: is no text") from None
+    if len(contents) > MOST_BYTES:
+        raise PrivateFileError(f"{path}: has more than {MOST_BYTES} bytes")
+    return text
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Writes a text, whole or not at all, that nobody else can read at any time.
+
+    Raises:
+      PrivateFileError: if the disk does not take it.
+    """
+    try:
+        with files.writing(path) as partial:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(partial, flags, 0o600), "wb") as stream:
+                stream.write(text.encode("utf-8"))
+    except OSError as error:
+        raise PrivateFileError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _status(path: pathlib.Path) -> os.stat_result:
+    try:
+        return path.lstat()
+    except OSError as error:
+        raise PrivateFileError(f"{path}: {error.strerror}") from None
+
+
+def _check_file(path: pathlib.Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise PrivateFileError(
+            f"{path}: a file has to be here, not a link or a folder: move it away"
+        )
+    _check(path, found, "600")
+
+
+def _check(path: pathlib.Path, found: os.stat_result, mode: str) -> None:
+    if found.st_uid != os.geteuid():
+        raise PrivateFileError(
+            f"{path}: belongs to user {found.st_uid}, not to this one"
+            f" ({os.geteuid()}): run as its owner"
+        )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PrivateFileError(
+            f"{path}: others can use it (mode {stat.S_IMODE(found.st_mode):04o}):"
+            f" chmod {mode} {path}"
+        )

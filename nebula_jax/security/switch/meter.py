@@ -1,0 +1,192 @@
+"""The meter of one direction of a stream: which kinds of frames pass, and how many bytes.
+
+A switch reads heads and lets everything else by. A stream begins with the TLS records
+in which its trainers agree on keys; sealed frames follow. Kinds are the names of frames
+(`Hello`, `StepDone`), and for tensors those of their channels (`tokens`), which the
+listener's Welcome has.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+
+from nebula_jax import errors, printable
+from nebula_jax.communication.wire import frames
+from nebula_jax.security import seal
+
+HANDSHAKE = "handshake"
+MOST_HANDSHAKE = 1 << 16  # bytes of TLS in a direction
+_RECORD = struct.Struct("!BHH")  # of TLS: kind, version, length
+_RECORD_KINDS = range(20, 24)
+_FIELDS = struct.Struct("!4sBBHQQQ")
+_HEAD_BYTES = frames.head_bytes(seal.Mac)
+_CHANNEL = struct.Struct("!H")
+_SESSION_BYTES = 16  # the first of an Open's header
+_LONGEST_NAME = 64  # characters of a channel's
+MOST_SESSIONS = 1000  # whose names are kept
+
+
+class Unreadable(errors.NebulaError):
+    """A stream that is neither a handshake nor sealed frames."""
+
+
+Known = dict[str, list[list[str]]]
+"""Session -> the channels that its listener sends on, and those of its connector."""
+
+
+class Names:
+    """The names of the channels of one stream, which are those of its session.
+
+    A session has a Welcome once, and may go on over many streams.
+    """
+
+    def __init__(self, known: Known | None = None) -> None:
+        """Starts before the first frame.
+
+        Args:
+          known: of earlier sessions; changed in place.
+        """
+        self._known: Known = {} if known is None else known
+        self._session = ""
+
+    def begin(self, session_id: bytes) -> None:
+        """Takes the session that a stream belongs to."""
+        self._session = session_id.hex()
+
+    def learn(self, welcome: bytes) -> None:
+        """Takes the names from the payload of a listener's Welcome."""
+        try:
+            sides = [[each["name"] for each in side] for side in json.loads(welcome)]
+            sent, received = sides
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise Unreadable("a Welcome that cannot be read") from None
+        self._known.pop(self._session, None)
+        while len(self._known) >= MOST_SESSIONS:
+            del self._known[next(iter(self._known))]
+        self._known[self._session] = [
+            [printable.line(str(each), _LONGEST_NAME) for each in side]
+            for side in (sent, received)
+        ]
+
+    def of(self, is_listener: bool) -> list[str]:
+        """Returns the names of the channels on which a side sends."""
+        found = self._known.get(self._session, [[], []])
+        return found[0] if is_listener else found[1]
+
+
+class Meter:
+    """What passes in one direction of one stream."""
+
+    def __init__(
+        self, names: Names, is_listener: bool, admit: Callable[[str, int], None]
+    ) -> None:
+        """Starts before the first byte.
+
+        Args:
+          names: of the stream's channels; both directions share them.
+          is_listener: whether it is the listener that sends in this direction.
+          admit: given the kind of a frame and its bytes, before any of them is passed
+            on; raises errors.NebulaError if they may not pass.
+        """
+        self.seen: dict[str, list[int]] = {}
+        """Kind -> [frames, bytes]."""
+        self._names, self._is_listener, self._admit = names, is_listener, admit
+        self._head = bytearray()
+        self._left = 0  # bytes of the present frame that are still to come
+        self._welcome: bytearray | None = None
+        self._handshake = 0
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Takes the next bytes, before they are passed on.
+
+        Raises:
+          Unreadable: if they are no stream of ours.
+          errors.NebulaError: of `admit`.
+        """
+        view = memoryview(data)
+        while len(view):
+            if self._left:
+                passed = view[: self._left]
+                self._pass(passed)
+                view = view[len(passed) :]
+                continue
+            missing = self._missing()
+            self._head += view[:missing]
+            view = view[missing:]
+            if not self._missing():
+                self._begin()
+
+    def _missing(self) -> int:
+        """Returns how many bytes more a head needs before it can be read."""
+        head = self._head
+        if not head:
+            return 1
+        if head[0] in _RECORD_KINDS:
+            return max(0, _RECORD.size - len(head))
+        if len(head) < _FIELDS.size:
+            return _FIELDS.size - len(head)
+        return _HEAD_BYTES + _READ_FURTHER.get(head[5], 0) - len(head)
+
+    def _begin(self) -> None:
+        """Reads a head, and lets its frame begin."""
+        head, self._head = bytes(self._head), bytearray()
+        if head[0] in _RECORD_KINDS:
+            kind, total = self._record(head)
+        else:
+            kind, total = self._frame(head)
+        self._admit(kind, total)
+        count = self.seen.setdefault(kind, [0, 0])
+        count[0] += 1
+        count[1] += total
+        self._left = total - len(head)
+
+    def _record(self, head: bytes) -> tuple[str, int]:
+        _, version, length = _RECORD.unpack(head)
+        self._handshake += _RECORD.size + length
+        if version >> 8 != 3 or self._handshake > MOST_HANDSHAKE:
+            raise Unreadable("a handshake without an end")
+        return HANDSHAKE, _RECORD.size + length
+
+    def _frame(self, head: bytes) -> tuple[str, int]:
+        magic, version, number, length, _, _, payload = _FIELDS.unpack_from(head)
+        if magic != seal.MAGIC or version != frames.VERSION:
+            raise Unreadable("a frame that is not sealed, or of another version")
+        if number >= len(frames.KINDS):
+            raise Unreadable(f"a frame of kind {number}")
+        kind = frames.KINDS[number]
+        if length != frames.LAYOUTS[kind].size:
+            raise Unreadable(f"a {kind.__name__} with a header of {length} bytes")
+        total = _HEAD_BYTES + length + payload
+        if kind is frames.Tensor:
+            (channel,) = _CHANNEL.unpack_from(head, _HEAD_BYTES)
+            return self._channel(channel), total
+        if kind is frames.Open:
+            self._names.begin(head[_HEAD_BYTES:])
+        if kind is frames.Welcome:
+            if payload > frames.MAX_WELCOME_BYTES:
+                raise Unreadable(f"a Welcome of {payload} bytes")
+            self._welcome = bytearray()
+            self._welcome_from = length
+        return kind.__name__, total
+
+    def _channel(self, number: int) -> str:
+        names = self._names.of(self._is_listener)
+        if number >= len(names):
+            raise Unreadable(f"a tensor on channel {number}, of {len(names)}")
+        return names[number]
+
+    def _pass(self, passed: memoryview) -> None:
+        self._left -= len(passed)
+        if self._welcome is not None:
+            self._welcome += passed
+            if not self._left:
+                if self._is_listener:
+                    self._names.learn(bytes(self._welcome[self._welcome_from :]))
+                self._welcome = None
+
+
+_READ_FURTHER = {
+    frames.KINDS.index(frames.Tensor): _CHANNEL.size,
+    frames.KINDS.index(frames.Open): _SESSION_BYTES,
+}
+"""Kind -> bytes of its typed header that are read."""

@@ -1,0 +1,289 @@
+"""The switch of a lab: it carries the streams of its trainers to other labs.
+
+It alone has an outside address. Trainers connect to its inner address; other switches
+connect to it, or it dials them, from behind a NAT as well. What it carries is sealed
+end to end (`security.seal`): it can count, refuse, drop or delay, not change.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nebula_jax import errors, printable
+from nebula_jax.security import federation, peer_tls
+from nebula_jax.security.switch import (
+    inner,
+    joining,
+    line,
+    messages,
+    outer,
+    requests,
+    state,
+    streams,
+    upkeep,
+)
+
+BACKLOG = 128
+MOST_PENDING = 32  # outside connections before their handshake is done
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
+REASON_CHARACTERS = 500  # of another switch's
+
+
+class Switch:
+    """The running switch of a lab."""
+
+    def __init__(
+        self, folder: federation.Folder, log: Callable[[str], None] = print
+    ) -> None:
+        """Opens what the switch needs; for arguments and errors see `state.State`."""
+        self.state = state.State(folder, log)
+        self.upkeep = upkeep.Upkeep(self.state)
+        self._pending = 0
+        self._token = inner.new_token()
+        self._stop = asyncio.Event()
+
+    async def run(
+        self,
+        listening: socket.socket | None,
+        peers: Sequence[tuple[str, int]],
+        inside: socket.socket,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Runs until `stop`.
+
+        Args:
+          listening: bound to the outside address, for other switches; None to dial
+            alone.
+          peers: addresses of the switches to dial.
+          inside: bound to the inner address.
+          started: called once trainers can come.
+        """
+        folder, begin = self.state.folder, self.state.begin
+        host, port = inside.getsockname()[:2]
+        begin(self._accept_trainers(inside))
+        inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
+        self._record("switch", event="started")
+        if listening is not None:
+            begin(self._accept(listening))
+        for address in peers:
+            begin(self._keep_dialing(address))
+        begin(self.upkeep.run())
+        started()
+        try:
+            await self._stop.wait()
+        finally:
+            with contextlib.suppress(OSError):
+                folder.running_switch.unlink()
+            inside.close()
+            for each in list(self.state.lines.values()):
+                each.close("the switch was stopped")
+            await self.state.end_tasks()
+            self._record("switch", event="stopped")
+            self.upkeep.close()
+            if listening is not None:
+                listening.close()
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stop.set()
+
+    def _record(self, kind: str, **what: Any) -> None:
+        self.state.record(kind, self.state.lab, **what)
+
+    # Other switches.
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        while True:
+            sock, address = await loop.sock_accept(listening)
+            if self._pending >= MOST_PENDING:
+                sock.close()  # whoever is honest tries again
+                continue
+            sock.setblocking(False)
+            self._pending += 1
+            self.state.begin(self._meet(sock, address[0]))
+
+    async def _meet(self, sock: socket.socket, host: str) -> None:
+        try:
+            try:
+                connection = await outer.accept(self.state.folder, sock)
+            except (errors.NebulaError, OSError, EOFError) as error:
+                self._refused(host, error)
+                return
+            finally:
+                self._pending -= 1
+            if not connection.lab:
+                await self._join(connection, host)
+                return
+        except TimeoutError as error:
+            self._refused(host, error)
+            return
+        made = self._line(connection, is_dialer=False)
+        await self._run_line(made, connection)
+
+    def _refused(self, host: str, error: BaseException) -> None:
+        reason = peer_tls.reason_of(error)
+        self.state.log(f"refused a connection from {host}: {reason}: {error}")
+        self.state.record("refusal", host, reason=reason)
+
+    async def _join(self, connection: outer.Connection, host: str) -> None:
+        try:
+            if self.state.issuer is None:
+                raise peer_tls.PeerRefused("none", "the authority is at another lab")
+            done = await joining.serve(connection, self.state.issuer)
+            if done["op"] == "join":
+                self.state.log(f"{done['lab']} has joined the federation")
+                self.state.record("federation", done["lab"], event="joined", host=host)
+        except (errors.NebulaError, OSError, ValueError) as error:
+            self._refused(host, error)
+        finally:
+            await streams.close(connection.writer)
+
+    async def _keep_dialing(self, address: tuple[str, int]) -> None:
+        """Keeps a line to an address; a successor is there before the line ends."""
+        pause, logged = 0.0, ""
+        while True:
+            try:
+                connection = await outer.dial(self.state.folder, address)
+            except (errors.NebulaError, OSError, EOFError) as error:
+                reason = f"no line to {address[0]}:{address[1]}: {error}"
+                if reason != logged:
+                    self.state.log(f"{reason}; trying again")
+                    self._record("fault", event=peer_tls.reason_of(error))
+                    logged = reason
+                pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+            else:
+                began, logged = time.monotonic(), ""
+                made = self._line(connection, is_dialer=True)
+                running = asyncio.create_task(self._run_line(made, connection))
+                self.state.hold(running)
+                renewed = asyncio.create_task(made.wants_successor.wait())
+                ends = {running, renewed}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                renewed.cancel()
+                has_lasted = time.monotonic() - began > FIRST_PAUSE
+                pause = 0.0 if has_lasted or not running.done() else FIRST_PAUSE
+            await asyncio.sleep(pause)
+
+    def _line(self, connection: outer.Connection, is_dialer: bool) -> line.Line:
+        made = line.Line(
+            connection.reader,
+            connection.writer,
+            is_dialer=is_dialer,
+            beat=self.upkeep.beat,
+            receive=self._receive,
+        )
+        made.lab, made.serial = connection.lab, connection.serial
+        return made
+
+    async def _run_line(self, made: line.Line, connection: outer.Connection) -> None:
+        """Moves what crosses on a line until it ends."""
+        lab = connection.lab
+        former = self.state.lines.get(lab)
+        self.state.lines[lab] = made
+        if former is not None:
+            former.close("another line took its place")
+        self.state.log(f"connected with {lab}")
+        about = {"event": "opened", "lab": lab, "serial": f"{connection.serial:x}"}
+        self._record("session", **about)
+        self.upkeep.met(made)
+        ends = asyncio.get_running_loop().call_later(
+            max(0.0, connection.expires - time.time()),
+            made.close,
+            f"the certificate of {lab} has expired",
+        )
+        try:
+            reason = await made.run()
+        finally:
+            ends.cancel()
+            if self.state.lines.get(lab) is made:
+                del self.state.lines[lab]
+            self.state.line_ended(lab, "the line broke")
+        self.state.log(f"the line to {lab} ended: {reason}")
+        counts = {"sent": made.bytes_sent, "received": made.bytes_received}
+        self._record("session", event="closed", lab=lab, **counts)
+
+    def _receive(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Takes a control message of another switch."""
+        op = messages.field(fields, "op", str)
+        if op == "open":
+            self._announced(made, fields)
+        elif op in ("opened", "refused"):
+            number = messages.field(fields, "stream", int)
+            why = printable.line(messages.field(fields, "why", str), REASON_CHARACTERS)
+            is_absent = fields.get("absent") is True
+            self.state.answered(made.lab, number, why, is_absent)
+        else:
+            self.upkeep.receive(made, op, fields)
+
+    # Streams.
+
+    def _announced(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Takes up a stream that a trainer of another lab has dialed."""
+        number = messages.field(fields, "stream", int)
+        stream = made.accept(number)
+        texts = [
+            messages.field(fields, name, str)
+            for name in ("name", "job", "account", "from", "to")
+        ]
+        about = streams.About(*texts, lab=made.lab)
+        self.state.begin(self._answer(made, stream, about))
+
+    async def _answer(
+        self, made: line.Line, stream: line.Stream, about: streams.About
+    ) -> None:
+        try:
+            requests.check_about(about)
+            self.state.rules.check_lab(about.job, about.connector, made.lab)
+            served = self.state.served.get((about.job, about.listener))
+            if served is None:
+                raise inner.Absent(f"{about.listener} of job {about.job} is not here")
+            trainer = await asyncio.open_connection(*served.address)
+        except (errors.NebulaError, OSError) as error:
+            made.send(
+                op="refused",
+                stream=stream.number,
+                why=str(error),
+                absent=isinstance(error, inner.Absent | OSError),
+            )
+            stream.close("refused", at_once=True)
+            return
+        made.send(op="opened", stream=stream.number, why="")
+        account = served.account
+        made.share(stream, account.name, account.limits.share)
+        await self.state.carry(
+            about, account.name, trainer, stream, is_listener=True
+        )
+
+    # Trainers and commands of this lab.
+
+    async def _accept_trainers(self, inside: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        inside.setblocking(False)
+        inside.listen(BACKLOG)
+        while True:
+            sock, _ = await loop.sock_accept(inside)
+            self.state.begin(self._serve_inside(sock))
+
+    async def _serve_inside(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(
+            sock=sock, limit=inner.MOST_BYTES
+        )
+        try:
+            fields = await inner.read_request(reader, self._token)
+            if fields is None:
+                inner.answer(writer, error="this is not the token of this switch")
+                return
+            await requests.serve(self.state, self.upkeep, fields, reader, writer)
+        except (errors.NebulaError, OSError, ValueError, KeyError) as error:
+            kind = "absent" if isinstance(error, inner.Absent) else "error"
+            with contextlib.suppress(OSError, RuntimeError):
+                inner.answer(writer, **{kind: str(error) or repr(error)})
+        finally:
+            await streams.close(writer)

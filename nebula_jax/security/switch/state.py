@@ -1,0 +1,214 @@
+"""The state of a running switch, and what it does with streams."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from nebula_jax import errors
+from nebula_jax.security import audit, authority, federation, identity, policy
+from nebula_jax.security.accounts import Account
+from nebula_jax.security.switch import inner, line, sessions, streams, usage
+
+OPEN_SECONDS = 10.0  # for the other switch to answer
+
+
+class Served(NamedTuple):
+    """A trainer here that waits for others."""
+
+    address: tuple[str, int]
+    """On the inner network."""
+    account: Account
+    is_shared: bool = False
+    """True if trainers of this lab's other accounts may dial it too."""
+
+
+class State:
+    """The state of a running switch."""
+
+    def __init__(
+        self, folder: federation.Folder, log: Callable[[str], None] = print
+    ) -> None:
+        """Opens what the switch needs.
+
+        Args:
+          folder: of the lab.
+          log: called with a line for a person.
+
+        Raises:
+          errors.NebulaError: if the folder does not serve.
+        """
+        self.folder, self.log = folder, log
+        self.settings = folder.load()
+        self.lab = self.settings.name
+        self.identity = identity.Identity.open(folder.path)
+        self.audit = audit.Log.open(folder.audit, self.lab)
+        self.issuer: authority.LocalAuthority | None = None
+        if not self.settings.authority:
+            self.issuer = authority.LocalAuthority(folder)
+        self.lines: dict[str, line.Line] = {}
+        self.served: dict[tuple[str, str], Served] = {}
+        """(job, cluster) -> the trainer here that is it."""
+        self.refusals: dict[tuple[str, str], str] = {}
+        """(job, cluster) -> why its stream was ended, for its next attempt."""
+        self.under_way: dict[str, tuple[streams.About, float]] = {}
+        """Name of a stream and its end -> the stream, and since when."""
+        self.usage = usage.Usage(usage.read(folder.path))
+        self.sessions = sessions.read(folder.path)
+        self.rules = policy.load(folder.path / policy.FILE)
+        self._waiting: dict[tuple[str, int], asyncio.Future[str]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Starts a task of the switch; an error of it is logged."""
+        self.hold(asyncio.create_task(work))
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Takes a task that ends with the switch."""
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log(f"error: {error!r}")
+
+    async def end_tasks(self) -> None:
+        """Ends all tasks."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def record(self, kind: str, who: str, /, **what: Any) -> None:
+        """Puts an entry into the audit log; upkeep brings it to the disk."""
+        self.audit.append(kind, who, **what)
+
+    def set_rules(self, rules: policy.Policy) -> None:
+        """Takes a new policy: what the former one refused may be tried again."""
+        self.rules = rules
+        self.refusals.clear()
+
+    def admit(self, about: streams.About, account: str, kind: str, count: int) -> None:
+        """Counts a frame that is about to pass.
+
+        Args:
+          about: its stream.
+          account: of this lab that pays for it.
+          kind: of the frame.
+          count: its bytes.
+
+        Raises:
+          policy.PolicyError, usage.QuotaSpent: if it may not pass.
+        """
+        self.rules.check_kind(about.job, kind)
+        self.rules.check_bytes(about.job, self.usage.used[about.job] + count)
+        self.usage.count(about.job, account, count)
+
+    async def open(self, lab: str, about: streams.About, weight: float) -> line.Stream:
+        """Opens a stream to the trainer that `about` names, at a lab.
+
+        Raises:
+          inner.Absent: if it is not there.
+          inner.Refused: if the stream is refused.
+        """
+        made = self.lines[lab]
+        if made.is_closed:
+            raise inner.Absent(f"the line to {lab} has just ended")
+        stream = made.open()
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[lab, stream.number] = answer
+        made.send(
+            op="open",
+            stream=stream.number,
+            **{"from": about.connector, "to": about.listener},
+            **{name: getattr(about, name) for name in ("name", "job", "account")},
+        )
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await answer
+        except TimeoutError:
+            stream.close("no answer", at_once=True)
+            raise inner.Absent(f"the switch of {lab} does not answer") from None
+        except errors.NebulaError:
+            stream.close("refused", at_once=True)
+            raise
+        finally:
+            self._waiting.pop((lab, stream.number), None)
+        made.share(stream, about.account.partition("@")[0], weight)
+        return stream
+
+    def answered(self, lab: str, number: int, why: str, is_absent: bool) -> None:
+        """Takes a lab's answer to a stream that was opened.
+
+        Args:
+          lab: that answers.
+          number: of the stream.
+          why: it was refused; empty if it was not.
+          is_absent: whether the trainer may come.
+        """
+        waiting = self._waiting.get((lab, number))
+        if waiting is None or waiting.done():
+            return
+        if not why:
+            waiting.set_result("")
+        elif is_absent:
+            waiting.set_exception(inner.Absent(why))
+        else:
+            waiting.set_exception(inner.Refused(f"the switch of {lab}: {why}"))
+
+    def line_ended(self, lab: str, reason: str) -> None:
+        """Ends the wait for a lab's answers, which cannot come any more."""
+        for (other, _), waiting in self._waiting.items():
+            if other == lab and not waiting.done():
+                waiting.set_exception(inner.Absent(reason))
+
+    async def carry(
+        self,
+        about: streams.About,
+        account: str,
+        trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        end: streams.End,
+        is_listener: bool,
+    ) -> None:
+        """Carries a stream to its end, and records what it has carried.
+
+        Args:
+          about: the stream.
+          account: of this lab that pays for it.
+          trainer: the connection to the trainer here.
+          end: the other end.
+          is_listener: whether the trainer here is the one that listens.
+        """
+        key = about.name + "<>"[is_listener]
+        self.under_way[key] = (about, time.time())
+        try:
+            carried = await streams.carry(
+                lambda kind, count: self.admit(about, account, kind, count),
+                trainer,
+                end,
+                is_listener,
+                self.sessions,
+            )
+        finally:
+            del self.under_way[key]
+        ours = about.listener if is_listener else about.connector
+        if carried.refusal:
+            self.refusals[about.job, ours] = carried.refusal
+            self.log(f"ended a stream of {ours}: {carried.refusal}")
+            self.record("refusal", about.account, reason="policy", job=about.job)
+        directions = {"sent": carried.sent, "received": carried.received}
+        for direction, kinds in directions.items():
+            for kind, (count, nbytes) in kinds.items():
+                self.record(
+                    "stream",
+                    about.account,
+                    **{"stream": about.name, "job": about.job, "peer": about.lab},
+                    **{"direction": direction, "kind": kind},
+                    **{"frames": count, "bytes": nbytes},
+                )
+
+
+def new_name() -> str:
+    """Returns the name of a new stream."""
+    return secrets.token_hex(8)

@@ -1,0 +1,68 @@
+"""The bytes that jobs and accounts have used, over restarts of the switch.
+
+Counting is in memory, frame by frame. Now and then the switch writes what jobs have
+used to a file, and charges accounts; an account that could not be charged is barred.
+"""
+
+import collections
+import json
+import pathlib
+from collections.abc import Mapping
+
+from nebula_jax import errors, files
+
+FILE = "usage.json"
+
+
+class QuotaSpent(errors.NebulaError):
+    """An account whose quota is used up."""
+
+
+class Usage:
+    """What has been used."""
+
+    def __init__(self, used: Mapping[str, int]) -> None:
+        """Goes on from earlier counts.
+
+        Args:
+          used: job -> bytes.
+        """
+        self.used = collections.Counter(used)
+        """Job -> bytes."""
+        self.uncharged: collections.Counter[str] = collections.Counter()
+        """Account -> bytes that its quota does not have yet."""
+        self.barred: dict[str, str] = {}
+        """Account -> the reason why nothing more of it may pass."""
+
+    def check(self, account: str) -> None:
+        """Raises QuotaSpent if nothing more of an account may pass."""
+        if account in self.barred:
+            raise QuotaSpent(self.barred[account])
+
+    def count(self, job: str, account: str, count: int) -> None:
+        """Counts bytes that are about to pass; raises QuotaSpent if they may not."""
+        self.check(account)
+        self.used[job] += count
+        self.uncharged[account] += count
+
+
+def read(folder: pathlib.Path) -> dict[str, int]:
+    """Reads the counts of jobs; raises errors.SettingsError if they are damaged."""
+    path = folder / FILE
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise errors.SettingsError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict) or not all(
+        type(count) is int and count >= 0 for count in found.values()
+    ):
+        raise errors.SettingsError(f"{path}: expected bytes by job")
+    return found
+
+
+def write(folder: pathlib.Path, used: Mapping[str, int]) -> None:
+    """Writes the counts of jobs."""
+    with files.writing(folder / FILE) as partial:
+        partial.write_text(json.dumps(dict(sorted(used.items())), indent=1) + "\n")

@@ -1,0 +1,268 @@
+"""The witness that a lab is to its peers' audit logs.
+
+A peer sends each checkpoint that it signs, with the proof that it continues the one
+before. The witness keeps the newest one and cosigns it. It refuses one that is smaller,
+one that is not a continuation, one of another key: a peer that wants to change or drop
+an entry that was witnessed is found out, for it must show another log here.
+
+What a witness has forgotten, it cannot refuse. So the key with which it cosigns a
+peer's log lies in one file with what it has seen of that log: who loses the one has
+lost the other, and the peer sees the new key and records it. An older copy of the file
+brings both back; then the peer sees that the witness would continue from a smaller size
+than it has cosigned (`audit.Log.cosigned`).
+
+The first key that a peer shows is kept, and no other is taken; the peer itself is
+authenticated by its certificate. If a peer has begun a new log, somebody moves its file
+away here: a decision of a person, which the peer sees by the new key.
+"""
+
+import base64
+import json
+import pathlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from nebula_jax import printable
+from nebula_jax.security import (
+    audit_files,
+    checkpoint_note,
+    merkle,
+    private_files,
+)
+
+
+class WitnessError(audit_files.AuditError):
+    """A checkpoint of a peer that was refused."""
+
+    def __init__(self, reason: str, text: str):
+        """Makes it.
+
+        Args:
+          reason: one word for the audit log: `malformed`, `key`, `signature`,
+            `smaller`, `equivocation` or `inconsistent`.
+          text: for a person.
+        """
+        super().__init__(text)
+        self.reason = reason
+
+
+class Cosignature(NamedTuple):
+    """A witness's answer."""
+
+    line: str
+    """The line to add below the checkpoint."""
+    verifier: str
+    """The public key of the witness for this peer's log."""
+
+
+class Seen(NamedTuple):
+    """The newest checkpoint of a peer's log that this lab has cosigned."""
+
+    note: str
+    """As the peer signed it."""
+    verifier: str
+    """The public key of the peer's log."""
+    size: int
+    root: bytes
+
+
+class _State(NamedTuple):
+    """The contents of a peer's file."""
+
+    key: ed25519.Ed25519PrivateKey
+    verifier: checkpoint_note.Verifier
+    note: checkpoint_note.Note
+
+
+class Witness:
+    """The witness of one lab, for the logs of all its peers."""
+
+    def __init__(self, folder: pathlib.Path, lab: str):
+        """Makes one, with what it has seen before.
+
+        Args:
+          folder: `audit` of the witness's own lab.
+          lab: whose it is.
+
+        Raises:
+          audit_files.AuditError: if the folder cannot be used.
+          checkpoint_note.NoteError: if no lab can have this name.
+        """
+        self._folder = audit_files.paths(folder).peers
+        self._name = checkpoint_note.witness_name(lab)
+        self._mutex = threading.Lock()
+        with audit_files.disk_errors(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = audit_files.Lock(self._folder / "lock")
+
+    def close(self) -> None:
+        """Closes the lock."""
+        self._lock.close()
+
+    def seen(self, peer: str) -> Seen | None:
+        """Returns what was seen of a peer's log; None if nothing was.
+
+        Raises:
+          audit_files.AuditError: if the file cannot be read, or is damaged.
+          private_files.PrivateFileError: if others can read it.
+        """
+        state = self._read(peer)
+        if state is None:
+            return None
+        size, root = state.note.checkpoint[1:]
+        return Seen(state.note.text, state.verifier.text, size, root)
+
+    def size(self, peer: str) -> int:
+        """Returns the size from which a peer has to prove the next checkpoint.
+
+        Raises:
+          audit_files.AuditError: if the file cannot be read, or is damaged.
+          private_files.PrivateFileError: if others can read it.
+        """
+        seen = self.seen(peer)
+        return seen.size if seen else 0
+
+    def cosign(
+        self,
+        peer: str,
+        text: str,
+        proof: Sequence[bytes],
+        verifier: str,
+        seconds: int | None = None,
+    ) -> Cosignature:
+        """Cosigns a peer's checkpoint, once it is kept on the disk.
+
+        Args:
+          peer: the lab at the other end of an authenticated connection.
+          text: of the checkpoint; any text.
+          proof: `audit.Log.consistency` from `size(peer)` on; any bytes.
+          verifier: the public key of the peer's log; any text.
+          seconds: the time for a reader, since 1970; None for the machine's clock.
+
+        Raises:
+          WitnessError: if it is refused.
+          audit_files.AuditError: if what was seen cannot be read or written.
+          private_files.PrivateFileError: likewise.
+        """
+        try:
+            note = checkpoint_note.read(text)
+            who = checkpoint_note.read_verifier(verifier)
+            origin = checkpoint_note.origin(peer)
+        except checkpoint_note.NoteError as error:
+            raise WitnessError(
+                "malformed", f"{printable.line(peer)}: {error}"
+            ) from None
+        if (note.checkpoint.origin, who.name, who.type) != (
+            origin,
+            origin,
+            checkpoint_note.LOG,
+        ):
+            raise WitnessError(
+                "key", f"{peer} sent the log of another: {note.checkpoint.origin}"
+            )
+        # Others' signatures could be anything, and would be kept.
+        own = [each for each in note.signatures if each.name == origin]
+        note = note._replace(signatures=tuple(own[:1]))
+        if not checkpoint_note.is_signed(note, who):
+            raise WitnessError("signature", f"{peer}'s checkpoint is not signed by it")
+        seconds = int(time.time()) if seconds is None else seconds
+        with self._mutex, audit_files.disk_errors(self._folder), self._lock.held():
+            state = self._read(peer)
+            if state is None:
+                if proof:
+                    raise WitnessError(
+                        "inconsistent",
+                        f"{peer} proves from a size that was not seen here",
+                    )
+                key = ed25519.Ed25519PrivateKey.generate()
+            else:
+                self._check(peer, state, who, note, proof)
+                key = state.key
+            self._write(peer, _State(key, who, note))
+        line = checkpoint_note.cosign(note.checkpoint, self._name, key, seconds).line
+        name, kind = self._name, checkpoint_note.WITNESS
+        return Cosignature(line, checkpoint_note.verifier(name, kind, key).text)
+
+    def _check(
+        self,
+        peer: str,
+        state: _State,
+        who: checkpoint_note.Verifier,
+        note: checkpoint_note.Note,
+        proof: Sequence[bytes],
+    ) -> None:
+        """Raises if a signed checkpoint does not continue what was seen."""
+        if who != state.verifier:
+            raise WitnessError(
+                "key",
+                f"{peer} shows another key of its audit log than before: it lost its"
+                " log or hides it; if it has begun a new one for a good reason, move"
+                f" {self._path(peer)} away",
+            )
+        old, new = state.note.checkpoint, note.checkpoint
+        if new.size < old.size:
+            reason = "smaller"
+            text = f"{peer}'s audit log has {new.size} entries after {old.size}"
+        elif new.size == old.size and new.root != old.root:
+            reason = "equivocation"
+            text = f"{peer} has signed two audit logs of {new.size} entries"
+        elif not merkle.is_consistent(old.size, old.root, new.size, new.root, proof):
+            reason = "inconsistent"
+            text = (
+                f"{peer}'s audit log of {new.size} entries does not continue that of"
+                f" {old.size}, or the proof is wrong"
+            )
+        else:
+            return
+        kept = self._keep_evidence(peer, reason, state.note, note)
+        raise WitnessError(reason, f"{text}; both checkpoints are in {kept}")
+
+    def _keep_evidence(
+        self,
+        peer: str,
+        reason: str,
+        old: checkpoint_note.Note,
+        new: checkpoint_note.Note,
+    ) -> pathlib.Path:
+        """Keeps what a peer has signed against itself; the first is enough."""
+        path = self._folder / f"{peer}.refused.json"
+        if not path.exists():
+            value = {"reason": reason, "seen": old.text, "refused": new.text}
+            private_files.write(path, json.dumps(value, indent=1))
+        return path
+
+    def _path(self, peer: str) -> pathlib.Path:
+        checkpoint_note.origin(peer)  # no other name leads to a file
+        return self._folder / f"{peer}.json"
+
+    def _read(self, peer: str) -> _State | None:
+        """Reads what was seen of a peer; None if there is no file."""
+        path = self._path(peer)
+        if not path.exists():
+            return None
+        try:
+            value = json.loads(private_files.read(path))
+            key = base64.b64decode(value["key"], validate=True)
+            verifier = checkpoint_note.read_verifier(value["verifier"])
+            note = checkpoint_note.read(value["note"])
+            private = ed25519.Ed25519PrivateKey.from_private_bytes(key)
+            if checkpoint_note.is_signed(note, verifier):
+                return _State(private, verifier, note)
+        except (ValueError, TypeError, KeyError, checkpoint_note.NoteError):
+            pass
+        raise audit_files.AuditError(
+            f"{path}: is damaged; without it, {peer}'s audit log can be witnessed only"
+            " anew and with a new key: move it away for that"
+        )
+
+    def _write(self, peer: str, state: _State) -> None:
+        value = {
+            "key": base64.b64encode(state.key.private_bytes_raw()).decode(),
+            "note": state.note.text,
+            "verifier": state.verifier.text,
+        }
+        private_files.write(self._path(peer), json.dumps(value, indent=1))

@@ -1,0 +1,1 @@
+"""The rooms of the command `nebula`, a file for each group of its commands."""

@@ -1,0 +1,194 @@
+"""What the commands of `nebula` have in common: parsers, folder, secrets, tables."""
+
+import argparse
+import contextlib
+import getpass
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from nebula_jax import errors
+from nebula_jax.runtime import own_switch
+from nebula_jax.security import audit, federation, roles
+from nebula_jax.security.accounts import Account
+from nebula_jax.security.identity import Identity
+
+DEFAULT_FOLDER = "federation"
+MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
+Commands = Any
+"""What `argparse` returns for subcommands; it has no public name."""
+
+
+class InputError(errors.NebulaError):
+    """An input that is missing or does not serve."""
+
+
+class Acting(NamedTuple):
+    """What a command acts with."""
+
+    folder: federation.Folder
+    lab: str
+    identity: Identity
+    by: Account
+    """Whoever runs the command, as the account is now."""
+    now: float
+    """Unix seconds."""
+
+
+def command(
+    commands: Commands, name: str, run: Callable[[Any], int], what: str
+) -> argparse.ArgumentParser:
+    """Adds a command.
+
+    Args:
+      commands: that it is one of.
+      name: of it.
+      run: does it; given the parsed arguments, returns the exit status.
+      what: it does, in a sentence.
+    """
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=what[0].lower() + what[1:], description=what
+    )
+    made.set_defaults(run=run)
+    made.add_argument(
+        "--federation",
+        type=pathlib.Path,
+        default=pathlib.Path(DEFAULT_FOLDER),
+        metavar="FOLDER",
+        help="folder of this lab (default: ./federation)",
+    )
+    return made
+
+
+def acting_command(
+    commands: Commands, name: str, run: Callable[[Any], int], what: str
+) -> argparse.ArgumentParser:
+    """Adds a command that is done as an account; for arguments see `command`."""
+    made = command(commands, name, run, what)
+    made.add_argument(
+        "--account",
+        default="",
+        metavar="NAME",
+        help="account that does it, after nebula login NAME (default: the owner of"
+        " the folder)",
+    )
+    return made
+
+
+def group(commands: Commands, name: str, what: str) -> Commands:
+    """Adds a group of commands, such as `account`; returns it."""
+    made = commands.add_parser(name, help=what[0].lower() + what[1:], description=what)
+    return made.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+
+def folder(arguments: argparse.Namespace) -> federation.Folder:
+    """Returns the folder of this lab."""
+    return federation.Folder(arguments.federation)
+
+
+@contextlib.contextmanager
+def opened(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[federation.Folder, Identity]]:
+    """Opens the accounts of this lab, so that each change of them is in the audit log.
+
+    A change that the log does not take is not made. At the end the log is signed, so
+    that peers can witness it.
+    """
+    place = folder(arguments)
+    with (
+        audit.Log.open(place.audit, place.load().name) as log,
+        Identity.open(place.path, record=log.append) as found,
+    ):
+        yield place, found
+        log.sign_head()
+
+
+@contextlib.contextmanager
+def acting(arguments: argparse.Namespace) -> Iterator[Acting]:
+    """Opens what a command needs that changes something; see `opened`.
+
+    Raises:
+      errors.NebulaError: if the account is not logged in, or may do nothing.
+    """
+    with opened(arguments) as (place, found):
+        yield _acting(arguments, place, found)
+
+
+@contextlib.contextmanager
+def looking(arguments: argparse.Namespace) -> Iterator[Acting]:
+    """Opens what a command needs that changes nothing; for errors see `acting`."""
+    place = folder(arguments)
+    place.load()
+    with Identity.open(place.path) as found:
+        yield _acting(arguments, place, found)
+
+
+def _acting(
+    arguments: argparse.Namespace, place: federation.Folder, found: Identity
+) -> Acting:
+    now = time.time()
+    by = found.account_of(own_switch.token_of(place, arguments.account), now)
+    return Acting(place, place.load().name, found, by, now)
+
+
+def may(account: Account, operation: str) -> bool:
+    """Returns True if an account may do something, one of `roles.PERMITTED`."""
+    try:
+        roles.require(account, operation)
+    except roles.DeniedError:
+        return False
+    return True
+
+
+def secret(what: str, path: pathlib.Path | None, twice: bool = False) -> str:
+    """Reads a secret from a file, from standard input, or from the terminal.
+
+    Args:
+      what: it is, for the prompt.
+      path: of the file; None for standard input.
+      twice: whether a person has to type it twice.
+
+    Raises:
+      InputError: if there is none, or the two differ.
+    """
+    if path is not None:
+        try:
+            with path.open() as stream:
+                text = stream.read(MOST_SECRET)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise InputError(f"{path}: {reason}") from None
+    elif sys.stdin.isatty():
+        text = getpass.getpass(f"{what}: ")
+        if twice and getpass.getpass(f"{what} once more: ") != text:
+            raise InputError("the two differ")
+    else:
+        try:
+            text = sys.stdin.readline(MOST_SECRET)
+        except UnicodeDecodeError:
+            raise InputError(f"{what}: what was given is no text") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise InputError(f"{what}: nothing was given")
+    return text
+
+
+def user() -> str:
+    """Returns the name of this machine's user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user-{os.getuid()}"
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table whose columns are as wide as their longest value."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [each.ljust(width) for each, width in zip(line, widths, strict=True)]
+        print("  ".join(cells).rstrip())

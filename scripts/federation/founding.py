@@ -1,0 +1,124 @@
+"""The commands that make a federation: init, invite, join, revoke."""
+
+import argparse
+import dataclasses
+import pathlib
+import socket
+import time
+
+from nebula_jax.security import (
+    accounts,
+    audit,
+    authority,
+    identity,
+    invitations,
+    revocation,
+)
+from nebula_jax.security import federation as federation_lib
+from nebula_jax.security.switch import joining
+from scripts.federation import arguments
+
+PORT = 7070
+
+
+def add(commands: arguments.Commands) -> None:
+    """Adds the commands."""
+    made = arguments.command(
+        commands, "init", init, "Found a federation, with this as its first lab."
+    )
+    made.add_argument("--name", required=True, help="name of this lab, such as lab-s")
+    made = arguments.command(
+        commands,
+        "invite",
+        invite,
+        "Invite a lab: prints an invitation, for one use within an hour.",
+    )
+    made.add_argument("lab", help="name that the lab will have, such as lab-t")
+    made.add_argument(
+        "--address",
+        default="",
+        metavar="HOST:PORT",
+        help=f"of this lab's switch, as others reach it (default: HOSTNAME:{PORT})",
+    )
+    made = arguments.command(
+        commands,
+        "join",
+        join,
+        "Join a federation, with an invitation from standard input or --token_file.",
+    )
+    made.add_argument("address", metavar="HOST:PORT", help="of the switch to join at")
+    made.add_argument("--name", required=True, help="name of this lab, such as lab-t")
+    made.add_argument(
+        "--token_file", type=pathlib.Path, metavar="FILE", help="with the invitation"
+    )
+    made = arguments.command(
+        commands,
+        "revoke",
+        revoke,
+        "Revoke a lab's certificates: its connections end within two seconds.",
+    )
+    made.add_argument("lab", help="name of the lab")
+
+
+def init(given: argparse.Namespace) -> int:
+    """Founds a federation."""
+    folder = arguments.folder(given)
+    issuer = joining.found(folder, given.name)
+    _begin(folder, given.name, "founded", fingerprint=issuer.fingerprint)
+    print(f"{folder.path}: {given.name} has founded a federation.")
+    print(f"fingerprint of its authority: {issuer.fingerprint}")
+    print(f"next: nebula switch --listen 0.0.0.0:{PORT}")
+    print("      nebula invite lab-t > invitation    (for another lab)")
+    return 0
+
+
+def invite(given: argparse.Namespace) -> int:
+    """Invites a lab."""
+    folder = arguments.folder(given)
+    lab = folder.load().name
+    address = given.address or f"{socket.getfqdn()}:{PORT}"
+    issuer = authority.LocalAuthority(folder)
+    text = issuer.invite(given.lab, address)
+    with audit.Log.open(folder.audit, lab) as log:
+        log.append("federation", arguments.user(), event="invited", lab=given.lab)
+    print(text)
+    return 0
+
+
+def join(given: argparse.Namespace) -> int:
+    """Joins a federation."""
+    folder = arguments.folder(given)
+    text = arguments.secret("invitation", given.token_file)
+    invitation = invitations.parse(text)
+    if invitation.lab != given.name:
+        raise arguments.InputError(
+            f"the invitation is for {invitation.lab}, not for {given.name}"
+        )
+    invitation = dataclasses.replace(invitation, address=given.address)
+    joining.join(folder, invitation)
+    _begin(folder, given.name, "joined", authority=given.address)
+    print(f"{folder.path}: {given.name} has joined the federation.")
+    print(f"next: nebula switch --peer {given.address}")
+    return 0
+
+
+def revoke(given: argparse.Namespace) -> int:
+    """Revokes a lab's certificates."""
+    folder = arguments.folder(given)
+    lab = folder.load().name
+    issuer = authority.LocalAuthority(folder)
+    number = issuer.revoke(given.lab)
+    revocation.RevocationList(folder).accept(issuer.revocation_list())
+    with audit.Log.open(folder.audit, lab) as log:
+        log.append("certificate", arguments.user(), event="revoked", lab=given.lab)
+    print(f"{given.lab} is revoked (list {number}); running switches act on it now")
+    return 0
+
+
+def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> None:
+    """Makes the accounts and the audit log of a new lab."""
+    owner = accounts.name_for(arguments.user())
+    identity.Identity.begin(folder.path, owner, time.time()).close()
+    with audit.Log.open(folder.audit, lab) as log:
+        log.append("federation", owner, event=event, lab=lab, **what)
+        log.sign_head()

@@ -1,0 +1,164 @@
+"""The commands about the running switch: switch, status, rotate."""
+
+import argparse
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nebula_jax.communication import bridge, listener
+from nebula_jax.runtime import addresses, own_switch, process
+from nebula_jax.security.switch import inner, server
+from scripts.federation import arguments
+
+REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
+
+
+def add(commands: arguments.Commands) -> None:
+    """Adds the commands."""
+    made = arguments.command(
+        commands, "switch", switch, "Run the switch of this lab, until it is stopped."
+    )
+    made.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="where other labs' switches connect; not behind a NAT",
+    )
+    made.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="switch of another lab, to connect to; several times for several",
+    )
+    made.add_argument(
+        "--inside",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where trainers of this lab connect (default: this machine alone)",
+    )
+    arguments.command(
+        commands, "status", status, "Show who is connected, and who waits for whom."
+    )
+    arguments.command(
+        commands, "rotate", rotate, "Replace the certificates of this lab now."
+    )
+
+
+def switch(given: argparse.Namespace) -> int:
+    """Runs the switch."""
+    if not given.listen and not given.peer:
+        raise arguments.InputError(
+            "nebula switch needs --listen HOST:PORT, or --peer HOST:PORT, or both"
+        )
+    made = server.Switch(arguments.folder(given), process.message)
+    peers = [addresses.host_and_port("peer", each) for each in given.peer]
+    outside = given.listen and listener.listen(
+        addresses.host_and_port("listen", given.listen)
+    )
+    inside = listener.listen(addresses.host_and_port("inside", given.inside))
+    asyncio.run(_run(made, outside or None, peers, inside))
+    return 0
+
+
+async def _run(
+    made: server.Switch,
+    outside: socket.socket | None,
+    peers: list[tuple[str, int]],
+    inside: socket.socket,
+) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, made.stop)
+
+    def started() -> None:
+        where = [f"trainers connect to {bridge.written(inside.getsockname()[:2])}"]
+        if outside is not None:
+            where.append(f"labs to {bridge.written(outside.getsockname()[:2])}")
+        print(f"the switch of {made.state.lab} runs: {', '.join(where)}", flush=True)
+
+    await made.run(outside, peers, inside, started)
+
+
+def status(given: argparse.Namespace) -> int:
+    """Shows the status of the switch."""
+    found = _request(given, "status")
+    print("\n".join(lines_of(found)))
+    return 0
+
+
+def lines_of(found: Mapping[str, Any]) -> list[str]:
+    """Returns the status of a switch in words."""
+    lines = [f"{found['lab']}: revocation list {found['revocations']}"]
+    for each in found["lines"]:
+        lines.append(
+            f"  line to {each['lab']} for {_duration(each['seconds'])}:"
+            f" {each['streams']} streams, {_size(each['sent'])} sent,"
+            f" {_size(each['received'])} received"
+        )
+        if each["waiting"]:
+            lines.append(
+                f"    {len(each['waiting'])} of them wait for a trainer of"
+                f" {each['lab']} to take what was sent"
+            )
+    if not found["lines"]:
+        lines.append("  no line to another lab: is its switch running?")
+    for each in found["served"]:
+        users = [
+            one["connector"]
+            for one in found["streams"]
+            if (one["job"], one["listener"]) == (each["job"], each["cluster"])
+        ]
+        lines.append(
+            f"  {each['cluster']} of job {each['job']} ({each['account']}) "
+            + (f"serves {', '.join(users)}" if users else "waits for others to come")
+        )
+    for each in found["streams"]:
+        lines.append(
+            f"  {each['connector']} to {each['listener']} of job {each['job']}"
+            f" ({each['account']}), with {each['lab']}, for"
+            f" {_duration(each['seconds'])}"
+        )
+    for each in found["refusals"]:
+        lines.append(
+            f"  {each['cluster']} of job {each['job']} is refused: {each['why']}"
+        )
+    for job, count in found["usage"].items():
+        lines.append(f"  job {job} has used {_size(count)} in all")
+    return lines
+
+
+def rotate(given: argparse.Namespace) -> int:
+    """Replaces the certificates of this lab."""
+    began = time.monotonic()
+    _request(given, "rotate")
+    print(f"the certificates are new, after {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
+    folder = arguments.folder(given)
+    token = own_switch.token_of(folder, "")
+    try:
+        sock, answer = inner.request(folder, REQUEST_SECONDS, op, account=token)
+    except OSError as error:
+        raise inner.NoSwitch(f"the switch does not answer: {error}") from None
+    sock.close()
+    return answer
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

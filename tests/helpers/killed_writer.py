@@ -1,0 +1,101 @@
+"""Kills a process at each statement that writes: `python killed_writer.py FOLDER WHAT`.
+
+FOLDER has what `prepare` makes. A child does WHAT and is killed (SIGKILL, by itself)
+before its first statement that writes, the next child before its second, until one is
+done. What each leaves in the store is printed, a line of JSON a child.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import tiny_accounts
+
+from nebula_jax.security import budgets, grant_meter, grants, isolation, logins
+
+WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
+
+
+def prepare(folder):
+    with tiny_accounts.begin(folder) as here:
+        tiny_accounts.person(here, "ana")
+        here.add(tiny_accounts.owner(here), "ben", "researcher", tiny_accounts.NOW)
+        owner = tiny_accounts.owner(here)
+        tiny_accounts.handle(here, owner)
+        tiny_accounts.grant(here, owner, "ana", budgets.Budget(1000))
+        logins.login(here, "ana", tiny_accounts.PASSWORD, tiny_accounts.NOW)
+
+
+def use(here, owner):
+    meter = grant_meter.Meter(here.store)
+    meter.use("ana", "corpus-es", "rows", 16, 64, tiny_accounts.NOW, "ana/m3")
+
+
+def give(here, owner):
+    tiny_accounts.grant(here, owner, "ana", budgets.Budget(5))
+
+
+def suspend(here, owner):
+    here.suspend(owner, "ana")
+
+
+def activate(here, owner):
+    here.activate(owner, "ben", tiny_accounts.PASSWORD)
+
+
+def charge(here, owner):
+    isolation.charge(here.store, "ana", 7)
+
+
+def state(folder):
+    """What is in the store: anything that one of the actions changes."""
+    with tiny_accounts.reopen(folder) as here:
+        ana, ben = here.find("ana"), here.find("ben")
+        query = "SELECT coalesce(sum(row_count), 0), count(*) FROM uses"
+        passwords = "SELECT password IS NOT NULL FROM accounts WHERE name = 'ben'"
+        tokens = "SELECT count(*) FROM tokens WHERE account = 'ana'"
+        return {
+            "ana": [ana.state, here.store.rows(tokens)[0][0], ana.charged_bytes],
+            "ben": [ben.state, here.store.rows(passwords)[0][0]],
+            "uses": list(here.store.rows(query)[0]),
+            "grants": [
+                [each.number, each.state, each.rows_used, each.nbytes_used]
+                for each in grants.Grants(here.store).listing()
+            ],
+            "findings": here.store.findings(),
+        }
+
+
+def child(folder, action, fatal):
+    """Does it, and is killed before its statement number `fatal` that writes."""
+    with tiny_accounts.reopen(folder) as here:
+        here.store.rows("PRAGMA synchronous = FULL")  # as it is
+        owner, seen = tiny_accounts.owner(here), 0
+
+        def trace(statement):
+            nonlocal seen
+            seen += statement.startswith(WRITES)
+            if seen == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        here.store._connection.set_trace_callback(trace)
+        action(here, owner)
+
+
+def main(folder, what):
+    print(json.dumps(state(folder)))
+    for fatal in range(1, 100):
+        pid = os.fork()
+        if not pid:
+            child(folder, globals()[what], fatal)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        print(json.dumps(state(folder)))
+        if not os.WIFSIGNALED(status):
+            return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,69 @@
+"""Two labs of a federation as folders: lab-s has the authority, lab-t has joined."""
+
+import atexit
+import functools
+import pathlib
+import shutil
+import tempfile
+from typing import NamedTuple
+
+from nebula_jax.security import authority, federation, member, revocation
+
+ADDRESS = "lab-s.example:7070"
+
+
+class Labs(NamedTuple):
+    """The authority, and the folders of lab-s and lab-t."""
+
+    authority: authority.LocalAuthority
+    s: federation.Folder
+    t: federation.Folder
+
+
+def renew(issuer, folder, role, now=None):
+    """Installs a new certificate for a role; the certificate."""
+    key, csr = member.new_request()
+    pem = issuer.certify(csr, folder.load().name, role)
+    return member.install(folder, role, key, pem, issuer.certificate(), now)
+
+
+def join(issuer, path, lab, address=ADDRESS):
+    """The folder of a lab with credentials of both roles and the revocation list."""
+    folder = federation.Folder(path)
+    if lab != issuer.lab:
+        issuer.invitations.admit(lab)
+    folder.create(lab, address, issuer.fingerprint)
+    for role in federation.ROLES:
+        renew(issuer, folder, role)
+    revocation.RevocationList(folder).accept(issuer.revocation_list())
+    return folder
+
+
+def make(path, **options):
+    """Both labs, in folders s and t of a path; options are those of the authority."""
+    issuer = authority.LocalAuthority.create(
+        federation.Folder(path / "s"), "lab-s", **options
+    )
+    return Labs(
+        issuer,
+        join(issuer, path / "s", "lab-s", address=""),
+        join(issuer, path / "t", "lab-t"),
+    )
+
+
+def copy(path):
+    """Both labs as `make` has them, but with an authority that all copies share.
+
+    It is faster: what is made is on the disk before it is used.
+    """
+    shutil.copytree(_template(), path, symlinks=True, dirs_exist_ok=True)
+    s, t = (federation.Folder(path / name) for name in ("s", "t"))
+    return Labs(authority.LocalAuthority(s), s, t)
+
+
+@functools.cache
+def _template():
+    path = pathlib.Path(tempfile.mkdtemp(prefix="lab_folders_"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    make(path).authority.close()
+    return path

@@ -1,0 +1,101 @@
+"""Accounts and data of a lab, with passwords whose hashes cost nothing."""
+
+import contextlib
+from unittest import mock
+
+import argon2
+
+from nebula_jax import disk
+from nebula_jax.security import (
+    data_access,
+    data_schema,
+    grants,
+    identity,
+    identity_store,
+    roles,
+)
+
+NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
+PASSWORD = "correct horse battery"
+
+SCHEMA = data_schema.Schema(
+    {"input_ids": "int32[]", "label": "int32"}, 1000, "ab" * 32, "News, 2019."
+)
+MOCK = [{"input_ids": [5, 6, 7], "label": 1}, {"input_ids": [], "label": 0}]
+PATH = "/data/secret-place/es"
+
+
+class Hasher:
+    """argon2id with the smallest parameters; counts what it does."""
+
+    def __init__(self, time_cost=1, memory_cost=8):
+        self._hasher = argon2.PasswordHasher(time_cost, memory_cost, parallelism=1)
+        self.calls = 0
+
+    def hash(self, password):
+        self.calls += 1
+        return self._hasher.hash(password)
+
+    def verify(self, stored, password):
+        self.calls += 1
+        return self._hasher.verify(stored, password)
+
+    def check_needs_rehash(self, stored):
+        return self._hasher.check_needs_rehash(stored)
+
+
+class Records(list):
+    """A record of changes: (kind, who, what) each."""
+
+    def __call__(self, kind, who, **what):
+        self.append((kind, who, what))
+
+
+def begin(folder, **options):
+    """The accounts of a folder: root, who owns it."""
+    options = {"hasher": Hasher(), **options}
+    with _no_power_cut():
+        return identity.Identity.begin(folder, "root", NOW, **options)
+
+
+def reopen(folder, **options):
+    with _no_power_cut():
+        return identity.Identity.open(folder, **{"hasher": Hasher(), **options})
+
+
+@contextlib.contextmanager
+def _no_power_cut():
+    """Leaves out flushes, which a killed process does not miss: they take most time."""
+    connect = identity_store._connect
+
+    def fast(path):
+        connection = connect(path)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    with (
+        mock.patch.object(identity_store, "_connect", fast),
+        mock.patch.object(disk, "sync"),
+    ):
+        yield
+
+
+def owner(here):
+    return here.account_of(here.owner_token(), NOW)
+
+
+def person(here, name, role=roles.RESEARCHER):
+    """Adds an active account."""
+    here.add(owner(here), name, role, NOW)
+    return here.activate(owner(here), name, PASSWORD)
+
+
+def handle(here, by, name="corpus-es"):
+    """Registers a corpus."""
+    data = data_access.DataAccess(here.store)
+    return data.register(by, name, {"path": PATH}, SCHEMA, MOCK, NOW)
+
+
+def grant(here, by, subject, budget, operations=("rows",), name="corpus-es"):
+    given = grants.Grants(here.store)
+    return given.give(by, subject, name, operations, budget, NOW)

@@ -1,0 +1,111 @@
+"""Two labs of a federation on this machine: folders, running switches, trainers."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+
+from nebula_jax.communication import listener
+from nebula_jax.runtime import connect
+from nebula_jax.security import authority, federation, identity, invitations
+from nebula_jax.security.switch import joining, server
+
+OWNER = "owner"
+SECONDS = 20.0
+
+
+class Running:
+    """A switch that runs in a thread."""
+
+    def __init__(self, folder, listens=False, peers=(), port=0):
+        self.folder, self.lines = folder, []
+        self.switch = server.Switch(folder, self.lines.append)
+        self.outside = listener.listen(("127.0.0.1", port)) if listens else None
+        self.address = self.outside and self.outside.getsockname()[:2]
+        self._peers, self._started = list(peers), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._started.wait(SECONDS), self.lines
+
+    def _run(self):
+        inside = listener.listen(("127.0.0.1", 0))
+        run = self.switch.run(self.outside, self._peers, inside, self._note)
+        asyncio.run(run)
+
+    def _note(self):
+        self.loop = asyncio.get_running_loop()
+        self._started.set()
+
+    def call(self, function, *args):
+        """Calls a function in the switch's thread; returns its result."""
+
+        async def called():
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(SECONDS)
+
+    def wait_for_line(self, lab):
+        """Waits until there is a line to a lab."""
+        wait_until(lambda: lab in self.switch.state.lines)
+
+    def stop(self):
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.switch.stop)
+            self._thread.join(SECONDS)
+            assert not self._thread.is_alive()
+
+
+def wait_until(predicate, seconds=SECONDS):
+    """Waits until something holds; fails if it does not."""
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def found(path, name="lab-s"):
+    """A lab that has founded a federation."""
+    folder = federation.Folder(path)
+    joining.found(folder, name).close()
+    identity.Identity.begin(path, OWNER, time.time()).close()
+    return folder
+
+
+def join(path, at, address, name="lab-t"):
+    """A lab that has joined the federation of `at`, whose switch runs at an address."""
+    issuer = authority.LocalAuthority(at)
+    text = issuer.invite(name, f"{address[0]}:{address[1]}")
+    issuer.close()
+    folder = federation.Folder(path)
+    joining.join(folder, invitations.parse(text))
+    identity.Identity.begin(path, OWNER, time.time()).close()
+    return folder
+
+
+@dataclasses.dataclass
+class Labs:
+    """Two labs, connected."""
+
+    s: Running
+    t: Running
+
+
+@contextlib.contextmanager
+def two_labs(path):
+    """Yields Labs; lab-s has the authority, and lab-t dials."""
+    first = found(path / "s")
+    with contextlib.ExitStack() as stack:
+        s = Running(first, listens=True)
+        stack.callback(s.stop)
+        t = Running(join(path / "t", first, s.address), peers=[s.address])
+        stack.callback(t.stop)
+        t.wait_for_line("lab-s")
+        s.wait_for_line("lab-t")
+        yield Labs(s, t)
+
+
+def settings(lab, **more):
+    """How a trainer of a lab meets others."""
+    base = {"federation": str(lab.folder.path), "job": "m3", "connect_timeout": 20.0}
+    return connect.Settings(**base | more)

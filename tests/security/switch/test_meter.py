@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication.wire import frames
+from nebula_jax.security import seal
+from nebula_jax.security.switch import meter
+
+RECORD = b"\x16\x03\x03\x00\x05hello"
+NAMES = json.dumps([[{"name": "grads"}], [{"name": "tokens"}, {"name": "held_out"}]])
+WELCOME = frames.Welcome(4, NAMES.encode())
+
+
+def frame(message, sequence=1):
+    return b"".join(map(bytes, frames.encode(message, sequence, 0, MAC)))
+
+
+MAC = seal.Mac(bytes(32))
+OPEN = frame(frames.Open(bytes(16), 1), 0)
+TENSOR = frame(frames.Tensor(1, 2, 0, [bytes(300)]))
+
+
+def meters(admit=lambda kind, count: None):
+    names = meter.Names()
+    return meter.Meter(names, False, admit), meter.Meter(names, True, admit)
+
+
+def test_kinds_are_frames_and_channels_by_name():
+    connector, listener = meters()
+    listener.feed(RECORD + RECORD + OPEN + frame(WELCOME))
+    connector.feed(RECORD + OPEN + TENSOR + TENSOR)
+    assert connector.seen == {
+        "handshake": [1, len(RECORD)],
+        "Open": [1, len(OPEN)],
+        "held_out": [2, 2 * len(TENSOR)],
+    }
+    assert listener.seen == {
+        "handshake": [2, 2 * len(RECORD)],
+        "Open": [1, len(OPEN)],
+        "Welcome": [1, len(frame(WELCOME))],
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 63, 100])
+def test_however_the_bytes_are_cut(size):
+    connector, listener = meters()
+    listener.feed(OPEN + frame(WELCOME))
+    data = RECORD + OPEN + TENSOR + frame(frames.Ping(), 0) + TENSOR
+    for start in range(0, len(data), size):
+        connector.feed(data[start : start + size])
+    assert sum(count for _, count in connector.seen.values()) == len(data)
+    assert connector.seen["held_out"] == [2, 2 * len(TENSOR)]
+
+
+def test_nothing_of_a_frame_that_is_not_admitted_passes_unseen():
+    admitted = []
+
+    def admit(kind, count):
+        admitted.append(kind)
+        if kind == "held_out":
+            raise errors.NebulaError("not this")
+
+    connector, listener = meters(admit)
+    listener.feed(OPEN + frame(WELCOME))
+    with pytest.raises(errors.NebulaError, match="not this"):
+        connector.feed(OPEN + TENSOR[:66])  # its head alone
+    assert "held_out" not in connector.seen
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n" * 8, id="HTTP"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n" * 8, id="SSH"),
+        pytest.param(
+            b"".join(map(bytes, frames.encode(frames.Ping(), 0, 0))) * 2, id="plain"
+        ),
+        pytest.param(TENSOR, id="a tensor before the Welcome"),
+        pytest.param(OPEN[:4] + b"\x09" + OPEN[5:], id="another version"),
+        pytest.param(OPEN[:5] + b"\x77" + OPEN[6:], id="another kind"),
+        pytest.param(OPEN[:6] + b"\x00\x01" + OPEN[8:], id="another header"),
+        pytest.param((b"\x16\x03\x03\x40\x00" + bytes(1 << 14)) * 5, id="endless"),
+        pytest.param(b"\x16\x09\x03\x00\x05hello", id="no TLS"),
+        pytest.param(frame(frames.Welcome(1, b"{")), id="no names"),
+    ],
+)
+def test_what_is_no_stream_of_ours_is_refused(data):
+    with pytest.raises(meter.Unreadable):
+        for each in meters():
+            each.feed(data)
+
+
+def test_a_session_that_goes_on_over_another_stream_keeps_its_names():
+    known = {}
+    meter.Meter(meter.Names(known), True, lambda *_: None).feed(OPEN + frame(WELCOME))
+    later = meter.Meter(meter.Names(known), False, lambda *_: None)
+    later.feed(RECORD + frame(frames.Open(bytes(16), 2), 0) + TENSOR)
+    assert later.seen["held_out"] == [1, len(TENSOR)]
+    other = meter.Meter(meter.Names(known), False, lambda *_: None)
+    with pytest.raises(meter.Unreadable, match="channel 1, of 0"):
+        other.feed(frame(frames.Open(b"another session!", 1), 0) + TENSOR)
+
+
+def test_a_connector_names_no_channels():
+    connector, listener = meters()
+    connector.feed(frame(WELCOME))
+    with pytest.raises(meter.Unreadable, match="channel 1, of 0"):
+        connector.feed(TENSOR)

@@ -1,0 +1,267 @@
+"""Trainers of two labs over two switches: what they exchange, and what stops them."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import two_labs
+from two_labs import settings, wait_until
+
+from nebula_jax import errors
+from nebula_jax.communication import codec
+from nebula_jax.communication.wire import frames
+from nebula_jax.runtime import connect, own_switch
+from nebula_jax.security import (
+    audit_counts,
+    audit_entries,
+    authority,
+    incarnations,
+    policy,
+    revocation,
+    seal,
+)
+from nebula_jax.security.switch import joining, line
+
+SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made
+
+
+def hello(cluster):
+    return frames.Hello(cluster, "0.1", {})
+
+
+def values(step):
+    return np.full(SPEC.shape, step, np.float32)
+
+
+def generate(lab, steps, received, gate=lambda step: None, **more):
+    """A generator: sends a tensor a step, waits for its token."""
+    with connect.dial(
+        settings(lab, **more), hello("generator:0"), peer="discriminator"
+    ) as link:
+        tokens = link.sender("tokens", SPEC, codec.identity())
+        assert link.wait_for_welcome(20.0) == 0
+        for step in range(1, steps + 1):
+            gate(step)
+            tokens.send(step, jax.device_put(values(step)))
+            link.wait_for_step(step)
+            received.append(step)
+
+
+def discriminate(lab, steps, received, **more):
+    """A discriminator: receives, answers with the token."""
+    with connect.listen(
+        settings(lab, **more), hello("discriminator"), ["generator:0"]
+    ) as (link,):
+        tokens = link.receiver("tokens", SPEC, codec.identity())
+        link.welcome(0)
+        for step in range(1, steps + 1):
+            received.append(np.asarray(tokens.recv(step))[0, 0])
+            link.step_done(step)
+
+
+def run(listening, dialing, steps=20, gate=lambda step: None, **more):
+    """Runs both to their end; returns what the discriminator received, and errors."""
+    tokens, done, failed = [], [], []
+
+    def guarded(function, *args, **kwargs):
+        try:
+            function(*args, **kwargs)
+        except errors.NebulaError as error:
+            failed.append(error)
+
+    threads = [
+        threading.Thread(
+            target=guarded, args=(discriminate, listening, steps, tokens), kwargs=more
+        ),
+        threading.Thread(
+            target=guarded, args=(generate, dialing, steps, done, gate), kwargs=more
+        ),
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive()
+    return tokens, failed
+
+
+def test_trainers_of_two_labs_meet_and_exchange(labs):
+    tokens, failed = run(labs.s, labs.t)
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_the_dialing_switch_may_be_at_either_trainer(labs):
+    tokens, failed = run(labs.t, labs.s, job="other-way")
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_trainers_of_one_lab_meet_at_their_switch(labs):
+    tokens, failed = run(labs.t, labs.t, job="one-lab")
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_a_cut_line_costs_nothing_but_time(labs):
+    def gate(step):
+        if step in (5, 10, 15):
+            for each in (labs.s, labs.t):
+                for line in list(each.switch.state.lines.values()):
+                    each.loop.call_soon_threadsafe(line.close, "cut by a test")
+                    break
+
+    tokens, failed = run(labs.s, labs.t, gate=gate, job="cut")
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
+    begun = threading.Event()
+
+    def gate(step):
+        if step == 5:
+            labs.t.stop()
+            labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+            labs.t.wait_for_line("lab-s")
+            begun.set()
+
+    tokens, failed = run(labs.t, labs.s, gate=gate, job="restart")
+    assert begun.is_set()
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_both_logs_have_the_same_bytes_of_each_kind(labs):
+    tokens, failed = run(labs.s, labs.t, job="counted")
+    assert not failed
+    wait_until(lambda: not labs.s.switch.state.under_way)
+    wait_until(lambda: not labs.t.switch.state.under_way)
+    folders = [each.folder.audit for each in (labs.s, labs.t)]
+    for each in (labs.s, labs.t):
+        each.call(each.switch.state.audit.commit)
+    counted = [
+        {
+            (entry.what["direction"], entry.what["kind"]): entry.what["bytes"]
+            for entry in audit_entries.read(folder)
+            if entry.kind == "stream" and entry.what["job"] == "counted"
+        }
+        for folder in folders
+    ]
+    tensors = 20 * (frames.frame_bytes(frames.Tensor, 128, seal.Mac(bytes(32))))
+    assert counted[1]["sent", "tokens"] == tensors
+    other = {"sent": "received", "received": "sent"}
+    assert counted[0] == {
+        (other[direction], kind): count
+        for (direction, kind), count in counted[1].items()
+    }
+    assert not [
+        each
+        for each in audit_counts.reconcile(*folders)
+        if each.stream.job == "counted"
+    ]
+
+
+def test_a_kind_that_the_policy_does_not_name_never_crosses(labs):
+    path = labs.t.folder.path / policy.FILE
+    path.write_text('{"jobs": {"strict": {"kinds": ["other"]}}}')
+    wait_until(lambda: labs.t.switch.state.rules._jobs)
+    tokens, failed = run(labs.s, labs.t, job="strict", reconnect_timeout=2.0)
+    path.unlink()
+    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+    assert not tokens
+    assert any("tokens may not cross for job strict" in str(each) for each in failed)
+
+
+def test_a_lab_that_may_not_be_a_cluster_is_refused_by_trainers_too(labs):
+    path = labs.t.folder.path / policy.FILE
+    path.write_text('{"jobs": {"mine": {"labs": {"discriminator": ["lab-u"]}}}}')
+    wait_until(lambda: labs.t.switch.state.rules._jobs)
+    _, failed = run(labs.s, labs.t, job="mine", connect_timeout=2.0)
+    path.unlink()
+    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+    assert any("lab-s may not be discriminator" in str(each) for each in failed)
+
+
+def test_two_of_one_trainer_are_refused(labs):
+    made = own_switch.Trainer(labs.s.folder, "", "twice", "discriminator", "")
+    made.serve(1)
+    other = two_labs.settings(labs.s, job="twice")
+    with pytest.raises(incarnations.IncarnationError, match="runs here already"):
+        own_switch.Trainer(labs.s.folder, "", "twice", "discriminator", "")
+    made.close()
+    assert other.job == "twice"
+
+
+def test_certificates_are_replaced_under_way_and_no_frame_is_lost(labs):
+    turns = []
+
+    def gate(step):
+        for each in (labs.s, labs.t):
+            rotated = asyncio.run_coroutine_threadsafe(
+                each.switch.upkeep.rotate(), each.loop
+            )
+            with contextlib.suppress(joining.JoinError):  # no line at this moment
+                rotated.result(20)
+                turns.append(step)
+
+    tokens, failed = run(labs.s, labs.t, gate=gate, job="rotated")
+    assert not failed
+    assert tokens == list(range(1, 21))
+    assert len(turns) >= 20
+
+
+def test_a_lab_that_was_revoked_is_gone_from_live_lines(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        ends = []
+
+        def gate(step):
+            if step == 5:
+                issuer = authority.LocalAuthority(labs.s.folder)
+                issuer.revoke("lab-t")
+                revoked = revocation.RevocationList(labs.s.folder)
+                revoked.accept(issuer.revocation_list())
+                ends.append(time.monotonic())
+                wait_until(lambda: not labs.s.switch.state.lines)
+                ends.append(time.monotonic())
+
+        tokens, failed = run(labs.s, labs.t, gate=gate, reconnect_timeout=3.0)
+        assert ends[1] - ends[0] < 2.0
+        assert len(failed) == 2 and len(tokens) < 20
+        wait_until(lambda: any("revoked" in each for each in labs.s.lines))
+        assert not labs.s.switch.state.lines
+
+
+def test_what_a_relay_between_trainers_changes_changes_no_number(tmp_path):
+    """A switch that alters bytes: sealed frames are damaged, and sent again."""
+    with two_labs.two_labs(tmp_path) as labs:
+        send = line.Stream.send
+        rng = random.Random(3)
+        changed = []
+
+        async def altered(self, data):
+            if len(changed) < 3 and rng.random() < 0.2:
+                changed.append(len(data))
+                data = bytearray(data)
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                data = bytes(data)
+            await send(self, data)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(line.Stream, "send", altered)
+            tokens, failed = run(labs.s, labs.t)
+        assert changed
+        if not failed:
+            assert tokens == list(range(1, 21))
+        assert tokens == list(range(1, len(tokens) + 1))

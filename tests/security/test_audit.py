@@ -1,0 +1,685 @@
+"""The log of a lab: appended to by several, and whole again after every accident."""
+
+import base64
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from audit_logs import Clock, exchange, fill, opened
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from nebula_jax import errors
+from nebula_jax.security import (
+    audit,
+    audit_entries,
+    audit_files,
+    audit_tail,
+    audit_verify,
+    checkpoint_note,
+    merkle,
+    private_files,
+    witness,
+)
+
+APPENDER = """
+import pathlib, sys
+from nebula_jax.security import audit
+folder, name, count = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with audit.Log.open(folder, "lab-s") as log:
+    print("ready", flush=True)
+    for number in range(count):
+        index = log.append("job", name, number=number)
+        if number % 8 == 0:
+            log.commit()
+            print(index, flush=True)
+        if number % 50 == 49:
+            log.sign_head()
+"""
+
+
+def appender(folder, name, count):
+    return subprocess.Popen(
+        [sys.executable, "-c", APPENDER, str(folder), name, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def entries(folder):
+    return list(audit_entries.read(folder))
+
+
+def whole(folder):
+    """Asserts that nothing is wrong with a folder."""
+    assert audit_verify.verify(folder) == []
+
+
+def test_a_log_from_its_beginning(tmp_path):
+    folder = tmp_path / "federation" / "audit"
+    with opened(folder) as log:
+        assert log.head() == audit.Head(0, merkle.EMPTY)
+        assert log.append("federation", "ana", event="began", lab="lab-s") == 0
+        assert log.append("job", "ana", event="began", job="m3", kind="x") == 1
+        note = checkpoint_note.read(log.sign_head())
+        assert note.checkpoint == ("nebula/lab-s", *log.head())
+        who = checkpoint_note.read_verifier(log.verifier)
+        assert checkpoint_note.is_signed(note, who)
+        assert log.sign_head() == log.checkpoint == note.text
+    assert [(each.number, each.kind, each.what) for each in entries(folder)] == [
+        (0, "federation", {"event": "began", "lab": "lab-s"}),
+        (1, "job", {"event": "began", "job": "m3", "kind": "x"}),
+    ]
+    paths = audit_files.paths(folder)
+    assert paths.checkpoint.read_text() == note.text
+    assert paths.verifier.read_text() == log.verifier + "\n"
+    hashes = [merkle.leaf(line) for line in audit_entries.lines(folder)]
+    assert paths.leaves.read_bytes() == b"".join(hashes)
+    whole(folder)
+
+
+def test_nobody_else_can_read_it(tmp_path):
+    folder = tmp_path / "audit"
+    with opened(folder) as log:
+        fill(log, 3)
+        log.sign_head()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert set(modes.values()) == {0o600}, modes
+    (folder / "key.pem").chmod(0o640)
+    with pytest.raises(private_files.PrivateFileError, match="chmod 600"):
+        opened(folder)
+
+
+def test_a_log_goes_on_where_it_was(tmp_path):
+    with opened(tmp_path) as log:
+        fill(log, 5)
+        first = log.sign_head()
+        verifier = log.verifier
+        fill(log, 3, 5)
+    with opened(tmp_path) as log:
+        assert log.head().size == 8
+        assert log.checkpoint == first
+        assert log.verifier == verifier
+        fill(log, 2, 8)
+        second = log.sign_head()
+        old, new = (checkpoint_note.read(each).checkpoint for each in (first, second))
+        proof = log.consistency(5, 10)
+        assert merkle.is_consistent(5, old.root, 10, new.root, proof)
+        line = list(audit_entries.lines(tmp_path))[6]
+        path = log.inclusion(6, 10)
+        assert merkle.is_included(merkle.leaf(line), 6, 10, path, new.root)
+        for call in (lambda: log.inclusion(10, 10), lambda: log.consistency(5, 11)):
+            with pytest.raises(audit.AuditError, match="no such proof"):
+                call()
+    whole(tmp_path)
+
+
+def test_a_refused_entry_leaves_nothing(tmp_path):
+    with opened(tmp_path) as log:
+        fill(log, 3)
+        for what in ({"password": "x"}, {"x": object()}, {"x": ["y" * 4096] * 20}):
+            with pytest.raises(errors.NebulaError):
+                log.append("job", "ana", **what)
+        with pytest.raises(audit.AuditError, match="no kind"):
+            log.append("No Kind", "ana")
+        assert log.append("job", "ana") == 3
+        log.sign_head()
+    assert b"password" not in audit_files.paths(tmp_path).log.read_bytes()
+    whole(tmp_path)
+
+
+def test_a_clock_that_goes_back_changes_no_order(tmp_path):
+    with audit.Log.open(tmp_path, "lab-s", Clock(step=-3600)) as log:
+        fill(log, 5)
+        log.sign_head()
+    times = [entry.time for entry in entries(tmp_path)]
+    assert times == sorted(times, reverse=True)
+    whole(tmp_path)
+
+
+def test_two_processes_append_to_one_log(tmp_path):
+    with opened(tmp_path) as log:
+        others = [appender(tmp_path, name, 150) for name in ("left", "right")]
+        for other in others:
+            assert other.stdout.readline() == "ready\n"
+        for number in range(150):
+            log.append("job", "own", number=number)
+        for other in others:
+            other.communicate()
+            assert other.returncode == 0
+        assert log.head().size == 450
+        log.sign_head()
+    found = {}
+    for entry in entries(tmp_path):
+        found.setdefault(entry.who, []).append(entry.what["number"])
+    assert found == {name: list(range(150)) for name in ("own", "left", "right")}
+    whole(tmp_path)
+
+
+def test_threads_share_a_log(tmp_path):
+    with opened(tmp_path) as log:
+
+        def work(name):
+            for number in range(100):
+                log.append("job", name, number=number)
+                log.commit()
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.sign_head()
+    assert len(entries(tmp_path)) == 400
+    whole(tmp_path)
+
+
+@pytest.mark.parametrize("patience", [1, 3, 6])
+def test_a_killed_process_loses_nothing_that_was_committed(tmp_path, patience):
+    with appender(tmp_path, "killed", 100_000) as process:
+        assert process.stdout.readline() == "ready\n"
+        committed = [int(process.stdout.readline()) for _ in range(20 * patience)]
+        process.send_signal(signal.SIGKILL)
+    with opened(tmp_path) as log:
+        size = log.head().size
+        log.sign_head()
+    assert size > committed[-1]
+    found = entries(tmp_path)
+    for entry in found:
+        assert entry.who == "killed" or entry.what["event"] == "recovered"
+    numbers = [entry.what["number"] for entry in found if entry.who == "killed"]
+    assert numbers == list(range(len(numbers)))
+    whole(tmp_path)
+
+
+# What a crash can leave behind the last checkpoint.
+
+
+def crashed(folder):
+    """Makes a log of 5 signed entries and 3 others; returns its paths."""
+    with opened(folder) as log:
+        fill(log, 5)
+        log.sign_head()
+        fill(log, 3, 5)
+    return audit_files.paths(folder)
+
+
+def mended(folder, size):
+    """Asserts that a log is opened with `size` entries and one about it."""
+    with opened(folder) as log:
+        assert log.head().size == size + 1
+        log.sign_head()
+    whole(folder)
+    last = entries(folder)[-1]
+    assert (last.kind, last.who, last.what["event"]) == ("audit", "lab-s", "recovered")
+    assert last.what["entry"] == size
+    with opened(folder) as log:
+        assert log.head().size == size + 1
+    return last.what
+
+
+@pytest.mark.parametrize("left", [1, 10, 100])
+def test_half_a_line_is_cut_off_kept_and_recorded(tmp_path, left):
+    paths = crashed(tmp_path)
+    data = paths.log.read_bytes()
+    begin = data[:-1].rindex(b"\n") + 1
+    paths.log.write_bytes(data[: begin + left])
+    what = mended(tmp_path, 7)
+    assert (what["bytes"], what["lines"], what["hashes_cut"]) == (left, 0, 32)
+    assert (tmp_path / what["kept"]).read_bytes() == data[begin : begin + left]
+
+
+def test_a_line_without_its_hash_is_an_entry(tmp_path):
+    paths = crashed(tmp_path)
+    paths.leaves.write_bytes(paths.leaves.read_bytes()[: 32 * 7])
+    what = mended(tmp_path, 8)
+    assert (what["bytes"], what["hashes_added"]) == (0, 1)
+
+
+def test_half_a_hash_is_completed(tmp_path):
+    paths = crashed(tmp_path)
+    paths.leaves.write_bytes(paths.leaves.read_bytes()[: 32 * 6 + 31])
+    what = mended(tmp_path, 8)
+    assert (what["bytes"], what["hashes_added"], what["hashes_cut"]) == (0, 2, 31)
+
+
+def test_hashes_whose_lines_were_lost_are_cut_off(tmp_path):
+    paths = crashed(tmp_path)
+    paths.log.write_bytes(b"".join(paths.log.read_bytes().splitlines(True)[:6]))
+    what = mended(tmp_path, 6)
+    assert (what["bytes"], what["kept"], what["hashes_cut"]) == (0, "", 64)
+
+
+def test_zeros_of_a_power_cut_are_cut_off(tmp_path):
+    paths = crashed(tmp_path)
+    with paths.log.open("ab") as stream:
+        stream.write(bytes(100) + b"\n" + bytes(50))
+    with paths.leaves.open("ab") as stream:
+        stream.write(bytes(40))
+    what = mended(tmp_path, 8)
+    assert (what["bytes"], what["lines"], what["hashes_cut"]) == (151, 1, 40)
+    assert (tmp_path / what["kept"]).read_bytes() == bytes(100) + b"\n" + bytes(50)
+
+
+def test_half_a_checkpoint_is_cut_off(tmp_path):
+    paths = crashed(tmp_path)
+    with paths.checkpoints.open("ab") as stream:
+        stream.write(b'{"note":"nebula/lab-s\\n8')
+    assert mended(tmp_path, 8)["checkpoint_bytes"] == 24
+
+
+@pytest.mark.parametrize("older", ["", "missing", "older"])
+def test_a_crash_between_the_two_files_of_checkpoints(tmp_path, older):
+    paths = crashed(tmp_path)
+    before = paths.checkpoint.read_bytes()
+    with opened(tmp_path) as log:
+        newest = log.sign_head()
+    if older == "missing":
+        paths.checkpoint.unlink()
+    else:
+        paths.checkpoint.write_bytes(before if older else b"")
+    with opened(tmp_path) as log:
+        assert log.head().size == 8
+    assert paths.checkpoint.read_text() == newest
+    whole(tmp_path)
+
+
+def test_a_crash_before_the_first_signature(tmp_path):
+    with opened(tmp_path):
+        pass
+    paths = audit_files.paths(tmp_path)
+    for left in (b"", paths.checkpoints.read_bytes()[:50]):
+        for path in (paths.log, paths.leaves):
+            path.write_bytes(b"")
+        paths.checkpoints.write_bytes(left)
+        paths.checkpoint.unlink()
+        with opened(tmp_path) as log:
+            log.sign_head()
+        whole(tmp_path)
+
+
+def test_a_process_that_goes_on_mends_what_another_left(tmp_path):
+    with opened(tmp_path) as log:
+        fill(log, 5)
+        with audit_files.paths(tmp_path).log.open("ab") as stream:
+            stream.write(b'{"kind":"jo')
+        assert log.append("job", "ana") == 6
+        log.sign_head()
+    assert [entry.what.get("event") for entry in entries(tmp_path)][5] == "recovered"
+    whole(tmp_path)
+
+
+def test_every_cut_of_the_end_is_mended(tmp_path):
+    """Whatever is left of what no checkpoint covers, the log opens and verifies."""
+    paths = crashed(tmp_path)
+    log, leaves = paths.log.read_bytes(), paths.leaves.read_bytes()
+    begin = len(b"".join(log.splitlines(True)[:5]))
+    for end in range(begin, len(log) + 1, 7):
+        for stored in (160, 161, 191, 192, 223, 256):
+            tail = audit_tail.read(log[begin:end], leaves[160:stored], 5)
+            lines = log[begin:end].count(b"\n")
+            assert tail.lines == log[begin:end].split(b"\n")[:lines]
+            assert tail.whole == min(lines, (stored - 160) // 32)
+            assert (
+                b"".join(line + b"\n" for line in tail.lines) + tail.cut
+                == (log[begin:end])
+            )
+            is_end = log[end - 1 : end] == b"\n" and stored == 160 + 32 * lines
+            assert tail.is_whole == is_end
+
+
+# What a checkpoint covers is not mended.
+
+
+def refused(folder, words):
+    """Asserts that a log cannot be continued, and that its files stay as they are."""
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(audit.AuditError, match=words) as why:
+        opened(folder)
+    assert "\n" not in str(why.value)
+    after = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after == before
+
+
+@pytest.fixture
+def signed(tmp_path):
+    """The paths of a log of 8 entries, all signed, and its folder."""
+    crashed(tmp_path)
+    with opened(tmp_path) as log:
+        log.sign_head()
+    return audit_files.paths(tmp_path)
+
+
+def test_a_signed_entry_that_is_torn(signed):
+    signed.log.write_bytes(signed.log.read_bytes()[:-1])
+    refused(signed.log.parent, r"entry 7 \(line 8\) is not what a signed checkpoint")
+
+
+def test_a_signed_entry_that_is_altered(signed):
+    signed.log.write_bytes(signed.log.read_bytes().replace(b"m0", b"m9", 1))
+    refused(signed.log.parent, r"entry 0 \(line 1\) is not what a signed checkpoint")
+
+
+def test_a_signed_hash_that_is_missing(signed):
+    signed.leaves.write_bytes(signed.leaves.read_bytes()[:-32])
+    refused(signed.log.parent, r"entry 7 \(line 8\) is not what a signed checkpoint")
+
+
+def test_an_entry_altered_together_with_its_hash(signed):
+    lines = signed.log.read_bytes().replace(b"m0", b"m9", 1).splitlines(True)
+    signed.log.write_bytes(b"".join(lines))
+    hashes = [merkle.leaf(line[:-1]) for line in lines]
+    signed.leaves.write_bytes(b"".join(hashes))
+    refused(signed.log.parent, "its first 8 entries are not those that a checkpoint")
+
+
+def test_checkpoints_that_are_gone(signed):
+    signed.checkpoints.write_bytes(b"")
+    refused(signed.log.parent, "entries but no signed checkpoints")
+
+
+def test_a_last_checkpoint_that_is_gone(signed):
+    lines = signed.checkpoints.read_bytes().splitlines(True)
+    signed.checkpoints.write_bytes(b"".join(lines[:-1]))
+    refused(signed.log.parent, "checkpoint: is not from checkpoints.jsonl")
+
+
+def test_a_checkpoint_of_another_key(signed):
+    lines = signed.checkpoints.read_bytes().splitlines(True)
+    note = checkpoint_note.read(signed.checkpoint.read_text())
+    key = ed25519.Ed25519PrivateKey.generate()
+    text = base64.b64encode(key.sign(b"")).decode()
+    old = note.signatures[0].line.rpartition(" ")[2]
+    new = base64.b64encode(note.signatures[0].id + base64.b64decode(text)).decode()
+    lines[-1] = lines[-1].replace(old.encode(), new.encode())
+    signed.checkpoints.write_bytes(b"".join(lines))
+    refused(signed.log.parent, "line 3 is not signed with the key of this log")
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"junk", b"{}"])
+def test_a_checkpoint_that_is_junk(signed, junk):
+    good = signed.checkpoint.read_bytes()
+    signed.checkpoint.write_bytes(junk)
+    refused(signed.log.parent, "checkpoint: is not from checkpoints.jsonl")
+    signed.checkpoint.write_bytes(good)
+    with signed.checkpoints.open("ab") as stream:
+        stream.write(junk + b"\n")
+    refused(signed.log.parent, "line 4 is no signed checkpoint")
+
+
+def test_a_log_that_becomes_shorter_while_it_is_open(tmp_path):
+    log = opened(tmp_path)
+    fill(log, 5)
+    os.truncate(audit_files.paths(tmp_path).log, 100)
+    for call in (lambda: log.append("job", "ana"), log.sign_head, log.commit):
+        with pytest.raises(audit.AuditError, match="became shorter"):
+            call()
+    log.close()
+
+
+# The key.
+
+
+def test_a_log_whose_key_is_gone_is_not_continued(signed):
+    signed.key.unlink()
+    refused(signed.log.parent, "key.pem: is missing: this log can be read and verified")
+    whole(signed.log.parent)
+
+
+def test_a_log_with_another_key(signed, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    opened(other).close()
+    signed.key.write_bytes(audit_files.paths(other).key.read_bytes())
+    refused(signed.log.parent, "verifier: is the public key of another log")
+    signed.key.write_bytes(b"junk")
+    refused(signed.log.parent, "is no private key of Ed25519")
+
+
+def test_a_log_of_another_lab(signed):
+    with pytest.raises(audit.AuditError, match="is the public key of another log"):
+        opened(signed.log.parent, "lab-t")
+    with pytest.raises(checkpoint_note.NoteError, match="is no lab's name"):
+        opened(signed.log.parent, "../lab")
+
+
+# Disks that fail.
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A switch: from when it is set, writes of so many bytes and more fail half-way."""
+    write_all, state = audit_files.write_all, {"left": None}
+
+    def failing_write(descriptor, data):
+        left = state["left"]
+        if left is None or len(data) <= left:
+            state["left"] = left if left is None else left - len(data)
+            return write_all(descriptor, data)
+        write_all(descriptor, data[:left])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(audit_files, "write_all", failing_write)
+    return state
+
+
+def test_a_full_disk_leaves_no_half_entry(tmp_path, failing):
+    with opened(tmp_path) as log:
+        fill(log, 3)
+        size = len(audit_files.paths(tmp_path).log.read_bytes())
+        line = len(audit_entries.encode("job", Clock()(), "ana", {})) + 1
+        for left in (0, 1, 50, line - 1, line, line + 1, line + 31):
+            failing["left"] = left
+            with pytest.raises(audit.AuditError, match="No space left on device"):
+                log.append("job", "ana")
+            assert audit_files.paths(tmp_path).log.stat().st_size == size
+            assert audit_files.paths(tmp_path).leaves.stat().st_size == 96
+        failing["left"] = None
+        assert log.append("job", "ana") == 3  # somebody made room
+        failing["left"] = 10
+        with pytest.raises(audit.AuditError, match="No space left on device"):
+            log.sign_head()
+        failing["left"] = None
+        log.sign_head()
+    whole(tmp_path)
+
+
+def test_a_disk_that_cannot_even_be_cut(tmp_path, failing, monkeypatch):
+    log = opened(tmp_path)
+    fill(log, 3)
+    log.commit()
+    failing["left"] = 10
+
+    def broken(descriptor, end):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", broken)
+        with pytest.raises(audit.AuditError, match="No space left on device"):
+            log.append("job", "ana")
+    failing["left"] = None
+    for call in (lambda: log.append("job", "ana"), log.sign_head, log.commit):
+        with pytest.raises(audit.AuditError, match="takes no more entries"):
+            call()
+    log.close()
+    mended(tmp_path, 3)
+
+
+def test_after_a_failed_sync_nothing_is_appended(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    fill(log, 3)
+
+    def broken(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        with pytest.raises(audit.AuditError, match="Input/output error"):
+            log.commit()
+    for call in (lambda: log.append("job", "ana"), log.sign_head, log.commit):
+        with pytest.raises(audit.AuditError, match="takes no more entries: mend it"):
+            call()
+    log.close()
+    with opened(tmp_path) as log:
+        log.sign_head()
+    whole(tmp_path)
+
+
+def test_commit_syncs_once_for_all_and_not_at_all_for_nothing(tmp_path, monkeypatch):
+    with opened(tmp_path) as log:
+        synced = []
+        monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(1))
+        fill(log, 50)
+        assert not synced
+        log.commit()
+        assert len(synced) == 2  # the lines and their hashes
+        log.commit()
+        assert len(synced) == 2
+
+
+def test_a_closed_log(tmp_path):
+    log = opened(tmp_path)
+    log.close()
+    log.close()
+    for call in (lambda: log.append("job", "ana"), log.head, log.commit):
+        with pytest.raises(audit.AuditError, match="is closed"):
+            call()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(audit.AuditError, match="the audit log needs it"):
+        opened(tmp_path / "file" / "audit")
+
+
+def test_a_link_is_not_written_through(tmp_path):
+    (tmp_path / "elsewhere").write_text("")
+    (tmp_path / "audit").mkdir(0o700)
+    (tmp_path / "audit" / "log.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(audit.AuditError, match=r"log\.jsonl: the audit log needs it"):
+        opened(tmp_path / "audit")
+
+
+def test_a_lock_that_is_not_given_back(tmp_path):
+    one, other = (audit_files.Lock(tmp_path / "lock") for _ in range(2))
+    with one.held():
+        with pytest.raises(
+            audit.AuditError, match=r"held this lock for 0\.05 s; is it"
+        ):
+            other.held(seconds=0.05).__enter__()
+        with pytest.raises(audit.AuditError, match="held this lock"):
+            other.held(shared=True, seconds=0.05).__enter__()
+    with one.held(shared=True), other.held(shared=True):
+        pass
+    with other.held():
+        pass
+
+
+# What peers sign.
+
+
+def test_cosignatures_are_kept_and_the_key_recorded_once(tmp_path):
+    peer = witness.Witness(tmp_path / "t", "lab-t")
+    with opened(tmp_path / "s") as log:
+        assert log.cosigned("lab-t") == 0
+        for begin in (0, 5, 10):
+            fill(log, 5, begin)
+            answer = exchange(log, peer)
+            who = checkpoint_note.read_verifier(answer.verifier)
+            assert checkpoint_note.is_signed(checkpoint_note.read(log.checkpoint), who)
+        assert log.cosigned("lab-t") == peer.size("lab-s") == 16
+        assert log.cosigned("lab-x") == 0
+    found = [entry.what for entry in entries(tmp_path / "s") if entry.kind == "audit"]
+    assert found == [{"event": "witness", "lab": "lab-t", "verifier": answer.verifier}]
+    whole(tmp_path / "s")
+    with opened(tmp_path / "s") as log:
+        assert log.cosigned("lab-t") == 16
+        exchange(log, peer)
+        assert len(checkpoint_note.read(log.checkpoint).signatures) == 2
+    whole(tmp_path / "s")
+
+
+def test_a_lost_witness_state_is_a_new_key_that_the_log_records(tmp_path):
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        first = exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
+        (tmp_path / "t" / "peers" / "lab-s.json").unlink()
+        fill(log, 5, 5)
+        second = exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
+        assert first.verifier != second.verifier
+        log.sign_head()
+    last = entries(tmp_path / "s")[-1]
+    assert last.what == {
+        "event": "witness",
+        "lab": "lab-t",
+        "verifier": second.verifier,
+        "former": first.verifier,
+    }
+    whole(tmp_path / "s")
+
+
+def test_two_peers_cosign_one_checkpoint(tmp_path):
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        text = log.sign_head()
+        for lab in ("lab-t", "lab-u"):
+            peer = witness.Witness(tmp_path / lab, lab)
+            answer = peer.cosign("lab-s", text, [], log.verifier)
+            assert log.add_cosignature(lab, text, answer.line, answer.verifier)
+            assert log.add_cosignature(lab, text, answer.line, answer.verifier)
+        note = checkpoint_note.read(log.checkpoint)
+        names = [each.name for each in note.signatures]
+        assert names == [
+            *("nebula/lab-s", "nebula/lab-t/witness", "nebula/lab-u/witness")
+        ]
+    whole(tmp_path / "s")
+
+
+def test_a_cosignature_that_comes_late_is_not_kept(tmp_path):
+    peer = witness.Witness(tmp_path / "t", "lab-t")
+    with opened(tmp_path / "s") as log:
+        text = log.sign_head()
+        answer = peer.cosign("lab-s", text, [], log.verifier)
+        fill(log, 2)
+        log.sign_head()
+        assert not log.add_cosignature("lab-t", text, answer.line, answer.verifier)
+        exchange(log, peer)
+    whole(tmp_path / "s")
+
+
+def test_cosignatures_that_do_not_hold(tmp_path):
+    peer = witness.Witness(tmp_path / "t", "lab-t")
+    with opened(tmp_path / "s") as log, opened(tmp_path / "x") as other:
+        fill(log, 5)
+        fill(other, 4)
+        text, elsewhere = log.sign_head(), other.sign_head()
+        answer = peer.cosign("lab-s", text, [], log.verifier)
+        line, verifier = answer
+        key = ed25519.Ed25519PrivateKey.generate()
+        name = "nebula/lab-t/witness"
+        imposter = checkpoint_note.verifier(name, checkpoint_note.WITNESS, key).text
+        own = checkpoint_note.verifier(name, checkpoint_note.LOG, key).text
+        for peer_name, a_text, a_line, a_verifier, words in (
+            ("lab-u", text, line, verifier, "public key of another"),
+            ("lab-t", text, line, imposter, "does not hold"),
+            ("lab-t", text, line, own, "public key of another"),
+            ("lab-t", text, line, log.verifier, "public key of another"),
+            ("lab-t", elsewhere, line, verifier, "does not hold"),
+            ("lab-t", "junk", line, verifier, "no signed checkpoint"),
+            ("lab-t", text, "junk", verifier, "no line of a signature"),
+            ("lab-t", text, line, "junk", "is no Ed25519 key"),
+            ("../t", text, line, verifier, "is no lab's name"),
+        ):
+            with pytest.raises(errors.NebulaError, match=words):
+                log.add_cosignature(peer_name, a_text, a_line, a_verifier)
+        answer = witness.Witness(tmp_path / "w", "lab-t").cosign(
+            "lab-s", elsewhere, [], other.verifier
+        )
+        with pytest.raises(audit.AuditError, match="that is not of this log"):
+            log.add_cosignature("lab-t", elsewhere, *answer)
+        assert log.head().size == 5
+        assert log.checkpoint == text
+    whole(tmp_path / "s")

@@ -1,0 +1,472 @@
+"""Whoever changes an audit log is found out, and the entry is named where it can be."""
+
+import collections
+import random
+import shutil
+import time
+
+import pytest
+from audit_logs import Clock, copied, exchange, fill, opened, restore
+
+from nebula_jax.security import (
+    audit,
+    audit_files,
+    audit_verify,
+    checkpoint_note,
+    merkle,
+    witness,
+)
+
+FILES = audit_verify.Copy._fields
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory):
+    """Copies of one log at each of six checkpoints, what a peer saw of it, its key."""
+    folder = tmp_path_factory.mktemp("history")
+    peer = witness.Witness(folder / "t", "lab-t")
+    copies = []
+    with opened(folder / "s") as log:
+        for begin in range(0, 60, 10):
+            fill(log, 10, begin)
+            exchange(log, peer)
+            copies.append(copied(folder / "s"))
+        who = checkpoint_note.read_verifier(log.verifier)
+    peer.close()
+    return copies, peer.seen("lab-s").note, who
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """The folder of a log of 61 entries with seven checkpoints, and its peer."""
+    peer = witness.Witness(tmp_path / "t", "lab-t")
+    with opened(tmp_path / "s") as log:
+        for begin in range(0, 60, 10):
+            fill(log, 10, begin)
+            exchange(log, peer)
+    return tmp_path / "s", peer
+
+
+def lines_of(copy):
+    return copy.log.splitlines(True)
+
+
+def forged(lines):
+    """Returns the hashes of lines: who alters an entry can alter its hash as well."""
+    return b"".join(merkle.leaf(line[:-1]) for line in lines)
+
+
+def named(findings):
+    """Returns the first finding's file and entries."""
+    return findings[0][:3]
+
+
+# Ten thousand random mutations.
+
+
+def units(name, data):
+    if name == "leaves":
+        return [data[i : i + 32] for i in range(0, len(data), 32)]
+    return data.splitlines(True)
+
+
+def flip(name, data, draw):
+    place = draw.randrange(8 * len(data))
+    changed = bytearray(data)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
+def drop(name, data, draw):
+    parts = units(name, data)
+    del parts[draw.randrange(len(parts))]
+    return b"".join(parts)
+
+
+def swap(name, data, draw):
+    parts = units(name, data)
+    i, j = draw.randrange(len(parts)), draw.randrange(len(parts))
+    parts[i], parts[j] = parts[j], parts[i]
+    return b"".join(parts)
+
+
+def truncate(name, data, draw):
+    return data[: draw.randrange(len(data))]
+
+
+def splice(name, data, draw):
+    begin, end = sorted(draw.choices(range(len(data) + 1), k=2))
+    place = draw.randrange(len(data) + 1)
+    over = draw.choice((0, end - begin))
+    return data[:place] + data[begin:end] + data[place + over :]
+
+
+def repeat(name, data, draw):
+    parts = units(name, data)
+    parts.insert(draw.randrange(len(parts) + 1), draw.choice(parts))
+    return b"".join(parts)
+
+
+MUTATIONS = (flip, drop, swap, truncate, splice, repeat)
+
+
+def mutate(copies, draw):
+    """Returns a name and a copy that is not the newest one."""
+    newest = copies[-1]
+    kind = draw.choice((*MUTATIONS, "roll back", "mix", "forge"))
+    if kind == "roll back":
+        return kind, draw.choice(copies[:-1])
+    if kind == "mix":
+        return kind, newest._replace(
+            **{
+                name: getattr(draw.choice(copies), name)
+                for name in draw.sample(FILES, draw.randrange(1, 4))
+            }
+        )
+    if kind == "forge":  # a line and its hash alike, and so that it is an entry
+        log = draw.choice(MUTATIONS)("log", newest.log, draw)
+        lines = [line + b"\n" for line in log.split(b"\n")[:-1]]
+        if lines[:61] == lines_of(newest):
+            return kind, newest  # more entries, as the lab may append
+        return kind, newest._replace(log=b"".join(lines), leaves=forged(lines))
+    name = draw.choice(FILES)
+    data = kind(name, getattr(newest, name), draw)
+    return f"{kind.__name__} {name}", newest._replace(**{name: data})
+
+
+def test_ten_thousand_mutations_are_all_found(history):
+    copies, seen, who = history
+    draw = random.Random(20261122)
+    counts = collections.Counter()
+    for _ in range(10_000):
+        name, mutant = mutate(copies, draw)
+        while mutant == copies[-1]:
+            name, mutant = mutate(copies, draw)
+        counts[name] += 1
+        assert audit_verify.examine(mutant, who, [seen]), name
+    assert len(counts) == 3 + len(MUTATIONS) * len(FILES)
+    assert min(counts.values()) > 50
+
+
+def test_nothing_is_found_where_nothing_was_changed(history):
+    copies, seen, who = history
+    for copy in copies:
+        assert audit_verify.examine(copy, who) == []
+    assert audit_verify.examine(copies[-1], who, [seen]) == []
+
+
+# Which entry it was.
+
+
+@pytest.mark.parametrize("index", [0, 1, 9, 10, 30, 59, 60])
+def test_an_altered_entry_is_named(history, index):
+    copies, _, who = history
+    lines = lines_of(copies[-1])
+    lines[index] = lines[index].replace(b"who", b"who ", 1)
+    found = audit_verify.examine(copies[-1]._replace(log=b"".join(lines)), who)
+    assert str(found[0]) == f"log.jsonl: entry {index} (line {index + 1}) was altered"
+    assert len(found) == 1 or index == 10  # which has the witness's public key
+
+
+@pytest.mark.parametrize("index", [0, 1, 9, 10, 30, 59, 60])
+def test_a_flipped_bit_of_any_line_names_it(history, index):
+    copies, _, who = history
+    for place in range(0, 8 * len(lines_of(copies[-1])[index]), 5):
+        lines = lines_of(copies[-1])
+        changed = bytearray(lines[index])
+        changed[place // 8] ^= 1 << place % 8
+        lines[index] = bytes(changed)
+        found = audit_verify.examine(copies[-1]._replace(log=b"".join(lines)), who)
+        assert named(found) == ("log.jsonl", index, index)
+
+
+@pytest.mark.parametrize("index", [0, 1, 9, 10, 30, 59])
+def test_entries_that_were_removed_exchanged_or_put_in(history, index):
+    copies, _, who = history
+    for change, words in (
+        (lambda lines: lines.pop(index), "is missing: the next one stands in"),
+        (lambda lines: lines.insert(index, b"{}\n"), "was put in before another"),
+        (
+            lambda lines: lines.insert(index, lines.pop(index + 1)),
+            "was exchanged with the next one",
+        ),
+    ):
+        lines = lines_of(copies[-1])
+        change(lines)
+        found = audit_verify.examine(copies[-1]._replace(log=b"".join(lines)), who)
+        assert named(found) == ("log.jsonl", index, index)
+        assert words in str(found[0])
+
+
+@pytest.mark.parametrize("left", [0, 1, 30, 60])
+def test_a_cut_tail_names_the_first_entry_that_is_missing(history, left):
+    copies, _, who = history
+    log = b"".join(lines_of(copies[-1])[:left])
+    found = audit_verify.examine(copies[-1]._replace(log=log), who)
+    assert named(found) == ("log.jsonl", left, left)
+    assert f"is missing: the log ends after {left} entries" in str(found[0])
+    found = audit_verify.examine(copies[-1]._replace(log=log, leaves=forged(
+        log.splitlines(True))), who)  # fmt: skip
+    assert found[0].file == "log.jsonl"
+    assert found[0].last == 60 or found[0].first <= left <= found[0].last + 1
+    torn = copies[-1]._replace(log=log + b'{"kind"')
+    assert any("has no end" in str(each) for each in audit_verify.examine(torn, who))
+
+
+@pytest.mark.parametrize("index", [0, 9, 10, 11, 30, 59, 60])
+def test_a_changed_hash_is_no_changed_entry(history, index):
+    copies, _, who = history
+    leaves = bytearray(copies[-1].leaves)
+    leaves[32 * index + 7] ^= 4
+    found = audit_verify.examine(copies[-1]._replace(leaves=bytes(leaves)), who)
+    assert [str(each) for each in found] == [
+        f"leaves.bin: entry {index} (line {index + 1}) has another hash in leaves.bin;"
+        " the entry is as it was signed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("index", "first", "last"),
+    [(0, 0, 9), (9, 0, 9), (10, 10, 20), (20, 10, 20), (21, 21, 30), (60, 51, 60)],
+)
+def test_an_entry_altered_with_its_hash_is_between_two_checkpoints(
+    history, index, first, last
+):
+    copies, _, who = history
+    lines = lines_of(copies[-1])
+    lines[index] = lines[index].replace(b"2026", b"2025", 1)
+    copy = copies[-1]._replace(log=b"".join(lines), leaves=forged(lines))
+    found = audit_verify.examine(copy, who)
+    assert named(found) == ("log.jsonl", first, last)
+    assert f"entries {first} to {last} (lines {first + 1} to {last + 1})" in str(
+        found[0]
+    )
+    assert "one of them was altered" in str(found[0])
+
+
+def test_a_line_and_another_ones_hash(history):
+    copies, _, who = history
+    lines = lines_of(copies[-1])
+    lines[15] = lines[15].replace(b"2026", b"2025", 1)
+    leaves = bytearray(copies[-1].leaves)
+    leaves[32 * 45] ^= 1
+    copy = copies[-1]._replace(log=b"".join(lines), leaves=bytes(leaves))
+    found = audit_verify.examine(copy, who)
+    assert [each[:3] for each in found] == [
+        ("log.jsonl", 15, 15),
+        ("leaves.bin", 41, 50),
+    ]
+
+
+def test_what_no_checkpoint_covers_is_compared_with_its_hash(lab):
+    folder, _ = lab
+    with opened(folder) as log:
+        fill(log, 4, 60)
+    paths = audit_files.paths(folder)
+    assert audit_verify.verify(folder) == []
+    lines = paths.log.read_bytes().splitlines(True)
+    lines[62] = lines[62].replace(b"2026", b"2025", 1)
+    paths.log.write_bytes(b"".join(lines))
+    (found,) = audit_verify.verify(folder)
+    assert named([found]) == ("log.jsonl", 62, 62)
+    assert "no checkpoint covers them yet" in str(found)
+
+
+def test_a_signed_line_that_no_entry_has(tmp_path, monkeypatch):
+    with opened(tmp_path) as log:
+        fill(log, 3)
+        log._store.write(b'{"kind": "job"}')
+        log.sign_head()
+    (found,) = audit_verify.verify(tmp_path)
+    assert str(found) == (
+        "log.jsonl: entry 3 (line 4) is signed, but is not written as an entry is"
+    )
+
+
+# Rolling back, and signing anew.
+
+
+def test_a_folder_rolled_back_to_a_valid_copy_is_found_by_the_peer(lab):
+    folder, peer = lab
+    older = shutil.copytree(folder, folder.parent / "older")
+    with opened(folder) as log:
+        fill(log, 5, 60)
+        exchange(log, peer)
+        verifier = log.verifier
+    assert audit_verify.verify(older) == []  # nothing in it can show it
+    seen = peer.seen("lab-s")
+    found = audit_verify.verify(older, [seen.note], seen.verifier)
+    assert named(found) == ("log.jsonl", 61, 65)
+    assert "has 66 entries and this copy 61: it was rolled back" in str(found[0])
+    assert "lacks the checkpoint that a peer has seen, of 66" in str(found[1])
+    assert audit_verify.verify(folder, [seen.note], verifier) == []
+    with opened(older) as log:  # and it cannot go on from there
+        fill(log, 9, 80)
+        with pytest.raises(witness.WitnessError, match="does not continue"):
+            exchange(log, peer)
+        log.sign_head()
+    assert audit_verify.verify(older) == []
+    found = audit_verify.verify(older, [seen.note])
+    assert named(found) == ("log.jsonl", 61, 65)
+    assert "one of them was altered" in str(found[0])
+
+
+def test_a_log_signed_anew_is_found_by_what_the_peer_has_seen(lab):
+    folder, peer = lab
+    anew = folder.parent / "anew"
+    anew.mkdir()
+    for name in ("key.pem", "verifier"):
+        shutil.copy(folder / name, anew / name)
+    with opened(anew) as log:
+        fill(log, 45)
+        log.append("job", "eve", event="began", job="another")
+        fill(log, 20, 45)
+        log.sign_head()
+    assert audit_verify.verify(anew) == []
+    found = audit_verify.verify(anew, [peer.seen("lab-s").note])
+    assert named(found) == ("log.jsonl", 0, 60)
+
+
+def test_two_signed_checkpoints_of_one_size(lab):
+    folder, peer = lab
+    fork = shutil.copytree(folder, folder.parent / "fork")
+    for where, who in ((folder, "ana"), (fork, "eve")):
+        with audit.Log.open(where, "lab-s", Clock()) as log:
+            log.append("job", who)
+            log.sign_head()
+            if who == "ana":
+                exchange(log, peer)
+            else:
+                with pytest.raises(witness.WitnessError, match="two audit logs") as why:
+                    exchange(log, peer)
+    assert why.value.reason == "equivocation"
+    found = audit_verify.verify(fork, [peer.seen("lab-s").note])
+    assert any("the lab keeps two logs of one name" in str(each) for each in found)
+    # In one folder as well.
+    ours, other = (audit_files.paths(each).checkpoint for each in (folder, fork))
+    ours.write_text(other.read_text())
+    found = audit_verify.verify(folder)
+    assert any("the lab keeps two logs of one name" in str(each) for each in found)
+
+
+# Checkpoints and keys.
+
+
+def checkpoint_lines(copy, change):
+    lines = copy.checkpoints.splitlines(True)
+    change(lines)
+    return copy._replace(checkpoints=b"".join(lines))
+
+
+@pytest.mark.parametrize("index", range(13))
+def test_each_missing_checkpoint_is_missed(history, index):
+    copies, _, who = history
+    copy = checkpoint_lines(copies[-1], lambda lines: lines.pop(index))
+    found = audit_verify.examine(copy, who)
+    assert {each.file for each in found} <= {"checkpoints.jsonl", "checkpoint"}
+    assert found
+
+
+def test_what_stands_behind_a_bad_checkpoint_still_counts(history):
+    copies, _, who = history
+    copy = checkpoint_lines(copies[-1], lambda lines: lines.__setitem__(3, b"{}\n"))
+    found = audit_verify.examine(copy, who)
+    assert [str(each) for each in found] == [
+        "checkpoints.jsonl line 4 is no signed checkpoint",
+        "checkpoints.jsonl line 5 does not follow the line before it",
+    ]
+    lines = lines_of(copy)
+    lines[30] = lines[30].replace(b"2026", b"2025")
+    copy = copy._replace(log=b"".join(lines), leaves=forged(lines))
+    assert named(audit_verify.examine(copy, who)) == ("log.jsonl", 21, 30)
+
+
+def test_missing_files(lab):
+    folder, _ = lab
+    for name, file in (
+        ("log.jsonl", "log.jsonl"),
+        ("leaves.bin", "leaves.bin"),
+        ("checkpoints.jsonl", "checkpoints.jsonl"),
+        ("checkpoint", "checkpoint"),
+        ("verifier", "verifier"),
+    ):
+        copy = shutil.copytree(folder, folder.parent / f"without-{name}")
+        (copy / name).unlink()
+        found = audit_verify.verify(copy)
+        assert file in {each.file for each in found}, name
+    found = audit_verify.verify(folder.parent / "nowhere")
+    assert [str(each) for each in found] == [
+        "verifier is missing, or not the public key of this log"
+    ]
+
+
+def test_the_key_that_the_reader_has_counts(lab, tmp_path):
+    folder, peer = lab
+    with opened(tmp_path / "other") as log:
+        other = log.verifier
+    found = audit_verify.verify(folder, verifier=other)
+    assert "verifier" in {each.file for each in found}
+    assert any("is not signed with the key of this log" in str(each) for each in found)
+    assert audit_verify.verify(folder, verifier=peer.seen("lab-s").verifier) == []
+    # A forger may replace all files with those of a log of his own.
+    shutil.copytree(folder.parent / "other", tmp_path / "forged")
+    assert audit_verify.verify(tmp_path / "forged") == []
+    seen = peer.seen("lab-s")
+    assert audit_verify.verify(tmp_path / "forged", verifier=seen.verifier)
+    found = audit_verify.verify(tmp_path / "forged", [seen.note])
+    assert "another key than what a peer has seen" in str(found[-1])
+    with pytest.raises(checkpoint_note.NoteError):
+        audit_verify.verify(folder, verifier="junk")
+
+
+def test_a_copy_is_verified_without_its_secrets_and_without_writing(lab, tmp_path):
+    folder, _ = lab
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in (
+        *("log.jsonl", "leaves.bin", "checkpoints.jsonl", "checkpoint", "verifier"),
+    ):
+        shutil.copy(folder / name, copy / name)
+        (copy / name).chmod(0o400)
+    copy.chmod(0o500)
+    assert audit_verify.verify(copy) == []
+    copy.chmod(0o700)
+
+
+def test_restored_bytes_are_whole(lab, history):
+    """The helper that other tests trust."""
+    folder, _ = lab
+    copy = copied(folder)
+    restore(folder, copy)
+    assert copied(folder) == copy
+    assert audit_verify.verify(folder) == []
+
+
+# Logs of a size that a year brings.
+
+
+def test_a_large_log_is_verified_in_linear_time(tmp_path, monkeypatch):
+    size = 20_000
+    with opened(tmp_path) as log:
+        began = time.perf_counter()
+        fill(log, size // 2)
+        log.sign_head()
+        fill(log, size // 2, size // 2)
+        log.sign_head()
+        append_us = 1e6 * (time.perf_counter() - began) / size
+    node, count = merkle.node, []
+    monkeypatch.setattr(
+        merkle, "node", lambda left, right: count.append(1) or node(left, right)
+    )
+    began = time.perf_counter()
+    assert audit_verify.verify(tmp_path) == []
+    verify_us = 1e6 * (time.perf_counter() - began) / size
+    assert len(count) < 100  # roots of a tree that is there, not trees
+    print(f"append {append_us:.0f} us, verify {verify_us:.1f} us an entry")
+    paths = audit_files.paths(tmp_path)
+    data = paths.log.read_bytes()
+    changed = bytearray(data)
+    changed[len(data) * 3 // 4] ^= 1
+    paths.log.write_bytes(changed)
+    line = data.count(b"\n", 0, len(data) * 3 // 4)
+    assert named(audit_verify.verify(tmp_path)) == ("log.jsonl", line, line)

@@ -1,0 +1,294 @@
+"""The witness: what it refuses, and what it remembers."""
+
+import contextlib
+import json
+import multiprocessing
+import shutil
+
+import pytest
+from audit_logs import exchange, fill, opened
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from nebula_jax import errors
+from nebula_jax.security import (
+    audit_files,
+    checkpoint_note,
+    merkle,
+    private_files,
+    witness,
+)
+
+KEY = ed25519.Ed25519PrivateKey.generate()
+VERIFIER = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, KEY).text
+
+
+def tree_of(size, name="entry"):
+    tree = merkle.Tree()
+    for number in range(size):
+        tree.append(merkle.leaf(f"{name} {number}".encode()))
+    return tree
+
+
+def signed(tree, size=None, key=KEY, origin="nebula/lab-s"):
+    size = tree.size if size is None else size
+    checkpoint = checkpoint_note.Checkpoint(origin, size, tree.root(size))
+    return checkpoint_note.sign(checkpoint, key).text
+
+
+TREE, OTHER = tree_of(40), tree_of(40, "other")
+
+
+@pytest.fixture
+def peer(tmp_path):
+    return witness.Witness(tmp_path, "lab-t")
+
+
+def cosign(peer, size, tree=TREE, old=None, **options):
+    old = peer.size("lab-s") if old is None else old
+    proof = tree.consistency(old, size) if old <= size else []
+    return peer.cosign("lab-s", signed(tree, size), proof, VERIFIER, **options)
+
+
+def refused(peer, reason, words, call):
+    """Asserts that a checkpoint is refused and nothing about it kept."""
+    before = peer.seen("lab-s")
+    with pytest.raises(witness.WitnessError, match=words) as why:
+        call()
+    assert why.value.reason == reason
+    assert "\n" not in str(why.value)
+    assert peer.seen("lab-s") == before
+
+
+def test_it_cosigns_what_continues(peer):
+    assert peer.seen("lab-s") is None
+    answers = [cosign(peer, size, seconds=7) for size in (0, 5, 5, 8, 33, 40)]
+    assert len({answer.verifier for answer in answers}) == 1
+    who = checkpoint_note.read_verifier(answers[0].verifier)
+    assert (who.name, who.type) == ("nebula/lab-t/witness", checkpoint_note.WITNESS)
+    for size, answer in zip((0, 5, 5, 8, 33, 40), answers, strict=True):
+        note = checkpoint_note.read(f"{signed(TREE, size)}{answer.line}\n")
+        assert checkpoint_note.is_signed(note, who)
+        assert checkpoint_note.cosigned_at(note.signatures[1]) == 7
+    seen = peer.seen("lab-s")
+    assert seen == (signed(TREE, 40), VERIFIER, 40, TREE.root())
+
+
+def test_it_remembers_after_a_restart(tmp_path):
+    first = cosign(witness.Witness(tmp_path, "lab-t"), 20)
+    peer = witness.Witness(tmp_path, "lab-t")
+    assert peer.size("lab-s") == 20
+    refused(peer, "smaller", "has 19 entries after 20", lambda: cosign(peer, 19))
+    assert cosign(peer, 30).verifier == first.verifier
+
+
+def test_the_clock_is_for_readers_only(peer):
+    for size, seconds in ((5, 2**40), (6, 0), (7, -3), (8, 2**70)):
+        cosign(peer, size, seconds=seconds)
+    assert peer.size("lab-s") == 8
+
+
+def test_a_smaller_log(peer):
+    cosign(peer, 20)
+    for size in (0, 1, 19):
+        refused(peer, "smaller", "entries after 20", lambda: cosign(peer, size))  # noqa: B023
+
+
+def test_another_log_of_the_same_size(peer, tmp_path):
+    cosign(peer, 20)
+    refused(
+        *(peer, "equivocation", "has signed two audit logs of 20 entries"),
+        lambda: cosign(peer, 20, OTHER),
+    )
+    kept = json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text())
+    assert kept == {
+        "reason": "equivocation",
+        "seen": signed(TREE, 20),
+        "refused": signed(OTHER, 20),
+    }
+    refused(peer, "smaller", "after 20", lambda: cosign(peer, 3))
+    assert json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text()) == kept
+
+
+def test_another_log_that_is_larger(peer):
+    cosign(peer, 20)
+    refused(peer, "inconsistent", "does not continue", lambda: cosign(peer, 30, OTHER))
+
+
+def test_proofs_that_prove_nothing(peer):
+    text = signed(TREE, 30)
+    refused(
+        *(peer, "inconsistent", "a size that was not seen here"),
+        lambda: peer.cosign("lab-s", text, TREE.consistency(7, 30), VERIFIER),
+    )
+    cosign(peer, 20)
+    for proof in (
+        [],
+        TREE.consistency(19, 30),
+        TREE.consistency(20, 31),
+        TREE.consistency(20, 30)[:-1],
+        [*TREE.consistency(20, 30), bytes(32)],
+        [b""],
+        ["x" * 32],
+        [None],
+        [bytes(32)] * 10_000,
+    ):
+        refused(
+            *(peer, "inconsistent", "does not continue that of 20"),
+            lambda: peer.cosign("lab-s", text, proof, VERIFIER),  # noqa: B023
+        )
+
+
+def test_another_key(peer):
+    key = ed25519.Ed25519PrivateKey.generate()
+    other = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, key).text
+    refused(
+        *(peer, "signature", "is not signed by it"),
+        lambda: peer.cosign("lab-s", signed(TREE, 5), [], other),
+    )
+    cosign(peer, 20)
+    proof = TREE.consistency(20, 30)
+    refused(
+        *(peer, "key", "shows another key of its audit log"),
+        lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, other),
+    )
+    refused(
+        *(peer, "signature", "is not signed by it"),
+        lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, VERIFIER),
+    )
+
+
+def test_a_peer_is_witnessed_under_its_own_name_only(peer):
+    text = signed(TREE, 5)
+    refused(
+        *(peer, "key", "sent the log of another: nebula/lab-s"),
+        lambda: peer.cosign("lab-x", text, [], VERIFIER),
+    )
+    other = checkpoint_note.verifier("nebula/lab-x", checkpoint_note.LOG, KEY).text
+    elsewhere = signed(TREE, 5, origin="nebula/lab-x")
+    kind = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.WITNESS, KEY).text
+    for a_text, a_verifier in ((elsewhere, VERIFIER), (text, other), (text, kind)):
+        refused(
+            *(peer, "key", "sent the log of another"),
+            lambda: peer.cosign("lab-s", a_text, [], a_verifier),  # noqa: B023
+        )
+
+
+@pytest.mark.parametrize("lab", ["../lab-s", "", "a/b", "lab-s\n", "lock.json", "a:b"])
+def test_names_that_lead_elsewhere(peer, lab):
+    with pytest.raises(witness.WitnessError) as why:
+        peer.cosign(lab, signed(TREE, 5), [], VERIFIER)
+    assert why.value.reason == "malformed"
+    with pytest.raises(errors.NebulaError):
+        peer.seen(lab)
+
+
+@pytest.mark.parametrize("text", ["", "junk", "\x1b[2J" * 9_000, "\ud800"])
+def test_junk(peer, text):
+    for call in (
+        lambda: peer.cosign("lab-s", text, [], VERIFIER),
+        lambda: peer.cosign("lab-s", signed(TREE, 5), [], text),
+    ):
+        refused(peer, "malformed", "lab-s: ", call)
+
+
+def test_signatures_of_others_are_not_kept(peer):
+    junk = checkpoint_note.Signature("nebula/lab-x", b"1234", bytes(64)).line
+    peer.cosign("lab-s", f"{signed(TREE, 5)}{junk}\n", [], VERIFIER)
+    assert peer.seen("lab-s").note == signed(TREE, 5)
+
+
+# What it has lost.
+
+
+def test_a_lost_state_is_a_new_key_and_never_the_old_one_at_zero(tmp_path, peer):
+    first = cosign(peer, 20)
+    (tmp_path / "peers" / "lab-s.json").unlink()
+    assert peer.size("lab-s") == 0
+    second = cosign(peer, 10)
+    assert second.verifier != first.verifier
+
+
+def test_each_peer_has_a_key_of_its_own(peer):
+    first = cosign(peer, 20)
+    key = ed25519.Ed25519PrivateKey.generate()
+    other = checkpoint_note.verifier("nebula/lab-x", checkpoint_note.LOG, key).text
+    text = signed(TREE, 5, key, "nebula/lab-x")
+    assert peer.cosign("lab-x", text, [], other).verifier != first.verifier
+    assert (peer.size("lab-s"), peer.size("lab-x")) == (20, 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: "null",
+        lambda text: text[:-40],
+        lambda text: text.replace("\\n20\\n", "\\n10\\n"),
+        lambda text: text.replace('"key"', '"kez"'),
+        lambda text: text.replace('"key": "', '"key": "AAAA'),
+        lambda text: text.replace("nebula/lab-s+", "nebula/lab-x+"),
+    ],
+)
+def test_a_damaged_state_is_not_begun_anew(tmp_path, peer, change):
+    cosign(peer, 20)
+    path = tmp_path / "peers" / "lab-s.json"
+    path.write_text(change(path.read_text()))
+    for call in (lambda: peer.size("lab-s"), lambda: cosign(peer, 30, old=20)):
+        with pytest.raises(audit_files.AuditError, match=r"lab-s.json: is damaged"):
+            call()
+
+
+def test_nobody_else_can_read_its_keys(tmp_path, peer):
+    cosign(peer, 20)
+    path = tmp_path / "peers" / "lab-s.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o644)
+    with pytest.raises(private_files.PrivateFileError, match="others can use it"):
+        cosign(peer, 30, old=20)
+
+
+def test_a_restored_backup_shows_in_the_sizes(tmp_path):
+    peer = witness.Witness(tmp_path / "t", "lab-t")
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        exchange(log, peer)
+        shutil.copytree(tmp_path / "t", tmp_path / "backup")
+        fill(log, 5, 5)
+        exchange(log, peer)
+        restored = witness.Witness(tmp_path / "backup", "lab-t")
+        assert restored.size("lab-s") == 5 < log.cosigned("lab-t") == 11
+
+
+def test_it_cosigns_nothing_that_it_cannot_keep(peer, monkeypatch):
+    cosign(peer, 20)
+
+    def full(path, text):
+        raise private_files.PrivateFileError(f"{path}: cannot be written: full")
+
+    monkeypatch.setattr(private_files, "write", full)
+    with pytest.raises(private_files.PrivateFileError):
+        cosign(peer, 30)
+    assert peer.size("lab-s") == 20
+
+
+def race(folder, sizes):
+    peer = witness.Witness(folder, "lab-t")
+    for size in sizes:
+        with contextlib.suppress(witness.WitnessError):  # the other was faster
+            cosign(peer, size, old=min(peer.size("lab-s"), size))
+
+
+def test_two_processes_never_take_it_back(tmp_path):
+    context = multiprocessing.get_context("fork")
+    cosign(witness.Witness(tmp_path, "lab-t"), 1)
+    workers = [
+        context.Process(target=race, args=(tmp_path, range(begin, 41, 2)))
+        for begin in (2, 3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert witness.Witness(tmp_path, "lab-t").size("lab-s") in (39, 40)
