@@ -18,7 +18,7 @@ from experiments import command_line
 from experiments import shared_flags as _defined_there  # noqa: F401
 from nebula_jax import errors, files
 from nebula_jax.runtime import cluster as cluster_lib
-from nebula_jax.runtime import connect, devices, report
+from nebula_jax.runtime import connect, data_channels, devices, report
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -102,6 +102,8 @@ class Local(Place):
     """In a federation; empty for the folder's owner."""
     job: str
     """In a federation."""
+    data: str
+    """handle:NAME in a federation; empty to read data_dir."""
     tls: str
     """A folder, `auto` or `off`."""
     wan: str
@@ -128,10 +130,29 @@ class Local(Place):
                 f"--coordinator={self.coordinator} is for the processes of one cluster,"
                 f" not for --cluster={self.cluster}"
             )
+        if self.data:
+            self._check_data()
         if self.restart and self.cluster != "all":
             raise errors.SettingsError(
                 f"--restart={self.restart} is for --cluster=all; on real clusters each"
                 " machine's own supervisor does it (see experiments/m3/README.md)"
+            )
+
+    def _check_data(self) -> None:
+        """Raises errors.SettingsError unless text can be read from where it is served.
+
+        The process with the link would have to share the rows with the others.
+        """
+        data_channels.parse(self.data)
+        if not self.federation:
+            raise errors.SettingsError(f"--data={self.data} needs --federation=FOLDER")
+        if self.cluster == "whole":
+            raise errors.SettingsError(
+                f"--data={self.data} is for clusters, not for --cluster=whole"
+            )
+        if self.coordinator or self.processes_per_cluster > 1:
+            raise errors.SettingsError(
+                f"--data={self.data} is for clusters of one process each"
             )
 
     def connection(self) -> connect.Settings:

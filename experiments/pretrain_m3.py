@@ -88,9 +88,10 @@ def _run_here(run: config.Run) -> int:
         for name in names:
             checkpoints.check_same_run(workdir, name, settings)
         configuration.write_run_flags(workdir, run)
-        with process.timed("preparing the text"):
-            for index in range(generators):
-                data.GeneratorText(run, index, vocabulary)
+        if not run.local.data:  # who serves it has prepared it
+            with process.timed("preparing the text"):
+                for index in range(generators):
+                    data.GeneratorText(run, index, vocabulary)
         if is_whole:
             status = whole.train(run)
         else:

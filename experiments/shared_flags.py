@@ -30,6 +30,13 @@ flags.DEFINE_string(
     "Text folder (see experiments/m3/README.md), or package:django.",
 )
 flags.DEFINE_string(
+    "data",
+    "",
+    "Text that is read through the data access interface of --federation, in place of"
+    " --data_dir: handle:NAME, or handle:NAME@LAB if another lab might serve one of"
+    " that name too.",
+)
+flags.DEFINE_string(
     "prepared_dir", "prepared", "Folder where tokenized corpora are kept between runs."
 )
 flags.DEFINE_string(

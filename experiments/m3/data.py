@@ -5,7 +5,7 @@ B batch, L length.
 
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,15 +14,18 @@ import numpy as np
 from experiments import command_line
 from experiments.m3 import config
 from nebula_jax import errors, files
+from nebula_jax.communication.wire import activity
 from nebula_jax.data import (
     django_messages,
     language_mixture,
+    packed_sequences,
+    read_ahead,
     resumable_batches,
     text_folder,
     tokenizers,
 )
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import process
+from nebula_jax.runtime import data_channels, process, remote_text
 
 HELD_OUT_SEED = 1_000_003
 
@@ -47,7 +50,7 @@ def folder(local: config.Local) -> pathlib.Path:
 
 
 def without_text(run: config.Run) -> config.Run:
-    """Returns the run of a discriminator, which has no text to look groups up in.
+    """Returns the run of a process that has no text here to look groups up in.
 
     Raises:
       errors.NebulaError: if the languages of each generator are not written out.
@@ -55,12 +58,16 @@ def without_text(run: config.Run) -> config.Run:
     generators = run.agreed.generators.strip()
     if command_line.whole_number(generators) is not None:
         raise errors.SettingsError(
-            f"--generators={generators}: the discriminator has no text folder to look"
+            f"--generators={generators}: {_who(run.local)} no text folder to look"
             ' this up in; write the groups out, as in --generators="en de|hi ur"'
         )
     groups = run.agreed.groups()
     language_mixture.parse_tasks(run.agreed.task_mix, groups)
     return config.with_groups(run, groups)
+
+
+def _who(local: config.Local) -> str:
+    return "with --data there is" if local.data else "the discriminator has"
 
 
 def checked(run: config.Run, only: int | None = None) -> config.Run:
@@ -71,8 +78,13 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
       only: the one generator whose text has to be here; None for all of them.
 
     Raises:
-      errors.NebulaError: at what cannot be.
+      errors.NebulaError: at what cannot be. Text that is served elsewhere is checked
+        there, when the generator comes.
     """
+    if run.local.data:
+        run = without_text(run)
+        _check_number(run.agreed.groups(), only)
+        return run
     text, generators = folder(run.local), run.agreed.generators.strip()
     text_folder.check_folder(text)
     count = command_line.whole_number(generators)
@@ -83,12 +95,17 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
     )
     mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups)
     here = slice(None) if only is None else slice(only, only + 1)
-    if not groups[here]:
+    _check_number(groups, only)
+    language_mixture.check_text(text, groups[here], mixes[here])
+    return config.with_groups(run, groups)
+
+
+def _check_number(groups: list[list[str]], only: int | None) -> None:
+    """Raises errors.SettingsError if there is no generator of this number."""
+    if only is not None and only >= len(groups):
         raise errors.SettingsError(
             f"--cluster=generator:{only}: --generators has {len(groups)}, from 0"
         )
-    language_mixture.check_text(text, groups[here], mixes[here])
-    return config.with_groups(run, groups)
 
 
 def shared_vocabulary(run: config.Run) -> pathlib.Path:
@@ -99,6 +116,11 @@ def shared_vocabulary(run: config.Run) -> pathlib.Path:
     agreed, local, groups = run.agreed, run.local, run.agreed.groups()
     if local.vocabulary:
         return pathlib.Path(local.vocabulary)
+    if local.data:
+        raise errors.SettingsError(
+            f"--data={local.data} needs --vocabulary, the file that its owner has"
+            " registered it with"
+        )
     text = folder(local)
     digests = [
         files.digest(text_folder.mono_path(text, language, "train"))
@@ -165,10 +187,17 @@ def vocabulary(local: config.Local) -> vocabularies.Vocabulary:
 
 
 class GeneratorText:
-    """The text of one generator: an endless stream to train on, and held-out lines."""
+    """The text of one generator: an endless stream to train on, and held-out lines.
+
+    With --data it is read from who serves it, until the text is closed.
+    """
 
     def __init__(
-        self, run: config.Run, index: int, vocabulary: vocabularies.Vocabulary
+        self,
+        run: config.Run,
+        index: int,
+        vocabulary: vocabularies.Vocabulary,
+        work: activity.Work | None = None,
     ) -> None:
         """Prepares the text of generator `index`.
 
@@ -176,18 +205,47 @@ class GeneratorText:
           run: of this process.
           index: of the generator.
           vocabulary: of the run.
+          work: of this process, for --data.
+
+        Raises:
+          errors.NebulaError: if it cannot be had.
         """
         agreed, local, groups = run.agreed, run.local, run.agreed.groups()
         self._agreed, self._group = agreed, groups[index]
-        data = language_mixture.open_generator(
-            folder(local),
-            self._group,
-            language_mixture.parse_tasks(agreed.task_mix, groups)[index],
-            language_mixture.SamplingExponents(local.mono_alpha, local.parallel_alpha),
-            vocabulary=vocabulary,
-            max_length=agreed.max_length,
-            prepared_dir=local.prepared_dir,
+        self._remote: remote_text.RemoteText | None = None
+        mix = language_mixture.parse_tasks(agreed.task_mix, groups)[index]
+        exponents = language_mixture.SamplingExponents(
+            local.mono_alpha, local.parallel_alpha
         )
+        if local.data:
+            reading = remote_text.Reading(
+                *(f"generator:{index}", vocabulary.digest, vocabulary.size),
+                *(agreed.max_length, agreed.batch_size),
+            )
+            wanted = data_channels.parse(local.data)
+            remote = remote_text.RemoteText(local.connection(), wanted, reading, work)
+            self._remote = remote
+
+            def opened(
+                kind: str, language: str, splits: Sequence[str]
+            ) -> packed_sequences.Prepared:
+                part = remote.part(f"{kind}/{language}", splits)
+                return packed_sequences.Prepared(*part)
+
+            data = language_mixture.mixture(self._group, mix, exponents, opened)
+            rows = agreed.eval_batches * agreed.batch_size  # which every evaluation has
+            held_out = {name: text[:rows] for name, text in data.held_out.items()}
+            data = data._replace(held_out=held_out)
+        else:
+            data = language_mixture.open_generator(
+                folder(local),
+                self._group,
+                mix,
+                exponents,
+                vocabulary=vocabulary,
+                max_length=agreed.max_length,
+                prepared_dir=local.prepared_dir,
+            )
         self._held_out = data.held_out
         self._key = files.digest_of(
             [(source.name, source.key, source.weight) for source in data.sources]
@@ -198,6 +256,19 @@ class GeneratorText:
         self.batches: Any = None
         """Endless [rows, L] int32, once they are begun."""
 
+    def __enter__(self) -> "GeneratorText":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends the session with who serves the text."""
+        if self._remote is not None:
+            self._remote.close()
+
+    @property
+    def end(self) -> errors.NebulaError | None:
+        """The reason why the text ends before the run; None while it does not."""
+        return None if self._remote is None else self.batches.end
+
     def position(self) -> Any:
         """Returns where the stream is, and in which text, as JSON values."""
         return {"text": self._key, "stream": self.batches.get_state()}
@@ -205,26 +276,39 @@ class GeneratorText:
     def begin(self, position: Any, batch_size: int, rows: slice = slice(None)) -> None:
         """Begins the stream of batches at a saved position.
 
+        Text that is served elsewhere may end at any batch. So those that this cluster
+        may have to train on after it has requested the end are read before.
+
         Args:
           position: of the stream; None is its beginning.
           batch_size: rows of a step.
           rows: of every batch, those that this process trains on.
 
         Raises:
-          errors.NebulaError: if the text or its mixture is not what it was.
+          errors.NebulaError: if the text or its mixture is not what it was, or text
+            that is served elsewhere ends already.
         """
+        remote, more = self._remote, {}
+        if remote is not None:  # a grant pays for each row: none that is not needed
+            more = {"fetch": remote.fetch, "most": self._agreed.steps}
         self.batches = resumable_batches.training_batches(
-            *(self._sources, batch_size, self._agreed.max_length, self._seed, rows)
+            *(self._sources, batch_size, self._agreed.max_length, self._seed, rows),
+            **more,
         )
-        if position is None:
-            return
-        if position["text"] != self._key:
-            raise errors.NebulaError(
-                f"the text of {' '.join(self._group)} or its --mono_alpha or"
-                " --parallel_alpha changed since the checkpoint; put it back, or name"
-                " another --workdir"
-            )
-        self.batches.set_state(position["stream"])
+        if remote is not None:
+            # pace.last_step_after_stop: `window` steps after the next one.
+            ahead = self._agreed.window + 2
+            self.batches = read_ahead.ReadAhead(self.batches, ahead)
+        if position is not None:
+            if position["text"] != self._key:
+                raise errors.NebulaError(
+                    f"the text of {' '.join(self._group)} or its --mono_alpha or"
+                    " --parallel_alpha changed since the checkpoint; put it back, or"
+                    " name another --workdir"
+                )
+            self.batches.set_state(position["stream"])
+        if remote is not None:
+            self.batches.begin()
 
     def held_out(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yields (language, [B, L] int32) in the order of `held_out_order`."""

@@ -39,7 +39,7 @@ def train(run: config.Run, index: int) -> int:
     made = models.load(run, vocabulary)
 
     mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
-    text = data.GeneratorText(run, index, vocabulary)
+    text = data.GeneratorText(run, index, vocabulary, work)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
     corrupt = jax.jit(
@@ -59,9 +59,12 @@ def train(run: config.Run, index: int) -> int:
         spool.from_string(local.spool),
         run_folder.of_cluster(local.workdir, local.cluster),
     )
-    with connect.dial(
-        local.connection(), hello, peer="discriminator", work=work, spool=kept
-    ) as link:
+    with (
+        text,
+        connect.dial(
+            local.connection(), hello, peer="discriminator", work=work, spool=kept
+        ) as link,
+    ):
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
@@ -93,7 +96,8 @@ def train(run: config.Run, index: int) -> int:
         interrupt.is_graceful = True
         step = start
         steps = pace.follow(
-            link, start, agreed.steps, agreed.window, interrupt.requested
+            *(link, start, agreed.steps, agreed.window),
+            lambda: interrupt.requested() or text.end is not None,
         )
         for step in trace.each("wait", ranks.in_step(steps)):
             with trace.span("next batch"):
@@ -108,6 +112,8 @@ def train(run: config.Run, index: int) -> int:
         saved.at_end(step, state, text.position)
         link.wait_for_step(step)
         record.finish(step, {"ledger": link.ledger, "outages": link.outages})
+    if text.end is not None:
+        process.message(str(text.end))
     return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 

@@ -42,7 +42,7 @@ class Newcomer:
 
     @property
     def sock(self) -> socket.socket:
-        """Its socket, which TLS wraps once it has begun."""
+        """The socket, which TLS wraps once it has begun."""
         return self.connected.sock
 
 

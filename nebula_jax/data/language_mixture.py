@@ -9,7 +9,7 @@ import heapq
 import pathlib
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,10 @@ class GeneratorData(NamedTuple):
 
     sources: list[resumable_batches.Source]
     held_out: dict[str, Sequence[dict[str, np.ndarray]]]
+
+
+Open = Callable[[str, str, Sequence[str]], packed_sequences.Prepared]
+"""Given kind (`mono` or `parallel`), language and splits, opens their sequences."""
 
 
 def parse_groups(text: str) -> list[list[str]]:
@@ -139,34 +143,69 @@ def open_generator(
     Raises:
       CorpusError: where text is missing or malformed.
     """
+
+    def opened(
+        kind: str, language: str, splits: Sequence[str]
+    ) -> packed_sequences.Prepared:
+        return prepare(
+            data_dir, kind, language, splits, vocabulary, max_length, prepared_dir
+        )
+
+    return mixture(languages, mix, exponents, opened)
+
+
+def prepare(
+    data_dir: pathlib.Path,
+    kind: str,
+    language: str,
+    splits: Sequence[str],
+    vocabulary: vocabularies.Vocabulary,
+    max_length: int,
+    prepared_dir: pathlib.Path,
+) -> packed_sequences.Prepared:
+    """Packs a part of a text folder, unless that was done before, and opens it.
+
+    Args:
+      data_dir: text folder.
+      kind: `mono` or `parallel`.
+      language: of the text, or of its translation.
+      splits: of it.
+      vocabulary, max_length, prepared_dir: as in `open_generator`.
+
+    Raises:
+      CorpusError: where text is missing or malformed.
+    """
+    path = text_folder.mono_path if kind == "mono" else text_folder.parallel_path
+    return packed_sequences.prepare(
+        kind=kind,
+        language=language,
+        splits={split: path(data_dir, language, split) for split in splits},
+        vocabulary=vocabulary,
+        max_length=max_length,
+        prepared_dir=prepared_dir,
+    )
+
+
+def mixture(
+    languages: Sequence[str],
+    mix: TaskWeights,
+    exponents: SamplingExponents,
+    opened: Open,
+) -> GeneratorData:
+    """Mixes the text of one generator, wherever that is.
+
+    Args:
+      languages, mix, exponents: as in `open_generator`.
+      opened: opens a part of it.
+    """
     held_out = {}
     mono, parallel = [], []
     for language in languages:
-        splits = ("train", "valid")
-        prepared = packed_sequences.prepare(
-            kind="mono",
-            language=language,
-            splits={
-                split: text_folder.mono_path(data_dir, language, split)
-                for split in splits
-            },
-            vocabulary=vocabulary,
-            max_length=max_length,
-            prepared_dir=prepared_dir,
-        )
+        prepared = opened("mono", language, ("train", "valid"))
         held_out[language] = prepared.splits["valid"]
         mono.append((f"mono/{language}", prepared))
         if mix["trtd"] > 0 and language != "en":
-            prepared = packed_sequences.prepare(
-                kind="parallel",
-                language=language,
-                splits={
-                    "train": text_folder.parallel_path(data_dir, language, "train")
-                },
-                vocabulary=vocabulary,
-                max_length=max_length,
-                prepared_dir=prepared_dir,
-            )
+            prepared = opened("parallel", language, ("train",))
             parallel.append((f"parallel/en-{language}", prepared))
     sources = _weighted(mono, mix["mrtd"], exponents.mono)
     sources += _weighted(parallel, mix["trtd"], exponents.parallel)

@@ -3,7 +3,7 @@
 B batch, L max_length, P corpora in a mixture.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import grain
@@ -41,19 +41,52 @@ def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
     return weights / weights.sum()
 
 
+Place = tuple[Sequence[dict[str, np.ndarray]], int]
+"""The sequences of a source, and the number of one of them."""
+
+Fetch = Callable[[Sequence[Place]], Sequence[np.ndarray]]
+"""Reads the ids of many sequences at once, each [<=L] int32."""
+
+
+def fetch_each(places: Sequence[Place]) -> list[np.ndarray]:
+    """Reads the ids of sequences one after the other: from a disk, that costs least."""
+    return [sequences[number]["input_ids"] for sequences, number in places]
+
+
+class _Numbers:
+    """The numbers of a source's sequences, which are shuffled and mixed unread."""
+
+    def __init__(self, source: int, count: int) -> None:
+        self._source, self._count = source, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        return self._source, int(number)
+
+
 class _Rows:
     """The wanted rows of every batch: batch t has the records t B to t B + B."""
 
-    def __init__(self, records: grain.MapDataset, batch_size: int, rows: slice) -> None:
-        self._records, self._batch_size = records, batch_size
+    def __init__(
+        self,
+        records: grain.MapDataset,
+        batch_size: int,
+        rows: slice,
+        read: Callable[[Sequence[tuple[int, int]]], np.ndarray],
+        most: int | None,
+    ) -> None:
+        self._records, self._batch_size, self._read = records, batch_size, read
         self._rows = range(*rows.indices(batch_size))
+        self._count = len(records) // batch_size if most is None else most
 
     def __len__(self) -> int:
-        return len(self._records) // self._batch_size
+        return self._count
 
     def __getitem__(self, number: int) -> np.ndarray:
         first = int(number) * self._batch_size
-        return np.stack([self._records[first + row] for row in self._rows])
+        return self._read([self._records[first + row] for row in self._rows])
 
 
 def training_batches(
@@ -62,8 +95,10 @@ def training_batches(
     max_length: int,
     seed: int,
     rows: slice = slice(None),
+    fetch: Fetch = fetch_each,
+    most: int | None = None,
 ) -> grain.DatasetIterator:
-    """Streams batches without end; the position is `get_state()`, a small dict.
+    """Streams batches, mostly without end; the position is `get_state()`, a small dict.
 
     Args:
       sources: the corpora; one of weight 0 is never read.
@@ -72,6 +107,8 @@ def training_batches(
       seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
       rows: of every batch, those that are wanted; others are not read. The position
         does not depend on it.
+      fetch: reads the rows of a batch; called by several threads.
+      most: batches of the stream, from its beginning; none beyond them is read ahead.
 
     Returns:
       Iterator over [rows, L] int32 arrays, padded with [PAD].
@@ -84,16 +121,19 @@ def training_batches(
         if not len(source.sequences):
             raise errors.NebulaError(f"{source.name} has no text to train on")
     streams = [
-        grain.MapDataset.source(source.sequences)
+        grain.MapDataset.source(_Numbers(index, len(source.sequences)))
         .shuffle((seed + index) % 2**32)  # Grain refuses more
         .repeat()
         for index, source in enumerate(sources)
     ]
     weights = np.asarray([source.weight for source in sources], np.float64)
-    records = grain.MapDataset.mix(streams, weights=list(weights / weights.sum())).map(
-        lambda record: pad(record["input_ids"], max_length)
-    )
-    batches = grain.MapDataset.source(_Rows(records, batch_size, rows))
+    records = grain.MapDataset.mix(streams, weights=list(weights / weights.sum()))
+
+    def read(numbers: Sequence[tuple[int, int]]) -> np.ndarray:
+        places = [(sources[index].sequences, number) for index, number in numbers]
+        return np.stack([pad(ids, max_length) for ids in fetch(places)])
+
+    batches = grain.MapDataset.source(_Rows(records, batch_size, rows, read, most))
     return iter(batches.to_iter_dataset(READ_OPTIONS))
 
 

@@ -68,6 +68,9 @@ class Checkpoints:
         self._start = 0
         self.before_save: Callable[[], None] = _nothing
         """Is called before a state is saved: raises an error if it must not be."""
+        self.after_save: Callable[[int, str], None] | None = None
+        """Is called in the root once a state is on the disk, with its step and the
+        digest of its manifest."""
         self._saved: checkpoint_files.Folder | None = None
         if ranks.is_root():
             check_same_run(workdir, cluster, settings, fingerprints)
@@ -197,6 +200,8 @@ class Checkpoints:
             whole = state if ranks.count() == 1 else ranks.to_root(state)
             if self._saved:
                 checkpoint.save(self._saved, step, whole, about, self._keep)
+                if self.after_save is not None:
+                    self.after_save(step, self._saved.digest(step))
             else:
                 self._steps = [*self._steps, step]
 

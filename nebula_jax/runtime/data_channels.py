@@ -1,18 +1,23 @@
 """The line between who reads data and the process that serves it.
 
     proof    reader -> service   of the reader's account, see `token_proof`
-    wanted   reader -> service   numbers of rows, [N] int32, then -1 where fewer
-    parts    service -> reader   the parts of the corpus as JSON, in pages of bytes
+    wanted   reader -> service   an operation, and what of it, [1 + N] int32
+    parts    service -> reader   the parts of the corpus as JSON, in pages
     rows     service -> reader   the rows, [N, L] int32, ids packed as on M3's line
+    lengths  service -> reader   the tokens of each row of a side, in pages
+    ids      service -> reader   the ids of the rows of a side, a line each, in pages
 
-The rows of a corpus are numbered from 0, the parts one after the other. A request with
-no number is the last. Who reads more than N rows sends several requests at once.
+The rows of a corpus are numbered from 0, the parts one after the other. A request for
+rows has their numbers, then -1 where it has fewer than N; a request without any is the
+last one. Who reads more rows sends several at once. A request for `lengths` or `ids`
+has the number of a page.
 
 N rows of a request, L tokens of a row, V pieces.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +26,7 @@ import numpy as np
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import channels, codec, codecs
-from nebula_jax.security import data_access, names, token_proof
+from nebula_jax.security import data_access, federation, names, token_proof
 
 CLUSTER = "data"
 """The name of the process that serves; those of readers follow from what they are."""
@@ -29,14 +34,32 @@ NO_ROW = -1
 MOST_REQUEST = 4096  # N
 MOST_ROWS = 2**31 - 1  # of a corpus: their numbers are int32
 PAGE_BYTES = 4096
-MOST_PAGES = 64
+MOST_PAGES = 1 << 18  # of a gigabyte
+ROWS, LENGTHS, IDS = range(3)
+"""The operations of a request."""
+GRANTED = {ROWS: "rows", LENGTHS: "lengths", IDS: "rows"}
+"""Operation -> what a grant has to permit: an id is a column of a row."""
+MOST_PARTS_PAGES = 64
+SIDE = "side"
+"""The name of the parts of a side of a parallel corpus: one for each split."""
+PREFIX = "handle:"
+_FLAG = re.compile(rf"{PREFIX}([^@]+)(?:@(.+))?")
 _JOB = "data-"
 _MOST_JOB = 64 - len(_JOB)  # characters that a job's name leaves for a handle's
 _CLUSTER_SHOWN = 40  # characters
+PAGE = jax.ShapeDtypeStruct((PAGE_BYTES,), np.uint8)
 
 
 class DataError(errors.NebulaError):
-    """Data that cannot be served, or that was served otherwise than it should be."""
+    """An error in data that is served, or in how it is served."""
+
+
+class Wanted(NamedTuple):
+    """The data that --data names."""
+
+    handle: str
+    lab: str
+    """That serves it; empty for whichever does."""
 
 
 class Form(NamedTuple):
@@ -54,6 +77,8 @@ class Ends(NamedTuple):
     wanted: Any
     parts: Any
     rows: Any
+    lengths: Any
+    ids: Any
 
 
 class Part(NamedTuple):
@@ -65,37 +90,63 @@ class Part(NamedTuple):
     key: str
     """Digest of all that it was made from."""
     rows: int
+    id_bytes: int = 0
+    """Bytes of the ids of its rows, an end of line after each; 0 if they have none."""
+
+
+def parse(text: str) -> Wanted:
+    """Reads the value of --data.
+
+    >>> parse("handle:corpus-es@lab-s")
+    Wanted(handle='corpus-es', lab='lab-s')
+
+    Raises:
+      errors.SettingsError: if it names no data.
+    """
+    found = _FLAG.fullmatch(text)
+    if found is None or not data_access.is_handle(found[1]):
+        raise errors.SettingsError(
+            f"--data={text}: expected handle:NAME, or handle:NAME@LAB, as in"
+            " handle:corpus-es"
+        )
+    wanted = Wanted(found[1], found[2] or "")
+    if wanted.lab and not federation.is_lab(wanted.lab):
+        raise errors.SettingsError(f"--data={text}: {wanted.lab!r} is no lab's name")
+    return wanted
 
 
 def reader_ends(carrier: channels.Carrier, form: Form) -> Ends:
     """Opens a reader's ends."""
-    proof, wanted, parts, rows = _specs(form)
     plain, packed = codec.identity(), codecs.pack_ids(form.pieces)
+    proof, wanted, rows = _specs(form)
     return Ends(
         carrier.sender("proof", proof, plain),
         carrier.sender("wanted", wanted, plain),
-        carrier.receiver("parts", parts, plain),
+        carrier.receiver("parts", PAGE, plain),
         carrier.receiver("rows", rows, packed),
+        carrier.receiver("lengths", PAGE, plain),
+        carrier.receiver("ids", PAGE, plain),
     )
 
 
 def service_ends(carrier: channels.Carrier, form: Form) -> Ends:
     """Opens the service's ends."""
-    proof, wanted, parts, rows = _specs(form)
     plain, packed = codec.identity(), codecs.pack_ids(form.pieces)
+    proof, wanted, rows = _specs(form)
     return Ends(
         carrier.receiver("proof", proof, plain),
         carrier.receiver("wanted", wanted, plain),
-        carrier.sender("parts", parts, plain),
+        carrier.sender("parts", PAGE, plain),
         carrier.sender("rows", rows, packed),
+        carrier.sender("lengths", PAGE, plain),
+        carrier.sender("ids", PAGE, plain),
     )
 
 
 def _specs(form: Form) -> tuple[codec.Spec, ...]:
     return (
         jax.ShapeDtypeStruct((token_proof.PROOF_BYTES,), np.uint8),
-        jax.ShapeDtypeStruct((form.rows,), np.int32),
-        jax.ShapeDtypeStruct((PAGE_BYTES,), np.uint8),
+        jax.ShapeDtypeStruct((1 + form.rows,), np.int32),
         jax.ShapeDtypeStruct((form.rows, form.length), np.int32),
     )
 
@@ -145,19 +196,26 @@ def reader_name(lab: str, account: str, job: str, cluster: str) -> str:
     return f"{shown}:{hashlib.sha256(whole).hexdigest()[:16]}"
 
 
+def pages(values: np.ndarray) -> list[np.ndarray]:
+    """Returns the bytes of an array in pages, one at least; zeros fill the last."""
+    data = values.view(np.uint8)
+    count = max(1, -(-len(data) // PAGE_BYTES))
+    whole = np.zeros(count * PAGE_BYTES, np.uint8)
+    whole[: len(data)] = data
+    return list(whole.reshape(count, PAGE_BYTES))
+
+
 def pages_of(parts: Sequence[Part]) -> list[np.ndarray]:
-    """Returns the description of a corpus in pages of bytes; zeros fill the last.
+    """Returns the description of a corpus in pages; a zero ends the last.
 
     Raises:
       DataError: if it has too many parts.
     """
     text = json.dumps([list(part) for part in parts], separators=(",", ":")).encode()
-    count = len(text) // PAGE_BYTES + 1  # a zero ends it
-    if count > MOST_PAGES:
+    made = pages(np.frombuffer(text + b"\0", np.uint8))
+    if len(made) > MOST_PARTS_PAGES:
         raise DataError(f"a corpus of {len(parts)} parts is too much for one handle")
-    whole = np.zeros(count * PAGE_BYTES, np.uint8)
-    whole[: len(text)] = np.frombuffer(text, np.uint8)
-    return list(whole.reshape(count, PAGE_BYTES))
+    return made
 
 
 def is_last_page(page: np.ndarray) -> bool:
@@ -174,10 +232,11 @@ def read_pages(pages: Sequence[np.ndarray]) -> list[Part]:
     data = b"".join(page.tobytes() for page in pages).rstrip(b"\0")
     try:
         found = [Part(*fields) for fields in json.loads(data)]
-        types = (str, str, str, int)
+        types = (str, str, str, int, int)
         is_sound = all(
             [type(value) for value in part] == list(types)
             and part.rows >= 0
+            and 0 <= part.id_bytes <= MOST_PAGES * PAGE_BYTES
             and all(printable.line(text, 256) == text for text in part[:3])
             for part in found
         )

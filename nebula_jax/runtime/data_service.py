@@ -9,6 +9,7 @@ A use that the grant does not allow ends the reader's session with the reason.
 """
 
 import contextlib
+import itertools
 import secrets
 import signal
 import socket
@@ -46,33 +47,6 @@ READERS = 64  # at a time: each has a thread
 PATIENCE_SECONDS = 24 * 3600.0  # with a reader whose steps are long, or that waits
 PEER_TIMEOUT, RECONNECT_TIMEOUT = 30.0, 60.0  # seconds, as for a run's clusters
 PREPARED = "prepared"  # in the account's work folder
-
-
-class Reader(NamedTuple):
-    """Who reads, as proven."""
-
-    subject: str
-    """As in `ana`, or `ana@lab-t`."""
-    job: str
-    """As in `ana/m3`."""
-
-
-class _Tally:
-    """The uses that are not in the audit log yet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[Reader, tuple[int, int]] = {}
-
-    def add(self, reader: Reader, rows: int, nbytes: int) -> None:
-        with self._lock:
-            before = self._counts.get(reader, (0, 0))
-            self._counts[reader] = before[0] + rows, before[1] + nbytes
-
-    def take(self) -> dict[Reader, tuple[int, int]]:
-        with self._lock:
-            taken, self._counts = self._counts, {}
-            return taken
 
 
 class DataService:
@@ -119,7 +93,7 @@ class DataService:
             self._meter = grant_meter.Meter(self._identity.store)
             work_folder = isolation.work_folder(folder.path, by)
             with process.timed(f"preparing {handle}"):
-                self._text = served_text.ServedText(provider, work_folder / PREPARED)
+                self._text = served_text.opened(provider, work_folder / PREPARED)
             expected = access.find(handle).schema.vocabulary
             if expected and expected != self._text.digest:
                 raise data_channels.DataError(
@@ -256,97 +230,6 @@ class DataService:
         except Exception as error:  # of a damaged corpus: others can be served
             self._log(f"the session of {who} failed: {error!r}")
             link.abort(f"{self._handle} cannot be read at present; its owner sees why")
-
-    def _serve_all(self, link: Link) -> Reader:
-        """Serves a reader until it needs no more; returns who it was."""
-        reader, form = self._claimed(link)
-        ends = data_channels.service_ends(link, form)
-        link.welcome(0)
-        proof = _bytes_of(ends.proof.recv_payload(0)).tobytes()
-        if "@" not in reader.subject:
-            about = (self._lab, self._handle, self._nonce, link.peer.cluster)
-            store, now = self._identity.store, self._clock()
-            if not token_proof.holds(store, reader.subject, about, proof, now):
-                raise data_channels.DataError(
-                    f"{reader.subject} has not shown a token: log in again"
-                )
-        self._send_parts(reader, ends)
-        total, number = len(self._text), 0
-        row_bytes = sum(ends.rows.format.buffer_sizes()[0])
-        while True:
-            number += 1
-            wanted = _bytes_of(ends.wanted.recv_payload(number)).view(np.int32)
-            rows = _checked(wanted, total)
-            if not rows:
-                return reader
-            self._use(reader, "rows", len(rows), row_bytes)
-            ends.rows.send(number, self._text.rows(rows, form.rows))
-
-    def _claimed(self, link: Link) -> tuple[Reader, data_channels.Form]:
-        """Returns who a reader is, if it proves it, and how it reads.
-
-        Raises:
-          data_channels.DataError: if it cannot be.
-        """
-        owner = federation.parse_name(link.owner)
-        claimed = link.peer.details
-        account, job, cluster, rows = (
-            claimed.get(name) for name in ("account", "job", "cluster", "rows")
-        )
-        if (
-            owner is None
-            or not (isinstance(account, str) and accounts.is_name(account))
-            or not (isinstance(job, str) and requests.is_job(job))
-            or not (isinstance(cluster, str) and names.is_cluster(cluster))
-            or not (type(rows) is int and 0 < rows <= data_channels.MOST_REQUEST)
-        ):
-            raise data_channels.DataError("sent no account, job, cluster or rows")
-        lab = owner[0]
-        name = data_channels.reader_name(lab, account, job, cluster)
-        if name != link.peer.cluster:
-            raise data_channels.DataError(f"is not {account} of {lab} in job {job}")
-        is_own = lab == self._lab
-        subject = account if is_own else accounts.vouched(account, lab)
-        text = self._text
-        form = data_channels.Form(rows, text.max_length, text.pieces)
-        return Reader(subject, f"{account}/{job}"), form
-
-    def _send_parts(self, reader: Reader, ends: data_channels.Ends) -> None:
-        pages = data_channels.pages_of(self._text.parts)
-        self._use(reader, "schema", 0, sum(page.nbytes for page in pages))
-        for number, page in enumerate(pages):
-            ends.parts.send_payload(number, selector.Selected(page, 0))
-
-    def _use(self, reader: Reader, operation: str, rows: int, nbytes: int) -> None:
-        """Counts a use that is about to be served."""
-        counted = (reader.subject, self._handle, operation, rows, nbytes)
-        self._meter.use(*counted, self._clock(), reader.job)
-        self._tally.add(reader, rows, nbytes)
-
-
-def _bytes_of(selected: selector.Selected) -> np.ndarray:
-    """Returns the bytes of a payload of one array."""
-    found: np.ndarray = np.ascontiguousarray(selected.payload).reshape(-1)
-    return found.view(np.uint8)
-
-
-def _checked(wanted: np.ndarray, total: int) -> list[int]:
-    """Returns the numbers of the rows in a request.
-
-    Args:
-      wanted: [N] int32, as it came.
-      total: rows that there are.
-
-    Raises:
-      data_channels.DataError: if there is no such row.
-    """
-    count = int((wanted != data_channels.NO_ROW).sum())
-    rows = wanted[:count]
-    if count and (rows.min() < 0 or rows.max() >= total):
-        raise data_channels.DataError(
-            f"requested rows {rows.min()} to {rows.max()}; there are 0 to {total - 1}"
-        )
-    return [int(row) for row in rows]
 
 
 def serve(

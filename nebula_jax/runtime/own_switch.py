@@ -7,8 +7,10 @@ inside it (`wire.sealing`).
 """
 
 import contextlib
+import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +35,9 @@ ANSWER_SECONDS = 15.0  # the switch waits for the other one for 10
 TOKEN = "token"  # in the work folder of an account that has logged in
 
 
+RECORD_SECONDS = 60.0  # a switch that was stopped may take to come back
+
+
 class PeerRefused(errors.NebulaError):
     """A trainer of another lab that must not take part."""
 
@@ -53,8 +58,49 @@ def token_of(folder: federation.Folder, account: str) -> str:
     return private_files.read(path).strip()
 
 
+class Recorder:
+    """The entries of a trainer in its lab's audit log, made beside the training."""
+
+    def __init__(
+        self, folder: federation.Folder, account: str, job: str, cluster: str
+    ) -> None:
+        """Records nothing yet; for the arguments see `Trainer`."""
+        self._folder, self._token = folder, token_of(folder, account)
+        self._about = {"job": job, "cluster": cluster}
+        self._entries: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="audit")
+        self._thread.start()
+
+    def record(self, kind: str, **what: Any) -> None:
+        """Puts an entry on its way."""
+        self._entries.put((kind, what))
+
+    def close(self) -> None:
+        """Waits until all entries are in the log, or have been given up."""
+        self._entries.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (entry := self._entries.get()) is not None:
+            kind, what = entry
+            deadline = time.monotonic() + RECORD_SECONDS
+            while True:
+                try:
+                    self._send(kind, what)
+                    break
+                except (errors.NebulaError, OSError) as error:
+                    if time.monotonic() > deadline or isinstance(error, inner.Refused):
+                        process.message(f"{kind} is not in the audit log: {error}")
+                        break
+                time.sleep(RETRY_SECONDS)
+
+    def _send(self, kind: str, what: dict[str, Any]) -> None:
+        fields = {"account": self._token, "kind": kind, "what": self._about | what}
+        inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
+
+
 class Trainer:
-    """This process, as a trainer of its lab."""
+    """A trainer of a lab: this process."""
 
     def __init__(
         self, folder: federation.Folder, account: str, job: str, cluster: str, lab: str
@@ -72,7 +118,8 @@ class Trainer:
           errors.NebulaError: if it has no credentials, or runs already.
         """
         self.folder, self.job, self.cluster = folder, job, cluster
-        self._lab, self._token = lab, token_of(folder, account)
+        self._lab, self._account = lab, account
+        self._token = token_of(folder, account)
         member.load(folder, "trainer")
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
         self._is_closed = threading.Event()
@@ -147,7 +194,7 @@ class Trainer:
           port: where it listens, on the inner network.
           log: called with a line when the switch goes, and when it is back.
           is_shared: True if other accounts of this lab may reach it too, though the
-            job is not theirs.
+            job is this one's.
 
         Raises:
           errors.NebulaError: if the switch does not run, or refuses.
@@ -185,13 +232,17 @@ class Trainer:
                 break
 
     def record(self, kind: str, **what: Any) -> None:
-        """Puts an entry into the audit log of the lab.
+        """Puts an entry into the audit log of the lab, and waits until it is there.
 
         Raises:
           errors.NebulaError: if the switch does not run, or refuses.
         """
         fields = {"job": self.job, "cluster": self.cluster, **what}
         self._request("record", ANSWER_SECONDS, kind=kind, what=fields)[0].close()
+
+    def recorder(self) -> Recorder:
+        """Returns what puts this trainer's entries into the audit log."""
+        return Recorder(self.folder, self._account, self.job, self.cluster)
 
     def _request(self, op: str, seconds: float, **fields: Any) -> Any:
         about = {"job": self.job, "from": self.cluster}

@@ -1,7 +1,7 @@
 """Text that another lab serves: rows come over a link, and no path is ever seen.
 
     with remote_text.RemoteText(settings, wanted, reading) as text:
-        prepared = text.opened("mono", "es", ("train", "valid"))
+        key, splits = text.part("mono/es", ("train", "valid"))
         batches = resumable_batches.training_batches(..., fetch=text.fetch)
 
 A row for itself would take a round trip. So `fetch` reads the rows of a whole batch, of
@@ -11,9 +11,8 @@ for; and the threads that read ahead have requests under way at the same time.
 N rows of a request, L tokens of a row.
 """
 
-import dataclasses
+import collections
 import pathlib
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -23,59 +22,30 @@ import numpy as np
 
 import nebula_jax
 from nebula_jax import errors
-from nebula_jax.communication import channels, selector
+from nebula_jax.communication import bridge, channels, selector, wan
 from nebula_jax.communication.codecs import bits
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, session
-from nebula_jax.data import packed_sequences, resumable_batches
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import connect, data_channels, own_switch
-from nebula_jax.security import data_access, federation, identity, token_proof
+from nebula_jax.communication.wire import activity, frames, session, states
+from nebula_jax.runtime import connect, data_channels, own_switch, process, remote_side
+from nebula_jax.security import federation, identity, token_proof
+from nebula_jax.security.switch import inner
 
-PREFIX = "handle:"
-_FLAG = re.compile(rf"{PREFIX}([^@]+)(?:@(.+))?")
+
+PAGES_AT_ONCE = 64
 
 
 class NoMoreText(errors.NebulaError):
     """The end of what may be read; the reason is the service's, or the line's."""
 
 
-class Wanted(NamedTuple):
-    """Data, as --data names it."""
-
-    handle: str
-    lab: str
-    """That serves it; empty for whichever does."""
-
-
 class Reading(NamedTuple):
     """The way in which a cluster reads."""
 
     cluster: str
-    vocabulary: vocabularies.Vocabulary
+    vocabulary: str  # its digest
+    pieces: int  # V
     max_length: int  # L
     rows: int  # N
-
-
-def parse(text: str) -> Wanted:
-    """Reads the value of --data.
-
-    >>> parse("handle:corpus-es@lab-s")
-    Wanted(handle='corpus-es', lab='lab-s')
-
-    Raises:
-      errors.SettingsError: if it names no data.
-    """
-    found = _FLAG.fullmatch(text)
-    if found is None or not data_access.is_handle(found[1]):
-        raise errors.SettingsError(
-            f"--data={text}: expected handle:NAME, or handle:NAME@LAB, as in"
-            " handle:corpus-es"
-        )
-    wanted = Wanted(found[1], found[2] or "")
-    if wanted.lab and not federation.is_lab(wanted.lab):
-        raise errors.SettingsError(f"--data={text}: {wanted.lab!r} is no lab's name")
-    return wanted
 
 
 class RemoteRows(Sequence[dict[str, np.ndarray]]):
@@ -116,7 +86,7 @@ class RemoteText:
     def __init__(
         self,
         settings: connect.Settings,
-        wanted: Wanted,
+        wanted: data_channels.Wanted,
         reading: Reading,
         work: activity.Work | None = None,
     ) -> None:
@@ -133,8 +103,9 @@ class RemoteText:
             this account has no grant.
         """
         self._wanted = wanted
+        self._flag = f"--data={data_channels.PREFIX}{wanted.handle}"
         self._form = data_channels.Form(
-            reading.rows, reading.max_length, reading.vocabulary.size
+            reading.rows, reading.max_length, reading.pieces
         )
         folder = federation.Folder(pathlib.Path(settings.federation))
         token, lab = own_switch.token_of(folder, settings.account), folder.load().name
@@ -145,7 +116,7 @@ class RemoteText:
             name,
             nebula_jax.__version__,
             data_channels.settings(
-                wanted.handle, reading.vocabulary.digest, reading.max_length
+                wanted.handle, reading.vocabulary, reading.max_length
             ),
             details={
                 "account": account,
@@ -154,7 +125,15 @@ class RemoteText:
                 "rows": reading.rows,
             },
         )
-        self._link = _dial(settings, wanted, hello, work)
+        self._trainer = own_switch.Trainer(
+            *(folder, settings.account, data_channels.job_of(wanted.handle)),
+            *(name, wanted.lab),
+        )
+        try:
+            self._link = _dial(settings, self._trainer, hello, work)
+        except BaseException:
+            self._trainer.close()
+            raise
         try:
             self._ends = data_channels.reader_ends(self._link, self._form)
             self._link.wait_for_welcome(settings.connect_timeout)
@@ -163,10 +142,12 @@ class RemoteText:
             self._places = _placed(self._read_parts())
         except errors.NebulaError as error:
             self._link.abort(str(error))
+            self._trainer.close()
             raise self._ended(error) from None
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._requests = 0
-        self._answers = 0
+        self._due: collections.deque[int] = collections.deque()
+        """Requests for rows whose answers are to come, in order."""
         self._kept: dict[int, np.ndarray] = {}
 
     def _about(self, name: str) -> tuple[str, str, str, str]:
@@ -180,38 +161,87 @@ class RemoteText:
     def _read_parts(self) -> list[data_channels.Part]:
         pages: list[np.ndarray] = []
         while not pages or not data_channels.is_last_page(pages[-1]):
-            if len(pages) == data_channels.MOST_PAGES:
+            if len(pages) == data_channels.MOST_PARTS_PAGES:
                 raise data_channels.DataError("the data's description has no end")
             page = self._ends.parts.recv_payload(len(pages)).payload
             pages.append(np.asarray(page))
         return data_channels.read_pages(pages)
 
-    def opened(
-        self, kind: str, language: str, splits: Sequence[str]
-    ) -> packed_sequences.Prepared:
-        """Returns a part of the corpus; see `language_mixture.Open`.
+    def part(
+        self, name: str, splits: Sequence[str]
+    ) -> tuple[str, dict[str, Sequence[dict[str, np.ndarray]]]]:
+        """Returns a part of the corpus, as `packed_sequences.Prepared` has it.
+
+        Args:
+          name: such as `mono/es`.
+          splits: of it.
+
+        Returns:
+          Digest of all that it was made from, and split -> its rows.
 
         Raises:
-          NoMoreText: if it has no such part.
+          NoMoreText: if it is not there.
         """
-        name, key = f"{kind}/{language}", ""
         found: dict[str, Sequence[dict[str, np.ndarray]]] = {}
+        key = ""
         for split in splits:
             if (name, split) not in self._places:
                 there = ", ".join(sorted({each for each, _ in self._places}))
                 raise NoMoreText(
-                    f"--data={PREFIX}{self._wanted.handle} has no {name} to {split};"
-                    f" it has {there or 'nothing'}"
+                    f"{self._flag} has no {name} to {split}; it has {there or 'nothing'}"
                 )
             part, first = self._places[name, split]
             found[split], key = RemoteRows(self, first, part.rows), part.key
-        return packed_sequences.Prepared(key, found)
+        return key, found
 
-    def fetch(self, places: Sequence[resumable_batches.Place]) -> list[np.ndarray]:
+    def side(self) -> dict[str, remote_side.RemoteExamples]:
+        """Returns the examples of each split of a side of a parallel corpus.
+
+        Lengths and ids are read now, the examples when they are due.
+
+        Raises:
+          NoMoreText: if it is no side, or they may not be read.
+        """
+        places = {
+            split: place
+            for (name, split), place in self._places.items()
+            if name == data_channels.SIDE
+        }
+        if not places:
+            raise NoMoreText(f"{self._flag} is no side of a parallel corpus")
+        parts = [part for part, _ in places.values()]
+        rows, id_bytes = (
+            sum(getattr(part, name) for part in parts) for name in ("rows", "id_bytes")
+        )
+        try:
+            with self._sending:
+                found = self._pages(data_channels.LENGTHS, self._ends.lengths, 4 * rows)
+                lengths = np.frombuffer(found, np.int32)
+                found = self._pages(data_channels.IDS, self._ends.ids, id_bytes)
+                ids = found.decode("ascii", "replace").split("\n")[:-1]
+            if (
+                len(ids) != rows
+                or lengths.min() < 1
+                or lengths.max() > self._form.length
+            ):
+                raise data_channels.DataError("ids or lengths of rows that cannot be")
+        except errors.NebulaError as error:
+            raise self._ended(error) from None
+        sides = {}
+        for split, (part, first) in places.items():
+            here = slice(first, first + part.rows)
+            sides[split] = remote_side.RemoteExamples(
+                ids[here], lengths[here], part.key, first, self.read
+            )
+        return sides
+
+    def fetch(
+        self, places: Sequence[tuple[Sequence[dict[str, np.ndarray]], int]]
+    ) -> list[np.ndarray]:
         """Reads rows of several parts together; see `resumable_batches.Fetch`."""
         numbers = []
         for rows, number in places:
-            assert isinstance(rows, RemoteRows)  # `opened` has made them
+            assert isinstance(rows, RemoteRows)  # `part` has made them
             numbers.append(rows.first + number)
         return list(self.read(numbers))
 
@@ -239,10 +269,26 @@ class RemoteText:
             raise self._ended(error) from None
         return np.concatenate(found)
 
+    def _pages(self, operation: int, channel: channels.Receiver, size: int) -> bytes:
+        """Reads so many bytes in pages, before any row is read; several at a time."""
+        count, found = -(-size // data_channels.PAGE_BYTES), list[np.ndarray]()
+        while len(found) < count:
+            last = min(count, len(found) + PAGES_AT_ONCE)
+            sent = [self._wanted_of(operation, [n]) for n in range(len(found), last)]
+            for number in sent:
+                found.append(np.asarray(channel.recv_payload(number).payload))
+        return b"".join(page.tobytes() for page in found)[:size]
+
     def _request(self, numbers: Sequence[int]) -> int:
         """Requests at most N rows; returns the number of the request."""
-        wanted = np.full(self._form.rows, data_channels.NO_ROW, np.int32)
-        wanted[: len(numbers)] = numbers
+        self._due.append(self._wanted_of(data_channels.ROWS, numbers))
+        return self._due[-1]
+
+    def _wanted_of(self, operation: int, numbers: Sequence[int]) -> int:
+        """Sends a request; returns its number."""
+        wanted = np.full(1 + self._form.rows, data_channels.NO_ROW, np.int32)
+        wanted[0] = operation
+        wanted[1 : 1 + len(numbers)] = numbers
         self._requests += 1
         self._send(self._ends.wanted, self._requests, wanted)
         return self._requests
@@ -251,12 +297,12 @@ class RemoteText:
         """Waits for the answer to a request; others that come first are kept."""
         with self._receiving:
             while number not in self._kept:
-                self._answers += 1
-                payload = self._ends.rows.recv_payload(self._answers).payload
+                first = self._due.popleft()
+                payload = self._ends.rows.recv_payload(first).payload
                 count = self._form.rows * self._form.length
                 ids = bits.unpack_on_host(np.asarray(payload.data), count, payload.bits)
                 shape = (self._form.rows, self._form.length)
-                self._kept[self._answers] = ids.astype(np.int32).reshape(shape)
+                self._kept[first] = ids.astype(np.int32).reshape(shape)
             return self._kept.pop(number)
 
     def _send(self, channel: channels.Sender, number: int, array: np.ndarray) -> None:
@@ -264,18 +310,18 @@ class RemoteText:
 
     def _ended(self, error: errors.NebulaError) -> NoMoreText:
         """Returns an error as that of the data that it ended."""
-        return NoMoreText(f"--data={PREFIX}{self._wanted.handle}: {error}")
+        return NoMoreText(f"{self._flag}: {error}")
 
     def close(self) -> None:
-        """Ends the session; does nothing if it has ended."""
-        if self._link.is_over:
-            return
-        try:
-            with self._sending:
-                self._request([])
-            self._link.close()
-        except errors.NebulaError as error:  # it was needed no more
-            self._link.abort(str(error))
+        """Ends the session, if it has not ended."""
+        if not self._link.is_over:
+            try:
+                with self._sending:
+                    self._request([])
+                self._link.close()
+            except errors.NebulaError as error:  # it was needed no more
+                self._link.abort(str(error))
+        self._trainer.close()
 
     def __enter__(self) -> "RemoteText":
         return self
@@ -286,7 +332,7 @@ class RemoteText:
 
 def _dial(
     settings: connect.Settings,
-    wanted: Wanted,
+    trainer: own_switch.Trainer,
     hello: frames.Hello,
     work: activity.Work | None,
 ) -> Link:
@@ -295,17 +341,25 @@ def _dial(
     A process that was killed and comes back finds its former session there, which ends
     when it first tries: so it tries twice.
     """
-    job = data_channels.job_of(wanted.handle)
-    there = dataclasses.replace(settings, job=job, peer=wanted.lab)
     for is_last in (False, True):
         try:
-            link = connect.dial(there, hello, peer=data_channels.CLUSTER, work=work)
+            return bridge.connect(
+                inner.read(trainer.folder)[:2],
+                hello,
+                connect_timeout=settings.connect_timeout,
+                peer_timeout=settings.peer_timeout,
+                reconnect_timeout=settings.reconnect_timeout,
+                peer=data_channels.CLUSTER,
+                tls=trainer.client_context,
+                line=wan.from_string(settings.wan).up,
+                log=process.message,
+                work=work or activity.Work(settings.stuck_timeout),
+                reach=trainer.reach(data_channels.CLUSTER),
+                finish=trainer.finish(states.Role.CONNECTOR),
+            )
         except session.PeerAborted:
             if is_last:
                 raise
-            continue
-        assert isinstance(link, Link)  # one process of this cluster, see `check`
-        return link
     raise AssertionError
 
 

@@ -24,9 +24,9 @@ from nebula_jax.security import (
 )
 
 LITTLE_BYTES = 1 << 30
-"""Of free disk: a log that finds no room stops whoever must not go on unrecorded."""
+"""A disk with less is nearly full: a log that finds no room stops what it records."""
 MOST_CLOCK_SECONDS = issuing.BACKDATED.total_seconds() / 2
-"""Of difference: with twice as much, a new certificate is not valid yet elsewhere."""
+"""A larger difference is wrong: with twice that, new certificates are not valid yet."""
 TRUSTED_FILE_TIME = datetime.timedelta(minutes=5)
 """A certificate is installed within seconds of its issue; a file whose time is further
 off was copied, or the clock is that wrong: both are reported."""

@@ -87,7 +87,7 @@ def read_offer(data: bytes) -> Offer:
 
 
 class Side(NamedTuple):
-    """All that one side has brought into the keys."""
+    """The part that one side has brought into the keys."""
 
     offer: Offer
     certificate: bytes

@@ -223,6 +223,14 @@ class Folder:
                 )
         self._log(f"{self.path / name} is set aside as {aside} ({why})")
 
+    def digest(self, step: int) -> str:
+        """Returns the digest of a checkpoint's manifest, which has those of its files.
+
+        Raises:
+          OSError: if it cannot be read.
+        """
+        return self._disk.digest(self._final(step) / checkpoint_manifest.NAME)
+
     def _final(self, step: int) -> pathlib.Path:
         return self.path / f"{step:08d}"
 

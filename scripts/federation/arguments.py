@@ -1,4 +1,4 @@
-"""What the commands of `nebula` have in common: parsers, folder, secrets, tables."""
+"""The parts that the commands of `nebula` share: parsers, folder, secrets, tables."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ from nebula_jax.security.identity import Identity
 DEFAULT_FOLDER = "federation"
 MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
 Commands = Any
-"""What `argparse` returns for subcommands; it has no public name."""
+"""The class of subcommands in `argparse`, which has no public name."""
 
 
 class InputError(errors.NebulaError):
@@ -27,7 +27,7 @@ class InputError(errors.NebulaError):
 
 
 class Acting(NamedTuple):
-    """What a command acts with."""
+    """A lab, open for a command, and whoever runs that."""
 
     folder: federation.Folder
     lab: str

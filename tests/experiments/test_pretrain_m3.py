@@ -1,6 +1,8 @@
 """The M3 experiment from end to end: real processes, sockets, files."""
 
+import collections
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -8,12 +10,16 @@ import shutil
 import socket
 import time
 
+import configured
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_runs
+from absl.testing import flagsaver
 
+from experiments import pretrain_m3
+from experiments.m3 import config
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -24,12 +30,13 @@ from nebula_jax.security import certificates
 from nebula_jax.training import masking, metrics
 
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
+SPLIT = {"steps": 5, "checkpoint_every": 5, "wan": "60mbit,2ms", "workdir": "split"}
 
 
 @pytest.fixture(scope="module")
 def split(runs):
-    """A run of 5 steps over three processes, encrypted."""
-    status, output = runs.run(steps=5, checkpoint_every=5, workdir="split")
+    """A run of 5 steps over three processes, encrypted and traced."""
+    status, output = runs.run("--trace", **SPLIT)
     assert status == 0, output
     return runs.folder / "split", output
 
@@ -129,6 +136,7 @@ def test_the_discriminators_encoder_is_left_as_a_checkpoint(runs, split, vocabul
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)  # operation by operation takes longer
 def hidden(config, params, ids):
     """[B, L, D] of an encoder."""
     embedded = transformer.Embeddings(config).apply(
@@ -139,9 +147,18 @@ def hidden(config, params, ids):
     )
 
 
-def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
-    folder, _ = split
-    files = ("discriminator/metrics.jsonl", "summary.json", "losses.png")
+@pytest.mark.parametrize(
+    ("workdir", "cluster"),
+    [
+        ("whole", "whole"),
+        pytest.param("split", "discriminator", marks=pytest.mark.slow),
+    ],
+)
+def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(
+    runs, split, whole, workdir, cluster
+):
+    folder = runs.folder / workdir
+    files = (f"{cluster}/metrics.jsonl", "summary.json", "losses.png")
     before = [(folder / name).read_bytes() for name in files]
     status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
     assert status == 0, output
@@ -152,19 +169,19 @@ def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split):
     """A disk that fails, a process that stands still, a kill, a line that is cut.
 
-    The line is so slow that each moment is found. More faults are in m3/test_resume.py.
+    It begins in one process and goes on over three clusters; the line is so slow that
+    each moment is found. More faults are in m3/test_resume.py.
     """
-    flags = {"workdir": "faults", "steps": 5, "checkpoint_every": 1, "peer_timeout": 1}
-    flags |= {"window": 0, "wan": "10mbit,200ms", "tls": "off"}
+    flags = {"workdir": "faults", "steps": 5, "checkpoint_every": 1, "window": 0}
     saved = "generator-0/checkpoints/00000002"
-    status, output = runs.run(failing=f"EIO:rename:{saved}", **flags)
+    status, output = runs.run(cluster="whole", failing=f"EIO:rename:{saved}", **flags)
     assert status == 1
-    assert "could not save step 2 in faults/generator-0/checkpoints" in output
-    assert "Input/output error" in output
     last = output.strip().splitlines()[-1]
-    assert last == "error: generator:0 ended with status 1; all clusters ended"
+    assert "could not save step 2 in faults/generator-0/checkpoints" in last
+    assert "Input/output error" in last
 
-    flags |= {"wan": "10mbit,200ms,cut=2s@1s", "restart": 1}
+    flags |= {"wan": "10mbit,200ms,cut=2s@1s", "tls": "off"}
+    flags |= {"peer_timeout": 1, "restart": 1}
     process, family = runs.start_and_wait(step=2, folders=CLUSTERS, **flags)
     tiny_runs.pause(family["generator:1"], 1.5)
     family["discriminator"].kill()  # and all clusters start again
@@ -183,17 +200,23 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split
     assert f"{restart['seconds']:.1f} s until the next step" in output
 
 
-def test_a_folder_with_another_run_is_not_overwritten(runs, split):
+def test_a_folder_with_another_run_is_not_overwritten(runs, split, monkeypatch, capsys):
+    monkeypatch.chdir(runs.folder)
     before = (split[0] / "run.flags").read_text()
-    given = {"steps": 5, "checkpoint_every": 5, "workdir": "split"}
-    status, output = runs.run(**given, batch_size=8)
-    assert status == 1
-    assert (split[0] / "run.flags").read_text() == before
-    assert "split holds a run with --batch_size=4, this one has 8" in output
+
+    def refused(**given):
+        """The message of the command, here: nothing is started."""
+        with flagsaver.flagsaver():
+            given = SPLIT | {"devices_per_cluster": 0} | given
+            configured.parse(config, **runs.flags() | given)
+            assert process_lib.guarded(pretrain_m3.main) == 1
+        assert (split[0] / "run.flags").read_text() == before
+        return capsys.readouterr().err
+
+    wanted = "split holds a run with --batch_size=4, this one has 8"
+    assert wanted in refused(batch_size=8)
     with run_folder.lock(split[0]):
-        status, output = runs.run(**given)
-    assert status == 1
-    assert "another process works in split" in output
+        assert "another process works in split" in refused()
 
 
 def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
@@ -226,6 +249,76 @@ def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
         theirs = received["ledgers"][cluster.replace("-", ":")]
         assert theirs["received tokens"] == ledger["sent tokens"]
         assert theirs["received held_out"] == ledger["sent held_out"]
+
+
+LOOPS = {"compute", "wait", "next batch", "encode", "send", "saving", "evaluating"}
+
+
+def spans(folder):
+    """Process and lane -> spans."""
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    names = {
+        (each["pid"], each["tid"], each["name"]): each["args"]["name"]
+        for each in events
+        if each["ph"] == "M"
+    }
+    found = collections.defaultdict(list)
+    for each in events:
+        if each["ph"] == "X":
+            process = names[each["pid"], 0, "process_name"]
+            lane = names[each["pid"], each["tid"], "thread_name"]
+            found[process, lane].append(each)
+    return found
+
+
+def test_every_process_and_direction_of_the_line_has_a_lane(split):
+    found = spans(split[0])
+    assert set(found) == {
+        ("discriminator", "loop"),
+        ("generator:0", "loop"),
+        ("generator:1", "loop"),
+        ("discriminator", "line from generator:0"),
+        ("discriminator", "line from generator:1"),
+    }
+    assert {each["name"] for each in found["generator:0", "loop"]} >= LOOPS
+    of_discriminator = {each["name"] for each in found["discriminator", "loop"]}
+    assert of_discriminator >= {"compute", "wait", "receive", "decode", "saving"}
+    steps = [
+        each["args"]["step"]
+        for each in found["discriminator", "line from generator:1"]
+        if each["name"] == "wire tokens"
+    ]
+    assert steps == list(range(1, 6))
+
+
+def test_spans_of_a_lane_lie_within_each_other_or_apart(split):
+    for lane in spans(split[0]).values():
+        open_until = []
+        for each in sorted(lane, key=lambda each: (each["ts"], -each["dur"])):
+            begin, end = each["ts"], each["ts"] + each["dur"]
+            while open_until and open_until[-1] <= begin + 1:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1  # microseconds
+            open_until.append(end)
+
+
+def test_the_parts_of_the_time_add_up_to_it(split):
+    summary = json.loads((split[0] / "summary.json").read_text())
+    for cluster in summary["clusters"]:
+        time = cluster["time"]
+        named = sum(time["parts"].values()) - time["parts"]["other"]
+        assert 0.97 * time["seconds"] <= named <= 1.001 * time["seconds"]
+        assert time["seconds"] == pytest.approx(cluster["seconds"], rel=0.03)
+    assert "Where the time went:" in split[1]
+
+
+def test_the_bytes_are_those_that_the_kernel_counts(split):
+    summary = json.loads((split[0] / "summary.json").read_text())
+    for cluster in summary["clusters"]:
+        for line in cluster["time"]["lines"].values():
+            counted = line["frames"] + line["tls"]
+            assert line["kernel_sent"] > 0
+            assert counted == pytest.approx(line["kernel_sent"], rel=0.01)
 
 
 @pytest.mark.slow

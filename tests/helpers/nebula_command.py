@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import io
+import os
 import pathlib
 import shutil
 import sys
@@ -44,7 +45,8 @@ class Lab:
     def fails(self, *argv, stdin=""):
         """Runs a command that fails with one line; the line."""
         found = self(*argv, stdin=stdin, status=1)
-        assert found.err.startswith("error: ") and found.err.count("\n") == 1, found
+        assert found.err.startswith("error: "), found
+        assert found.err.count("\n") == 1, found
         return found.err
 
     def add(self, name, role="researcher"):
@@ -63,13 +65,20 @@ class Lab:
 
 
 def run(*argv, stdin=""):
-    """Runs a command with a text on its standard input, and passwords that cost little."""
+    """Runs a command with a text on its standard input.
+
+    Hashes of passwords are cheap, and nothing is flushed to the disk: no test cuts the
+    power, and it takes most of the time.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
         mock.patch.object(passwords, "argon2id", tiny_accounts.Hasher),
+        tiny_accounts._no_power_cut(),
+        mock.patch.object(os, "fdatasync"),
+        mock.patch.object(os, "fsync"),
     ):
         try:
             status = nebula.main([str(each) for each in argv])

@@ -37,7 +37,7 @@ class Connected(NamedTuple):
     sock: socket.socket
     """Non-blocking."""
     tags: integrity.Both = integrity.PLAIN
-    """Of its frames."""
+    """The tags of its frames."""
     owner: str = ""
     """The DNS names of the peer's certificate; empty without TLS."""
     clusters: frozenset[str] | None = None

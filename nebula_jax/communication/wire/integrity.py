@@ -34,12 +34,12 @@ class Integrity(Protocol):
 
 
 class _Checksums:
-    """Checksums: XXH3 of 64 bits. No protection against people."""
+    """The checksums: XXH3 of 64 bits. No protection against people."""
 
     magic, tag_bytes, what = b"NEBL", 8, "checksum"
 
     def next_frame(self) -> None:
-        """Nothing: a checksum is that of its part alone."""
+        """Does nothing: a checksum is that of its part alone."""
 
     def tag(self, part: int, buffers: Sequence[Any]) -> bytes:
         """Returns the checksum of buffers, as if they were one."""

@@ -6,13 +6,14 @@ with another line; after `dial`, the connection then is a stream to the other tr
 """
 
 import asyncio
+import contextlib
 import json
 import secrets
 import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, files
+from nebula_jax import disk, errors, files
 from nebula_jax.security import federation
 from nebula_jax.security.switch import messages
 
@@ -53,6 +54,12 @@ def write(folder: federation.Folder, address: Address) -> None:
     with files.writing(folder.running_switch) as partial:
         partial.touch(0o600)
         partial.write_text(json.dumps(address._asdict()))
+
+
+def forget(folder: federation.Folder) -> None:
+    """Removes the address of a switch that stops."""
+    with contextlib.suppress(OSError):
+        disk.remove(folder.running_switch)
 
 
 def read(folder: federation.Folder) -> Address:

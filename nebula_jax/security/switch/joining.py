@@ -1,4 +1,4 @@
-"""How a lab joins: it shows an invitation and gets certificates for its own keys.
+"""The way into a federation: an invitation in exchange for certificates.
 
 The lab that joins has no certificate and trusts nobody yet. It first gets the
 authority's certificate, which must have the invitation's fingerprint; then it connects

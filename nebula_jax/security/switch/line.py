@@ -132,7 +132,7 @@ class Line:
         self.lab = ""
         """The other lab, once it is known by its certificate."""
         self.serial = 0
-        """Of its certificate."""
+        """The serial number of its certificate."""
         self.streams: dict[int, Stream] = {}
         self.bytes_sent = self.bytes_received = 0
         self.since = time.time()

@@ -19,13 +19,13 @@ from nebula_jax import errors
 CONTROL, DATA, CREDIT, CLOSE = 1, 2, 3, 4
 HEAD = struct.Struct("!II")
 CHUNK_BYTES = 60 << 10
-"""Of data in a message: small enough that others get their turn, even on a slow line."""
+"""The most data in a message: others get their turn soon, even on a slow line."""
 MOST_BYTES = {CONTROL: 1 << 20, DATA: CHUNK_BYTES, CREDIT: 4, CLOSE: 1 << 12}
 _CREDIT = struct.Struct("!I")
 
 
 class Malformed(errors.NebulaError):
-    """Bytes of the other switch that are no message."""
+    """An error in bytes of the other switch that are no message."""
 
 
 def encode(kind: int, stream: int, data: bytes = b"") -> bytes:

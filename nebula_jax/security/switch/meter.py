@@ -75,7 +75,7 @@ class Names:
 
 
 class Meter:
-    """What passes in one direction of one stream."""
+    """A count of what passes in one direction of one stream."""
 
     def __init__(
         self, names: Names, is_listener: bool, admit: Callable[[str, int], None]

@@ -25,9 +25,9 @@ class Connection(NamedTuple):
     lab: str
     """The other lab; empty if it has shown no certificate."""
     serial: int
-    """Of its certificate."""
+    """The serial number of its certificate."""
     expires: float
-    """Of its certificate, unix seconds."""
+    """The end of its certificate, unix seconds."""
 
 
 async def accept(folder: federation.Folder, sock: socket.socket) -> Connection:

@@ -1,4 +1,4 @@
-"""What trainers and commands of a lab may request of their switch."""
+"""The requests of trainers and commands of a lab to their switch."""
 
 import asyncio
 import re

@@ -76,8 +76,7 @@ class Switch:
         try:
             await self._stop.wait()
         finally:
-            with contextlib.suppress(OSError):
-                folder.running_switch.unlink()
+            inner.forget(folder)
             inside.close()
             for each in list(self.state.lines.values()):
                 each.close("the switch was stopped")

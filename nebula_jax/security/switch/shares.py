@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 
 class _Queue:
-    """What one stream has to send."""
+    """The data that one stream has to send."""
 
     def __init__(self, account: "_Account") -> None:
         self.account, self.clock = account, 0.0

@@ -15,6 +15,8 @@ from nebula_jax import errors
 from nebula_jax.security.switch import line, messages, meter
 
 LOCAL_CHUNKS = 16  # of messages.CHUNK_BYTES, under way between two trainers of a lab
+SMALL_BYTES = 16 << 10  # a trainer that sends less at a time trickles:
+GATHER_SECONDS = 0.002  # what comes meanwhile goes on as one message
 LEFT_SECONDS = 5.0  # for a trainer to take what came before the stream's end
 
 
@@ -43,7 +45,7 @@ class About(NamedTuple):
     """Drawn by the switch of the connector."""
     job: str
     account: str
-    """Of the connector, such as `ana@lab-s`."""
+    """The connector's, such as `ana@lab-s`."""
     connector: str
     """The cluster that dials."""
     listener: str
@@ -53,7 +55,7 @@ class About(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What one stream has carried, once it has ended."""
+    """The frames that one stream has carried, once it has ended."""
 
     reason: str
     refusal: str
@@ -88,6 +90,8 @@ async def carry(
         while data := await reader.read(messages.CHUNK_BYTES):
             sent.feed(data)
             await end.send(data)
+            if len(data) < SMALL_BYTES:
+                await asyncio.sleep(GATHER_SECONDS)
         return "the trainer closed its connection"
 
     async def inward() -> str:

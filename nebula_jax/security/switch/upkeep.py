@@ -29,7 +29,7 @@ TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
 ANSWER_SECONDS = 20.0  # for the authority to certify
-RETRY_SECONDS = 30.0  # after a renewal that failed
+RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
 SHOWN = 200
 
 
@@ -178,9 +178,9 @@ class Upkeep:
             each.renew()
 
     async def _renew_if_due(self) -> None:
-        now = federation.utc_now()
         if time.monotonic() < self._tried + RETRY_SECONDS:
             return
+        self._tried, now = time.monotonic(), federation.utc_now()
         found = [
             x509.load_pem_x509_certificate(path.read_bytes())
             for path in (
@@ -189,7 +189,6 @@ class Upkeep:
             )
         ]
         if any(member.renewal_due(each, now) for each in found):
-            self._tried = time.monotonic()
             await self.rotate()
 
     async def _certified(self, role: str, csr: bytes) -> bytes:

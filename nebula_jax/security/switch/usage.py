@@ -19,7 +19,7 @@ class QuotaSpent(errors.NebulaError):
 
 
 class Usage:
-    """What has been used."""
+    """The bytes that have been used."""
 
     def __init__(self, used: Mapping[str, int]) -> None:
         """Goes on from earlier counts.

@@ -1,0 +1,384 @@
+"""Leakage: the text that whoever receives can recover, by attacks and their scores.
+
+ABNet sends hidden states one way and the gradient in them the other, M3 word indices. A
+receiver has the weights of public models, and text of its own in the same language.
+These are simple attacks, so their figures are lower bounds: who spends more on it
+recovers more, and nothing here shows that something cannot be recovered.
+
+N attacked vectors (or examples), M of the attacker's own, D width, E width of the
+embeddings (D, save in ELECTRA), V pieces to choose among, G guesses, B batch, L length,
+F features, T targets of a probe, R outputs of a layer.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from nebula_jax.models import mask_slots
+from nebula_jax.training import m3
+
+GUESSES = 5
+# Our choice, for two cores: four times as many steps recover up to 5 points more.
+STEPS, BATCH, RATE = 200, 256, 2e-3
+PENALTY = 1e-3
+"""The ridge's λ over the mean square of a feature."""
+SHARPNESS = 10.0  # the logit of a piece whose embedding is met exactly
+TINY = 1e-12
+
+RANK_TOLERANCE = 1e-6
+"""Singular values below this share of the largest are rounding errors of float32."""
+SPAN_TOLERANCE = 1e-3
+"""The share of a vector outside of the span, below which it counts as in it."""
+
+
+class Recovery(NamedTuple):
+    """The shares of attacked tokens that are recovered.
+
+    first: those whose piece is the first guess.
+    among: those whose piece is among the GUESSES best.
+    """
+
+    first: float
+    among: float
+
+
+def recovery(guesses: np.ndarray, labels: np.ndarray) -> Recovery:
+    """Compares guesses [N, G], the best first, with the pieces [N] that they are of."""
+    hits = np.asarray(guesses) == labels[:, None]
+    return Recovery(float(hits[:, 0].mean()), float(hits.any(axis=1).mean()))
+
+
+class Chance(NamedTuple):
+    """The score of guesses that see nothing of what crosses.
+
+    most_frequent: of always naming the most frequent pieces.
+    unigram: of drawing every piece as often as it occurs: the share that is right.
+    """
+
+    most_frequent: Recovery
+    unigram: float
+
+
+def chance(own: np.ndarray, labels: np.ndarray, size: int) -> Chance:
+    """Scores guesses by the attacker's own text alone.
+
+    Args:
+      own: [M] int, pieces of the attacker's own text.
+      labels: [N] int, the attacked ones.
+      size: V.
+    """
+    counts = np.bincount(own, minlength=size)
+    best = np.argsort(-counts, kind="stable")[:GUESSES]
+    guesses = np.broadcast_to(best, (len(labels), len(best)))
+    unigram = (counts / max(1, counts.sum()))[labels].mean()
+    return Chance(recovery(guesses, labels), float(unigram))
+
+
+@jax.jit
+def nearest(vectors: jax.Array, table: jax.Array) -> jax.Array:
+    """Ranks pieces by the cosine of their embedding with each vector.
+
+    It takes no training: weights of a pretrained model are public, and a Transformer's
+    residuals carry a token's own embedding through its layers.
+
+    Args:
+      vectors: [N, D] float32, hidden states as they were received.
+      table: [V, D] float32, the model's output before its first layer for each piece,
+        at the position of these vectors.
+
+    Returns:
+      [N, G] int32, the best first.
+    """
+    return _best(_unit(vectors) @ _unit(table).T)
+
+
+class Inverter(NamedTuple):
+    """A trained map from a hidden state to the log-odds of pieces.
+
+    With x the standardized hidden state: (x A + relu(x B) C) e_v + b_v, for the
+    direction e_v of each piece's embedding.
+
+    mean, deviation: [1, D] float32, of the hidden states that it was trained on.
+    linear: [D, E] float32, A.
+    inner: [D, D] float32, B.
+    outer: [D, E] float32, C.
+    bias: [V] float32, b.
+    """
+
+    mean: jax.Array
+    deviation: jax.Array
+    linear: jax.Array
+    inner: jax.Array
+    outer: jax.Array
+    bias: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=("steps", "batch", "rate"))
+def fit_inverter(
+    hidden: jax.Array,
+    labels: jax.Array,
+    table: jax.Array,
+    key: jax.Array,
+    *,
+    steps: int = STEPS,
+    batch: int = BATCH,
+    rate: float = RATE,
+) -> Inverter:
+    """Trains an inverter on the attacker's own text.
+
+    It begins with the ridge regression of the embeddings' directions on the hidden
+    states, and goes on with Adam on the cross-entropy.
+
+    Args:
+      hidden: [M, D] float32, of its own text, through the codec that is attacked.
+      labels: [M] int32, their pieces.
+      table: [V, E] float32, public embeddings of all pieces.
+      key: of the initialization and of the order.
+      steps: of Adam.
+      batch: tokens of a step.
+      rate: the first learning rate; it falls as a cosine.
+    """
+    draw, order = jax.random.split(key)
+    mean = jnp.mean(hidden, axis=0, keepdims=True)
+    deviation = jnp.std(hidden, axis=0, keepdims=True)
+    deviation = jnp.maximum(deviation, 1e-6 * jnp.max(deviation) + TINY)
+    targets = _directions(table)
+    counts = jnp.zeros(len(table)).at[labels].add(1.0)
+    width = hidden.shape[-1]
+    fresh = Inverter(
+        mean,
+        deviation,
+        ridge((hidden - mean) / deviation, targets[labels], PENALTY),
+        jax.random.normal(draw, (width, width)) * (2 / width) ** 0.5,
+        jnp.zeros((width, table.shape[-1])),
+        jnp.log((counts + 0.5) / len(labels)),  # half an occurrence of what has none
+    )
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    begin = fresh.linear, fresh.inner, fresh.outer, fresh.bias
+
+    def of(weights: tuple[jax.Array, ...]) -> Inverter:
+        return Inverter(mean, deviation, *weights)
+
+    def loss(weights: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
+        logits = _log_odds(of(weights), hidden[places], targets)
+        of_each = optax.softmax_cross_entropy_with_integer_labels(
+            logits, labels[places]
+        )
+        return jnp.mean(of_each)
+
+    def step(carry: tuple, places: jax.Array) -> tuple[tuple, None]:
+        weights, moments = carry
+        updates, moments = optimizer.update(jax.grad(loss)(weights, places), moments)
+        return (optax.apply_updates(weights, updates), moments), None
+
+    drawn = jax.random.randint(order, (steps, batch), 0, len(labels))
+    (weights, _), _ = jax.lax.scan(step, (begin, optimizer.init(begin)), drawn)
+    return of(weights)
+
+
+@jax.jit
+def invert(inverter: Inverter, hidden: jax.Array, table: jax.Array) -> jax.Array:
+    """Ranks pieces for attacked hidden states.
+
+    Args:
+      inverter: trained.
+      hidden: [N, D] float32, as they were received.
+      table: [V, E] float32, as it was trained with.
+
+    Returns:
+      [N, G] int32, the best first.
+    """
+    return _best(_log_odds(inverter, hidden, _directions(table)))
+
+
+def _log_odds(
+    inverter: Inverter, hidden: jax.Array, directions: jax.Array
+) -> jax.Array:
+    standard = (hidden - inverter.mean) / inverter.deviation
+    embedded = standard @ inverter.linear
+    embedded += jax.nn.relu(standard @ inverter.inner) @ inverter.outer
+    return embedded @ directions.T + inverter.bias[None]
+
+
+def _directions(table: jax.Array) -> jax.Array:
+    """Returns each embedding's direction from their mean, of one length: [V, E]."""
+    centered = table - jnp.mean(table, axis=0, keepdims=True)
+    return SHARPNESS**0.5 * _unit(centered)
+
+
+def _unit(vectors: jax.Array) -> jax.Array:
+    norms = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / jnp.maximum(norms, TINY)
+
+
+def _best(scores: jax.Array) -> jax.Array:
+    return jax.lax.top_k(scores, min(GUESSES, scores.shape[-1]))[1]
+
+
+def ridge(features: jax.Array, targets: jax.Array, penalty: float) -> jax.Array:
+    """Solves min |X W - Y|² + λ |W|².
+
+    Args:
+      features: [M, F] float32, X.
+      targets: [M, T] float32, Y.
+      penalty: λ over M times the mean square of X.
+
+    Returns:
+      W [F, T] float32.
+    """
+    gram = features.T @ features
+    return _solve(gram, features, features.T @ targets, penalty)
+
+
+@jax.jit
+def probe(
+    own: jax.Array, targets: jax.Array, attacked: jax.Array, penalty: float
+) -> jax.Array:
+    """Predicts targets linearly from features, by the ridge regression of its own.
+
+    It is computed by the products of examples, which are fewer than features.
+
+    Args:
+      own: [M, F] float32, features of the attacker's own examples.
+      targets: [M, T] float32, their targets.
+      attacked: [N, F] float32, features of those it attacks.
+      penalty: as of `ridge`.
+
+    Returns:
+      Scores [N, T] float32.
+    """
+    mean = jnp.mean(targets, axis=0, keepdims=True)
+    weights = _solve(own @ own.T, own, targets - mean, penalty)
+    return (attacked @ own.T) @ weights + mean
+
+
+def _solve(
+    gram: jax.Array, features: jax.Array, wanted: jax.Array, penalty: float
+) -> jax.Array:
+    shift = penalty * len(features) * jnp.mean(features**2) + TINY
+    shifted = gram + shift * jnp.eye(len(gram))
+    return jax.scipy.linalg.solve(shifted, wanted, assume_a="pos")
+
+
+class BagRecovery(NamedTuple):
+    """The score of a ranking of all pieces, for each example, beside its true bag.
+
+    average_precision: the mean over examples of the mean precision at its pieces.
+    recovered: share of all examples' pieces among as many best guesses for each.
+    """
+
+    average_precision: float
+    recovered: float
+
+
+def bag_recovery(scores: np.ndarray, present: np.ndarray) -> BagRecovery:
+    """Scores rankings.
+
+    Args:
+      scores: [N, T] float.
+      present: [N, T] bool, pieces that the example has. One that has none scores 0.
+    """
+    order = np.argsort(-np.asarray(scores), axis=1, kind="stable")
+    hits = np.take_along_axis(present, order, axis=1)
+    places = np.arange(1, hits.shape[1] + 1)[None]
+    counts = present.sum(axis=1, keepdims=True)
+    precision = (np.cumsum(hits, axis=1) / places * hits).sum(axis=1)
+    precision = precision / np.maximum(1, counts[:, 0])
+    best = hits & (places <= counts)
+    return BagRecovery(float(precision.mean()), float(best.sum() / counts.sum()))
+
+
+@jax.jit
+def outside_span(
+    gradient: jax.Array, candidates: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Computes how far candidates are from the span of a linear layer's gradient.
+
+    For y = x W the gradient in W is the sum of x^T dy over all positions, so the
+    inputs x of a batch span its columns as long as there are fewer of them than
+    dimensions. If x are the embeddings of tokens, each token can be tested by itself
+    (the first step of DAGER, Petrov et al. 2024). With D inputs or more the span is
+    everything, and the test accepts whatever it is given.
+
+    Args:
+      gradient: [D, R] float32, of the layer's matrix W.
+      candidates: [..., D] float32, inputs that may have been in the batch.
+
+    Returns:
+      The rank of the gradient, [] int32, and the share of each candidate's length that
+      is outside of its span, [...] float32.
+    """
+    with jax.default_matmul_precision("highest"):
+        left, singular, _ = jnp.linalg.svd(gradient, full_matrices=False)
+        counts = singular > RANK_TOLERANCE * singular[0]
+        basis = jnp.where(counts[None], left, 0.0)
+        units = _unit(candidates)
+        outside = units - (units @ basis) @ basis.T
+    return jnp.sum(counts), jnp.linalg.norm(outside, axis=-1)
+
+
+class Span(NamedTuple):
+    """The score of the span test on one batch.
+
+    inputs: different tokens, by piece and position, that are to be found.
+    rank: of the gradient.
+    recall: share of these that the test accepts.
+    precision: share of what it accepts that was in the batch.
+    pieces: share of the pieces that it accepts anywhere that were in the batch.
+    """
+
+    inputs: int
+    rank: int
+    recall: float
+    precision: float
+    pieces: float
+
+
+def span_test(gradient: jax.Array, tables: jax.Array, present: np.ndarray) -> Span:
+    """Scores the tokens that the span test accepts.
+
+    It may accept a piece that was in the batch at another position as well: where two
+    pieces share two positions, the difference of these is in the span. Positions are
+    what DAGER's second step is for, which is not here.
+
+    Args:
+      gradient: as of `outside_span`.
+      tables: [L, V, D] float32, the embedding of each piece at each position.
+      present: [L, V] bool, those that were in the batch; at least one.
+    """
+    rank, shares = jax.device_get(outside_span(gradient, tables))
+    accepted = np.asarray(shares) < SPAN_TOLERANCE
+    anywhere = accepted.any(axis=0)
+    found = (accepted & present).sum()
+    return Span(
+        inputs=int(present.sum()),
+        rank=int(rank),
+        recall=float(found / present.sum()),
+        precision=float(found / max(1, accepted.sum())),
+        pieces=float((anywhere & present.any(axis=0)).sum() / max(1, anywhere.sum())),
+    )
+
+
+def text_of(tokens: m3.Tokens) -> jax.Array:
+    """Restores the original text from what an M3 generator sends: no attack is needed.
+
+    Its word indices are the corrupted text as it is. For CLM (eq. 10) the originals of
+    masked positions go with them, which is all that was missing.
+
+    Args:
+      tokens: as the discriminator receives them.
+
+    Returns:
+      [B, L] int32.
+    """
+    positions = mask_slots.find(tokens.masked, tokens.originals.shape[-1])
+    return mask_slots.scatter(tokens.input_ids, positions, tokens.originals)
+
+
+def equal_share(got: np.ndarray, want: np.ndarray, real: np.ndarray) -> float:
+    """Returns the share of tokens [B, L] that are equal where `real` [B, L] is true."""
+    return float(np.mean((np.asarray(got) == np.asarray(want))[real]))

@@ -1,0 +1,170 @@
+"""The commands about the audit log: audit show, audit verify."""
+
+import argparse
+import collections
+import pathlib
+from collections.abc import Iterator
+
+from nebula_jax.security import (
+    audit_counts,
+    audit_entries,
+    audit_files,
+    audit_story,
+    audit_verify,
+    federation,
+    roles,
+    witness,
+)
+from scripts.federation import arguments
+
+
+def add(commands: arguments.Commands) -> None:
+    """Adds the commands."""
+    inner = arguments.group(
+        commands, "audit", "Read the audit log, and check that nobody changed it."
+    )
+    made = arguments.acting_command(
+        inner, "show", show, "Show who did what, a line each, the newest last."
+    )
+    made.add_argument(
+        "--kind", default="", help="only entries of this kind, such as grant or job"
+    )
+    made.add_argument("--last", type=int, metavar="N", help="only the newest N")
+    _add_copy(made, "show")
+    made = arguments.acting_command(
+        inner, "verify", verify, "Verify the log: exit status 1 if anything is wrong."
+    )
+    made.add_argument(
+        "--of",
+        default="",
+        metavar="LAB",
+        help="lab whose log the copy is: it is held against what this lab has"
+        " witnessed of it",
+    )
+    _add_copy(made, "verify")
+    made.add_argument(
+        "--peer_copy",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="copy of another lab's log: are the bytes that it counted those that"
+        " this lab counted?",
+    )
+
+
+def _add_copy(made: argparse.ArgumentParser, verb: str) -> None:
+    made.add_argument(
+        "--folder",
+        type=pathlib.Path,
+        metavar="COPY",
+        help=f"copy of a folder `audit` to {verb} (default: this lab's own)",
+    )
+
+
+def show(given: argparse.Namespace) -> int:
+    """Shows the story of a log."""
+    if given.last is not None and given.last < 1:
+        raise arguments.InputError(f"the newest {given.last} entries: one at least")
+    folder = _audit(given, "audit.show")
+    lines = _story(folder, given.kind)
+    if given.last is not None:
+        lines = iter(collections.deque(lines, given.last))
+    for line in lines:
+        print(line)
+    return 0
+
+
+def _story(folder: pathlib.Path, kind: str) -> Iterator[str]:
+    entries = audit_entries.lines(folder)
+    for index, (line, raw) in enumerate(
+        zip(audit_story.story(folder), entries, strict=False)  # it may grow meanwhile
+    ):
+        if not kind or _is_of(kind, index, raw):
+            yield line
+
+
+def _is_of(kind: str, index: int, raw: bytes) -> bool:
+    try:
+        found = audit_entries.decode(index, raw).kind
+    except audit_files.AuditError:
+        return False
+    return found == kind or found.startswith(f"{kind}.")
+
+
+def verify(given: argparse.Namespace) -> int:
+    """Verifies a log, and the counts of bytes on both sides of a line."""
+    if given.of and given.folder is None:
+        raise arguments.InputError(
+            f"{given.of} is another lab: name the folder with a copy of its log"
+        )
+    folder = _audit(given, "audit.verify")
+    seen = _seen(given) if given.of else None
+    notes, verifier = ((seen.note,), seen.verifier) if seen else ((), None)
+    findings = audit_verify.verify(folder, notes, verifier)
+    for each in findings:
+        print(f"wrong: {each}")
+    if not findings:
+        size = sum(1 for _ in audit_entries.lines(folder))
+        print(f"{folder}: {size} entries, as they were signed")
+    if seen:
+        print(f"held against {seen.size} entries of {given.of} witnessed here")
+    elif given.folder is not None:
+        print(
+            "held against itself alone: that it was rolled back as a whole, or signed"
+            " anew, only who has witnessed it can find (--of)"
+        )
+    differences = _differences(given)
+    return 1 if findings or differences else 0
+
+
+def _seen(given: argparse.Namespace) -> witness.Seen | None:
+    """Returns what this lab has witnessed of the log of another."""
+    place = arguments.folder(given)
+    own = place.load().name
+    federation.check_lab(given.of)
+    if given.of == own:
+        raise arguments.InputError(f"{own} is this lab: leave its name out")
+    found = witness.Witness(place.audit, own)
+    try:
+        seen = found.seen(given.of)
+    finally:
+        found.close()
+    if seen is None:
+        raise arguments.InputError(
+            f"this lab has witnessed nothing of {given.of}: leave its name out to"
+            " verify the copy by itself"
+        )
+    return seen
+
+
+def _differences(given: argparse.Namespace) -> list[audit_counts.Difference]:
+    """Prints where two labs have counted different sums."""
+    if given.peer_copy is None:
+        return []
+    own = arguments.folder(given)
+    own.load()
+    found = audit_counts.reconcile(own.audit, _copy(given.peer_copy))
+    for each in found:
+        print(f"wrong: {each}")
+    if not found:
+        print(f"{given.peer_copy}: both labs have counted the same bytes")
+    return found
+
+
+def _audit(given: argparse.Namespace, operation: str) -> pathlib.Path:
+    """Returns the folder of the log that is meant, if it may be read.
+
+    A copy needs no lab here: whoever has it can read it anyway.
+    """
+    if given.folder is not None:
+        return _copy(given.folder)
+    with arguments.looking(given) as acting:
+        roles.require(acting.by, operation)
+        return acting.folder.audit
+
+
+def _copy(path: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of a copy, which may be in the copy of a lab's folder."""
+    found = path / "audit" if (path / "audit").is_dir() else path
+    if not audit_files.paths(found).log.is_file():
+        raise arguments.InputError(f"{path}: there is no audit log (log.jsonl)")
+    return found

@@ -1,0 +1,334 @@
+"""The commands about data that others may read: data, grant, ungrant, grants."""
+
+import argparse
+import json
+import pathlib
+import time
+
+from nebula_jax import printable
+from nebula_jax.runtime import process
+from nebula_jax.security import (
+    budgets,
+    data_access,
+    data_requests,
+    grants,
+    isolation,
+    roles,
+)
+from nebula_jax.security.data_requests import Request
+from nebula_jax.security.grants import Grant
+from scripts.federation import arguments
+
+KINDS = ("mono", "side")
+ALL = ",".join(data_access.OPERATIONS)
+
+
+def add(commands: arguments.Commands) -> None:
+    """Adds the commands."""
+    _add_data_commands(
+        arguments.group(commands, "data", "Offer data to others, and request theirs.")
+    )
+    made = arguments.acting_command(
+        commands, "grant", grant, "Grant somebody the use of data, within bounds."
+    )
+    made.add_argument("subject", help="account here, as ana; elsewhere, as ana@lab-s")
+    made.add_argument("handle", help="name of the data, such as corpus-es")
+    made.add_argument("--rows", metavar="COUNT", help="rows at most, such as 1e6")
+    made.add_argument("--bytes", metavar="COUNT", help="bytes at most, such as 2e9")
+    made.add_argument(
+        "--until", metavar="DAY", help="end (UTC), as 2027-01-01 or 2027-01-01T12:30"
+    )
+    _add_operations(made, "that are granted")
+    made = arguments.acting_command(
+        commands, "ungrant", ungrant, "Revoke a grant: its next use is refused."
+    )
+    made.add_argument("number", type=int, help="of the grant; nebula grants has it")
+    made = arguments.acting_command(
+        commands, "grants", list_grants, "List grants, and what is left of them."
+    )
+    made.add_argument("--subject", help="only this one's, such as ana@lab-s")
+    made.add_argument("--handle", help="only those for this data")
+
+
+def _add_data_commands(commands: arguments.Commands) -> None:
+    made = arguments.acting_command(
+        commands, "add", data_add, "Offer a corpus: others see its form, and no text."
+    )
+    made.add_argument("name", help="name that others use, such as corpus-es")
+    made.add_argument("path", type=pathlib.Path, help="folder of the text")
+    made.add_argument(
+        "--vocabulary",
+        type=pathlib.Path,
+        required=True,
+        metavar="FILE",
+        help="vocabulary, or folder of a tokenizer, whose ids are served",
+    )
+    made.add_argument(
+        "--max_length",
+        type=int,
+        required=True,
+        metavar="N",
+        help="tokens of a row at most",
+    )
+    made.add_argument(
+        "--kind",
+        choices=KINDS,
+        default=KINDS[0],
+        help="text folder (mono, the default), or one side of a parallel corpus (side,"
+        " which cannot be served yet)",
+    )
+    made.add_argument("--about", default="", help="a line about it, for people")
+    arguments.acting_command(commands, "list", data_list, "List the data of this lab.")
+    made = arguments.acting_command(
+        commands, "show", data_show, "Show the form of data, with invented rows."
+    )
+    made.add_argument("name", help="name of the data")
+    made = arguments.acting_command(
+        commands,
+        "withdraw",
+        withdraw,
+        "Withdraw data for good: every use is refused.",
+    )
+    made.add_argument("name", help="name of the data")
+    made = arguments.acting_command(
+        commands, "request", request, "Request the use of data from its owner."
+    )
+    made.add_argument("name", help="name of the data")
+    _add_operations(made, "that are requested")
+    made.add_argument("--why", default="", help="the reason, for the owner to read")
+    made = arguments.acting_command(
+        commands, "requests", list_requests, "List the requests that are open."
+    )
+    made.add_argument("--all", action="store_true", help="those decided as well")
+    made = arguments.acting_command(commands, "refuse", refuse, "Refuse a request.")
+    made.add_argument("number", type=int, help="of the request")
+    made = arguments.acting_command(
+        commands, "serve", serve, "Serve data to those with a grant, until stopped."
+    )
+    made.add_argument("name", help="name of the data")
+
+
+def _add_operations(made: argparse.ArgumentParser, which: str) -> None:
+    made.add_argument(
+        "--operations",
+        default=ALL,
+        metavar="NAMES",
+        help=f"operations {which}, with commas between (default: {ALL})",
+    )
+
+
+def data_add(given: argparse.Namespace) -> int:
+    """Registers a corpus as a handle."""
+    data_access.check_handle(given.name)
+    if given.max_length < 1:
+        raise arguments.InputError(f"--max_length={given.max_length}: one at least")
+    # No other command has to wait for these.
+    from nebula_jax.runtime import data_service
+    from scripts.federation import corpora
+
+    with arguments.acting(given) as (folder, _, found, by, now):
+        roles.require(by, "data.register")
+        access = data_access.DataAccess(found.store, found.record)
+        if given.name in [each.name for each in access.handles()]:
+            raise arguments.InputError(f"there is data {given.name} already")
+        work = isolation.work_folder(folder.path, by)
+        with process.timed(f"reading {given.path}"):
+            corpus = corpora.read(
+                *(given.kind, given.path, given.vocabulary, given.max_length),
+                *(given.about, work / data_service.PREPARED),
+            )
+        made = access.register(by, given.name, *corpus, now)
+    print(
+        f"{made.name} of {made.owner}: {made.schema.rows:,} rows; {made.schema.about}"
+    )
+    print(f"next: nebula grant SUBJECT {made.name} --rows 1e6 --until DAY")
+    print(f"      nebula data serve {made.name}")
+    return 0
+
+
+def data_list(given: argparse.Namespace) -> int:
+    """Lists the handles."""
+    with arguments.looking(given) as acting:
+        found = data_access.DataAccess(acting.identity.store).handles()
+    arguments.print_table(
+        ("data", "owner", "state", "rows", "vocabulary", "about"),
+        [
+            (
+                *(each.name, each.owner, each.state, f"{each.schema.rows:,}"),
+                *(each.schema.vocabulary[:12], each.schema.about),
+            )
+            for each in found
+        ],
+    )
+    return 0
+
+
+def data_show(given: argparse.Namespace) -> int:
+    """Shows what everybody may see of a handle."""
+    with arguments.looking(given) as acting:
+        access = data_access.DataAccess(acting.identity.store)
+        found, mock = access.find(given.name), access.mock(given.name)
+    print(f"{found.name} of {found.owner}, {found.state}; {found.schema.about}")
+    print(f"rows: {found.schema.rows:,}")
+    print(f"vocabulary: {found.schema.vocabulary or 'none'}")
+    for column, kind in found.schema.columns.items():
+        print(f"column {column}: {kind}")
+    print("invented rows:")
+    for row in mock:
+        print(f"  {json.dumps(row, sort_keys=True)}")
+    return 0
+
+
+def withdraw(given: argparse.Namespace) -> int:
+    """Withdraws a handle."""
+    with arguments.acting(given) as acting:
+        access = data_access.DataAccess(acting.identity.store, acting.identity.record)
+        access.withdraw(acting.by, given.name)
+    print(f"{given.name} is withdrawn: every use of it is refused from now on")
+    return 0
+
+
+def request(given: argparse.Namespace) -> int:
+    """Keeps a request for the owner of a handle."""
+    with arguments.acting(given) as (_, _, found, by, now):
+        kept = data_requests.Requests(found.store, found.record).keep(
+            by.name, given.name, _operations(given), given.why, now
+        )
+        owner = data_access.DataAccess(found.store).find(given.name).owner
+    print(f"request {kept.number} for {kept.handle} waits for {owner}")
+    return 0
+
+
+def list_requests(given: argparse.Namespace) -> int:
+    """Lists the requests that whoever looks may decide, or has made."""
+    with arguments.looking(given) as acting:
+        by, store = acting.by, acting.identity.store
+        state = None if given.all else data_requests.REQUESTED
+        own = {
+            each.name
+            for each in data_access.DataAccess(store).handles()
+            if each.owner == by.name
+        }
+        found = [
+            each
+            for each in data_requests.Requests(store).listing(state)
+            if arguments.may(by, "grant.list")
+            or each.handle in own
+            or each.subject == by.name
+        ]
+    arguments.print_table(
+        ("request", "from", "data", "operations", "state", "why"),
+        [_request_cells(each) for each in found],
+    )
+    return 0
+
+
+def _request_cells(each: Request) -> tuple[str, ...]:
+    operations = ", ".join(each.operations)
+    why = printable.line(each.why)
+    return (str(each.number), each.subject, each.handle, operations, each.state, why)
+
+
+def refuse(given: argparse.Namespace) -> int:
+    """Refuses a request."""
+    with arguments.acting(given) as acting:
+        kept = data_requests.Requests(acting.identity.store, acting.identity.record)
+        found = kept.refuse(acting.by, given.number)
+    print(f"request {found.number} of {found.subject} is refused")
+    return 0
+
+
+def serve(given: argparse.Namespace) -> int:
+    """Serves a handle."""
+    from nebula_jax.runtime import data_service
+
+    with arguments.looking(given) as acting:  # refused here, before anything begins
+        access = data_access.DataAccess(acting.identity.store)
+        access.provider(acting.by, given.name)
+    return data_service.serve(
+        arguments.folder(given), given.name, given.account, process.message
+    )
+
+
+def grant(given: argparse.Namespace) -> int:
+    """Gives a grant."""
+    budget = budgets.Budget(
+        None if given.rows is None else budgets.count(given.rows),
+        None if given.bytes is None else budgets.count(given.bytes),
+        None if given.until is None else budgets.time(given.until),
+    )
+    with arguments.acting(given) as (_, _, found, by, now):
+        made = grants.Grants(found.store, found.record).give(
+            by, given.subject, given.handle, _operations(given), budget, now
+        )
+    print(f"grant {made.number}: {made.subject} may use {made.handle}", end="")
+    print(f" ({', '.join(made.operations)}), {_bounds(made)}")
+    return 0
+
+
+def _bounds(made: Grant) -> str:
+    """Returns the bounds of a grant in words."""
+    rows, nbytes, until = made.budget
+    bounds = []
+    if rows is not None:
+        bounds.append(f"up to {rows:,} rows")
+    if nbytes is not None:
+        bounds.append(f"up to {nbytes:,} bytes")
+    if until is not None:
+        bounds.append(f"until {budgets.date(until)}")
+    return ", ".join(bounds)
+
+
+def ungrant(given: argparse.Namespace) -> int:
+    """Revokes a grant."""
+    with arguments.acting(given) as acting:
+        access = grants.Grants(acting.identity.store, acting.identity.record)
+        found = access.revoke(acting.by, given.number)
+    print(f"grant {found.number} of {found.subject} for {found.handle} is revoked")
+    return 0
+
+
+def list_grants(given: argparse.Namespace) -> int:
+    """Lists grants: one's own, those for one's data, or all if that is permitted."""
+    with arguments.looking(given) as acting:
+        by, store = acting.by, acting.identity.store
+        own = {
+            each.name
+            for each in data_access.DataAccess(store).handles()
+            if each.owner == by.name
+        }
+        found = [
+            each
+            for each in grants.Grants(store).listing(given.subject, given.handle)
+            if arguments.may(by, "grant.list")
+            or each.handle in own
+            or each.subject == by.name
+        ]
+    arguments.print_table(
+        (
+            "grant",
+            "to",
+            "data",
+            "operations",
+            "rows left",
+            "bytes left",
+            "until",
+            "is",
+        ),
+        [_grant_cells(each, time.time()) for each in found],
+    )
+    return 0
+
+
+def _grant_cells(each: Grant, now: float) -> tuple[str, ...]:
+    _, rows, nbytes, until = grants.left(each)
+    return (
+        *(str(each.number), each.subject, each.handle, ", ".join(each.operations)),
+        *("any" if count is None else f"{count:,}" for count in (rows, nbytes)),
+        "for ever" if until is None else budgets.date(until),
+        grants.status(each, now),
+    )
+
+
+def _operations(given: argparse.Namespace) -> list[str]:
+    return [each.strip() for each in given.operations.split(",")]

@@ -1,0 +1,239 @@
+"""The command doctor: what is in order here and on the way to others, and what is not.
+
+It changes nothing, and ends no line: to another switch it connects without a
+certificate, as a lab does that joins, and requests what anybody may.
+"""
+
+import argparse
+import datetime
+import json
+import socket
+import ssl
+import sys
+import time
+
+from cryptography.hazmat.primitives import serialization
+
+from nebula_jax import errors
+from nebula_jax.runtime import addresses, own_switch
+from nebula_jax.security import checkup, federation, member, peer_tls, tcp_info
+from nebula_jax.security.checkup import FINE, UNCLEAR, WRONG, Check
+from nebula_jax.security.switch import inner, joining, messages
+from scripts.federation import arguments
+
+SECONDS = 5.0  # for each step of reaching another switch
+PADDING_BYTES = 96_000
+"""Sent to the authority's switch to see how fast: a request has at most 128 KiB."""
+LEAST_MTU = 1280
+"""Bytes: IPv6 has no less, and what has is a tunnel that was set up wrong."""
+IP_MTU, IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h; `socket` has neither
+
+
+def add(commands: arguments.Commands) -> None:
+    """Adds the command."""
+    made = arguments.command(
+        commands,
+        "doctor",
+        doctor,
+        "Check this lab and its way to others: exit status 1 if something is wrong.",
+    )
+    made.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="switch of another lab to reach; several times for several (default:"
+        " the one where this lab joined)",
+    )
+
+
+def doctor(given: argparse.Namespace) -> int:
+    """Checks a lab."""
+    folder = arguments.folder(given)
+    peers = [addresses.host_and_port("peer", each) for each in given.peer]
+    bad = _print(checkup.folder(folder))
+    if is_lab := _is_lab(folder):
+        if not peers and (authority := folder.load().authority):
+            peers = [addresses.host_and_port("peer", authority)]
+        bad += _print(running(folder))
+    for address in peers if is_lab else ():
+        bad += _print(reach(folder, address))
+    print(f"{bad} to look at" if bad else "all is in order")
+    return 1 if bad else 0
+
+
+def _is_lab(folder: federation.Folder) -> bool:
+    try:
+        folder.load()
+    except errors.NebulaError:
+        return False  # `checkup.folder` has reported it
+    return True
+
+
+def _print(checks: list[Check]) -> int:
+    """Prints checks as they are made; returns how many found something wrong."""
+    for each in checks:
+        print(each)
+    sys.stdout.flush()  # the next ones may take seconds
+    return sum(each.state == WRONG for each in checks)
+
+
+def running(folder: federation.Folder) -> list[Check]:
+    """Checks the switch of this lab, and its lines to others."""
+    try:
+        token = own_switch.token_of(folder, "")
+        sock, status = inner.request(folder, SECONDS, "status", account=token)
+        sock.close()
+    except (errors.NebulaError, OSError) as error:
+        return [Check("switch", WRONG, str(error))]
+    number = status["revocations"]
+    checks = [Check("switch", FINE, f"runs, with revocation list {number}")]
+    for each in status["lines"]:
+        since = checkup.duration(datetime.timedelta(seconds=each["seconds"]))
+        waiting = len(each["waiting"])
+        text = f"for {since}, {each['streams']} streams, {waiting} of them wait"
+        checks.append(Check(f"line to {each['lab']}", FINE, text))
+    if not status["lines"]:
+        checks.append(_no_line(folder))
+    for each in status["refusals"]:
+        what = f"{each['cluster']} of job {each['job']}"
+        checks.append(Check(what, WRONG, f"is refused: {each['why']}"))
+    return checks
+
+
+def _no_line(folder: federation.Folder) -> Check:
+    if folder.load().authority:
+        text = "none: is the other switch running? nebula doctor --peer HOST:PORT"
+        return Check("lines", WRONG, text)
+    text = "none: no other lab has connected yet (nebula invite)"
+    return Check("lines", UNCLEAR, text)
+
+
+def reach(folder: federation.Folder, address: tuple[str, int]) -> list[Check]:
+    """Checks the way to the switch of another lab."""
+    what = f"{address[0]}:{address[1]}"
+    began = time.monotonic()
+    try:
+        sock = socket.create_connection(address, SECONDS)
+    except OSError as error:
+        return [Check(what, WRONG, _unreachable(error))]
+    connected = time.monotonic() - began
+    with sock:
+        checks = [Check(what, FINE, f"answers after {1e3 * connected:.1f} ms (TCP)")]
+        checks += _packets(what, sock)
+        try:
+            checks += _handshake(folder, what, sock)
+        except (errors.NebulaError, OSError) as error:
+            checks.append(Check(what, WRONG, _no_handshake(error)))
+    return checks
+
+
+def _unreachable(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"no machine has this name: {error.strerror}"
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            "nothing listens there: run nebula switch --listen at that lab, or correct"
+            " the port"
+        )
+    if isinstance(error, TimeoutError):
+        return (
+            f"no answer in {SECONDS:.0f} s: a firewall drops it, or the machine is off;"
+            " let the port through, or dial from the other side"
+        )
+    return f"cannot be reached: {error.strerror or error}"
+
+
+def _no_handshake(error: Exception) -> str:
+    reason = peer_tls.reason_of(error)
+    if isinstance(error, TimeoutError):
+        return f"no TLS in {SECONDS:.0f} s: something else listens there"
+    return f"no TLS with it ({reason}): {error}"
+
+
+def _packets(what: str, sock: socket.socket) -> list[Check]:
+    """Checks the size of packets on the way, as far as the kernel has found out."""
+    is_six = sock.family == socket.AF_INET6
+    level, option = (
+        (socket.IPPROTO_IPV6, IPV6_MTU) if is_six else (socket.IPPROTO_IP, IP_MTU)
+    )
+    try:
+        mtu = sock.getsockopt(level, option)
+    except OSError:
+        return [Check(f"{what} MTU", UNCLEAR, "this system does not report it")]
+    if mtu < LEAST_MTU:
+        text = f"{mtu} bytes are little: look at the tunnel or VPN on the way"
+        return [Check(f"{what} MTU", WRONG, text)]
+    return [Check(f"{what} MTU", FINE, f"{mtu} bytes")]
+
+
+def _handshake(
+    folder: federation.Folder, what: str, sock: socket.socket
+) -> list[Check]:
+    """Shakes hands without a certificate; finds out whose switch it is, and how fast.
+
+    Raises:
+      errors.NebulaError: if its certificate must not be used.
+      OSError: if there is no handshake.
+    """
+    authority = member.pinned_authority(folder)
+    pem = authority.public_bytes(serialization.Encoding.PEM)
+    context, issuer = peer_tls.joining_context(pem, folder.load().fingerprint)
+    context.check_hostname = False  # whichever lab's it is
+    sock.settimeout(SECONDS)
+    began = time.monotonic()
+    with context.wrap_socket(sock) as secure:
+        took = time.monotonic() - began
+        peer = peer_tls.check_peer(secure.getpeercert(True), folder)
+        left = checkup.duration(peer.end - federation.utc_now())
+        name = federation.dns_name(peer.lab, peer.role)
+        text = f"TLS after {1e3 * took:.1f} ms, certificate of {name}, for {left} more"
+        if peer.role != "switch":
+            return [Check(what, WRONG, f"{text}: no switch answers there")]
+        checks = [Check(what, FINE, text)]
+        if peer.lab == issuer:
+            checks.append(_rate(what, secure))
+        else:
+            checks.append(_round_trip(what, secure))
+    return checks
+
+
+def _round_trip(what: str, sock: ssl.SSLSocket) -> Check:
+    found = tcp_info.read(sock)
+    if found is None or not found.round_trip:
+        return Check(f"{what} rate", UNCLEAR, "this system does not measure it")
+    text = f"round trip {1e3 * found.round_trip:.1f} ms (kernel); rate not tried"
+    return Check(f"{what} rate", UNCLEAR, text)
+
+
+def _rate(what: str, sock: ssl.SSLSocket) -> Check:
+    """Sends the authority's switch a long request, and looks how fast it went.
+
+    That is a lower bound: so few bytes do not fill a fast line. The kernel's rate is
+    that of the last packets, which may have gone in a burst.
+    """
+    request = {"op": "authority", "padding": " " * PADDING_BYTES}
+    began = time.monotonic()
+    try:
+        sock.sendall(json.dumps(request).encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n") and len(answer) < joining.MOST_BYTES:
+            if not (more := sock.recv(1 << 16)):
+                break
+            answer += more
+        took = time.monotonic() - began
+        messages.field(messages.read_object(answer), "authority", str)
+    except (errors.NebulaError, OSError) as error:
+        reason = f"{PADDING_BYTES // 1000} kB were not answered: {error}"
+        return Check(f"{what} rate", WRONG, reason)
+    least = 8 * PADDING_BYTES / took
+    text = (
+        f"at least {least / 1e6:.1f} Mbit/s to it: {PADDING_BYTES // 1000} kB were"
+        f" answered after {1e3 * took:.1f} ms"
+    )
+    found = tcp_info.read(sock)
+    if found is not None:
+        text += f"; round trip {1e3 * found.round_trip:.1f} ms, {found.resent} resent"
+        if found.rate:
+            text += f", {8 * found.rate / 1e6:.1f} Mbit/s by the kernel's measurement"
+    return Check(f"{what} rate", FINE, text)

@@ -1,0 +1,218 @@
+"""Attacks on the hidden states H^E, for each codec and each depth of the cut.
+
+An attacker gets the hidden states of all rows. Of its own ones it has the text as well,
+and with these it trains; the others it attacks. The worst case for the source cluster:
+an attacker who has the adapters too, as the other side of a finished translator does,
+can make such pairs of any text. (`public` is one who has not.)
+
+N rows, L length, D width, V pieces.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nebula_jax.evaluation import leakage
+from scripts.leaks import victim as victims
+from scripts.leaks.line import Line
+
+nearest_by_position = jax.jit(jax.vmap(leakage.nearest, (1, 0), 1))
+"""(hidden states [N, L, D], tables [L, V, D]) -> guesses [N, L, G]."""
+
+
+class Training(NamedTuple):
+    """The training of an inverter.
+
+    steps: of Adam.
+    batch: tokens of a step.
+    """
+
+    steps: int = leakage.STEPS
+    batch: int = leakage.BATCH
+
+
+def attack(
+    rows: victims.Rows,
+    tables: victims.Tables,
+    sides: victims.Sides,
+    attacked: np.ndarray,
+    own: np.ndarray,
+    seed: int,
+    training: Training,
+) -> dict[str, Any]:
+    """Attacks hidden states as one attacker.
+
+    Args:
+      rows: of the source side.
+      tables: public embeddings.
+      sides: the attacker's rows.
+      attacked: [N, L, D] float32, as they were received, of which it attacks some.
+      own: [N, L, D] float32, of which it trains with others.
+      seed: of the inverter.
+      training: of the inverter.
+
+    Returns:
+      nearest, inversion: each a `leakage.Recovery`, as a dict.
+    """
+    is_text, labels = _text(rows, sides.attacked)
+    is_own_text, own_labels = _text(rows, sides.own)
+    near = nearest_by_position(attacked[sides.attacked], tables.by_position)
+    inverter = leakage.fit_inverter(
+        own[sides.own][is_own_text],
+        own_labels,
+        tables.embeddings,
+        jax.random.key(seed),
+        **training._asdict(),
+    )
+    inverted = leakage.invert(
+        inverter, attacked[sides.attacked][is_text], tables.embeddings
+    )
+    near, inverted = jax.device_get((near, inverted))
+    return {
+        "nearest": leakage.recovery(near[is_text], labels)._asdict(),
+        "inversion": leakage.recovery(inverted, labels)._asdict(),
+    }
+
+
+def nearest_of_all(
+    rows: victims.Rows,
+    sides: Sequence[victims.Sides],
+    received: np.ndarray,
+    tables: Callable[[int], jax.Array],
+) -> list[dict[str, float]]:
+    """Repeats the attack by the nearest embedding with all pieces of the tokenizer.
+
+    Args:
+      rows: of the source side.
+      sides: of each attacker.
+      received: [N, L, D] float32.
+      tables: from `victim.every_piece`.
+
+    Returns:
+      A `leakage.Recovery` for each attacker, as a dict.
+    """
+    ids = rows.kept[rows.ids]
+    guesses: list[list[np.ndarray]] = [[] for _ in sides]
+    for position in range(ids.shape[1]):
+        table = tables(position)
+        for found, side in zip(guesses, sides, strict=True):
+            vectors = received[side.attacked, position]
+            found.append(jax.device_get(leakage.nearest(vectors, table)))
+    scores = []
+    for found, side in zip(guesses, sides, strict=True):
+        is_text, _ = _text(rows, side.attacked)
+        near = np.stack(found, axis=1)[is_text]
+        scores.append(leakage.recovery(near, ids[side.attacked][is_text])._asdict())
+    return scores
+
+
+def _text(rows: victims.Rows, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the chosen rows have text, [n, L] bool, and its pieces, [t]."""
+    pieces = rows.pieces[chosen]
+    is_text = pieces != victims.NO_PIECE
+    return is_text, pieces[is_text]
+
+
+def baseline(rows: victims.Rows, sides: victims.Sides) -> dict[str, Any]:
+    """Returns what an attacker's own text alone gives, and its size.
+
+    Returns:
+      most_frequent, unigram: of `leakage.chance`. seen: share of the attacked tokens
+      whose piece the attacker's own text has. tokens, own_tokens: how many there are.
+    """
+    _, labels = _text(rows, sides.attacked)
+    _, own = _text(rows, sides.own)
+    chance = leakage.chance(own, labels, len(rows.candidates))
+    return {
+        "most_frequent": chance.most_frequent._asdict(),
+        "unigram": chance.unigram,
+        "seen": float(np.isin(labels, own).mean()),
+        "tokens": len(labels),
+        "own_tokens": len(own),
+    }
+
+
+class Attacks:
+    """The attacks on one model; what several codecs leave alike is attacked once."""
+
+    def __init__(
+        self,
+        rows: victims.Rows,
+        tables: victims.Tables,
+        sides: Mapping[int, victims.Sides],
+        training: Training,
+    ) -> None:
+        """Prepares them.
+
+        Args:
+          rows: of the source side.
+          tables: public embeddings.
+          sides: seed -> rows of the attacker with this seed.
+          training: of the inverters.
+        """
+        self._rows, self._tables, self._sides = rows, tables, sides
+        self._training = training
+        self._done: dict[str, list[dict[str, Any]]] = {}
+
+    def run(
+        self, received: np.ndarray, own: np.ndarray | None = None
+    ) -> dict[str, Any]:
+        """Attacks hidden states with every seed.
+
+        Args:
+          received: [N, L, D] float32.
+          own: [N, L, D] float32, what the attackers train with, if it is not that.
+
+        Returns:
+          nearest, inversion: a list of their figures, one for each seed.
+        """
+        own = received if own is None else own
+        digest = hashlib.sha256()
+        for each in (received, own):
+            digest.update(each[self._rows.mask].tobytes())
+        key = digest.hexdigest()
+        if key not in self._done:
+            self._done[key] = [
+                attack(
+                    *(self._rows, self._tables, sides, received, own),
+                    *(seed, self._training),
+                )
+                for seed, sides in self._sides.items()
+            ]
+        found = self._done[key]
+        return {name: [each[name] for each in found] for name in found[0]}
+
+
+def by_codec(
+    attacks: Attacks,
+    encode: victims.Encode,
+    mask: np.ndarray,
+    depths: Sequence[int],
+    lines: Mapping[str, Line],
+    report: Callable[[str], Any],
+) -> dict[str, list[dict[str, Any]]]:
+    """Attacks what every codec leaves of the hidden states after each depth.
+
+    Args:
+      attacks: on the model.
+      encode: of the model.
+      mask: [N, L] bool.
+      depths: layers before the cut.
+      lines: codec -> its channel.
+      report: called with each codec and depth that is done.
+
+    Returns:
+      Codec -> for each depth: depth, ratio, and the figures of `Attacks.run`.
+    """
+    found: dict[str, list[dict[str, Any]]] = {codec: [] for codec in lines}
+    for depth in depths:
+        hidden = encode(depth)
+        for codec, line in lines.items():
+            received = line.send(hidden, mask)
+            figures = attacks.run(received.arrays)
+            found[codec].append({"depth": depth, "ratio": received.ratio, **figures})
+            report(f"{codec}, cut after {depth} layers")
+    return found

@@ -1,0 +1,200 @@
+"""The leak meter's record in Markdown."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nebula_jax.runtime import report
+
+NOTHING = report.NOTHING
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders the record of `leakage`."""
+    return report.join(
+        report.heading(result, report.seeds(result)),
+        _text(result),
+        _codecs(result),
+        _others(result),
+        _gradients(result),
+        _span(result),
+        _word_indices(result["word_indices"]),
+    )
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    found = result["baseline"]
+
+    def share(*path: str) -> str:
+        values = []
+        for each in found:
+            for name in path:
+                each = each[name]
+            values.append(each)
+        return f"{100 * statistics.fmean(values):.1f} %"
+
+    own = statistics.fmean(each["own_tokens"] for each in found)
+    return (
+        f"Shares of tokens, in percent. Each seed's attacker attacks"
+        f" {result['attacked']} of {result['pairs']:,} sentences; the others, but for"
+        f" those that equal one of these, are its own text, {own:,.0f} tokens. It"
+        f" chooses among {result['candidates']:,} pieces, those of all these sentences;"
+        f" {share('seen')} of the attacked tokens are of pieces that occur in its own"
+        f" text. Guesses: the most frequent piece is right for"
+        f" {share('most_frequent', 'first')}, one of the five most frequent for"
+        f" {share('most_frequent', 'among')}, drawing by frequency for"
+        f" {share('unigram')}."
+    )
+
+
+def _codecs(result: Mapping[str, Any]) -> str:
+    """Renders codecs in rows, and depths in columns."""
+    if not result["rows"]:
+        return ""
+    depths = [each["depth"] for each in result["rows"][0]["depths"]]
+    rows = []
+    for row in result["rows"]:
+        last = row["depths"][-1]
+        rows.append(
+            [
+                row["name"],
+                f"`{row['codec']}`",
+                f"{last['ratio']:.3f}",
+                _spread(row["bleu"], ".2f"),
+                *(_share(each["nearest"]) for each in row["depths"]),
+                *(_share(each["inversion"]) for each in row["depths"]),
+                _share(last["inversion"], "among"),
+            ]
+        )
+    header = [
+        *("H^E through", "forward codec", "bytes", "BLEU"),
+        *(f"nearest, {depth}" for depth in depths),
+        *(f"trained, {depth}" for depth in depths),
+        f"among five, {depths[-1]}",
+    ]
+    alignment = "ll" + "r" * (len(header) - 2)
+    return report.join(
+        "Tokens recovered from H^E, after so many layers of PLM-S with their trained"
+        " adapters:",
+        report.table(header, rows, alignment),
+    )
+
+
+def _others(result: Mapping[str, Any]) -> str:
+    """Renders other attackers at the cut, and deeper cuts."""
+    everything, layers = result["all_pieces"], result["layers"]
+    rows = [
+        [
+            "`identity`",
+            f"{layers} of {layers}",
+            f"chooses among all {everything['pieces']:,} pieces",
+            _share(everything["nearest"]),
+            *[NOTHING] * 2,
+        ]
+    ]
+    rows += [
+        [
+            f"`{each['codec']}`",
+            f"{each['depth']} of {count}",
+            who,
+            _share(each["nearest"]),
+            _share(each["inversion"]),
+            _share(each["inversion"], "among"),
+        ]
+        for name, count, who in (
+            ("public", layers, "trained without the adapters"),
+            ("deeper", result["all_layers"], "a model that has no adapters"),
+        )
+        for each in result[name]
+    ]
+    header = ["codec", "layers", "attacker", "nearest", "trained", "among five"]
+    return report.join(
+        "The same of other attackers, and deeper in PLM-S:",
+        report.table(header, rows, "lllrrr"),
+    )
+
+
+def _gradients(result: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            each["what"],
+            f"`{each['codec']}`" if each["codec"] else NOTHING,
+            _spread(each["average_precision"], ".3f"),
+            _spread([100 * value for value in each["recovered"]], ".1f"),
+        ]
+        for each in result["gradients"]
+    ]
+    header = ["a linear probe of", "backward codec", "average precision", "recovered"]
+    if not rows:
+        return ""
+    return report.join(
+        "The pieces of the target sentence Y, from the gradient in H^E. *Recovered* is"
+        " the share of a sentence's pieces among as many best guesses, in percent:",
+        report.table(header, rows, "llrr"),
+    )
+
+
+def _span(result: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            str(each["rows"]),
+            str(each["positions"]),
+            _mean(each["inputs"], ".0f"),
+            f"{_mean(each['rank'], '.0f')} of {each['width']}",
+            _share(each["recall"]),
+            _share(each["precision"]),
+            _share(each["pieces"]),
+        ]
+        for each in result["span"]
+    ]
+    header = [
+        *("rows", "positions", "different tokens", "rank", "recovered"),
+        *("right of those accepted", "and of their pieces"),
+    ]
+    if not rows:
+        return ""
+    return report.join(
+        "The tokens of a batch, from the gradient of the first layer's query"
+        " projection, as a local step would send it (the span test of DAGER). It"
+        " accepts pieces at other positions too, where those in the batch share some:",
+        report.table(header, rows, "r" * len(header)),
+    )
+
+
+def _word_indices(found: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            f"`{found['codec']}`",
+            f"{found['ratio']:.3f}",
+            f"{100 * found['masked']:.1f}",
+            f"{100 * found['corrupted']:.1f}",
+            f"{100 * found['original']:.1f}",
+        ]
+    ]
+    header = ["M3's Tokens", "bytes", "masked", "corrupted text", "original text"]
+    return report.join(
+        "M3 sends word indices, which are the corrupted text, and the originals of"
+        f" masked positions. Restored of {found['tokens']:,} tokens, without any"
+        " attack:",
+        report.table(header, rows),
+    )
+
+
+def _share(values: Sequence[Any], name: str = "first") -> str:
+    """Renders shares, or those of that name in several recoveries, in percent."""
+    shares = [each[name] if isinstance(each, Mapping) else each for each in values]
+    return _spread([100 * share for share in shares], ".1f")
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    return f"{statistics.fmean(values):{form}}"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """Renders a mean with its standard deviation."""
+    if not values:
+        return NOTHING
+    mean = _mean(values, form)
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):{form}}"

@@ -1,0 +1,283 @@
+"""The run that is attacked: both sides of an ABNet after training, and their text.
+
+N training pairs, L source length, Q target length, D width of PLM-S, V pieces.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import configuration, translate
+from experiments.abnet import config as abnet_config
+from experiments.abnet import data, models, whole
+from nebula_jax import files
+from nebula_jax.data import length_buckets
+from nebula_jax.models import abnet, pretrained, transformer
+from nebula_jax.training import partition
+from scripts.tables import abnet as abnet_runs
+from scripts.tables import config
+from scripts.tables import runs as table_runs
+
+NO_PIECE = -1
+ROWS = 256  # that are encoded at once
+
+Encode = Callable[[int], np.ndarray]
+"""Layers before the cut -> the hidden states of all source rows, [N, L, D] float32."""
+
+
+class Rows(NamedTuple):
+    """The source rows, and the pieces that an attacker looks for.
+
+    ids: [N, L] int32, padded; numbers of `kept`, so that tables are small.
+    mask: [N, L] bool, false at padding. It crosses too.
+    pieces: [N, L] int32, the number of each token among `candidates`; NO_PIECE at
+      padding and special tokens, which are not counted.
+    candidates: [V] int32, ids of all pieces of these rows, ascending.
+    kept: [K] int32, the tokenizer's ids of all tokens of these rows, ascending.
+    """
+
+    ids: np.ndarray
+    mask: np.ndarray
+    pieces: np.ndarray
+    candidates: np.ndarray
+    kept: np.ndarray
+
+
+class Victim(NamedTuple):
+    """The two sides of a run.
+
+    run: its configuration.
+    both: models and text of both sides.
+    params: all parameters of source and target, after training. Of PLM-S's table there
+      are the rows that the text has.
+    model: PLM-S alone, likewise; this much is public.
+    rows: of the source side.
+    targets: [N, Q] int32, rows of the target side, padded.
+    """
+
+    run: abnet_config.Run
+    both: whole.Both
+    params: tuple[Any, Any]
+    model: pretrained.Pretrained
+    rows: Rows
+    targets: np.ndarray
+
+
+def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
+    """Trains what is attacked, unless that was done before; returns its folder.
+
+    The codecs have no part in it, which are compared on one and the same model.
+
+    Args:
+      table: its folder gets `run`.
+      flagfile: of the run.
+    """
+    arguments = [*table.arguments(flagfile), "--cluster=whole", "--seed=0"]
+    arguments += ["--bleu_sentences=1"]  # Table 5 has the BLEU
+    # What was trained with other flags is another victim.
+    settings = [arguments[1:], table_runs.settings(flagfile)]
+    workdir = table.workdir / f"run-{files.digest_of(settings)}"
+    if not (workdir / "summary.json").is_file():
+        workdir.mkdir(parents=True, exist_ok=True)
+        table_runs.start(abnet_runs.run("train_abnet", arguments), workdir)
+    return workdir
+
+
+def load(workdir: pathlib.Path) -> Victim:
+    """Reads what `train` left.
+
+    Raises:
+      errors.NebulaError: if it has no checkpoint.
+    """
+    configuration.parse_run(str(workdir), "train_abnet")
+    run = abnet_config.from_flags()
+    trained, _ = translate.trained_params(workdir, None)
+    return assemble(run, data.split(run), trained)
+
+
+def assemble(
+    run: abnet_config.Run, folders: whole.Folders, trained: Sequence[Any] | None = None
+) -> Victim:
+    """Puts together a run's models, its text and what was trained.
+
+    Args:
+      run: that is attacked.
+      folders: text of source and target.
+      trained: parameters of the two sides; those at step 0 if None.
+    """
+    both = whole.load(run, folders)
+    if trained is None:
+        trained = [half.fresh.init().params for half in both.halves]
+    source, target = (
+        partition.merge(jax.device_put(new), half.frozen)
+        for new, half in zip(trained, both.halves, strict=True)
+    )
+    longest = run.agreed.length_buckets[-1]
+    ids, targets = (
+        text.train.rows(np.arange(len(text.train)), longest, text.tokenizer.special.pad)
+        for text in both.texts
+    )
+    rows = rows_of(ids, both.plms[0].tokenizer.special)
+    model = pretrained.select_rows(both.plms[0].model, rows.kept)
+    embeddings = source["embeddings"]
+    table = {"embedding": embeddings["word_embeddings"]["embedding"][rows.kept]}
+    source |= {"embeddings": embeddings | {"word_embeddings": table}}
+    return Victim(run, both, (source, target), model, rows, targets)
+
+
+def rows_of(ids: np.ndarray, special: Any) -> Rows:
+    """Numbers the pieces of padded rows.
+
+    Args:
+      ids: [N, L] int32.
+      special: `tokenizers.SpecialTokens` of their tokenizer.
+    """
+    kept, numbers = np.unique(ids, return_inverse=True)
+    numbers = numbers.reshape(ids.shape).astype(np.int32)
+    is_text = ~special.contains(ids)
+    candidates, places = np.unique(numbers[is_text], return_inverse=True)
+    pieces = np.full(ids.shape, NO_PIECE, np.int32)
+    pieces[is_text] = places
+    return Rows(numbers, ids != special.pad, pieces, candidates, kept)
+
+
+class Sides(NamedTuple):
+    """The rows that one attacker attacks, and those that are its own.
+
+    attacked: [A] int64, numbers of rows.
+    own: [M] int64, likewise; no row equals one that is attacked.
+    """
+
+    attacked: np.ndarray
+    own: np.ndarray
+
+
+def sides(rows: Rows, seed: int, attacked: int) -> Sides:
+    """Draws the rows that an attacker attacks; all others are its own text.
+
+    Args:
+      rows: of the source side.
+      seed: of the attacker.
+      attacked: A.
+    """
+    order = length_buckets.shuffled(len(rows.ids), seed)
+    chosen = order[:attacked]
+    same = {rows.ids[number].tobytes() for number in chosen}
+    own = [each for each in order[attacked:] if rows.ids[each].tobytes() not in same]
+    return Sides(chosen, np.asarray(own))
+
+
+def with_adapters(victim: Victim) -> Encode:
+    """Returns H^E as the source cluster computes it, cut after any of its layers."""
+    shape = victim.both.halves[0].task.config
+
+    size = len(victim.rows.kept)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def encode(layers: int, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        plm = dataclasses.replace(shape.source, layers=layers, vocab_size=size)
+        cut = dataclasses.replace(shape, source=plm)
+        return abnet.encode(cut, params, ids, mask).hidden
+
+    return lambda layers: _in_parts(
+        functools.partial(encode, layers, victim.params[0]), victim.rows
+    )
+
+
+def without_adapters(model: pretrained.Pretrained, rows: Rows) -> Encode:
+    """Returns the hidden states of PLM-S alone, which everybody can compute.
+
+    Args:
+      model: with the rows of its table that the text has.
+      rows: text.
+    """
+    params = jax.device_put(
+        {part: model.params[part] for part in ("embeddings", "encoder")}
+    )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def encode(layers: int, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+        shape = dataclasses.replace(model.config, layers=layers)
+        hidden = transformer.Embeddings(shape).apply(
+            {"params": params["embeddings"]}, ids, True
+        )
+        return transformer.Encoder(shape).apply(
+            {"params": params["encoder"]}, hidden, mask, True
+        )
+
+    return lambda layers: _in_parts(functools.partial(encode, layers, params), rows)
+
+
+def _in_parts(
+    encode: Callable[[jax.Array, jax.Array], jax.Array], rows: Rows
+) -> np.ndarray:
+    """Encodes all rows, ROWS at once; the last part repeats its last row."""
+    count = min(ROWS, len(rows.ids))
+    parts = []
+    for start in range(0, len(rows.ids), count):
+        ids, mask = (
+            np.pad(
+                part[start : start + count],
+                ((0, max(0, start + count - len(part))), (0, 0)),
+                mode="edge",
+            )
+            for part in (rows.ids, rows.mask)
+        )
+        parts.append(jax.device_get(encode(ids, mask)))
+    return np.concatenate(parts)[: len(rows.ids)]
+
+
+def whole_plm(victim: Victim) -> pretrained.Pretrained:
+    """Reads PLM-S with all of its layers, of which a run may use the first alone."""
+    folder = models.folder_of(victim.run.local, victim.run.local.source_model)
+    model = models.load(victim.run, folder).model
+    return pretrained.select_rows(model, victim.rows.kept)
+
+
+class Tables(NamedTuple):
+    """The public embeddings of the candidates.
+
+    embeddings: [V, E] float32, rows of the model's table.
+    by_position: [L, V, D] float32, what its first layer would get at each position.
+    """
+
+    embeddings: jax.Array
+    by_position: jax.Array
+
+
+def tables(model: pretrained.Pretrained, rows: Rows) -> Tables:
+    """Looks up the candidates in PLM-S."""
+    length, params = rows.ids.shape[1], model.params["embeddings"]
+
+    @jax.jit
+    def embed(params: Any, ids: jax.Array) -> jax.Array:
+        repeated = jnp.broadcast_to(ids[:, None], (len(ids), length))
+        embeddings = transformer.Embeddings(model.config)
+        return embeddings.apply({"params": params}, repeated, True).swapaxes(0, 1)
+
+    table = params["word_embeddings"]["embedding"][rows.candidates]
+    return Tables(jnp.asarray(table), embed(params, rows.candidates))
+
+
+def every_piece(model: pretrained.Pretrained) -> Callable[[int], jax.Array]:
+    """Returns a function of a position: the embeddings of all pieces there.
+
+    Args:
+      model: PLM-S with its whole table.
+    """
+    params = jax.device_put(model.params["embeddings"])
+
+    @jax.jit
+    def embed(params: Any, position: jax.Array) -> jax.Array:
+        ids = jnp.arange(model.config.vocab_size)[:, None]
+        return transformer.Embeddings(model.config).apply(
+            {"params": params}, ids, True, first_position=position
+        )[:, 0]
+
+    return lambda position: embed(params, position)

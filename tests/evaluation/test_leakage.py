@@ -1,0 +1,223 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codecs
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.evaluation import leakage
+from nebula_jax.models import transformer
+from nebula_jax.training import m3
+
+# N vectors, D width, V pieces, L length, B rows.
+V, D, L, LAYERS = 60, 32, 8, 2
+
+PLM = transformer.Config(
+    vocab_size=V, layers=LAYERS, width=D, heads=4, feed_forward=64, max_length=16
+)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Random weights as large as trained ones: tokens differ, and layers mix them."""
+    ids, mask = jnp.zeros((1, L), jnp.int32), jnp.ones((1, L), bool)
+    hidden = jnp.zeros((1, L, D))
+    parts = {
+        "embeddings": transformer.Embeddings(PLM).init(jax.random.key(0), ids, True),
+        "encoder": transformer.Encoder(PLM).init(jax.random.key(1), hidden, mask, True),
+    }
+    random = np.random.RandomState(0)
+    return {
+        name: jax.tree.map(
+            lambda leaf: np.float32(leaf + 0.2 * random.randn(*leaf.shape)),
+            part["params"],
+        )
+        for name, part in parts.items()
+    }
+
+
+def text(rows, length=L, seed=0):
+    return np.random.RandomState(seed).randint(0, V, (rows, length)).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def encode(layers, params, ids):
+    hidden = transformer.Embeddings(PLM).apply(
+        {"params": params["embeddings"]}, ids, True
+    )
+    config = transformer.Config(**{**vars(PLM), "layers": layers})
+    return transformer.Encoder(config).apply(
+        {"params": params["encoder"]}, hidden, jnp.ones(ids.shape, bool), True
+    )
+
+
+@jax.jit
+def by_position(params):
+    """[L, V, D], the embedding of every piece at every position."""
+    ids = jnp.broadcast_to(jnp.arange(V)[:, None], (V, L))
+    hidden = transformer.Embeddings(PLM).apply(
+        {"params": params["embeddings"]}, ids, True
+    )
+    return hidden.swapaxes(0, 1)
+
+
+def test_without_layers_and_codec_the_nearest_embedding_is_every_token(params):
+    ids = text(20)
+    hidden, tables = encode(0, params, ids), by_position(params)
+    for position in range(L):
+        guesses = jax.device_get(leakage.nearest(hidden[:, position], tables[position]))
+        assert leakage.recovery(guesses, ids[:, position]) == (1.0, 1.0)
+
+
+def test_noise_is_recovered_at_chance(params):
+    random = np.random.RandomState(1)
+    noise = random.randn(3000, D).astype(np.float32)
+    labels = random.randint(0, V, 3000).astype(np.int32)
+    table = np.asarray(by_position(params)[0])
+    inverter = leakage.fit_inverter(
+        noise[:2000], labels[:2000], table, jax.random.key(0), steps=20, batch=64
+    )
+    for guesses, truth in (
+        (leakage.nearest(noise, table), labels),
+        (leakage.invert(inverter, noise[2000:], table), labels[2000:]),
+    ):
+        found = leakage.recovery(jax.device_get(guesses), truth)
+        # 4 standard deviations of a guess.
+        for share, chance in zip(found, (1 / V, leakage.GUESSES / V), strict=True):
+            assert abs(share - chance) < 4 * (chance * (1 - chance) / len(truth)) ** 0.5
+
+
+def test_an_inverter_learns_a_rotation_that_the_nearest_embedding_cannot_undo(params):
+    random = np.random.RandomState(2)
+    table = np.asarray(by_position(params)[0])
+    rotation = np.linalg.qr(random.randn(D, D))[0].astype(np.float32)
+    labels = random.randint(0, V, 1500).astype(np.int32)
+    hidden = (table @ rotation)[labels] + 0.02 * random.randn(1500, D)
+    hidden = hidden.astype(np.float32)
+    inverter = leakage.fit_inverter(
+        hidden[:1000], labels[:1000], table, jax.random.key(0), steps=40, batch=64
+    )
+    guesses = jax.device_get(leakage.invert(inverter, hidden[1000:], table))
+    assert leakage.recovery(guesses, labels[1000:]).first == 1.0
+    guesses = jax.device_get(leakage.nearest(hidden[1000:], table))
+    assert leakage.recovery(guesses, labels[1000:]).first < 0.2
+
+
+def test_an_inverter_recovers_tokens_from_the_last_layer_beyond_chance(params):
+    own, attacked = text(250, seed=3), text(60, seed=4)
+    table = params["embeddings"]["word_embeddings"]["embedding"]
+    hidden = jax.device_get(encode(LAYERS, params, np.concatenate([own, attacked])))
+    before, after = np.split(hidden, [250])
+    inverter = leakage.fit_inverter(
+        before.reshape(-1, D), own.reshape(-1), table, jax.random.key(5), batch=128
+    )
+    guesses = leakage.invert(inverter, after.reshape(-1, D), table)
+    guesses, labels = jax.device_get(guesses), attacked.reshape(-1)
+    found = leakage.recovery(guesses, labels)
+    chance = leakage.chance(own.reshape(-1), labels, V).most_frequent
+    assert found.first > 8 * chance.first
+    assert found.among > 4 * chance.among
+
+
+def test_recovery_and_chance_by_hand():
+    guesses = np.asarray([[1, 2, 3, 4, 5], [2, 1, 3, 4, 5], [9, 8, 7, 6, 5]])
+    assert leakage.recovery(guesses, np.asarray([1, 1, 1])) == (1 / 3, 2 / 3)
+    own = np.asarray([0] * 5 + [1] * 3 + [2, 3, 4, 5])
+    chance = leakage.chance(own, np.asarray([0, 0, 1, 5]), 10)
+    assert chance.most_frequent == (0.5, 0.75)
+    assert chance.unigram == pytest.approx((5 + 5 + 3 + 1) / 12 / 4)
+
+
+def test_a_ridge_is_where_its_gradient_is_zero():
+    random = np.random.RandomState(0)
+    features, targets = random.randn(30, 5), random.randn(30, 3)
+    features, targets = features.astype(np.float32), targets.astype(np.float32)
+    weights = np.asarray(leakage.ridge(features, targets, 0.1))
+    shift = 0.1 * 30 * np.mean(features**2)
+    gradient = features.T @ (features @ weights - targets) + shift * weights
+    np.testing.assert_allclose(gradient, 0, atol=1e-4)  # float32
+
+
+def test_a_probe_is_a_ridge_and_falls_back_to_the_mean():
+    random = np.random.RandomState(0)
+    features = random.randn(60, 8).astype(np.float32)
+    targets = random.randn(60, 4).astype(np.float32) + 3
+    mean = targets[:40].mean(axis=0)
+    weights = leakage.ridge(features[:40], targets[:40] - mean[None], 0.1)
+    want = features[40:] @ np.asarray(weights) + mean
+    got = leakage.probe(features[:40], targets[:40], features[40:], 0.1)
+    np.testing.assert_allclose(got, want, atol=1e-4)  # float32
+    blind = leakage.probe(0 * features, targets, features[:1], 0.1)
+    np.testing.assert_allclose(blind[0], targets.mean(axis=0), atol=1e-4)
+
+
+def test_average_precision_by_hand():
+    scores = np.asarray([[0.9, 0.8, 0.7, 0.1], [0.9, 0.8, 0.7, 0.1]])
+    present = np.asarray([[True, False, True, False], [False, False, False, True]])
+    found = leakage.bag_recovery(scores, present)
+    assert found.average_precision == pytest.approx(((1 + 2 / 3) / 2 + 1 / 4) / 2)
+    assert found.recovered == pytest.approx(1 / 3)  # of three, one in its first places
+    best = leakage.bag_recovery(present.astype(float), present)
+    assert best == (1.0, 1.0)
+
+
+@jax.jit
+def query_gradient(params, ids):
+    """[D, D], of the first layer's query projection, as a local step has it."""
+    first = params["encoder"]["layer_0"]
+
+    def loss(kernel):
+        query = first["attention"]["query"] | {"kernel": kernel}
+        layer = first | {"attention": first["attention"] | {"query": query}}
+        changed = params | {"encoder": params["encoder"] | {"layer_0": layer}}
+        hidden = encode(LAYERS, changed, ids)
+        table = params["embeddings"]["word_embeddings"]["embedding"]
+        logits = jnp.einsum("bld,vd->blv", hidden, table)
+        of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], -1)
+        return -jnp.mean(of_label)
+
+    return jax.grad(loss)(first["attention"]["query"]["kernel"]).reshape(D, D)
+
+
+def test_the_span_test_recovers_a_batch_exactly_until_it_has_as_many_tokens_as_units(
+    params,
+):
+    tables = by_position(params)
+    for rows in (1, 2, 3, 4, 6):
+        # No token twice: where tokens meet at several positions, others seem to be
+        # there too, since embeddings of pieces and of positions are added.
+        ids = np.random.RandomState(rows).permutation(V)[: rows * L].reshape(rows, L)
+        present = np.zeros((L, V), bool)
+        present[np.broadcast_to(np.arange(L), ids.shape), ids] = True
+        gradient = query_gradient(params, ids.astype(np.int32))
+        found = leakage.span_test(gradient, tables, present)
+        if rows * L < D:
+            assert found == (rows * L, rows * L, 1.0, 1.0, 1.0), rows
+        else:
+            # Everything is in the span of D vectors: it accepts all, and shows nothing.
+            shares = present.mean(), present.any(axis=0).mean()
+            assert found == (rows * L, D, 1.0, *shares), rows
+
+
+M3 = m3.Config(PLM, PLM, steps=1)
+
+
+def test_what_m3_sends_is_the_text():
+    """Both the corrupted text, and with the originals of masked places all of it."""
+    length, pad = PLM.max_length, vocabularies.SPECIAL.pad
+    ids = text(8, length, seed=6) % (V - 5) + vocabularies.NUM_SPECIAL
+    ids[:, -3:] = pad
+    init = jax.jit(m3.init_generator, static_argnums=0)
+    corrupt = jax.jit(m3.corrupt, static_argnums=0)
+    tokens = corrupt(M3, init(M3, 0, 0).params, jax.random.key(1), ids)
+    codec = codecs.pack_ids(V)
+    arrived, _ = codec.decode(codec.encode(tokens, ())[0], ())
+    restored = jax.device_get(leakage.text_of(arrived))
+    real = ids != pad
+    assert leakage.equal_share(restored, ids, real) == 1.0
+    sent = jax.device_get(tokens)
+    assert leakage.equal_share(sent.input_ids, ids, real) < 1.0  # masks were filled in
+    assert sent.masked.any()
+    assert leakage.equal_share(ids + 1, ids, real) == 0.0

@@ -1,0 +1,185 @@
+"""Two labs from nothing to trained models: the commands of the README, over switches."""
+
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import psutil
+import pytest
+import ranked
+import tiny_runs
+import tiny_translations
+
+ROOT = pathlib.Path(__file__).parents[2]
+SECONDS = 60
+RUN = {"steps": 8, "checkpoint_every": 8}
+
+
+class Lab:
+    """A lab in a folder of its own, in which `nebula` is typed."""
+
+    def __init__(self, path):
+        path.mkdir()
+        self.path, self.folder = path, path / "federation"
+        self.secrets = []
+        self._environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "scripts.nebula", *arguments],
+            cwd=self.path,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def nebula(self, *arguments, given="", fails=False):
+        """Types a command; returns what it printed."""
+        process = self.start(*arguments)
+        output, _ = process.communicate(given, timeout=SECONDS)
+        assert bool(process.returncode) == fails, output
+        return output
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    """Two labs whose switches run; and the seconds from nothing to a line."""
+    began = time.monotonic()
+    path = tmp_path_factory.mktemp("labs")
+    s, t = Lab(path / "s"), Lab(path / "t")
+    where = f"127.0.0.1:{ranked.free_port()}"
+    assert "has founded a federation" in s.nebula("init", "--name", "lab-s")
+    invitation = s.nebula("invite", "lab-t", "--address", where)
+    switches = [s.start("switch", "--listen", where)]
+    try:
+        assert "the switch of lab-s runs" in switches[0].stdout.readline()
+        joined = t.nebula("join", where, "--name", "lab-t", given=invitation)
+        assert "has joined the federation" in joined
+        switches.append(t.start("switch", "--peer", where))
+        assert "the switch of lab-t runs" in switches[1].stdout.readline()
+        while "line to lab-t" not in s.nebula("status"):
+            assert time.monotonic() < began + SECONDS
+        assert time.monotonic() < began + SECONDS  # from nothing to a secure line
+        s.secrets.append(invitation.strip())
+        s.secrets += [(lab.folder / "owner.token").read_text().strip() for lab in (s, t)]
+        yield s, t
+    finally:
+        for each in switches:
+            each.terminate()
+        for each in switches:
+            output, _ = each.communicate(timeout=SECONDS)
+            assert each.returncode == 0, output
+            assert not any(secret in output for secret in s.secrets)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tiny_runs.Runs(tmp_path_factory.mktemp("m3"))
+
+
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory):
+    return tiny_translations.Translations(tmp_path_factory.mktemp("abnet"))
+
+
+def outputs_of(started):
+    """Waits for processes; their outputs, once all have ended well."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda each: each.communicate(timeout=200)[0], started))
+    assert not any(each.returncode for each in started), "\n".join(found)
+    return found
+
+
+def command_lines():
+    """What `ps` shows of every process of this machine."""
+    lines = []
+    for each in psutil.process_iter():
+        try:
+            lines.append(" ".join(each.cmdline()))
+        except psutil.Error:
+            continue
+    return "\n".join(lines)
+
+
+def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
+    labs, runs
+):
+    s, t = labs
+    status, output = runs.run(workdir="plain", **RUN)
+    assert status == 0, output
+    given = (runs.folder / "plain" / "run.flags").read_text().splitlines()
+    vocabulary = next(each for each in given if each.startswith("--vocabulary="))
+    common = RUN | {"workdir": "federated"}
+    started = [
+        runs.start(
+            vocabulary, cluster="discriminator", federation=t.folder, **common
+        ),
+        *(
+            runs.start(
+                vocabulary, cluster=f"generator:{k}", federation=s.folder, **common
+            )
+            for k in range(2)
+        ),
+    ]
+    time.sleep(1.0)
+    shown = command_lines()
+    assert "pretrain_m3" in shown
+    assert not any(secret in shown for secret in s.secrets)
+    for output in outputs_of(started):
+        assert not any(secret in output for secret in s.secrets)
+    for cluster in ("discriminator", "generator-0", "generator-1"):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state("federated", cluster, 8),
+            runs.state("plain", cluster, 8),
+        )
+
+
+def test_train_abnet_over_two_switches(labs, translations):
+    s, t = labs
+    more = {"workdir": "plain", "steps": 4, "checkpoint_every": 4, "eval_every": 4}
+    status, output = translations.run(**more)
+    assert status == 0, output
+    sides = {
+        name: next((translations.folder / "prepared").rglob(f"{name}"))
+        for name in ("source", "target")
+    }
+    common = more | {"workdir": "federated"}
+    started = [
+        translations.start(
+            cluster="target",
+            federation=t.folder,
+            side_dir=sides["target"],
+            **common,
+        ),
+        translations.start(
+            cluster="source",
+            federation=s.folder,
+            side_dir=sides["source"],
+            **common,
+        ),
+    ]
+    outputs_of(started)
+    for cluster in ("source", "target"):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            translations.state("federated", cluster, 4),
+            translations.state("plain", cluster, 4),
+        )
+
+
+def test_both_logs_verify_and_tell_the_story(labs):
+    for lab in labs:
+        assert "line to lab-" in lab.nebula("status")
+        assert "rotate" not in lab.nebula("rotate")
+        lab.nebula("audit", "verify")
+        story = lab.nebula("audit", "show")
+        assert "lab-t" in story
+        assert not any(secret in story for secret in labs[0].secrets)

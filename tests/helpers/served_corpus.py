@@ -1,0 +1,81 @@
+"""A corpus that a lab of `two_labs` serves from a thread, and the grants for it."""
+
+import contextlib
+import threading
+import time
+
+import tiny_runs
+
+from nebula_jax.data import language_mixture
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.runtime import data_service
+from nebula_jax.security import (
+    budgets,
+    data_access,
+    data_schema,
+    grant_meter,
+    grants,
+    identity,
+)
+
+HANDLE = "corpus-tiny"
+LENGTH = tiny_runs.TINY["max_length"]
+OPERATIONS = ("schema", "rows")
+
+
+def corpus(folder):
+    """A text folder and its vocabulary."""
+    text, pieces = tiny_runs.write_text(folder / "text"), folder / "v.model"
+    lines = language_mixture.vocabulary_lines(text, list(tiny_runs.SENTENCES), 0.3, 999)
+    vocabularies.train(lines, tiny_runs.TINY["vocab_size"], pieces)
+    return text, vocabularies.load(pieces)
+
+
+class Owner:
+    """A lab that has a corpus, and decides who reads it."""
+
+    def __init__(self, running, text, vocabulary):
+        self.folder = running.folder
+        self.identity = identity.Identity.open(self.folder.path)
+        self.account = self.identity.account_of(
+            self.identity.owner_token(), time.time()
+        )
+        provider = {
+            "text_folder": str(text),
+            "vocabulary": str(vocabulary.path),
+            "max_length": LENGTH,
+        }
+        schema = data_schema.Schema({"input_ids": "int32[]"}, 150, vocabulary.digest)
+        data_access.DataAccess(self.identity.store).register(
+            *(self.account, HANDLE, provider, schema, [{"input_ids": [5]}], time.time())
+        )
+
+    def grant(self, subject, operations=OPERATIONS, **budget):
+        budget = budgets.Budget(**budget or {"rows": 10**6})
+        return grants.Grants(self.identity.store).give(
+            *(self.account, subject, HANDLE, operations, budget, time.time())
+        )
+
+    def revoke(self, grant):
+        grants.Grants(self.identity.store).revoke(self.account, grant.number)
+
+    def used(self, grant):
+        """Rows and bytes of all uses of a grant."""
+        uses = grant_meter.Meter(self.identity.store).uses(grant.number)
+        return sum(use.rows for use in uses), sum(use.nbytes for use in uses)
+
+    @contextlib.contextmanager
+    def serving(self, **options):
+        """Serves the corpus from a thread; yields the lines that it logs."""
+        lines = []
+        options = {"log": lines.append, **options}
+        service = data_service.DataService(self.folder, HANDLE, **options)
+        thread = threading.Thread(target=service.run, daemon=True)
+        thread.start()
+        assert service.has_started.wait(20), lines
+        try:
+            yield lines
+        finally:
+            service.stop()
+            thread.join(20)
+            assert not thread.is_alive(), lines

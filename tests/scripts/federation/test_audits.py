@@ -1,0 +1,157 @@
+"""The commands about the audit log: its story, and what was done to it."""
+
+import shutil
+
+import nebula_command
+import pytest
+
+from nebula_jax.security import audit, witness
+
+PASSWORD = nebula_command.PASSWORD
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return nebula_command.Lab(tmp_path / "s")
+
+
+def other_log(path, *counts):
+    """The audit log of lab-t; it has counted bytes that lab-s has sent it."""
+    with audit.Log.open(path, "lab-t") as log:
+        for count in counts:
+            count_stream(log, "received", "lab-s", count)
+        log.sign_head()
+    return path
+
+
+def count_stream(log, direction, peer, count, frames=1):
+    what = {"direction": direction, "peer": peer, "bytes": count, "frames": frames}
+    log.append("stream", "ana", job="m3", stream="ab", kind="tokens", **what)
+
+
+def witnessed(lab, path):
+    """Has lab-s witness the log of lab-t as it is."""
+    seen = witness.Witness(lab.folder.audit, "lab-s")
+    with audit.Log.open(path, "lab-t") as log:
+        proof = (
+            log.consistency(size, log.head().size)
+            if (size := seen.size("lab-t"))
+            else []
+        )
+        seen.cosign("lab-t", log.checkpoint, proof, log.verifier)
+    seen.close()
+
+
+def alter(folder, old, new):
+    path = folder / "log.jsonl"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_the_log_reads_like_a_story(lab):
+    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    lab("account", "suspend", "ana")
+    lines = lab("audit", "show").out.splitlines()
+    assert len(lines) == 4
+    assert "founded lab lab-s" in lines[0]
+    assert lines[3].endswith("suspended account ana from active to suspended")
+    assert lab("audit", "show", "--last", "2").out.splitlines() == lines[2:]
+    assert lab("audit", "show", "--kind", "account").out.splitlines() == lines[1:]
+    one = ("audit", "show", "--kind", "account.add", "--last", "1")
+    assert lab(*one).out.splitlines() == [lines[1]]
+    assert lab("audit", "show", "--kind", "acc").out == ""
+    assert "one at least" in lab.fails("audit", "show", "--last", "0")
+
+
+def test_a_log_as_it_was_signed_is_in_order(lab):
+    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    assert lab("audit", "verify").out.endswith("3 entries, as they were signed\n")
+
+
+def test_every_change_is_covered_by_a_signature(lab):
+    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    with audit.Log.open(lab.folder.audit, "lab-s") as log:
+        assert log.checkpoint.splitlines()[1] == str(log.head().size) == "3"
+
+
+def test_the_first_bad_entry_is_named(lab):
+    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    alter(lab.folder.audit, '"name":"ana","role"', '"name":"eva","role"')
+    found = lab("audit", "verify", status=1)
+    assert found.out == "wrong: log.jsonl: entry 1 (line 2) was altered\n"
+    assert "account eva" in lab("audit", "show").out  # it can still be read
+
+
+def test_who_may_not_read_the_log_is_refused(lab):
+    lab.add("ana")
+    lab.add("ian", "auditor")
+    for command in ("show", "verify"):
+        assert f"may not do audit.{command}" in lab.fails(
+            *("audit", command, "--account", "ana")
+        )
+        lab("audit", command, "--account", "ian")
+
+
+def test_a_copy_is_verified_without_any_lab(lab, tmp_path):
+    shutil.copytree(lab.path, tmp_path / "copy", symlinks=True)
+    for folder in ("copy", "copy/audit"):
+        found = nebula_command.run(
+            *("audit", "verify", "--folder", tmp_path / folder),
+            *("--federation", tmp_path / "none"),
+        )
+        assert found.status == 0
+        assert "1 entries, as they were" in found.out
+        assert "held against itself alone" in found.out
+    assert lab("audit", "show", "--folder", tmp_path / "copy").out.count("\n") == 1
+    assert "there is no audit log" in lab.fails(
+        *("audit", "verify", "--folder", tmp_path)
+    )
+
+
+def test_a_copy_that_was_rolled_back_differs_from_what_was_witnessed(lab, tmp_path):
+    """Its own signatures hold: only who has seen more of it finds that out."""
+    log = other_log(tmp_path / "t", 100)
+    shutil.copytree(log, tmp_path / "old")
+    other_log(log, 200)
+    witnessed(lab, log)
+    of = ("audit", "verify", "--of", "lab-t", "--folder")
+    assert "held against 2 entries of lab-t" in lab(*of, log).out
+    assert lab("audit", "verify", "--folder", tmp_path / "old").status == 0
+    found = lab(*of, tmp_path / "old", status=1)
+    assert found.out.startswith("wrong: log.jsonl: entry 1 (line 2) are missing: ")
+    assert "it was rolled back" in found.out
+
+
+def test_a_log_that_was_written_anew_has_another_key(lab, tmp_path):
+    witnessed(lab, other_log(tmp_path / "t", 100))
+    found = lab(
+        *("audit", "verify", "--of", "lab-t"),
+        *("--folder", other_log(tmp_path / "anew", 999)),
+        status=1,
+    )
+    assert "not the public key of this log" in found.out
+
+
+def test_what_was_not_witnessed_cannot_be_held_against(lab, tmp_path):
+    log = other_log(tmp_path / "t", 100)
+    of = ("audit", "verify", "--folder", log, "--of")
+    assert "witnessed nothing of lab-u" in lab.fails(*of, "lab-u")
+    assert "is this lab" in lab.fails(*of, "lab-s")
+    assert "no lab's name" in lab.fails(*of, "../x")
+    assert "name the folder with a copy" in lab.fails(
+        "audit", "verify", "--of", "lab-t"
+    )
+
+
+def test_both_labs_have_counted_the_same_bytes_or_the_entry_is_named(lab, tmp_path):
+    log = other_log(tmp_path / "t", 100, 200)
+    with audit.Log.open(lab.folder.audit, "lab-s") as own:
+        count_stream(own, "sent", "lab-t", 300, frames=2)
+        own.sign_head()
+    found = lab("audit", "verify", "--peer_copy", log)
+    assert "both labs have counted the same bytes" in found.out
+    other_log(log, 5)
+    found = lab("audit", "verify", "--peer_copy", log, status=1)
+    assert "wrong: job m3, stream ab, tokens sent: 300 bytes" in found.out
+    assert "305 bytes in 3 frames there" in found.out

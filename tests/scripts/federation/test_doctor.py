@@ -1,0 +1,146 @@
+"""The command doctor: on a folder alone, and on two labs whose switches run."""
+
+import socket
+import threading
+
+import nebula_command
+import pytest
+import two_labs
+
+from scripts.federation import doctor
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return nebula_command.Lab(tmp_path / "s")
+
+
+@pytest.fixture
+def listening():
+    """An address where a thread takes connections and does `answer` with them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def examined(lab, *more):
+    path = lab.folder.path
+    return nebula_command.run("doctor", "--federation", path, *more)
+
+
+def where(address):
+    return f"{address[0]}:{address[1]}"
+
+
+def test_a_lab_without_a_switch_is_in_order_but_for_it(lab):
+    found = lab("doctor", status=1)
+    wrong = [line for line in found.out.splitlines() if not line.startswith("ok")]
+    assert wrong[0].startswith("wrong  switch: ")
+    assert "nebula switch" in wrong[0]
+    assert wrong[1:] == ["1 to look at"]
+    for what in ("certificate of the switch", "accounts", "audit log", "disk", "clock"):
+        assert f"\nok     {what}: " in found.out
+
+
+def test_without_a_lab_it_names_the_way_to_one(tmp_path):
+    found = nebula_command.run("doctor", "--federation", tmp_path / "none")
+    assert found.status == 1
+    assert "begin with `nebula init`" in found.out
+    assert found.out.endswith("1 to look at\n")
+
+
+def test_two_labs_that_are_connected_are_in_order(labs):
+    """The one that has joined looks where it joined; no line is cut by that."""
+    state = labs.t.switch.state
+    line = state.lines["lab-s"]
+    found = examined(labs.t)
+    assert found.status == 0, found
+    assert found.out.endswith("all is in order\n"), found
+    at = where(labs.s.address)
+    assert "ok     line to lab-s: for " in found.out
+    assert f"ok     {at}: answers after " in found.out
+    assert f"ok     {at} MTU: " in found.out
+    assert "certificate of lab-s, for 2" in found.out
+    assert f"ok     {at} rate: at least " in found.out
+    assert "ok     clock: this machine's was " in found.out
+    assert examined(labs.s).status == 0
+    assert state.lines["lab-s"] is line
+    assert not line.is_closed
+    assert labs.s.switch.state.lines["lab-t"].is_closed is False
+
+
+def test_no_token_is_printed(labs):
+    found = examined(labs.s).out + examined(labs.t).out
+    for each in (labs.s.folder, labs.t.folder):
+        assert (each.path / "owner.token").read_text().strip() not in found
+        assert each.running_switch.read_text() not in found
+
+
+def test_an_address_where_nothing_listens(labs, listening):
+    address = listening.getsockname()
+    listening.close()
+    found = examined(labs.s, "--peer", where(address))
+    assert found.status == 1
+    assert f"wrong  {where(address)}: nothing listens there: run nebula" in found.out
+
+
+def test_an_address_where_something_else_listens(labs, listening):
+    def answer():
+        sock, _ = listening.accept()
+        with sock:
+            sock.recv(1 << 12)
+            sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    found = examined(labs.s, "--peer", where(listening.getsockname()))
+    thread.join()
+    assert found.status == 1
+    assert ": no TLS with it (plaintext): " in found.out
+
+
+def test_an_address_that_does_not_answer(labs, listening, monkeypatch):
+    monkeypatch.setattr(doctor, "SECONDS", 0.3)
+    found = examined(labs.s, "--peer", where(listening.getsockname()))
+    assert found.status == 1
+    assert "something else listens there" in found.out
+
+
+def test_the_switch_of_another_federation_is_not_taken_for_ones_own(labs, tmp_path):
+    other = two_labs.Running(two_labs.found(tmp_path / "x"), listens=True)
+    try:
+        found = examined(labs.t, "--peer", where(other.address))
+    finally:
+        other.stop()
+    assert found.status == 1
+    assert "no TLS with it (unknown_authority)" in found.out
+
+
+def test_a_name_that_nobody_has(labs):
+    found = examined(labs.s, "--peer", "nobody.invalid:7070")
+    assert found.status == 1
+    assert "nobody.invalid:7070: no machine has" in found.out
+    assert nebula_command.run("doctor", "--peer", "x").status == 2
+
+
+def test_small_packets_are_reported():
+    class Sock:
+        family = socket.AF_INET
+
+        def __init__(self, mtu):
+            self.mtu = mtu
+
+        def getsockopt(self, level, option):
+            assert (level, option) == (socket.IPPROTO_IP, doctor.IP_MTU)
+            if not self.mtu:
+                raise OSError
+            return self.mtu
+
+    for mtu, state in ((1500, "ok"), (1279, "wrong"), (0, "note")):
+        (found,) = doctor._packets("x", Sock(mtu))
+        assert found.state == state

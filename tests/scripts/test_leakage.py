@@ -1,0 +1,333 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_tables
+import tiny_translations
+
+from experiments.abnet import data as abnet_data
+from experiments.abnet import target_model
+from nebula_jax import errors
+from nebula_jax.communication import selector
+from nebula_jax.data import tokenizers
+from nebula_jax.training import abnet as abnet_training
+from scripts import leakage, table5_compression
+from scripts.leaks import gradients, hidden, markdown, victim
+from scripts.leaks.line import Line
+from scripts.tables import runs as table_runs
+
+SETTINGS = {"max_pairs": "60"}
+SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=30)
+SIZES = leakage.Sizes(12, hidden.Training(steps=3, batch=8), (1, 12))
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """A tiny run at step 0, whose two sides this process holds."""
+    folder = tmp_path_factory.mktemp("leakage")
+    flags = tiny_translations.Translations(folder).flags() | {
+        "data_dir": folder / "alike",
+        "prepared_dir": folder / "prepared",
+        "pretrained_dir": folder / "pretrained",
+        "workdir": folder / "run",
+        "source_model": folder / "models" / "spanish",
+        "target_model": folder / "models" / "shallow_english",
+        "objective": "ar",
+        "length_buckets": "8",
+        "cluster": "whole",
+        "plm_dropout": 0.0,
+        "adapter_dropout": 0.0,
+    }
+    run = tiny_translations.run(**flags)
+    folders = abnet_data.split(run)
+    target_model.prepare(run, folders[1])
+    return victim.assemble(run, folders)
+
+
+def rows(*names):
+    found = leakage.chosen([], SETTINGS)
+    return [row for row in found if row.name in names]
+
+
+@pytest.fixture(scope="module")
+def found(attacked):
+    codecs = rows("baseline", "FP16(SVD(0.6))+INT8", "no padding")
+    table5 = {
+        "rows": [
+            {"name": "baseline", "forward": "identity", "bleu": [28.0, 29.0]},
+            {"name": "no padding", "forward": "another codec", "bleu": [1.0]},
+        ]
+    }
+    result = leakage.gather(attacked, codecs, table5, [0, 1], SIZES)
+    about = {
+        "command": "python -m scripts.leakage",
+        "commit": "abc123",
+        "hardware": {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"},
+        "seconds": 60.0,
+        "seeds": ["0", "1"],
+    }
+    return about | result
+
+
+def test_a_cut_is_after_thirds_of_the_layers():
+    assert leakage.thirds(12) == [0, 4, 8, 12]
+    assert leakage.thirds(3) == [0, 1, 2, 3]
+    assert leakage.thirds(1) == [0, 1]
+
+
+def test_every_forward_codec_of_table_5_is_attacked():
+    names = [row.forward for row in leakage.chosen([], SETTINGS)]
+    assert names == [row.forward for row in table5_compression.rows(SETTINGS)]
+    one = leakage.chosen(["delta"], SETTINGS)
+    assert [row.forward for row in one] == [names[-1]]
+    with pytest.raises(errors.SettingsError, match="--rows: no zip; there are basel"):
+        leakage.chosen(["zip"], SETTINGS)
+
+
+def test_without_a_layer_every_token_is_recovered(found):
+    """Between this and all layers only the depth differs, not the harness."""
+    for row in found["rows"]:
+        if row["codec"] in ("identity", "pack_tokens"):
+            first, *_ = row["depths"]
+            assert first["depth"] == 0
+            assert [each["first"] for each in first["nearest"]] == [1.0, 1.0]
+
+
+def test_among_all_pieces_of_the_tokenizer_too(attacked, found):
+    assert found["all_pieces"]["pieces"] > found["candidates"]
+    sides = [victim.sides(attacked.rows, 0, 12)]
+    tables = victim.every_piece(attacked.both.plms[0].model)
+    embedded = victim.with_adapters(attacked)(0)
+    (first,) = hidden.nearest_of_all(attacked.rows, sides, embedded, tables)
+    assert first == {"first": 1.0, "among": 1.0}
+
+
+def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
+    depths = {row["codec"]: row["depths"] for row in found["rows"]}
+    plain, packed, svd = (
+        depths[name] for name in ("identity", "pack_tokens", "svd(0.6)|fp16")
+    )
+    assert [each["depth"] for each in plain] == [0, 1, 2]  # thirds of two layers
+    for one, other in zip(plain, packed, strict=True):
+        assert one["nearest"] == other["nearest"]
+        assert one["inversion"] == other["inversion"]
+    # 4 of 8 ranks of [8, 16], as float16: 4 x 24 x 2 bytes of 512, and the mask.
+    spare = 4 * 8 * 16 * 4
+    assert svd[0]["ratio"] == pytest.approx((4 * 4 * 24 * 2 + 4 * 8 + 4 * 4) / spare)
+    assert plain[0]["ratio"] == pytest.approx(1 + (4 * 8 + 4 * 4) / spare)
+    assert packed[0]["ratio"] < 1
+
+
+def test_bleu_is_that_of_the_same_codec(found):
+    bleu = {row["name"]: row["bleu"] for row in found["rows"]}
+    assert bleu == {
+        "baseline": [28.0, 29.0],
+        "FP16(SVD(0.6))+INT8": [],
+        "no padding": [],
+    }
+
+
+def test_m3_sends_its_text_whole(found):
+    words = found["word_indices"]
+    assert words["corrupted"] == words["original"] == 1.0
+    assert 0 < words["masked"] < 1
+
+
+def test_the_span_of_few_rows_shows_them_and_that_of_many_nothing(found):
+    few, many = found["span"]
+    assert few["recall"] == [1.0, 1.0]
+    assert few["precision"] == [1.0, 1.0]
+    assert few["rank"] < [few["width"]] * 2
+    assert many["rank"] == [many["width"]] * 2
+    assert max(many["precision"]) < 0.5
+
+
+def test_gradients_come_through_every_backward_codec(found):
+    of = {(each["what"], each["codec"]): each for each in found["gradients"]}
+    assert {codec for _, codec in of} == {"", "identity", "int8(tensor)"}
+    assert all(len(each["recovered"]) == 2 for each in of.values())
+    assert (gradients.X_ALONE, "") in of
+
+
+def test_the_gradient_is_the_one_that_the_target_cluster_sends(attacked):
+    """That of its half of the cut model, for the first micro-batch."""
+    agreed, half = attacked.run.agreed, attacked.both.halves[1]
+    count = agreed.batch_size // agreed.micro_batches
+    states = victim.with_adapters(attacked)(2)
+    mean = attacked.both.texts[1].train.lengths.mean()
+    index = np.arange(count, dtype=np.int32)
+    batch = abnet_training.TargetBatch(
+        attacked.targets[:count],
+        index,
+        np.float32(mean * agreed.batch_size),
+        np.zeros(count * 8, np.int8),
+    )
+    sent = {"hidden": states[:count], "mask": attacked.rows.mask[:count]}
+    sent["index"] = index
+    reply, *_ = half.program.step(
+        attacked.params[1],
+        (batch, jax.random.key(0)),
+        None,
+        selector.Selected(sent),
+        half.program.init_codecs(sent),
+        half.program.zero_grads(attacked.params[1]),
+        1,
+    )
+    got = gradients.in_hidden(attacked, attacked.params[1], states)
+    want = jax.device_get(reply.payload["hidden"])
+    np.testing.assert_allclose(got[:count], want, atol=1e-7)
+    assert np.abs(want).max() > 1e-5
+
+
+def test_attackers_do_not_have_the_sentences_that_they_attack():
+    ids = np.asarray([[2, n % 7 + 5, 3, 0] for n in range(40)], np.int32)
+    text = victim.rows_of(ids, SPECIAL)
+    for seed in (0, 1):
+        attacked, own = victim.sides(text, seed, 3)
+        assert len(attacked) == 3
+        assert len(own)
+        assert not set(ids[attacked][:, 1]) & set(ids[own][:, 1])
+    assert not np.array_equal(victim.sides(text, 0, 3)[0], victim.sides(text, 1, 3)[0])
+
+
+def test_rows_number_text_alone():
+    ids = np.asarray([[2, 9, 7, 3], [2, 9, 3, 0]], np.int32)
+    text = victim.rows_of(ids, SPECIAL)
+    assert text.kept.tolist() == [0, 2, 3, 7, 9]
+    np.testing.assert_array_equal(text.kept[text.ids], ids)
+    assert text.pieces.tolist() == [[-1, 1, 0, -1], [-1, 1, -1, -1]]
+    assert text.kept[text.candidates].tolist() == [7, 9]
+    assert text.mask.sum() == 7
+    marks = gradients.bags(text.pieces, 2)
+    assert marks.tolist() == [[True, True], [False, True]]
+
+
+def test_a_memory_is_attacked_at_the_first_visit_and_rated_at_the_second():
+    random = np.random.RandomState(0)
+    values = random.randn(10, 6, 16).astype(np.float32)
+    mask = np.arange(6)[None] < random.randint(2, 7, (10, 1))
+    plain = Line("identity", 4, 6, 16).send(values, mask)
+    np.testing.assert_array_equal(plain.arrays, values)
+    line = Line("delta(pack_tokens|int8(16), 10)", 4, 6, 16)
+    for scale in (1.0, 2.0):  # nothing of an earlier tensor stays
+        first = line.send(scale * values, mask)
+        np.testing.assert_array_equal(first.arrays, scale * values)
+    assert first.ratio < 0.5 < plain.ratio
+    packed = Line("pack_tokens|fp16", 4, 6, 16).send(values, mask).arrays
+    assert not packed[~mask].any()
+    np.testing.assert_allclose(packed[mask], values[mask], atol=2e-3)
+
+
+def test_what_is_attacked_is_trained_once(tmp_path, monkeypatch):
+    runs = []
+
+    def start(run, workdir):
+        runs.append(run.arguments)
+        (workdir / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(table_runs, "start", start)
+    flagfile = tmp_path / "tiny.flags"
+    flagfile.write_text("--steps=3\n")
+    table = tiny_tables.table(workdir=tmp_path / "leakage")
+    first = victim.train(table, flagfile)
+    assert victim.train(table, flagfile) == first
+    assert len(runs) == 1
+    assert {"--cluster=whole", "--data_dir=text"} <= set(runs[0])
+    flagfile.write_text("--steps=4\n")
+    assert victim.train(table, flagfile) != first
+
+
+def test_the_record_renders_alike_after_a_file(found):
+    text = markdown.markdown(found)
+    assert text == markdown.markdown(json.loads(json.dumps(found)))
+    assert "Commit abc123, seeds 0, 1, 2 cores of a CPU" in text
+    assert "| nearest, 0 | nearest, 1 | nearest, 2 | trained, 0 |" in text
+    assert "| 28.50 ± 0.71 |" in text
+    assert "NaN" not in json.dumps(found)
+
+
+def recovered(*shares):
+    return [{"first": share, "among": share + 0.05} for share in shares]
+
+
+def test_the_tables_by_hand():
+    score = {"nearest": recovered(0.5), "inversion": recovered(0.8, 0.9)}
+    record = {
+        "command": "python -m scripts.leakage",
+        "commit": "abc123",
+        "hardware": {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"},
+        "seconds": 60.0,
+        "seeds": ["0", "1"],
+        "pairs": 4096,
+        "attacked": 400,
+        "candidates": 3850,
+        "layers": 3,
+        "all_layers": 12,
+        "baseline": [
+            {
+                "most_frequent": {"first": 0.1, "among": 0.3},
+                "unigram": 0.05,
+                "seen": 0.98,
+                "tokens": 10,
+                "own_tokens": 25000,
+            }
+        ],
+        "rows": [
+            {
+                "name": "FP16",
+                "codec": "pack_tokens|fp16",
+                "bleu": [],
+                "depths": [{"depth": 3, "ratio": 0.5, **score}],
+            }
+        ],
+        "all_pieces": {"pieces": 250002, "nearest": recovered(0.4)},
+        "public": [{"codec": "identity", "depth": 3, "ratio": 1.0, **score}],
+        "deeper": [{"codec": "identity", "depth": 12, "ratio": 1.0, **score}],
+        "gradients": [
+            {
+                "what": "both",
+                "codec": "identity",
+                "average_precision": [0.25],
+                "recovered": [0.125],
+            }
+        ],
+        "span": [
+            {
+                "rows": 8,
+                "positions": 96,
+                "width": 384,
+                "inputs": [50, 52],
+                "rank": [60, 62],
+                "recall": [1.0, 1.0],
+                "precision": [1.0, 0.5],
+                "pieces": [1.0, 1.0],
+            }
+        ],
+        "word_indices": {
+            "codec": "pack_ids(100)",
+            "ratio": 0.3,
+            "tokens": 1000,
+            "masked": 0.15,
+            "corrupted": 1.0,
+            "original": 1.0,
+        },
+    }
+    text = markdown.markdown(record)
+    for part in (
+        "attacks 400 of 4,096 sentences",
+        "25,000 tokens",
+        "among 3,850 pieces",
+        "98.0 % of the attacked",
+        r"| FP16 | `pack_tokens\|fp16` | 0.500 | – | 50.0 | 85.0 ± 7.1 | 90.0 ± 7.1 |",
+        "| `identity` | 3 of 3 | chooses among all 250,002 pieces | 40.0 | – | – |",
+        "| `identity` | 3 of 3 | trained without the adapters | 50.0 |",
+        "| `identity` | 12 of 12 | a model that has no adapters | 50.0 | 85.0 ± 7.1 |",
+        "| both | `identity` | 0.250 | 12.5 |",
+        "| 8 | 96 | 51 | 61 of 384 | 100.0 ± 0.0 | 75.0 ± 35.4 | 100.0 ± 0.0 |",
+        "| `pack_ids(100)` | 0.300 | 15.0 | 100.0 | 100.0 |",
+    ):
+        assert part in text
+    some = markdown.markdown(record | {"rows": [], "span": [], "deeper": []})
+    assert "span" not in some
+    assert "12 of 12" not in some

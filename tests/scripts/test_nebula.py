@@ -1,0 +1,167 @@
+"""The command `nebula`: its help, its secrets, and the commands that found a lab."""
+
+import argparse
+import pathlib
+import re
+import stat
+
+import nebula_command
+import pytest
+
+from scripts import nebula
+
+SECRET = re.compile(r"password|token|secret|invitation|key")
+COMMANDS = [
+    *("init", "invite", "join", "revoke", "switch", "status", "rotate"),
+    *("login", "logout", "account", "data", "grant", "ungrant", "grants"),
+    *("audit", "doctor"),
+]
+
+
+def parsers(parser, way=()):
+    """Every command with a parser of its own: (its words, the parser)."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield (*way, name), inner
+                yield from parsers(inner, (*way, name))
+
+
+ALL = list(parsers(nebula.parser()))
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return nebula_command.Lab(tmp_path / "s")
+
+
+def test_the_commands_are_those_of_the_guide():
+    assert sorted({way[0] for way, _ in ALL}) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("way", [way for way, _ in ALL], ids=" ".join)
+def test_every_command_has_help(way):
+    found = nebula_command.run(*way, "--help")
+    assert found.status == 0
+    assert found.out.startswith(f"usage: nebula {' '.join(way)}")
+    assert found.err == ""
+
+
+def test_every_argument_has_a_help_text():
+    for way, parser in ALL:
+        assert parser.description.endswith("."), way
+        for action in parser._actions:
+            assert action.help or isinstance(action, argparse._SubParsersAction), (
+                way,
+                action.dest,
+            )
+
+
+def test_no_argument_takes_a_secret():
+    """Arguments are in `ps` for all users of a machine: a secret comes in a file."""
+    found = []
+    for way, parser in ALL:
+        for action in parser._actions:
+            if SECRET.search(action.dest):
+                found.append(action.dest)
+                is_file = action.dest.endswith("_file") and action.type is pathlib.Path
+                assert is_file or "password" in way, (way, action.dest)
+                assert is_file or action.dest == "name", (way, action.dest)
+    assert {"password_file", "old_password_file", "token_file"} <= set(found)
+
+
+def test_a_wrong_command_is_refused_with_the_usage():
+    found = nebula_command.run("frobnicate")
+    assert found.status == 2
+    assert "usage: nebula" in found.err
+
+
+def test_without_a_lab_each_command_names_the_way_to_one(tmp_path):
+    for argv in (
+        *(["account", "list"], ["data", "list"], ["grants"], ["audit", "show"]),
+        *(["audit", "verify"], ["login", "ana"], ["status"]),
+    ):
+        found = nebula_command.run(*argv, "--federation", tmp_path / "none")
+        assert (found.status, found.out) == (1, ""), argv
+        assert found.err.count("\n") == 1, argv
+    assert (
+        "nebula init"
+        in nebula_command.run(*("grants", "--federation", tmp_path / "none")).err
+    )
+    assert not (tmp_path / "none").exists()
+
+
+def test_init_makes_a_folder_for_this_user_alone(tmp_path):
+    path = tmp_path / "s"
+    found = nebula_command.run("init", "--name", "lab-s", "--federation", path)
+    assert found.status == 0
+    assert "next: nebula switch" in found.out
+    assert re.search(r"fingerprint of its authority: [0-9a-f]{64}", found.out)
+    for each in [path, *path.rglob("*")]:
+        if each.is_dir() and not each.is_symlink():
+            assert stat.S_IMODE(each.stat().st_mode) == 0o700, each
+    for name in (
+        "owner.token",
+        "identity.sqlite",
+        "authority/key.pem",
+        "audit/key.pem",
+    ):
+        assert stat.S_IMODE((path / name).stat().st_mode) == 0o600, name
+    again = nebula_command.run("init", "--name", "lab-x", "--federation", path)
+    assert again.status == 1
+    assert again.err.count("\n") == 1
+
+
+def test_init_refuses_a_name_that_no_lab_has(tmp_path):
+    found = nebula_command.run("init", "--name", "../x", "--federation", tmp_path / "s")
+    assert found.status == 1
+    assert "no lab's name" in found.err
+
+
+def test_an_invitation_is_all_that_invite_prints(lab):
+    found = lab("invite", "lab-t", "--address", "127.0.0.1:7070")
+    assert re.fullmatch(r"nebula1\.[A-Za-z0-9_-]+\n", found.out)
+    assert not found.err
+    invitation = found.out.strip()
+    assert invitation not in lab("audit", "show").out
+    for path in lab.folder.path.rglob("*"):
+        if path.is_file():
+            assert invitation.encode() not in path.read_bytes(), path
+
+
+def test_join_takes_the_invitation_from_a_file_or_standard_input(lab, tmp_path):
+    text = lab("invite", "lab-t", "--address", "127.0.0.1:1").out
+    written = tmp_path / "invitation"
+    written.write_text(text)
+    join = ("join", "127.0.0.1:1", "--federation", tmp_path / "t", "--name")
+    found = nebula_command.run(*join, "lab-u", "--token_file", written)
+    assert (found.status, found.err) == (
+        *(1, "error: the invitation is for lab-t, not for lab-u\n"),
+    )
+    for more, stdin in ((["--token_file", written], ""), ([], text)):
+        found = nebula_command.run(*join, "lab-t", *more, stdin=stdin)
+        assert found.status == 1
+        assert "no switch answers there" in found.err
+        assert text.strip() not in found.err
+    assert nebula_command.run(*join, "lab-t").err.startswith("error: invitation: noth")
+    assert nebula_command.run(*join, "lab-t", stdin="x" * 9000).status == 1
+    found = nebula_command.run(*join, "lab-t", "--token_file", tmp_path / "none")
+    assert found.err.endswith("No such file or directory\n")
+
+
+def test_revoke_is_recorded(lab):
+    lab("invite", "lab-t")
+    assert lab("revoke", "lab-t").out.startswith("lab-t is revoked (list 2)")
+    assert lab.kinds()[-1] == "certificate"
+    assert "cannot be revoked" in lab.fails("revoke", "lab-s")
+
+
+@pytest.mark.parametrize("command", ["status", "rotate"])
+def test_commands_to_a_switch_that_does_not_run(lab, command):
+    assert "nebula switch" in lab.fails(command)
+
+
+def test_a_switch_needs_somebody_to_connect_with(lab):
+    assert "--listen HOST:PORT, or --peer" in lab.fails("switch")
+    found = lab("switch", "--peer", "nowhere", status=2)
+    assert "expected HOST:PORT" in found.err
