@@ -2,12 +2,13 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from experiments import configuration
+from nebula_jax import files
 from nebula_jax.communication import ranks
-from nebula_jax.runtime import checkpoints, cluster, run_folder
+from nebula_jax.runtime import checkpoints, cluster, connect, report, run_folder
 
 RunT = TypeVar("RunT", bound=configuration.Run)
 
@@ -34,6 +35,8 @@ def run(
         run, or as `cluster.run`.
     """
 
+    described = configuration.described(run, settings)
+
     def part() -> int:
         with contextlib.ExitStack() as held:
             if ranks.is_root():
@@ -41,7 +44,28 @@ def run(
                 if name:
                     checkpoints.check_same_run(run.local.workdir, name, settings)
                     configuration.write_run_flags(folder, run)
+                    held.enter_context(_recorded(run, described))
             return train(run)
 
-    described = configuration.described(run, settings)
     return cluster.run(run.local.processes(), described, part)
+
+
+@contextlib.contextmanager
+def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[None]:
+    """Records in a federation's audit log that a cluster begins, and how it ends."""
+    recorder = connect.recorder(run.local.connection(), run.local.cluster)
+    recorder.record(
+        "job",
+        event="began",
+        commit=report.commit(),
+        code=described["code"],
+        settings=files.digest_of(sorted(described.items())),
+        data=getattr(run.local, "data", "") or "its own",
+    )
+    event = "stopped"
+    try:
+        yield
+        event = "ended"
+    finally:
+        recorder.record("job", event=event)
+        recorder.close()

@@ -6,7 +6,8 @@ Two processes exchange a tensor each way a step, over an emulated line, by plain
 and over two switches with all of it on: TLS between the switches, sealed frames between
 the trainers, policy, quotas and audit log. Rounds of both take turns; a step computes
 for as long as the line takes, as in a run that is worth its line. Also the
-seconds from nothing to the first secure line.
+seconds from nothing to the first secure line, and how soon a lab is gone that was
+revoked at another lab, while the line between the two others is full.
 """
 
 import contextlib
@@ -29,9 +30,18 @@ import psutil
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax.communication import codec
+from nebula_jax.communication import bridge, codec
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import connect, report, run_folder
+from nebula_jax.runtime import addresses, connect, own_switch, report, run_folder
+from nebula_jax.security import (
+    authority,
+    federation,
+    identity,
+    invitations,
+    revocation,
+)
+from nebula_jax.security.switch import inner, joining
+from scripts.bench import relay
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
@@ -47,6 +57,8 @@ ROUNDS, STEPS, WARM_UP = 5, 40, 5
 KILOBYTES = {"60": 256, "170": 724}
 """The size of a tensor: some 35 ms on its line."""
 COMPUTE_SECONDS = 0.08
+REVOCATIONS = 100
+FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
 SECONDS = 120
 
 
@@ -150,10 +162,10 @@ def end(settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             link.wait_for_welcome(SECONDS)
         before = resource.getrusage(resource.RUSAGE_SELF)
-        for step in range(1, STEPS + 1):
+        for step in range(1, settings.get("steps", STEPS) + 1):
             began = time.monotonic()
             out.send(step, array)
-            time.sleep(COMPUTE_SECONDS)
+            time.sleep(settings.get("compute", COMPUTE_SECONDS))
             back.recv(step)
             seconds.append(time.monotonic() - began)
         after = resource.getrusage(resource.RUSAGE_SELF)
@@ -237,13 +249,96 @@ def measure_line(mbit: str, labs: tuple[Lab, Lab]) -> dict[str, Any]:
     }
 
 
+# A revocation, while the line is full.
+
+
+def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> None:
+    """Makes the folder of lab-t, invited anew."""
+    folder = federation.Folder(path / "federation")
+    text = issuer.invite("lab-t", where)
+    joining.join(folder, invitations.parse(text))
+    identity.Identity.begin(folder.path, "bench", time.time()).close()
+
+
+def _has_line(lab: Lab, other: str) -> bool:
+    token = own_switch.token_of(federation.Folder(lab.folder), "")
+    folder = federation.Folder(lab.folder)
+    sock, answer = inner.request(folder, 10.0, "status", account=token)
+    sock.close()
+    return any(each["lab"] == other for each in answer["lines"])
+
+
+@contextlib.contextmanager
+def flood(source: Lab, target: Lab) -> Iterator[None]:
+    """Lets trainers of two labs send as much as their line takes, both ways."""
+    started = []
+    for cluster, lab in (("target", target), ("source", source)):
+        reach = {"federation": str(lab.folder), "job": "flood"}
+        more = {"kilobytes": FLOOD_KILOBYTES, "steps": 10**9, "compute": 0.0}
+        given = json.dumps({"reach": reach, "cluster": cluster} | more)
+        command = [sys.executable, "-m", "scripts.bench_security"]
+        started.append(subprocess.Popen([*command, f"--bench_end={given}"]))
+    try:
+        time.sleep(5.0)  # they have met
+        yield
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+def measure_revocations(folder: pathlib.Path) -> list[float]:
+    """Revokes lab-t at lab-s; returns the seconds until lab-u is rid of it, each time.
+
+    All that lab-u learns comes over its line to lab-s, which is full.
+    """
+    found = []
+    s, u = Lab(folder / "s"), Lab(folder / "u")
+    where, outside = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    s.nebula("init", "--name", "lab-s")
+    s.start("--listen", where)
+    slow = relay.Relay(addresses.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)
+    try:
+        invitation = s.nebula("invite", "lab-u", "--address", where)
+        u.nebula("join", where, "--name", "lab-u", given=invitation)
+        u.start("--listen", outside, "--peer", bridge.written(slow.address))
+        issuer = authority.LocalAuthority(federation.Folder(s.folder))
+        revoked = revocation.RevocationList(federation.Folder(s.folder))
+        with flood(s, u):
+            for number in range(REVOCATIONS):
+                t = Lab(folder / f"t{number}")
+                try:
+                    _join(issuer, t.path, where)
+                    t.start("--peer", outside)
+                    while not _has_line(u, "lab-t"):
+                        time.sleep(0.05)
+                    issuer.revoke("lab-t")
+                    began = time.monotonic()
+                    revoked.accept(issuer.revocation_list())
+                    while _has_line(u, "lab-t"):
+                        time.sleep(0.01)
+                    found.append(time.monotonic() - began)
+                finally:
+                    t.stop()
+    finally:
+        u.stop()
+        slow.close()
+        s.stop()
+    return found
+
+
 def gather(folder: pathlib.Path) -> dict[str, Any]:
     """Measures everything."""
     began = time.monotonic()
-    with two_labs(folder) as labs:
+    with two_labs(folder / "two") as labs:
         secure = time.monotonic() - began
         rows = [measure_line(mbit, labs) for mbit in LINES]
-    return {"install_to_secure_seconds": secure, "rows": rows}
+    revocations = measure_revocations(folder / "three")
+    return {
+        "install_to_secure_seconds": secure,
+        "rows": rows,
+        "revocation_seconds": sorted(revocations),
+    }
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -267,8 +362,18 @@ def markdown(result: Mapping[str, Any]) -> str:
         report.heading(result, "", " of measuring"),
         report.table(header, rows, "lrrrrr"),
         f"From an empty folder to a line between two labs, with all commands:"
-        f" {result['install_to_secure_seconds']:.1f} s.",
+        f" {result['install_to_secure_seconds']:.1f} s. A lab that is revoked at one"
+        f" lab is gone from another, over a line of {FLOOD_MBIT} Mbit/s that is full"
+        f" both ways, after {_at(result, 0.5):.2f} s (median),"
+        f" {_at(result, 0.99):.2f} s (99 of 100), of"
+        f" {len(result['revocation_seconds'])} revocations.",
     )
+
+
+def _at(result: Mapping[str, Any], share: float) -> float:
+    """Returns the seconds within which a share of the revocations took effect."""
+    seconds = result["revocation_seconds"]
+    return float(seconds[min(len(seconds) - 1, int(share * len(seconds)))])
 
 
 def main() -> int:

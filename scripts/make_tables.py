@@ -6,7 +6,8 @@
 A run's summary.json and plot are kept in experiments/results/ under the run's name. A
 benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
 table1_xnli, table2_bleu, table5_compression and fake_rates. experiments/README.md has
-one block per record, README.md a table of the main results, each between two markers.
+one block per record (SECURITY.md those of SECURITY), README.md a table of the main
+results, each between two markers.
 The text around them is written by hand and has no measured figure.
 """
 
@@ -27,6 +28,7 @@ from nebula_jax.runtime import report
 from scripts import (
     bench_faults,
     bench_planner,
+    bench_security,
     fake_rates,
     mutation_score,
     scaling,
@@ -34,6 +36,7 @@ from scripts import (
     table4_speedup,
 )
 from scripts.bench import report as bench_report
+from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import abnet_markdown, main_results, paper, xnli_markdown
 
 flags.DEFINE_string(
@@ -63,11 +66,15 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
     "bench_planner": bench_planner.markdown,
+    "bench_security": bench_security.markdown,
+    "leakage": leaks_markdown.table,
     "scaling": scaling.markdown,
     "simulation": bench_report.simulation,
     "mutation_score": mutation_score.markdown,
 }
 """Beginning of a record's name -> the function that renders the record."""
+SECURITY = ("bench_security", "leakage")
+"""The records whose blocks are in SECURITY.md."""
 PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",
@@ -109,7 +116,7 @@ def rewrite(text: str, name: str, block: str) -> str:
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise errors.NebulaError(f"experiments/README.md has no markers for {name}")
+        raise errors.NebulaError(f"no file has markers for {name}")
     return before + begin + block + end + after
 
 
@@ -148,7 +155,18 @@ def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
         experiments / "results",
     )
     for path in sorted(results.glob("*.json")):
-        text = rewrite(text, path.stem, block(path.stem, results))
+        if path.stem not in SECURITY:
+            text = rewrite(text, path.stem, block(path.stem, results))
+    return text
+
+
+def security_page(root: pathlib.Path = ROOT) -> str:
+    """Returns SECURITY.md with every block made anew from the records."""
+    text = (root / "SECURITY.md").read_text("utf-8")
+    results = root / "experiments" / "results"
+    for name in SECURITY:
+        if (results / f"{name}.json").is_file():
+            text = rewrite(text, name, block(name, results))
     return text
 
 
@@ -162,12 +180,13 @@ def front_page(root: pathlib.Path = ROOT) -> str:
 
 
 def main() -> int:
-    """Takes in --collect, and writes both files."""
+    """Takes in --collect, and writes the three files."""
     run = flags.FLAGS["collect"].value
     if run:
         collect(pathlib.Path(run), EXPERIMENTS / "results")
     (EXPERIMENTS / "README.md").write_text(readme(), "utf-8")
     (ROOT / "README.md").write_text(front_page(), "utf-8")
+    (ROOT / "SECURITY.md").write_text(security_page(), "utf-8")
     return 0
 
 

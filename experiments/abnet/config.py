@@ -263,7 +263,12 @@ def check(run: Run) -> None:
     codecs.from_string(agreed.forward_codec)
     codecs.from_string(agreed.backward_codec)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
-    if local.cluster not in ("all", "whole"):
+    if local.data:
+        if local.cluster != "source" or local.side_dir:
+            raise errors.SettingsError(
+                f"--data={local.data} is for --cluster=source, in place of --side_dir"
+            )
+    elif local.cluster not in ("all", "whole"):
         side_dir(local)
     elif local.side_dir:
         raise errors.SettingsError(

@@ -3,9 +3,10 @@
 N examples of a split, P slots for predictions.
 """
 
+import contextlib
 import hmac
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from experiments.abnet import config
 from nebula_jax import errors, files
 from nebula_jax.communication import bridge
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import activity, frames
 from nebula_jax.data import (
     example_alignment,
     length_buckets,
@@ -22,7 +23,9 @@ from nebula_jax.data import (
     split_parallel,
     tokenizers,
 )
-from nebula_jax.runtime import process
+from nebula_jax.runtime import data_channels, process, remote_side
+
+Rows = ragged_rows.TokenRows | remote_side.RemoteExamples
 
 
 class Text(NamedTuple):
@@ -31,15 +34,41 @@ class Text(NamedTuple):
     tokenizer: tokenizers.Tokenizer
     ids: dict[str, list[str]]
     """Split -> ids of its examples, in order."""
-    rows: dict[str, ragged_rows.TokenRows]
+    rows: Mapping[str, Rows]
     """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids."""
     sentences: dict[str, list[str]]
-    """Split -> its sentences as text; of dev and the tests only."""
+    """Split -> its sentences as text; of dev and the tests only, and only from here."""
+    session: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    """Ends with the run: that with who serves the text, if somebody does."""
 
     @property
-    def train(self) -> ragged_rows.TokenRows:
+    def train(self) -> Rows:
         """The training sentences."""
         return self.rows["train"]
+
+    def begin(self, order: length_buckets.Schedule, start: int, last: int) -> None:
+        """Begins to read the steps after `start`, if the text is served elsewhere.
+
+        It may end at any step. So two batches are in hand: the last step may be the
+        next one when this cluster requests the end.
+
+        Raises:
+          errors.NebulaError: if it ends already.
+        """
+        if isinstance(self.train, remote_side.RemoteExamples):
+            self.train.begin(order, start, last, ahead=2)
+
+    def next_batch(self) -> None:
+        """Goes on to the next step, if the text is served elsewhere."""
+        if isinstance(self.train, remote_side.RemoteExamples):
+            self.train.next_batch()
+
+    @property
+    def end(self) -> errors.NebulaError | None:
+        """The reason why the text ends before the run; None while it does not."""
+        if isinstance(self.train, remote_side.RemoteExamples):
+            return self.train.end
+        return None
 
 
 def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
@@ -81,7 +110,8 @@ def read(
     Raises:
       errors.NebulaError: where it is malformed, or a sentence is too long.
     """
-    ids, rows, sentences = {}, {}, {}
+    ids, sentences = {}, {}
+    rows: dict[str, ragged_rows.TokenRows] = {}
     for name in parallel_side.splits(folder):
         file = parallel_side.path(folder, name)
         if name != "train":
@@ -104,6 +134,45 @@ def read(
             process.message(f"{file}: {remark}")
         ids[name] = rows[name].ids
     return Text(tokenizer, ids, rows, sentences)
+
+
+def of_source(
+    run: config.Run, tokenizer: tokenizers.Tokenizer, work: activity.Work
+) -> Text:
+    """Returns the text of the source side: of --side_dir, or as --data serves it.
+
+    Args:
+      run: of this process.
+      tokenizer: of its model.
+      work: of this process.
+
+    Raises:
+      errors.NebulaError: if it cannot be had.
+    """
+    agreed, local = run.agreed, run.local
+    if not local.data:
+        return read(run, config.side_dir(local), tokenizer, is_translated=True)
+    # Where it is needed alone: others do not wait for its modules.
+    from nebula_jax.runtime import remote_text
+
+    session = remote_text.RemoteText(
+        local.connection(),
+        data_channels.parse(local.data),
+        remote_text.Reading(
+            *(local.cluster, tokenizer.digest, tokenizer.size),
+            *(agreed.length_buckets[-1], agreed.batch_size),
+        ),
+        work,
+    )
+    rows = session.side()
+    if missing := [name for name in parallel_side.SPLITS if name not in rows]:
+        raise errors.NebulaError(f"--data={local.data} has no {', '.join(missing)}")
+    for name, examples in rows.items():
+        if name != "train":
+            wanted = evaluation_indices(agreed.bleu_sentences, len(examples))
+            examples.keep(wanted)
+    ids = {name: examples.ids for name, examples in rows.items()}
+    return Text(tokenizer, ids, rows, {}, session)
 
 
 def id_key(run: config.Run) -> bytes:
@@ -137,8 +206,14 @@ def check_same_examples(run: config.Run, text: Text, peer: frames.Hello) -> None
 
 
 def digest(run: config.Run, text: Text) -> str:
-    """Returns a keyed digest of the training examples as the model reads them."""
+    """Returns a keyed digest of the training examples as the model reads them.
+
+    Those that are served elsewhere count by their source's digest.
+    """
     found = hmac.new(id_key(run), "\n".join(text.train.ids).encode(), "sha256")
+    if isinstance(text.train, remote_side.RemoteExamples):
+        found.update(text.train.key.encode())
+        return found.hexdigest()[:12]
     for array in (text.train.offsets, text.train.tokens):
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:12]
@@ -181,7 +256,7 @@ def evaluation_indices(count: int, total: int) -> np.ndarray:
 
 
 def evaluation_batches(
-    agreed: config.Agreed, rows: ragged_rows.TokenRows, indices: np.ndarray
+    agreed: config.Agreed, rows: Rows, indices: np.ndarray
 ) -> Sequence[length_buckets.EvaluationBatch]:
     """Makes batches of chosen examples, those of similar length together.
 

@@ -27,7 +27,7 @@ def train(run: config.Run) -> int:
     work = activity.Work(local.stuck_timeout, trace=trace)
     cluster.watch(work, interrupt)
     plm = models.load_source(run)
-    text = data.read(run, config.side_dir(local), plm.tokenizer, is_translated=True)
+    text = data.of_source(run, plm.tokenizer, work)
     width = plm.model.config.width
 
     fingerprints = {"source_model": plm.digest, "source_text": data.digest(run, text)}
@@ -42,9 +42,12 @@ def train(run: config.Run) -> int:
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
     greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
     check = functools.partial(data.check_same_examples, run, text)
-    with connect.dial(
-        local.connection(), greeting, peer="target", check=check, work=work
-    ) as link:
+    with (
+        text.session,
+        connect.dial(
+            local.connection(), greeting, peer="target", check=check, work=work
+        ) as link,
+    ):
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         half = models.source_half(run, plm, hello.peer_model(link.peer))
         encode = evaluation.encoder(agreed, half.task)
@@ -57,18 +60,24 @@ def train(run: config.Run) -> int:
         buckets = batches.row_buckets(agreed, text)
         target_lengths = exchange_lengths(ends, buckets)
         order = batches.schedule(agreed, buckets)
+        text.begin(order, start, agreed.steps)
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *([link], work),
             allow_nonfinite=local.allow_nonfinite,
         )
         saved.before_save = record.settle
+        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
 
         interrupt.is_graceful = True
         step = start
-        steps = pace.follow(link, start, agreed.steps, 0, interrupt.requested)
+        steps = pace.follow(
+            *(link, start, agreed.steps, 0),
+            lambda: interrupt.requested() or text.end is not None,
+        )
         for step in trace.each("wait", ranks.in_step(steps)):
             with trace.span("next batch", step=step):
+                text.next_batch()
                 bucket, micro_batches = batches.source_batch(
                     agreed, half.mesh, text, order, target_lengths, step
                 )
@@ -98,6 +107,8 @@ def train(run: config.Run) -> int:
             "outages": link.outages,
         }
         record.finish(step, described)
+    if text.end is not None:
+        process.message(str(text.end))
     return interrupt.exit_status(local.cluster, step, agreed.steps)
 
 

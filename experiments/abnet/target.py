@@ -84,6 +84,7 @@ def train(run: config.Run) -> int:
             allow_nonfinite=local.allow_nonfinite,
         )
         saved.before_save = record.settle
+        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
 
         interrupt.is_graceful = True
         step = start

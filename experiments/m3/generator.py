@@ -82,6 +82,7 @@ def train(run: config.Run, index: int) -> int:
             allow_nonfinite=local.allow_nonfinite,
         )
         saved.before_save = record.settle
+        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
 
         def send_held_out(step: int) -> None:
             with work.busy(activity.Activity.EVALUATING):

@@ -6,6 +6,7 @@ with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: .
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import socket
@@ -149,6 +150,20 @@ def _trainer(settings: Settings, cluster: str) -> own_switch.Trainer:
         federation.Folder(pathlib.Path(settings.federation)),
         *(settings.account, settings.job, cluster, settings.peer),
     )
+
+
+@functools.cache
+def recorder(settings: Settings, cluster: str) -> own_switch.Recorder:
+    """Returns this process's way into the audit log of its lab.
+
+    Args:
+      settings: of this cluster; without a federation nothing is recorded.
+      cluster: its name.
+    """
+    folder = federation.Folder(pathlib.Path(settings.federation))
+    if not settings.federation:
+        return own_switch.Recorder(None, "", "", "")
+    return own_switch.Recorder(folder, settings.account, settings.job, cluster)
 
 
 def report_plain(settings: Settings) -> None:

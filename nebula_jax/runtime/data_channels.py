@@ -231,9 +231,10 @@ def read_pages(pages: Sequence[np.ndarray]) -> list[Part]:
     """
     data = b"".join(page.tobytes() for page in pages).rstrip(b"\0")
     try:
-        found = [Part(*fields) for fields in json.loads(data)]
+        described = json.loads(data)
+        found = [Part(*fields) for fields in described]
         types = (str, str, str, int, int)
-        is_sound = all(
+        is_sound = isinstance(described, list) and all(
             [type(value) for value in part] == list(types)
             and part.rows >= 0
             and 0 <= part.id_bytes <= MOST_PAGES * PAGE_BYTES

@@ -9,7 +9,6 @@ A use that the grant does not allow ends the reader's session with the reason.
 """
 
 import contextlib
-import itertools
 import secrets
 import signal
 import socket
@@ -17,29 +16,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple
-
-import numpy as np
 
 import nebula_jax
 from nebula_jax import errors, printable
-from nebula_jax.communication import bridge, selector
+from nebula_jax.communication import bridge
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
-from nebula_jax.runtime import data_channels, own_switch, process, served_text
+from nebula_jax.runtime import (
+    data_channels,
+    data_session,
+    own_switch,
+    process,
+    served_text,
+)
 from nebula_jax.security import (
-    accounts,
     data_access,
     federation,
-    grant_meter,
     grants,
     identity,
     isolation,
-    names,
-    token_proof,
 )
-from nebula_jax.security.switch import requests
 
 TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
 RECORD_SECONDS = 1.0  # between two entries of one reader
@@ -77,25 +74,22 @@ class DataService:
           errors.NebulaError: if the account may not serve it, or it cannot be read.
         """
         self._folder, self._handle, self._account = folder, handle, account
-        self._log, self._clock = log, clock
-        self._job, self._lab = data_channels.job_of(handle), folder.load().name
-        self._nonce = secrets.token_hex(16)
+        self._log, self._job = log, data_channels.job_of(handle)
         self._stop = threading.Event()
         self.has_started = threading.Event()
         """Set once readers can come."""
-        self._tally, self._threads = _Tally(), list[threading.Thread]()
+        self._threads: list[threading.Thread] = []
         self._identity = identity.Identity.open(folder.path)
         try:
             token = own_switch.token_of(folder, account)
             by = self._identity.account_of(token, clock())
             access = data_access.DataAccess(self._identity.store)
             provider = access.provider(by, handle)
-            self._meter = grant_meter.Meter(self._identity.store)
             work_folder = isolation.work_folder(folder.path, by)
             with process.timed(f"preparing {handle}"):
-                self._text = served_text.opened(provider, work_folder / PREPARED)
+                text = served_text.opened(provider, work_folder / PREPARED)
             expected = access.find(handle).schema.vocabulary
-            if expected and expected != self._text.digest:
+            if expected and expected != text.digest:
                 raise data_channels.DataError(
                     f"{handle}: its vocabulary is another one than was registered; put"
                     " it back, or register another handle"
@@ -103,6 +97,11 @@ class DataService:
         except BaseException:
             self._identity.close()
             raise
+        self._tally = data_session.Tally()
+        self._served = data_session.Handle(
+            *(handle, folder.load().name, secrets.token_hex(16), text),
+            *(self._identity.store, self._tally, clock),
+        )
 
     def stop(self) -> None:
         """Ends `run`; any thread or signal handler may call it."""
@@ -125,7 +124,7 @@ class DataService:
             stack.enter_context(work.busy(activity.Activity.COMPUTING))
             listener = stack.enter_context(self._listener(trainer, work))
             trainer.serve(listener.address[1], self._log, is_shared=True)
-            self._log(f"serving {self._handle}: {len(self._text):,} rows")
+            self._log(f"serving {self._handle}: {len(self._served.text):,} rows")
             self.has_started.set()
             with self._all_links() as links:
                 self._take_readers(listener, trainer, links)
@@ -133,13 +132,12 @@ class DataService:
     def _listener(
         self, trainer: own_switch.Trainer, work: activity.Work
     ) -> listener_lib.Listener:
+        text = self._served.text
         hello = frames.Hello(
             data_channels.CLUSTER,
             nebula_jax.__version__,
-            data_channels.settings(
-                self._handle, self._text.digest, self._text.max_length
-            ),
-            details={"nonce": self._nonce},
+            data_channels.settings(self._handle, text.digest, text.max_length),
+            details={"nonce": self._served.nonce},
         )
         listening: socket.socket = listener_lib.listen(("127.0.0.1", 0))
         return listener_lib.Listener(
@@ -217,7 +215,7 @@ class DataService:
     def _serve(self, link: Link) -> None:
         who = printable.line(link.peer.cluster)
         try:
-            reader = self._serve_all(link)
+            reader = self._served.serve(link)
             link.close()
             self._log(f"{reader.subject} has read what it wanted")
         except grants.GrantError as error:

@@ -62,23 +62,44 @@ class Recorder:
     """The entries of a trainer in its lab's audit log, made beside the training."""
 
     def __init__(
-        self, folder: federation.Folder, account: str, job: str, cluster: str
+        self, folder: federation.Folder | None, account: str, job: str, cluster: str
     ) -> None:
-        """Records nothing yet; for the arguments see `Trainer`."""
-        self._folder, self._token = folder, token_of(folder, account)
+        """Records nothing yet; for the arguments see `Trainer`.
+
+        Args:
+          folder: of the lab; None to record nothing at all.
+          account, job, cluster: of the trainer.
+        """
+        self._folder, self._account = folder, account
         self._about = {"job": job, "cluster": cluster}
         self._entries: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="audit")
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def record(self, kind: str, **what: Any) -> None:
         """Puts an entry on its way."""
+        if self._folder is None:
+            return
+        if self._thread is None:
+            run = threading.Thread(target=self._run, daemon=True, name="audit")
+            self._thread = run
+            run.start()
         self._entries.put((kind, what))
+
+    def saved(self, step: int, digest: str) -> None:
+        """Records that a checkpoint is on the disk; the peers cosign the log then.
+
+        Args:
+          step: of the checkpoint.
+          digest: of its manifest.
+        """
+        self.record("checkpoint", event="saved", step=step, digest=digest)
 
     def close(self) -> None:
         """Waits until all entries are in the log, or have been given up."""
-        self._entries.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._entries.put(None)
+            self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
         while (entry := self._entries.get()) is not None:
@@ -95,7 +116,9 @@ class Recorder:
                 time.sleep(RETRY_SECONDS)
 
     def _send(self, kind: str, what: dict[str, Any]) -> None:
-        fields = {"account": self._token, "kind": kind, "what": self._about | what}
+        assert self._folder is not None  # else there is nothing to send
+        token = token_of(self._folder, self._account)
+        fields = {"account": token, "kind": kind, "what": self._about | what}
         inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 import nebula_jax
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, channels, selector, wan
 from nebula_jax.communication.codecs import bits
 from nebula_jax.communication.link import Link
@@ -29,7 +29,6 @@ from nebula_jax.communication.wire import activity, frames, session, states
 from nebula_jax.runtime import connect, data_channels, own_switch, process, remote_side
 from nebula_jax.security import federation, identity, token_proof
 from nebula_jax.security.switch import inner
-
 
 PAGES_AT_ONCE = 64
 
@@ -188,7 +187,7 @@ class RemoteText:
             if (name, split) not in self._places:
                 there = ", ".join(sorted({each for each, _ in self._places}))
                 raise NoMoreText(
-                    f"{self._flag} has no {name} to {split}; it has {there or 'nothing'}"
+                    f"{self._flag} has no {name} to {split}; it has {there or 'none'}"
                 )
             part, first = self._places[name, split]
             found[split], key = RemoteRows(self, first, part.rows), part.key
@@ -219,10 +218,11 @@ class RemoteText:
                 lengths = np.frombuffer(found, np.int32)
                 found = self._pages(data_channels.IDS, self._ends.ids, id_bytes)
                 ids = found.decode("ascii", "replace").split("\n")[:-1]
+            shortest, longest = lengths.min(initial=1), lengths.max(initial=1)
             if (
                 len(ids) != rows
-                or lengths.min() < 1
-                or lengths.max() > self._form.length
+                or not 1 <= shortest <= longest <= self._form.length
+                or any(printable.line(name, 100) != name for name in ids)
             ):
                 raise data_channels.DataError("ids or lengths of rows that cannot be")
         except errors.NebulaError as error:

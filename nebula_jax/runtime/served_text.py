@@ -35,7 +35,7 @@ SPLITS = {"mono": ("train", "valid"), "parallel": ("train",)}
 
 
 class ServedText:
-    """Text whose rows are numbered, the parts one after the other.
+    """A text whose rows are numbered, the parts one after the other.
 
     Attributes:
       parts: of it, in the order of their rows.

@@ -1,9 +1,9 @@
 """Incarnations: how often a trainer was started, and what its peers have shown.
 
-Both sides of a connection exchange their numbers. A number that goes back means that a machine
-was restored from an older copy, or that there are two of one trainer: either could send
-frames of a state that its peer has left behind. So numbers are kept on disk, and one
-that goes back is refused. No clock has a part in it.
+Both sides of a connection exchange their numbers. A number that goes back means that a
+machine was restored from an older copy, or that there are two of one trainer: either
+could send frames of a state that its peer has left behind. So numbers are kept on disk,
+and one that goes back is refused. No clock has a part in it.
 """
 
 import fcntl

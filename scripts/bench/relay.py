@@ -14,8 +14,16 @@ POLL_SECONDS = 0.02
 class Relay:
     """A port whose connections lead to another one, while the line is up."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
-        """Starts to relay; `close` ends it."""
+    def __init__(
+        self, target: tuple[str, int], bytes_per_second: float = float("inf")
+    ) -> None:
+        """Starts to relay; `close` ends it.
+
+        Args:
+          target: host and port.
+          bytes_per_second: of each direction, at most.
+        """
+        self._rate = bytes_per_second
         self._target, self._is_up, self._is_closed = target, True, False
         self._is_refusing = False
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -72,3 +80,4 @@ class Relay:
                     if not data:
                         return
                     (there if each is here else here).sendall(data)
+                    time.sleep(len(data) / self._rate)

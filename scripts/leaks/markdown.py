@@ -87,7 +87,7 @@ def _others(result: Mapping[str, Any]) -> str:
         [
             "`identity`",
             f"{layers} of {layers}",
-            f"chooses among all {everything['pieces']:,} pieces",
+            f"chooses among all {everything['pieces']:,} rows of PLM-S's table",
             _share(everything["nearest"]),
             *[NOTHING] * 2,
         ]

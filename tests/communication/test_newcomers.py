@@ -10,7 +10,10 @@ class Socket:
 
 
 def come(room, host, count=1, **fields):
-    new = [newcomers.Newcomer(greeting.Connected(Socket()), host, 9.0, **fields) for _ in range(count)]
+    new = [
+        newcomers.Newcomer(greeting.Connected(Socket()), host, 9.0, **fields)
+        for _ in range(count)
+    ]
     for each in new:
         room.add(each)
     return new

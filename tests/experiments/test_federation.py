@@ -1,4 +1,4 @@
-"""Two labs from nothing to trained models: the commands of the README, over switches."""
+"""Two labs from nothing to trained models: the commands of SECURITY.md."""
 
 import concurrent.futures
 import os
@@ -68,7 +68,9 @@ def labs(tmp_path_factory):
             assert time.monotonic() < began + SECONDS
         assert time.monotonic() < began + SECONDS  # from nothing to a secure line
         s.secrets.append(invitation.strip())
-        s.secrets += [(lab.folder / "owner.token").read_text().strip() for lab in (s, t)]
+        s.secrets += [
+            (lab.folder / "owner.token").read_text().strip() for lab in (s, t)
+        ]
         yield s, t
     finally:
         for each in switches:
@@ -118,9 +120,7 @@ def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
     vocabulary = next(each for each in given if each.startswith("--vocabulary="))
     common = RUN | {"workdir": "federated"}
     started = [
-        runs.start(
-            vocabulary, cluster="discriminator", federation=t.folder, **common
-        ),
+        runs.start(vocabulary, cluster="discriminator", federation=t.folder, **common),
         *(
             runs.start(
                 vocabulary, cluster=f"generator:{k}", federation=s.folder, **common

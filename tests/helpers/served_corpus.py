@@ -34,15 +34,16 @@ def corpus(folder):
 class Owner:
     """A lab that has a corpus, and decides who reads it."""
 
-    def __init__(self, running, text, vocabulary):
+    def __init__(self, running, text, vocabulary, path, kind="mono"):
         self.folder = running.folder
         self.identity = identity.Identity.open(self.folder.path)
         self.account = self.identity.account_of(
             self.identity.owner_token(), time.time()
         )
         provider = {
+            "kind": kind,
             "text_folder": str(text),
-            "vocabulary": str(vocabulary.path),
+            "vocabulary": str(path),
             "max_length": LENGTH,
         }
         schema = data_schema.Schema({"input_ids": "int32[]"}, 150, vocabulary.digest)

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,21 @@ def text():
     return ids
 
 
+@functools.cache
+def initial():
+    """The states of a generator and a discriminator, in the host's memory."""
+    make = jax.jit(
+        lambda: (m3.init_generator(CONFIG, 0, 0), m3.init_discriminator(CONFIG, 0))
+    )
+    return jax.device_get(make())
+
+
+@functools.cache
 def taken(config, devices=1, fsdp=1):
     """A step on a mesh: parameters, the tokens of each micro-batch, metrics."""
     mesh = mesh_lib.make_mesh(jax.devices()[:devices], fsdp=fsdp)
-    fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_generator(config, 0, 0))
+    start, _ = initial()
+    fresh = mesh_lib.sharded_init_from_arrays(mesh, lambda: start)
     step = fan_out.generator_step(config, mesh, fresh)
     sent = {}
     ids = jax.device_put(text(), mesh_lib.batch_sharding(mesh))
@@ -46,7 +58,7 @@ def test_a_step_in_pieces_is_the_step_of_the_whole_batch(micro_batches):
     config = dataclasses.replace(CONFIG, micro_batches=micro_batches)
     params, sent, metrics = taken(config)
     state, tokens, of_whole = jax.jit(m3_steps.generator_step, static_argnums=0)(
-        config, m3.init_generator(config, 0, 0), jnp.asarray(text())
+        config, initial()[0], jnp.asarray(text())
     )
     for number, part in enumerate(sent):
         own_rows = jax.tree.map(lambda leaf: leaf[number::N], tokens)  # noqa: B023
@@ -63,7 +75,7 @@ def close(one, other):
 def test_the_discriminator_joins_what_the_whole_batch_would_be():
     _, sent, _ = taken(CONFIG)
     step = jax.jit(m3_steps.discriminator_step, static_argnums=0)
-    state = m3.init_discriminator(CONFIG, 0)
+    state = initial()[1]
     both = [*sent, *sent[::-1]]  # of two generators
     found, metrics = step(CONFIG, state, both)
     plain = dataclasses.replace(CONFIG, fan_out=1)
@@ -80,7 +92,7 @@ def interleaved(parts):
     return whole
 
 
-@pytest.mark.parametrize("fsdp", [1, 4])
+@pytest.mark.parametrize("fsdp", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_several_devices_compute_what_one_does(fsdp):
     found, one = taken(CONFIG, 4, fsdp), taken(CONFIG)
     close(found[0], one[0])

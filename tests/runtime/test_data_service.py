@@ -39,7 +39,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def owner(labs, corpus):
     """lab-s, which has the corpus."""
-    return served_corpus.Owner(labs.s, *corpus)
+    return served_corpus.Owner(labs.s, *corpus, corpus[1].path)
 
 
 @pytest.fixture(scope="module")

@@ -320,7 +320,8 @@ def test_the_tables_by_hand():
         "among 3,850 pieces",
         "98.0 % of the attacked",
         r"| FP16 | `pack_tokens\|fp16` | 0.500 | – | 50.0 | 85.0 ± 7.1 | 90.0 ± 7.1 |",
-        "| `identity` | 3 of 3 | chooses among all 250,002 pieces | 40.0 | – | – |",
+        "| `identity` | 3 of 3 | chooses among all 250,002 rows of PLM-S's"
+        " table | 40.0 | – | – |",
         "| `identity` | 3 of 3 | trained without the adapters | 50.0 |",
         "| `identity` | 12 of 12 | a model that has no adapters | 50.0 | 85.0 ± 7.1 |",
         "| both | `identity` | 0.250 | 12.5 |",

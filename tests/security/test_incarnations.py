@@ -38,7 +38,9 @@ def test_a_peer_whose_number_goes_back_is_refused_after_a_restart_too(tmp_path):
     made.close()
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"own": 1}', '{"own": "1", "peers": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"own": 1}', '{"own": "1", "peers": {}}']
+)
 def test_numbers_that_cannot_be_read_are_not_begun_anew(tmp_path, text):
     made = begin(tmp_path)
     made.close()

@@ -69,8 +69,7 @@ def test_frames_out_of_order_are_noticed(order):
     sender, receiver = macs()
     made = [sealed(sender), sealed(sender)]
     with pytest.raises(frames.Damaged, match="MAC"):
-        for number in order:
-            opened(made[number], receiver)
+        [opened(made[number], receiver) for number in order]
 
 
 def test_what_one_direction_sends_is_nothing_in_the_other():
@@ -84,13 +83,9 @@ def test_what_one_direction_sends_is_nothing_in_the_other():
 def test_keys_come_of_all_that_both_sides_bring(part):
     connector, listener = sides()
     values = {"secret": bytes(32), "incarnation": 9, "cluster": "x", "job": "y"}
-    other = connector._replace(
-        offer=connector.offer._replace(**{part: values[part]})
-    )
+    other = connector._replace(offer=connector.offer._replace(**{part: values[part]}))
     with pytest.raises(frames.Damaged):
-        opened(
-            sealed(seal.macs(connector, listener)[0]), seal.macs(other, listener)[0]
-        )
+        opened(sealed(seal.macs(connector, listener)[0]), seal.macs(other, listener)[0])
 
 
 def test_keys_come_of_both_certificates():

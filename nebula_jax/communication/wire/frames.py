@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import integrity as integrity_lib
 from nebula_jax.communication.wire.activity import Activity
-from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity, checksum
+from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity
 from nebula_jax.security import names
 
 VERSION = 3
@@ -298,8 +298,9 @@ def decode_head(
     start, tag = data[: -tags.tag_bytes], bytes(data[-tags.tag_bytes :])
     if not tags.fits(integrity_lib.HEAD, (start + header,), tag):
         raise Damaged(f"the {tags.what} of a head is wrong")
-    _, _, number, _, *fields = _FIELDS.unpack_from(start)
-    return Head(KINDS[number], *fields, bytes(start[_FIELDS.size :]))
+    _, _, number, _, sequence, acknowledged, size = _FIELDS.unpack_from(start)
+    payload_tag = bytes(start[_FIELDS.size :])
+    return Head(KINDS[number], sequence, acknowledged, size, payload_tag)
 
 
 def verify_payload(

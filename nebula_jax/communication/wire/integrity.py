@@ -1,4 +1,4 @@
-"""The integrity of a connection's frames: each has a tag of its payload and of its head.
+"""The integrity of frames: each has a tag of its payload and one of its head.
 
 Plain frames have checksums, against damage. Sealed ones have MACs, against people: see
 `security.seal`. Both ends of a connection have the same sort, one object for each

@@ -77,9 +77,7 @@ def opening_bytes(tags: Integrity = CHECKSUMS) -> int:
     return frames.frame_bytes(frames.Open, 0, tags)
 
 
-def read_opening(
-    data: bytes, tags: Integrity = CHECKSUMS
-) -> tuple[frames.Open, int]:
+def read_opening(data: bytes, tags: Integrity = CHECKSUMS) -> tuple[frames.Open, int]:
     """Reads the first frame of a connection whose session is yet to be found.
 
     Args:

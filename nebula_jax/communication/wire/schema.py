@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nebula_jax.communication.wire import frames, receive_buffer
+from nebula_jax.communication.wire import frames, integrity, receive_buffer
 
 TABLE_ENTRY_BYTES = 8  # a length in the table of a compressed tensor
 PAYLOAD_LIMITS = {  # bytes; tensors have their channel's, other messages none
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
           frames.FrameError: if they exceed the limits.
         """
         *sizes, total = np.frombuffer(table, ">u8").tolist()
-        if frames.checksum((table[: -frames.CHECKSUM.size],)) != total:
+        if integrity.checksum((table[: -frames.CHECKSUM.size],)) != total:
             raise frames.Damaged("the checksum of a table of lengths is wrong")
         if any(size > limit for size, limit in zip(sizes, self.sizes, strict=True)):
             raise frames.FrameError(

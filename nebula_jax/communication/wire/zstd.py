@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames, receive_buffer
+from nebula_jax.communication.wire import frames, integrity, receive_buffer
 
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
@@ -44,7 +44,7 @@ def with_table(buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
     The last 8 are its checksum: lengths are used before the payload has come.
     """
     lengths = np.array([len(each) for each in buffers], ">u8").tobytes()
-    total = frames.CHECKSUM.pack(frames.checksum((lengths,)))
+    total = frames.CHECKSUM.pack(integrity.checksum((lengths,)))
     return [np.frombuffer(lengths + total, np.uint8), *buffers]
 
 

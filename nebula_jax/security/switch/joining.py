@@ -66,8 +66,12 @@ def _answer(
     certificate = issuer.certificate().decode()
     if op == "authority":
         return {"op": op}, {"authority": certificate}
+    if op == "list":  # signed by the authority, and for everybody
+        return {"op": op}, {"revocations": issuer.revocation_list().decode()}
     if op != "join":
-        raise messages.Malformed(f"requested {printable.line(op, SHOWN)} without a certificate")
+        raise messages.Malformed(
+            f"requested {printable.line(op, SHOWN)} without a certificate"
+        )
     lab = messages.field(fields, "lab", str)
     requests = {
         role: messages.field(fields, role, str).encode() for role in federation.ROLES
@@ -110,6 +114,22 @@ def join(folder: federation.Folder, invitation: invitations.Invitation) -> None:
     answer = _request(address, fields, context, name)
     for role, request in requests.items():
         member.install(folder, role, request.key, _text(answer, role), ca)
+    revocation.RevocationList(folder).accept(_text(answer, "revocations"))
+
+
+def fetch_list(folder: federation.Folder) -> None:
+    """Gets the revocation list for a lab that has none that serves.
+
+    Without one a lab trusts nobody, not even who would send it one. The list is signed,
+    so it does not matter by whom it comes.
+
+    Raises:
+      errors.NebulaError: if it cannot be had.
+    """
+    address = folder.load().authority
+    ca = (member.load(folder, "switch").folder / "ca.pem").read_bytes()
+    context, name = peer_tls.joining_context(ca, folder.load().fingerprint)
+    answer = _request(address, {"op": "list"}, context, name)
     revocation.RevocationList(folder).accept(_text(answer, "revocations"))
 
 
@@ -160,9 +180,7 @@ def _request(
     return answer
 
 
-def found(
-    folder: federation.Folder, name: str
-) -> authority.LocalAuthority:
+def found(folder: federation.Folder, name: str) -> authority.LocalAuthority:
     """Founds a federation: makes its authority, and the credentials of its first lab.
 
     Args:

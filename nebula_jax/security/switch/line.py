@@ -1,4 +1,4 @@
-"""One connection between two switches: many streams, one after the other by their share.
+"""A connection between two switches: many streams, in turn by their shares.
 
 Control messages go before all data. Each stream may have WINDOW_BYTES under way that
 the other switch has not passed on, so that one whose trainer is slow holds up no other.
@@ -167,8 +167,8 @@ class Line:
                 each.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             for error in ends:
-                is_reason = isinstance(error, Exception) and not self._reason
-                self._reason = _words(error) if is_reason else self._reason
+                if isinstance(error, Exception):
+                    self._reason = self._reason or _words(error)
             self._end_all()
         return self._reason
 

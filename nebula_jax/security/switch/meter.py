@@ -1,4 +1,4 @@
-"""The meter of one direction of a stream: which kinds of frames pass, and how many bytes.
+"""The meter of one direction of a stream: the kinds of frames that pass, their bytes.
 
 A switch reads heads and lets everything else by. A stream begins with the TLS records
 in which its trainers agree on keys; sealed frames follow. Kinds are the names of frames
@@ -19,7 +19,7 @@ MOST_HANDSHAKE = 1 << 16  # bytes of TLS in a direction
 _RECORD = struct.Struct("!BHH")  # of TLS: kind, version, length
 _RECORD_KINDS = range(20, 24)
 _FIELDS = struct.Struct("!4sBBHQQQ")
-_HEAD_BYTES = frames.head_bytes(seal.Mac)
+_HEAD_BYTES = frames.head_bytes(seal.Mac(bytes(seal.KEY_BYTES)))
 _CHANNEL = struct.Struct("!H")
 _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's

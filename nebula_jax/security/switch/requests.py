@@ -116,9 +116,7 @@ async def _dial(
     vouched = f"{account.name}@{switch.lab}"
 
     def about(other: str) -> streams.About:
-        return streams.About(
-            new_name(), job, vouched, connector, listener, other
-        )
+        return streams.About(new_name(), job, vouched, connector, listener, other)
 
     served = switch.served.get((job, listener))
     if served is not None and lab in ("", switch.lab):

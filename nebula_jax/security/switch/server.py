@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.security import federation, peer_tls
+from nebula_jax.security import federation, peer_tls, revocation
 from nebula_jax.security.switch import (
     inner,
     joining,
@@ -156,6 +156,8 @@ class Switch:
                     self.state.log(f"{reason}; trying again")
                     self._record("fault", event=peer_tls.reason_of(error))
                     logged = reason
+                if isinstance(error, revocation.ListRefused):
+                    await self._fetch_list()
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
             else:
                 began, logged = time.monotonic(), ""
@@ -169,6 +171,15 @@ class Switch:
                 has_lasted = time.monotonic() - began > FIRST_PAUSE
                 pause = 0.0 if has_lasted or not running.done() else FIRST_PAUSE
             await asyncio.sleep(pause)
+
+    async def _fetch_list(self) -> None:
+        """Gets a revocation list that serves, if the authority is at another lab."""
+        if self.state.issuer is None:
+            try:
+                await asyncio.to_thread(joining.fetch_list, self.state.folder)
+                self.state.log("the revocation list is new")
+            except errors.NebulaError as error:
+                self.state.log(f"no revocation list: {error}")
 
     def _line(self, connection: outer.Connection, is_dialer: bool) -> line.Line:
         made = line.Line(
@@ -231,7 +242,7 @@ class Switch:
             messages.field(fields, name, str)
             for name in ("name", "job", "account", "from", "to")
         ]
-        about = streams.About(*texts, lab=made.lab)
+        about = streams.About._make([*texts, made.lab])
         self.state.begin(self._answer(made, stream, about))
 
     async def _answer(
@@ -256,9 +267,7 @@ class Switch:
         made.send(op="opened", stream=stream.number, why="")
         account = served.account
         made.share(stream, account.name, account.limits.share)
-        await self.state.carry(
-            about, account.name, trainer, stream, is_listener=True
-        )
+        await self.state.carry(about, account.name, trainer, stream, is_listener=True)
 
     # Trainers and commands of this lab.
 

@@ -13,7 +13,7 @@ FILE = "sessions.json"
 
 
 def read(folder: pathlib.Path) -> meter.Known:
-    """Reads the names; those of a damaged file are lost, and its sessions begin anew."""
+    """Reads the names; those of a damaged file are lost, and sessions begin anew."""
     try:
         found = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):

@@ -193,10 +193,12 @@ class State:
         finally:
             del self.under_way[key]
         ours = about.listener if is_listener else about.connector
-        if carried.refusal:
-            self.refusals[about.job, ours] = carried.refusal
+        if carried.refusal is not None:
+            if isinstance(carried.refusal, policy.PolicyError):
+                self.refusals[about.job, ours] = str(carried.refusal)
             self.log(f"ended a stream of {ours}: {carried.refusal}")
-            self.record("refusal", about.account, reason="policy", job=about.job)
+            reason = type(carried.refusal).__name__
+            self.record("refusal", about.account, reason=reason, job=about.job)
         directions = {"sent": carried.sent, "received": carried.received}
         for direction, kinds in directions.items():
             for kind, (count, nbytes) in kinds.items():

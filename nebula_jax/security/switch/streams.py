@@ -58,8 +58,8 @@ class Carried(NamedTuple):
     """The frames that one stream has carried, once it has ended."""
 
     reason: str
-    refusal: str
-    """Why this switch ended it; empty if it did not."""
+    refusal: errors.NebulaError | None
+    """The reason why this switch ended it, if it did."""
     sent: dict[str, list[int]]
     """Kind -> [frames, bytes], from the trainer here."""
     received: dict[str, list[int]]
@@ -103,7 +103,7 @@ async def carry(
         return end.reason or "the other side ended the stream"
 
     tasks = [asyncio.create_task(each) for each in (outward(), inward())]
-    refusal = ""
+    refusal = None
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0] in done and tasks[1] not in done:
@@ -113,12 +113,12 @@ async def carry(
         except (OSError, line.LineEnded) as error:
             reason = str(error)
         except errors.NebulaError as error:
-            reason = refusal = str(error)
+            reason, refusal = str(error), error
     finally:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        end.close(refusal or "the stream was ended", at_once=bool(refusal))
+        end.close(str(refusal or "the stream was ended"), at_once=refusal is not None)
         await close(writer)
     return Carried(reason, refusal, sent.seen, received.seen)
 

@@ -151,7 +151,9 @@ class Upkeep:
         for lab, each in list(self.state.lines.items()):
             if self.revocations.is_revoked(each.serial):
                 self.state.log(f"the certificate of {lab} was revoked")
-                self.state.record("certificate", self.state.lab, event="revoked", lab=lab)
+                self.state.record(
+                    "certificate", self.state.lab, event="revoked", lab=lab
+                )
                 each.close(f"the certificate of {lab} was revoked")
 
     # Renewal.

@@ -5,7 +5,7 @@ import pytest
 import xxhash
 
 from nebula_jax import errors
-from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.wire import activity, frames, integrity
 
 NUMBERS = bytes(7) + b"\x05" + bytes(7) + b"\x09"  # sequence 5, 9 frames acknowledged
 NOTHING = bytes.fromhex("2d06800538d394c2")  # XXH3 of no bytes, by its specification
@@ -56,8 +56,8 @@ def test_no_bytes_have_the_checksum_of_the_specification():
 def test_buffers_have_one_checksum_however_they_are_divided():
     parts = [b"ab", b"", np.arange(9, dtype=np.uint8), bytearray(5000)]
     whole = b"".join(bytes(part) for part in parts)
-    assert frames.checksum(parts) == frames.checksum([whole])
-    assert frames.checksum([]) == frames.checksum([b""])
+    assert integrity.checksum(parts) == integrity.checksum([whole])
+    assert integrity.checksum([]) == integrity.checksum([b""])
 
 
 TENSOR_HEADER = b"\x00\x01" + bytes(7) + b"\x02" + b"\x00\x00\x00\x03" + b"\x04"

@@ -55,8 +55,8 @@ def test_silence_is_given_up_without_patience_and_at_the_deadline(ends):
     here, _ = ends
     for deadline, patience in ((10.0, 0.05), (0.05, 10.0)):
         start = time.monotonic()
+        steps = greeting.read_opening(greeting.Connected(here))
         with pytest.raises(TimeoutError, match="nothing came for"):
-            steps = greeting.read_opening(greeting.Connected(here))
             greeting.run(steps, here, start + deadline, patience)
         assert time.monotonic() - start < 5.0
 

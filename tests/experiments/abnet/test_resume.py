@@ -35,8 +35,16 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def whole(runs):
+    """What a run in one process, never stopped, left for the two sides."""
+    status, output = runs.run(workdir="whole", cluster="whole", **RUN)
+    assert status == 0, output
+    return runs.sides("whole", STEPS)
+
+
+@pytest.fixture(scope="module")
 def undisturbed(runs):
-    """A run that was never stopped."""
+    """A run over the line that was never stopped."""
     status, output = runs.run(workdir="undisturbed", tls="off", **RUN)
     assert status == 0, output
     return runs.sides("undisturbed", STEPS)
@@ -57,22 +65,25 @@ def newest(runs, workdir):
 
 
 @pytest.mark.slow
-def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, undisturbed):
-    status, output = runs.run(workdir="looped", cluster="whole", **RUN)
-    assert status == 0, output
-    tiny_translations.assert_same(undisturbed, runs.sides("looped", STEPS))
+def test_codecs_do_in_one_process_what_they_do_over_the_line(undisturbed, whole):
+    tiny_translations.assert_same(undisturbed, whole)
     codecs = tiny_translations.flat(undisturbed[0]["codecs"])
     assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
 
 
-def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undisturbed):
-    """A full disk, a side that stands still and is killed, a cut line, Ctrl-C."""
+def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole):
+    """A full disk, a side that stands still and is killed, a cut line, Ctrl-C.
+
+    The codecs do in one process what they do over the line.
+    """
     saved = f"target/checkpoints/{EVERY:08d}"
     failing = f"ENOSPC:fsync:{saved}.partial"
     status, output = runs.run(workdir="faults", tls="off", failing=failing, **RUN)
     assert status == 1
     assert f"could not save step {EVERY} in faults/target/checkpoints" in output
     assert "No space left on device" in output
+    last = output.strip().splitlines()[-1]
+    assert last == "error: target ended with status 1; all clusters ended"
     assert newest(runs, "faults")["target"] == 0
 
     impatient = {"peer_timeout": 1, "restart": 1, "wan": "10mbit,5ms,cut=2s@1s"}
@@ -97,7 +108,9 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undis
     status, output = runs.run(workdir="faults", tls="off", **RUN)
     assert status == 0, output
     assert output.count(f"going on after step {step}") == 2
-    tiny_translations.assert_same(undisturbed, runs.sides("faults", STEPS))
+    tiny_translations.assert_same(whole, runs.sides("faults", STEPS))
+    codecs = tiny_translations.flat(whole[0]["codecs"])
+    assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
 
 
 @pytest.mark.slow

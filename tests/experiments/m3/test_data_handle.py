@@ -1,5 +1,6 @@
 """M3 on text that another lab serves: the same parameters, and an end with a grant."""
 
+import configured
 import jax
 import numpy as np
 import pytest
@@ -7,6 +8,9 @@ import served_corpus
 import tiny_runs
 import two_labs
 
+from experiments.m3 import config, data
+from nebula_jax import errors
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.runtime import process
 
 STEPS, BATCH = 12, tiny_runs.TINY["batch_size"]
@@ -45,10 +49,8 @@ def plain(runs):
 
 @pytest.fixture(scope="module")
 def owner(labs, runs, plain):
-    vocabulary = served_corpus.vocabularies.load(
-        runs.folder / plain.removeprefix("--vocabulary=")
-    )
-    made = served_corpus.Owner(labs.s, runs.text, vocabulary)
+    vocabulary = vocabularies.load(runs.folder / plain.removeprefix("--vocabulary="))
+    made = served_corpus.Owner(labs.s, runs.text, vocabulary, vocabulary.path)
     with made.serving():
         yield made
 
@@ -105,3 +107,37 @@ def test_a_spent_grant_ends_a_run_with_checkpoints_and_another_one_ends_it_well(
             runs.state("handle", cluster, STEPS),
             runs.state("plain", cluster, STEPS),
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "corpus"}, "expected handle:NAME"),
+        ({"data": HANDLE}, "needs --federation"),
+        ({"data": HANDLE, "federation": "f", "cluster": "whole"}, "cluster=whole"),
+        (
+            {"data": HANDLE, "federation": "f", "processes_per_cluster": 2},
+            "one process each",
+        ),
+        (
+            {"data": HANDLE, "federation": "f", "cluster": "generator:0"}
+            | {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": 0},
+            "one process each",
+        ),
+    ],
+)
+def test_what_cannot_work_is_named_before_anything_starts(given, message):
+    with pytest.raises(errors.SettingsError, match=message):
+        configured.run(config, **given)
+
+
+def test_groups_and_vocabulary_have_to_be_given():
+    given = {"data": HANDLE, "federation": "f", "generators": "en de|sw"}
+    run = configured.run(config, **given)
+    assert data.checked(run).agreed.groups() == [["en", "de"], ["sw"]]
+    with pytest.raises(errors.SettingsError, match="needs --vocabulary"):
+        data.shared_vocabulary(run)
+    with pytest.raises(errors.SettingsError, match="there is no text folder"):
+        data.checked(configured.run(config, **given | {"generators": "2"}))
+    with pytest.raises(errors.SettingsError, match="has 2, from 0"):
+        data.checked(run, only=2)

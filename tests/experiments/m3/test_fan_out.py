@@ -1,8 +1,12 @@
 import re
 
+import configured
 import jax
 import numpy as np
 import pytest
+
+from experiments.m3 import config
+from nebula_jax import errors
 
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
 RUN = {"steps": 4, "checkpoint_every": 2}
@@ -13,12 +17,16 @@ def states(runs, workdir, step=4):
 
 
 def test_micro_batches_over_a_line_are_those_of_one_process(runs):
+    """One generator; how those of two are joined is in parallel/test_fan_out.py."""
+    given = RUN | {"generators": "en", "task_mix": "mrtd", "fan_out": 2, "tls": "off"}
     for cluster in ("whole", "all"):
-        status, output = runs.run(cluster=cluster, workdir=cluster, fan_out=2, **RUN)
+        status, output = runs.run(cluster=cluster, workdir=cluster, **given)
         assert status == 0, output
-    jax.tree.map(
-        np.testing.assert_array_equal, states(runs, "whole"), states(runs, "all")
+    over_a_line, of_one_process = (
+        [runs.state(workdir, cluster, 4) for cluster in CLUSTERS[:2]]
+        for workdir in ("all", "whole")
     )
+    jax.tree.map(np.testing.assert_array_equal, over_a_line, of_one_process)
 
 
 @pytest.mark.slow
@@ -56,6 +64,6 @@ def test_what_is_measured_is_chosen_explained_and_kept(runs):
     ],
 )
 def test_a_number_that_cannot_be_is_an_error_in_words(runs, given, message):
-    status, output = runs.run(workdir="bad", **given)
-    assert status == 2, output
-    assert message in output.splitlines()[-1]
+    run = configured.run(config, **runs.flags() | given)
+    with pytest.raises(errors.SettingsError, match=re.escape(message)):
+        config.check(run)

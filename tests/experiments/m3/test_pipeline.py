@@ -31,6 +31,7 @@ def test_layers_over_two_devices_train_what_they_do_in_turn(runs):
         )
 
 
+@pytest.mark.slow  # in this process: models/test_stages.py
 def test_what_cannot_be_a_pipeline_is_an_error_in_words(runs):
     status, output = runs.run(workdir="bad", pipeline=3, **RUN)
     assert status == 2, output

@@ -16,7 +16,12 @@ def test_heads_are_read_as_they_were_made():
 
 @pytest.mark.parametrize(
     "head",
-    [b"\0" * 8, b"\x05" + bytes(7), b"\x02\xff\xff\xff" + bytes(4), b"\x03\0\0\x05" + bytes(4)],
+    [
+        b"\0" * 8,
+        b"\x05" + bytes(7),
+        b"\x02\xff\xff\xff" + bytes(4),
+        b"\x03\0\0\x05" + bytes(4),
+    ],
 )
 def test_other_kinds_and_longer_ones_are_refused(head):
     with pytest.raises(messages.Malformed):

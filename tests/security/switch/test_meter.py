@@ -86,9 +86,9 @@ def test_nothing_of_a_frame_that_is_not_admitted_passes_unseen():
     ],
 )
 def test_what_is_no_stream_of_ours_is_refused(data):
+    made = meters()
     with pytest.raises(meter.Unreadable):
-        for each in meters():
-            each.feed(data)
+        [each.feed(data) for each in made]
 
 
 def test_a_session_that_goes_on_over_another_stream_keeps_its_names():
@@ -103,7 +103,7 @@ def test_a_session_that_goes_on_over_another_stream_keeps_its_names():
 
 
 def test_a_connector_names_no_channels():
-    connector, listener = meters()
+    connector, _ = meters()
     connector.feed(frame(WELCOME))
     with pytest.raises(meter.Unreadable, match="channel 1, of 0"):
         connector.feed(TENSOR)

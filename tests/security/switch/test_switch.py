@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import datetime
+import json
 import random
+import socket
 import threading
 import time
 
@@ -20,12 +24,14 @@ from nebula_jax.security import (
     audit_counts,
     audit_entries,
     authority,
+    federation,
     incarnations,
+    invitations,
     policy,
     revocation,
     seal,
 )
-from nebula_jax.security.switch import joining, line
+from nebula_jax.security.switch import inner, joining, line
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
@@ -70,7 +76,7 @@ def discriminate(lab, steps, received, **more):
             link.step_done(step)
 
 
-def run(listening, dialing, steps=20, gate=lambda step: None, **more):
+def run(listening, dialing, steps=20, gate=lambda step: None, seconds=60, **more):
     """Runs both to their end; returns what the discriminator received, and errors."""
     tokens, done, failed = [], [], []
 
@@ -91,7 +97,7 @@ def run(listening, dialing, steps=20, gate=lambda step: None, **more):
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(seconds)
         assert not each.is_alive()
     return tokens, failed
 
@@ -144,7 +150,7 @@ def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
 
 
 def test_both_logs_have_the_same_bytes_of_each_kind(labs):
-    tokens, failed = run(labs.s, labs.t, job="counted")
+    _, failed = run(labs.s, labs.t, job="counted")
     assert not failed
     wait_until(lambda: not labs.s.switch.state.under_way)
     wait_until(lambda: not labs.t.switch.state.under_way)
@@ -238,7 +244,8 @@ def test_a_lab_that_was_revoked_is_gone_from_live_lines(tmp_path):
 
         tokens, failed = run(labs.s, labs.t, gate=gate, reconnect_timeout=3.0)
         assert ends[1] - ends[0] < 2.0
-        assert len(failed) == 2 and len(tokens) < 20
+        assert len(failed) == 2
+        assert len(tokens) < 20
         wait_until(lambda: any("revoked" in each for each in labs.s.lines))
         assert not labs.s.switch.state.lines
 
@@ -251,7 +258,7 @@ def test_what_a_relay_between_trainers_changes_changes_no_number(tmp_path):
         changed = []
 
         async def altered(self, data):
-            if len(changed) < 3 and rng.random() < 0.2:
+            if b"NEBS" in data and len(changed) < 5 and rng.random() < 0.2:
                 changed.append(len(data))
                 data = bytearray(data)
                 data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -261,7 +268,78 @@ def test_what_a_relay_between_trainers_changes_changes_no_number(tmp_path):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(line.Stream, "send", altered)
             tokens, failed = run(labs.s, labs.t)
-        assert changed
-        if not failed:
-            assert tokens == list(range(1, 21))
-        assert tokens == list(range(1, len(tokens) + 1))
+        assert len(changed) == 5
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_a_lab_without_a_list_that_serves_gets_one(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        labs.t.stop()
+        labs.t.folder.revocation_list.write_text("")
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.wait_for_line("lab-s")
+        assert "the revocation list is new" in labs.t.lines
+
+
+def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    try:
+        where = f"{s.address[0]}:{s.address[1]}"
+        issuer = authority.LocalAuthority(first)
+        text = issuer.invite("lab-t", where)
+        invitation = invitations.parse(text)
+        folder = federation.Folder
+        other = dataclasses.replace(invitation, lab="lab-u")
+        guessed = dataclasses.replace(invitation, secret=bytes(32))
+        forged = dataclasses.replace(invitation, fingerprint="0" * 64)
+        for wrong, words in (
+            (other, "for another lab"),
+            (guessed, "refused"),
+            (forged, "fingerprint"),
+        ):
+            with pytest.raises(errors.NebulaError, match=words):
+                joining.join(folder(tmp_path / "wrong"), wrong)
+        joining.join(folder(tmp_path / "t"), invitation)
+        with pytest.raises(joining.JoinError, match="refused"):
+            joining.join(folder(tmp_path / "again"), invitation)
+        past = federation.utc_now() - datetime.timedelta(hours=1, minutes=1)
+        late = invitations.parse(issuer.invite("lab-u", where, past), past)
+        with pytest.raises(joining.JoinError, match="expired"):
+            joining.join(folder(tmp_path / "late"), late)
+    finally:
+        s.stop()
+
+
+def test_nobody_without_the_token_of_the_switch_is_served(labs):
+    for token in ("", "x" * 43):
+        found = inner.read(labs.s.folder)
+        with socket.create_connection(found[:2]) as sock:
+            line_ = json.dumps({"token": token, "op": "status", "account": ""})
+            sock.sendall(line_.encode() + b"\n")
+            assert b"not the token" in sock.recv(1000)
+
+
+@pytest.mark.parametrize("data", [b"\n", b"{}\n", b"[" * 70_000, b"\xff\n"])
+def test_what_is_no_request_is_answered_or_dropped(labs, data):
+    found = inner.read(labs.s.folder)
+    with socket.create_connection(found[:2], 10) as sock, contextlib.suppress(OSError):
+        sock.sendall(data)
+        assert b"stream" not in sock.recv(1000)
+    assert labs.s.call(lambda: len(labs.s.switch.state.lines)) == 1
+
+
+@pytest.mark.slow
+def test_200_replacements_of_certificates_lose_no_frame(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+
+        def gate(step):
+            for each in (labs.s, labs.t):
+                asyncio.run_coroutine_threadsafe(
+                    each.switch.upkeep.rotate(), each.loop
+                ).result(30)
+
+        tokens, failed = run(labs.s, labs.t, steps=100, gate=gate, seconds=600)
+        assert not failed
+        assert tokens == list(range(1, 101))
