@@ -67,7 +67,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_faults": bench_faults.markdown,
     "bench_planner": bench_planner.markdown,
     "bench_security": bench_security.markdown,
-    "leakage": leaks_markdown.table,
+    "leakage": leaks_markdown.markdown,
     "scaling": scaling.markdown,
     "simulation": bench_report.simulation,
     "mutation_score": mutation_score.markdown,

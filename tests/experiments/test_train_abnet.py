@@ -1,6 +1,7 @@
 """ABNet from end to end: real processes, sockets, files; tiny models, invented text."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -9,9 +10,13 @@ import jax
 import numpy as np
 import pytest
 import tiny_translations
+from absl import flags
+from absl.testing import flagsaver
 from flax import traverse_util
 
+from experiments import translate as translate_command
 from nebula_jax.communication.wire import frames
+from nebula_jax.runtime import process
 from nebula_jax.training import metrics
 
 STEPS = 5
@@ -259,12 +264,33 @@ def test_a_run_translates_line_by_line(runs, split):
     assert lines[1] == lines[5] == ""
     assert "1 of 5 sentences were cut: line-4" in done.stderr
     assert "line-3, line-5\n" in done.stderr  # which have no character that is known
-    assert translate(runs, "", "--run=split").stdout == ""
 
 
-def test_what_is_no_run_of_train_abnet_translates_nothing(runs):
-    for arguments in ((), ("--run=text",)):
-        done = translate(runs, "uno\n", *arguments)
-        assert done.returncode == 2
-        assert "run of train_abnet" in done.stderr
-        assert "Traceback" not in done.stderr
+@pytest.fixture
+def translated_here(runs, monkeypatch, capsys):
+    """Runs the command in this process: nothing is compiled."""
+
+    def translated(text, *arguments):
+        stream = io.TextIOWrapper(io.BytesIO(text.encode()))
+        monkeypatch.setattr("sys.stdin", stream)
+        monkeypatch.setattr("sys.argv", ["translate", *arguments])
+        monkeypatch.chdir(runs.folder)
+        with flagsaver.flagsaver():
+            flags.FLAGS(["translate", *arguments])
+            status = process.guarded(translate_command.main)
+        return status, *capsys.readouterr()
+
+    return translated
+
+
+def test_no_lines_are_translated_to_none(translated_here, split):
+    assert translated_here("", "--run=split") == (0, "", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--run=text",)])
+def test_what_is_no_run_of_train_abnet_translates_nothing(translated_here, arguments):
+    status, out, err = translated_here("uno\n", *arguments)
+    assert status == 2
+    assert not out
+    assert err.startswith("error: ")
+    assert "run of train_abnet" in err

@@ -71,6 +71,8 @@ class Runs:
     """Starts the command in a folder of its own."""
 
     module = "experiments.pretrain_m3"
+    prefix: tuple[str, ...] = ()
+    """What the command is run by, such as `ip netns exec NAME`."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
@@ -107,7 +109,7 @@ class Runs:
             environment["FAILING_DISK"] = failing
             environment["PYTHONPATH"] += f"{os.pathsep}{FAILING_DISK}"
         return subprocess.Popen(
-            [sys.executable, "-m", self.module, *arguments],
+            [*self.prefix, sys.executable, "-m", self.module, *arguments],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,

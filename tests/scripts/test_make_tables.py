@@ -143,7 +143,7 @@ def test_only_what_is_between_the_markers_changes():
     text = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n"
     new = make_tables.rewrite(text, "x", "new\n")
     assert new == "a\n<!-- begin x -->\nnew\n<!-- end x -->\nb\n"
-    with pytest.raises(errors.NebulaError, match="no markers for y"):
+    with pytest.raises(errors.NebulaError, match="no file has markers for y"):
         make_tables.rewrite(text, "y", "new")
 
 
