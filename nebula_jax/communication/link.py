@@ -90,6 +90,8 @@ class Link:
         """Seconds that callers spent waiting for the peer or the line."""
         self.has_begun = False
         """True once the peer was let go on (listener only)."""
+        self.release: Callable[[], None] = lambda: None
+        """Is called when the link has ended: frees what it had for itself."""
         self.owner = ""
         """The DNS names of the peer's certificate; empty without TLS."""
 
@@ -267,13 +269,17 @@ class Link:
                     raise
                 self._driver.wait(lambda: False, waiting.pause(), past_end=True)
         self._driver.join()
-        self._session.window.spool.close()
+        self._free()
         self._driver.check()
 
     def abort(self, reason: str) -> None:
         """Sends the reason for giving up to the peer, and closes."""
         self._driver.abort(reason)
+        self._free()
+
+    def _free(self) -> None:
         self._session.window.spool.close()
+        self.release()
 
     def __enter__(self) -> "Link":
         return self
@@ -371,8 +377,7 @@ class Link:
         self._driver.check()
         peer = self._session.peer
         if self._has_peer_ended:
-            text = f"{peer} sent End while more was due"
-            raise session_lib.RemoteProtocolError(text)
+            raise session_lib.RemoteProtocolError(f"{peer} sent End while more was due")
         if self._driver.is_dead:
             text = f"the session with {peer} was ended while we waited for {what}"
             raise session_lib.SessionOver(text)

@@ -12,7 +12,6 @@ import pathlib
 import socket
 import stat
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -234,7 +233,7 @@ def dial(
         **more,
     )
     if trainer is not None:
-        weakref.finalize(link, trainer.close)
+        link.release = trainer.close
     _share(link)
     return link
 

@@ -77,7 +77,9 @@ class Incarnations:
 
     def close(self) -> None:
         """Lets another process begin the next one."""
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _read(self) -> dict[str, Any]:
         try:

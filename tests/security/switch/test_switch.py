@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import random
 import socket
 import threading
 import time
 
+import breakable_line
 import jax
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, own_switch
 from nebula_jax.security import (
+    accounts,
     audit_counts,
     audit_entries,
     authority,
@@ -31,7 +34,7 @@ from nebula_jax.security import (
     revocation,
     seal,
 )
-from nebula_jax.security.switch import inner, joining, line
+from nebula_jax.security.switch import inner, joining, line, requests
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
@@ -250,27 +253,93 @@ def test_a_lab_that_was_revoked_is_gone_from_live_lines(tmp_path):
         assert not labs.s.switch.state.lines
 
 
-def test_what_a_relay_between_trainers_changes_changes_no_number(tmp_path):
-    """A switch that alters bytes: sealed frames are damaged, and sent again."""
+def altered(rng, data):
+    data = bytearray(data)
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return [bytes(data)]
+
+
+WICKED = {
+    "altered": altered,
+    "dropped": lambda rng, data: [],
+    "repeated": lambda rng, data: [data, data],
+    "cut": lambda rng, data: [data[: len(data) // 2]],
+    "reordered": lambda rng, data: [data[len(data) // 2 :], data[: len(data) // 2]],
+    "reflected": None,
+}
+
+
+@pytest.mark.parametrize("kind", WICKED)
+def test_what_a_switch_does_to_frames_changes_no_number(tmp_path, kind):
+    """A switch that means ill: sealed frames are found damaged, and sent again."""
     with two_labs.two_labs(tmp_path) as labs:
         send = line.Stream.send
-        rng = random.Random(3)
-        changed = []
+        rng, changed = random.Random(3), []
 
-        async def altered(self, data):
-            if b"NEBS" in data and len(changed) < 5 and rng.random() < 0.2:
-                changed.append(len(data))
-                data = bytearray(data)
-                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                data = bytes(data)
-            await send(self, data)
+        async def wicked(self, data):
+            if b"NEBS" not in data or len(changed) >= 4 or rng.random() > 0.2:
+                await send(self, data)
+                return
+            changed.append(len(data))
+            if kind == "reflected":
+                self._take(data)  # back to who sent it
+                return
+            for each in WICKED[kind](rng, data):
+                await send(self, each)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(line.Stream, "send", altered)
-            tokens, failed = run(labs.s, labs.t)
-        assert len(changed) == 5
+            patched.setattr(line.Stream, "send", wicked)
+            more = {"peer_timeout": 2.0}  # what was dropped is missed by then
+            tokens, failed = run(labs.s, labs.t, **more)
+        assert changed
         assert not failed
         assert tokens == list(range(1, 21))
+
+
+def test_a_line_between_switches_that_damages_bytes_changes_no_number(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    proxy = breakable_line.Proxy(s.address)
+    folder = two_labs.join(tmp_path / "t", first, s.address)
+    t = two_labs.Running(folder, peers=[proxy.address])
+    try:
+        t.wait_for_line("lab-s")
+        proxy.flip(20_000, breakable_line.UP, breakable_line.DOWN)
+        tokens, failed = run(s, t, steps=200)
+        assert proxy.flipped
+        assert not failed
+        assert tokens == list(range(1, 201))
+    finally:
+        proxy.close()
+        t.stop()
+        s.stop()
+
+
+def test_a_switch_cannot_join_streams_of_different_jobs(labs):
+    """What it announces as another job is found out by the trainers themselves."""
+    about = requests.streams.About
+
+    def renamed(cls, *values, **fields):
+        made = about(*values, **fields)
+        return made._replace(job="other" if made.job == "mixed" else made.job)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(requests.streams, "About", functools.partial(renamed, None))
+        failed, seen = [], []
+
+        def listen():
+            with contextlib.suppress(errors.NebulaError):
+                discriminate(labs.s, 3, seen, job="other", connect_timeout=4.0)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            generate(labs.t, 3, [], job="mixed", connect_timeout=3.0)
+        except errors.NebulaError as error:
+            failed.append(error)
+        thread.join(30)
+    assert failed
+    assert not seen
 
 
 def test_a_lab_without_a_list_that_serves_gets_one(tmp_path):
@@ -343,3 +412,31 @@ def test_200_replacements_of_certificates_lose_no_frame(tmp_path):
         tokens, failed = run(labs.s, labs.t, steps=100, gate=gate, seconds=600)
         assert not failed
         assert tokens == list(range(1, 101))
+
+
+def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        path = labs.t.folder.path / policy.FILE
+        path.write_text('{"jobs": {"m3": {"bytes": 20000}}}')
+        wait_until(lambda: labs.t.switch.state.rules._jobs)
+        tokens, failed = run(labs.s, labs.t, steps=400, reconnect_timeout=2.0)
+        assert 0 < len(tokens) < 400
+        assert tokens == list(range(1, len(tokens) + 1))
+        assert any("used up its 20,000 bytes" in str(each) for each in failed)
+        labs.t.stop()
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.wait_for_line("lab-s")
+        tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, reconnect_timeout=2.0)
+        assert not tokens
+        assert failed
+
+
+def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        people = labs.t.switch.state.identity
+        owner = people.account_of(people.owner_token(), time.time())
+        people.set_limits(owner, owner.name, accounts.Limits(quota_bytes=1000))
+        run(labs.s, labs.t, steps=20)
+        labs.t.call(labs.t.switch.upkeep.charge)
+        _, failed = run(labs.s, labs.t, connect_timeout=2.0)
+        assert "1000 bytes over" in " ".join(map(str, failed))
