@@ -335,6 +335,7 @@ def gather(folder: pathlib.Path) -> dict[str, Any]:
         rows = [measure_line(mbit, labs) for mbit in LINES]
     revocations = measure_revocations(folder / "three")
     return {
+        "rounds": ROUNDS,
         "install_to_secure_seconds": secure,
         "rows": rows,
         "revocation_seconds": sorted(revocations),
@@ -359,7 +360,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         *("a switch, of a core", "a trainer, of a core"),
     ]
     return report.join(
-        report.heading(result, "", " of measuring"),
+        report.heading(result, f"{result['rounds']} rounds", " of measuring"),
         report.table(header, rows, "lrrrrr"),
         f"From an empty folder to a line between two labs, with all commands:"
         f" {result['install_to_secure_seconds']:.1f} s. A lab that is revoked at one"

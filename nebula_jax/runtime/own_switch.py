@@ -158,11 +158,14 @@ class Trainer:
 
     def client_context(self) -> Any:
         """Returns the TLS context of one connection to another trainer."""
-        return peer_tls.client_context(self.folder, "trainer")
+        return peer_tls.client_context(self.folder, "trainer", self._rules().tls)
 
     def server_context(self) -> Any:
         """Returns the TLS context of one connection from another trainer."""
-        return peer_tls.server_context(self.folder, "trainer")
+        return peer_tls.server_context(self.folder, "trainer", self._rules().tls)
+
+    def _rules(self) -> policy.Policy:
+        return policy.load(self.folder.path / policy.FILE)
 
     def reach(self, listener: str) -> bridge.Reach:
         """Returns the way to a listening trainer, through the switches.
@@ -201,8 +204,7 @@ class Trainer:
             raise PeerRefused(f"{name} ({peer.role}) takes part in job {job}")
         if self._lab and peer.lab != self._lab:
             raise PeerRefused(f"{name} is not of {self._lab} (--peer)")
-        rules = policy.load(self.folder.path / policy.FILE)
-        rules.check_lab(self.job, offer.cluster, peer.lab)
+        self._rules().check_lab(self.job, offer.cluster, peer.lab)
         self._numbers.admit(name, offer.incarnation)
 
     def serve(

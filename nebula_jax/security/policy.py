@@ -8,7 +8,8 @@ job of every account may cross. A job is looked up by its name, then as `*`:
 
 `kinds` are the channels whose tensors may cross (all if missing; the frames that steer
 a session always may), `bytes` all that may cross in the job's life, and `labs` those
-that may be a cluster (any lab if missing).
+that may be a cluster (any lab if missing). Beside `jobs` there may be `tls`, the oldest
+version of TLS that this lab takes: "1.3" if missing, or "1.2".
 """
 
 import json
@@ -23,6 +24,8 @@ STEERING = frozenset(
     ("handshake", "Open", "Hello", "Welcome", "StepDone", "Stop", "Ping", "End")
 ) | {"Abort"}
 """The kinds of frames that carry nothing of a text or a model."""
+VERSIONS = ("1.3", "1.2")
+"""The oldest version of TLS that a lab may take; the first is the default."""
 _FIELDS = {"kinds", "bytes", "labs"}
 
 
@@ -33,9 +36,11 @@ class PolicyError(errors.NebulaError):
 class Policy:
     """The policy as its file has it."""
 
-    def __init__(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes the rules of each job, checked."""
-        self._jobs = jobs
+    def __init__(
+        self, jobs: Mapping[str, Mapping[str, Any]], tls: str = VERSIONS[0]
+    ) -> None:
+        """Takes the rules of each job, and the oldest version of TLS, checked."""
+        self._jobs, self.tls = jobs, tls
 
     def check_kind(self, job: str, kind: str) -> None:
         """Raises PolicyError unless frames of a kind may cross for a job."""
@@ -82,11 +87,14 @@ def load(path: pathlib.Path) -> Policy:
     except (OSError, ValueError) as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     jobs = found.get("jobs") if isinstance(found, dict) else None
-    if not isinstance(jobs, dict) or set(found) != {"jobs"}:
+    if not isinstance(jobs, dict) or not set(found) <= {"jobs", "tls"}:
         raise PolicyError(f'{path}: expected {{"jobs": {{NAME: RULES}}}}')
+    tls = found.get("tls", VERSIONS[0])
+    if tls not in VERSIONS:
+        raise PolicyError(f"{path}: tls must be one of {', '.join(VERSIONS)}")
     for name, rules in jobs.items():
         _check_rules(rules, f"{path}: job {name}")
-    return Policy(jobs)
+    return Policy(jobs, tls)
 
 
 def _check_rules(rules: Any, where: str) -> None:

@@ -1,8 +1,9 @@
 """100,000 mutated streams against a real listener, beside a peer that means well.
 
-A quarter of them is in every run of the tests, the others are slow. Each stream is a connection: a conversation, or a part of one, with a few changes. Some
-changes break checksums, others have them computed anew, so that they reach what is
-behind them. A seed draws them; a failure names it.
+A quarter of them is in every run of the tests, the others are slow. Each stream is a
+connection: a conversation, or a part of one, with a few changes. Some changes break
+checksums, others have them computed anew, so that they reach what is behind them. A
+seed draws them; a failure names it.
 """
 
 import gc

@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+import tiny_runs
 import two_halves
 
 from experiments import split_your_model as example
@@ -24,7 +25,7 @@ def command(tmp_path_factory):
     """Starts the real command, its standard error merged into its output."""
     folder = tmp_path_factory.mktemp("split_your_model")
     environment = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tiny_runs.QUICK_START}",
     }
 
     def start(**flags):

@@ -14,6 +14,7 @@ from nebula_jax.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAILING_DISK = pathlib.Path(__file__).parent / "failing_disk"
+QUICK_START = pathlib.Path(__file__).parent / "quick_start"
 
 SENTENCES = {
     "en": "the {} has {} doors and {} windows",
@@ -88,7 +89,7 @@ class Runs:
 
     def environment(self) -> dict[str, str]:
         """Returns this process's environment with the project on the path."""
-        return os.environ | {"PYTHONPATH": str(ROOT)}
+        return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{QUICK_START}"}
 
     def start(self, *arguments: str, failing="", **flags) -> subprocess.Popen:
         """Starts a run; its standard error is merged into its output.
@@ -107,7 +108,8 @@ class Runs:
         environment = self.environment()
         if failing:
             environment["FAILING_DISK"] = failing
-            environment["PYTHONPATH"] += f"{os.pathsep}{FAILING_DISK}"
+            # In the place of QUICK_START: Python imports one sitecustomize.
+            environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{FAILING_DISK}"
         return subprocess.Popen(
             [*self.prefix, sys.executable, "-m", self.module, *arguments],
             cwd=self.folder,

@@ -9,7 +9,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from nebula_jax.security import federation, peer_tls
+from nebula_jax.security import federation, peer_tls, policy
 
 HANDSHAKE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 1.0
@@ -43,7 +43,8 @@ async def accept(folder: federation.Folder, sock: socket.socket) -> Connection:
     """
     loop = asyncio.get_running_loop()
     try:
-        context = peer_tls.server_context(folder, "switch", allows_joining=True)
+        floor = policy.load(folder.path / policy.FILE).tls
+        context = peer_tls.server_context(folder, "switch", floor, allows_joining=True)
         reader = asyncio.StreamReader(LIMIT_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(
@@ -71,7 +72,8 @@ async def dial(folder: federation.Folder, address: tuple[str, int]) -> Connectio
       federation.Refusal: with the reason, if it must not be used.
       OSError: if nobody answers, or there was no handshake.
     """
-    context = peer_tls.client_context(folder, "switch")
+    floor = policy.load(folder.path / policy.FILE).tls
+    context = peer_tls.client_context(folder, "switch", floor)
     context.check_hostname = False  # the certificate has the lab's name, not the host's
     reader, writer = await asyncio.open_connection(
         *address,

@@ -30,11 +30,12 @@ from nebula_jax.security import (
     federation,
     incarnations,
     invitations,
+    member,
     policy,
     revocation,
     seal,
 )
-from nebula_jax.security.switch import inner, joining, line, requests
+from nebula_jax.security.switch import inner, joining, line, requests, upkeep
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
@@ -440,3 +441,45 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(tmp_pat
         labs.t.call(labs.t.switch.upkeep.charge)
         _, failed = run(labs.s, labs.t, connect_timeout=2.0)
         assert "1000 bytes over" in " ".join(map(str, failed))
+
+
+def test_certificates_renew_themselves_at_two_thirds_of_their_life(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(upkeep, "RETRY_SECONDS", 0.1)
+    with two_labs.two_labs(tmp_path) as labs:
+        # Its life begins a minute before it is issued: of 93 s, 62 are over 2 s later.
+        life = datetime.timedelta(seconds=33)
+        monkeypatch.setattr(labs.s.switch.state.issuer, "_lifetime", life)
+        serials = []
+        for each in (labs.s, labs.t):
+            asyncio.run_coroutine_threadsafe(
+                each.switch.upkeep.rotate(), each.loop
+            ).result(20)
+            serials.append(member.load(each.folder, "switch").certificate.serial_number)
+        for each, serial in zip((labs.s, labs.t), serials, strict=True):
+            wait_until(
+                lambda each=each, serial=serial: (
+                    member.load(each.folder, "switch").certificate.serial_number
+                    != serial
+                )
+            )
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_a_line_ends_with_the_certificate_of_its_lab(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        past = labs.s.switch.state.lines["lab-t"]
+        assert any("lab-t" in each for each in labs.s.lines)
+        handles = [
+            each
+            for each in labs.s.call(lambda: list(labs.s.loop._scheduled))
+            if each._args and "has expired" in str(each._args[-1])
+        ]
+        assert len(handles) == 1
+        seconds = handles[0].when() - labs.s.call(labs.s.loop.time)
+        assert 86_000 < seconds < 86_400
+        labs.s.call(past.close, handles[0]._args[-1])
+        wait_until(lambda: any("has expired" in each for each in labs.s.lines))
