@@ -74,7 +74,7 @@ def read(
         found = parallel_side.read(parallel_side.path(folder, "train"))
         rows, languages = len(found.ids), "one side of a parallel corpus"
     else:
-        text = served_text.ServedText(provider, prepared_dir)
+        text = served_text.opened(provider, prepared_dir)
         rows, languages = len(text), _languages([each.name for each in text.parts])
     schema = data_schema.parse(
         {

@@ -74,8 +74,7 @@ def _add_data_commands(commands: arguments.Commands) -> None:
         "--kind",
         choices=KINDS,
         default=KINDS[0],
-        help="text folder (mono, the default), or one side of a parallel corpus (side,"
-        " which cannot be served yet)",
+        help="text folder (mono, the default), or one side of a parallel corpus (side)",
     )
     made.add_argument("--about", default="", help="a line about it, for people")
     arguments.acting_command(commands, "list", data_list, "List the data of this lab.")

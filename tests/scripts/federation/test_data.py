@@ -52,7 +52,7 @@ def provider(lab, name):
 def test_a_corpus_is_offered_by_its_form_alone(lab, corpus, tmp_path):
     found = offer(lab, corpus)
     settings, handle, mock_rows = provider(lab, "corpus-es")
-    rows = len(served_text.ServedText(settings, tmp_path / "prepared"))
+    rows = len(served_text.opened(settings, tmp_path / "prepared"))
     assert f"{rows} rows; sentences in es, fr\n" in found.out
     known = vocabulary.load(corpus / "vocabulary.model")
     assert settings == {
@@ -213,7 +213,7 @@ def test_data_that_is_withdrawn_is_gone(lab, corpus):
 def test_what_was_offered_can_be_served_from_where_it_was_packed(lab, corpus):
     offer(lab, corpus)
     service = data_service.DataService(lab.folder, "corpus-es")
-    assert len(service._text) == provider(lab, "corpus-es")[1].schema.rows
+    assert len(service._served.text) == provider(lab, "corpus-es")[1].schema.rows
     service._identity.close()
 
 
