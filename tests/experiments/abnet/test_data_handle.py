@@ -49,6 +49,7 @@ def owner(labs, runs, sides):
         yield made
 
 
+@pytest.mark.slow  # M3's is in every run of the tests
 def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
     owner, labs, runs, sides
 ):
