@@ -13,7 +13,6 @@ from cryptography import x509
 
 from nebula_jax import errors, printable
 from nebula_jax.security import (
-    audit_verify,
     federation,
     identity_store,
     issuing,
@@ -22,6 +21,7 @@ from nebula_jax.security import (
     private_files,
     revocation,
 )
+from nebula_jax.security.audit import verify as audit_verify
 
 LITTLE_BYTES = 1 << 30
 """A disk with less is nearly full: a log that finds no room stops what it records."""

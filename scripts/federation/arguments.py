@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.runtime import own_switch
-from nebula_jax.security import audit, federation, roles
+from nebula_jax.security import federation, roles
 from nebula_jax.security.accounts import Account
+from nebula_jax.security.audit import log as audit
 from nebula_jax.security.identity import Identity
 
 DEFAULT_FOLDER = "federation"

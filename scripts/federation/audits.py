@@ -5,16 +5,13 @@ import collections
 import pathlib
 from collections.abc import Iterator
 
-from nebula_jax.security import (
-    audit_counts,
-    audit_entries,
-    audit_files,
-    audit_story,
-    audit_verify,
-    federation,
-    roles,
-    witness,
-)
+from nebula_jax.security import federation, roles
+from nebula_jax.security.audit import counts as audit_counts
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import story as audit_story
+from nebula_jax.security.audit import verify as audit_verify
+from nebula_jax.security.audit import witness
 from scripts.federation import arguments
 
 

@@ -6,15 +6,9 @@ import pathlib
 import socket
 import time
 
-from nebula_jax.security import (
-    accounts,
-    audit,
-    authority,
-    identity,
-    invitations,
-    revocation,
-)
+from nebula_jax.security import accounts, authority, identity, invitations, revocation
 from nebula_jax.security import federation as federation_lib
+from nebula_jax.security.audit import log as audit
 from nebula_jax.security.switch import joining
 from scripts.federation import arguments
 

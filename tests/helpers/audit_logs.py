@@ -2,7 +2,10 @@
 
 import datetime
 
-from nebula_jax.security import audit, audit_files, audit_verify, checkpoint_note
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import verify as audit_verify
 
 
 class Clock:

@@ -14,7 +14,8 @@ from unittest import mock
 
 import tiny_accounts
 
-from nebula_jax.security import audit_entries, federation, passwords
+from nebula_jax.security import federation, passwords
+from nebula_jax.security.audit import entries as audit_entries
 from scripts import nebula
 
 PASSWORD = "correct horse battery"

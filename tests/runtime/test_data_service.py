@@ -17,7 +17,8 @@ from nebula_jax import errors
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture, packed_sequences, resumable_batches
 from nebula_jax.runtime import connect, data_channels, remote_text
-from nebula_jax.security import audit_entries, logins, tokens
+from nebula_jax.security import logins, tokens
+from nebula_jax.security.audit import entries as audit_entries
 
 ROWS = 4
 GROUP = ["en", "de"]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
-from nebula_jax.security import audit, authority, federation, identity, policy
+from nebula_jax.security import authority, federation, identity, policy
 from nebula_jax.security.accounts import Account
+from nebula_jax.security.audit import log as audit
 from nebula_jax.security.switch import inner, line, sessions, streams, usage
 
 OPEN_SECONDS = 10.0  # for the other switch to answer

@@ -13,15 +13,8 @@ from typing import Any
 from cryptography import x509
 
 from nebula_jax import errors, printable
-from nebula_jax.security import (
-    checkpoint_note,
-    federation,
-    isolation,
-    member,
-    policy,
-    revocation,
-    witness,
-)
+from nebula_jax.security import federation, isolation, member, policy, revocation
+from nebula_jax.security.audit import checkpoint_note, witness
 from nebula_jax.security.switch import joining, line, messages, sessions, usage
 from nebula_jax.security.switch.state import State
 

@@ -5,7 +5,8 @@ import shutil
 import nebula_command
 import pytest
 
-from nebula_jax.security import audit, witness
+from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import witness
 
 PASSWORD = nebula_command.PASSWORD
 

@@ -195,7 +195,7 @@ def test_ones_own_password_needs_the_present_one(lab):
 
 def test_what_the_audit_log_does_not_take_is_not_done(lab):
     with mock.patch(
-        "nebula_jax.security.audit.Log.append", side_effect=OSError("full")
+        "nebula_jax.security.audit.log.Log.append", side_effect=OSError("full")
     ):
         lab.fails("account", "add", "ana", stdin=f"{PASSWORD}\n")
     assert "ana" not in lab("account", "list").out

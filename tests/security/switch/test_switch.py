@@ -24,8 +24,6 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, own_switch
 from nebula_jax.security import (
     accounts,
-    audit_counts,
-    audit_entries,
     authority,
     federation,
     incarnations,
@@ -35,6 +33,8 @@ from nebula_jax.security import (
     revocation,
     seal,
 )
+from nebula_jax.security.audit import counts as audit_counts
+from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.switch import inner, joining, line, requests, upkeep
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)

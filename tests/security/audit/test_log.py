@@ -13,21 +13,17 @@ from audit_logs import Clock, exchange, fill, opened
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import errors
-from nebula_jax.security import (
-    audit,
-    audit_entries,
-    audit_files,
-    audit_tail,
-    audit_verify,
-    checkpoint_note,
-    merkle,
-    private_files,
-    witness,
-)
+from nebula_jax.security import private_files
+from nebula_jax.security.audit import checkpoint_note, merkle, witness
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import tail as audit_tail
+from nebula_jax.security.audit import verify as audit_verify
 
 APPENDER = """
 import pathlib, sys
-from nebula_jax.security import audit
+from nebula_jax.security.audit import log as audit
 folder, name, count = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 with audit.Log.open(folder, "lab-s") as log:
     print("ready", flush=True)

@@ -8,14 +8,10 @@ import time
 import pytest
 from audit_logs import Clock, copied, exchange, fill, opened, restore
 
-from nebula_jax.security import (
-    audit,
-    audit_files,
-    audit_verify,
-    checkpoint_note,
-    merkle,
-    witness,
-)
+from nebula_jax.security.audit import checkpoint_note, merkle, witness
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import verify as audit_verify
 
 FILES = audit_verify.Copy._fields
 

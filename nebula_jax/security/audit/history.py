@@ -12,7 +12,8 @@ import hashlib
 import json
 from typing import NamedTuple
 
-from nebula_jax.security import audit_files, checkpoint_note
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import files as audit_files
 
 
 class History(NamedTuple):

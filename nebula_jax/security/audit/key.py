@@ -3,7 +3,9 @@
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax.security import audit_files, checkpoint_note, private_files
+from nebula_jax.security import private_files
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import files as audit_files
 
 
 def load(paths: audit_files.Paths, lab: str) -> ed25519.Ed25519PrivateKey:

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from nebula_jax.security import merkle
+from nebula_jax.security.audit import merkle
 
 # The entries, roots and proofs that implementations of Certificate Transparency share.
 ENTRIES = [

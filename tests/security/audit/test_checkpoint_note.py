@@ -6,7 +6,7 @@ import hashlib
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax.security import checkpoint_note
+from nebula_jax.security.audit import checkpoint_note
 
 KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 WITNESS_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))

@@ -18,14 +18,11 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nebula_jax.security import (
-    audit_entries,
-    audit_files,
-    audit_heads,
-    checkpoint_note,
-    merkle,
-)
-from nebula_jax.security.audit_heads import Finding, Signed
+from nebula_jax.security.audit import checkpoint_note, merkle
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import heads as audit_heads
+from nebula_jax.security.audit.heads import Finding, Signed
 
 
 class Copy(NamedTuple):

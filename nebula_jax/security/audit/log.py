@@ -22,14 +22,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from nebula_jax.security import (
-    audit_entries,
-    audit_files,
-    audit_key,
-    audit_store,
-    checkpoint_note,
-)
-from nebula_jax.security.audit_files import AuditError
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import key as audit_key
+from nebula_jax.security.audit import store as audit_store
+from nebula_jax.security.audit.files import AuditError
 
 
 class Head(NamedTuple):

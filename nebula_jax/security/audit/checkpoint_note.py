@@ -26,7 +26,8 @@ from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import errors, printable
-from nebula_jax.security import merkle, names
+from nebula_jax.security import names
+from nebula_jax.security.audit import merkle
 
 LOG = 0x01
 """The type of a log's own signature: Ed25519 over the text."""

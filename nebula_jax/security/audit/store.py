@@ -10,16 +10,13 @@ import pathlib
 from typing import Any, NamedTuple
 
 from nebula_jax import disk
-from nebula_jax.security import (
-    audit_entries,
-    audit_files,
-    audit_history,
-    audit_tail,
-    checkpoint_note,
-    merkle,
-    private_files,
-)
-from nebula_jax.security.audit_files import AuditError
+from nebula_jax.security import private_files
+from nebula_jax.security.audit import checkpoint_note, merkle
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import history as audit_history
+from nebula_jax.security.audit import tail as audit_tail
+from nebula_jax.security.audit.files import AuditError
 
 _ADVICE = "`nebula audit verify` names what was changed"
 

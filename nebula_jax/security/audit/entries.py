@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.security import audit_files
+from nebula_jax.security.audit import files as audit_files
 
 MOST_BYTES = 65_536
 """Bytes of a line: more would be data, which does not belong here."""

@@ -27,12 +27,9 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import printable
-from nebula_jax.security import (
-    audit_files,
-    checkpoint_note,
-    merkle,
-    private_files,
-)
+from nebula_jax.security import private_files
+from nebula_jax.security.audit import checkpoint_note, merkle
+from nebula_jax.security.audit import files as audit_files
 
 
 class WitnessError(audit_files.AuditError):

@@ -9,7 +9,9 @@ bad disk changed it, and nothing is repaired.
 
 from typing import NamedTuple
 
-from nebula_jax.security import audit_entries, audit_files, merkle
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import merkle
 
 
 class Tail(NamedTuple):

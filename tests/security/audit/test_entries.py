@@ -9,7 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from nebula_jax.security import audit_entries, audit_files
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
 
 NOW = datetime.datetime(2026, 11, 22, 14, 3, 11, 250_000, tzinfo=datetime.UTC)
 

@@ -10,13 +10,9 @@ from audit_logs import exchange, fill, opened
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import errors
-from nebula_jax.security import (
-    audit_files,
-    checkpoint_note,
-    merkle,
-    private_files,
-    witness,
-)
+from nebula_jax.security import private_files
+from nebula_jax.security.audit import checkpoint_note, merkle, witness
+from nebula_jax.security.audit import files as audit_files
 
 KEY = ed25519.Ed25519PrivateKey.generate()
 VERIFIER = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, KEY).text

@@ -5,7 +5,9 @@ import itertools
 import pytest
 from audit_logs import opened
 
-from nebula_jax.security import audit_counts, audit_entries, audit_files
+from nebula_jax.security.audit import counts as audit_counts
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
 
 
 def stream(job, name, kind, size, frames, **more):

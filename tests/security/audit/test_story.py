@@ -3,7 +3,11 @@
 import pytest
 from audit_logs import Clock, exchange, opened
 
-from nebula_jax.security import audit, audit_files, audit_phrases, audit_story, witness
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import phrases as audit_phrases
+from nebula_jax.security.audit import story as audit_story
+from nebula_jax.security.audit import witness
 
 DIGEST = "0123456789abcdef" * 4
 

@@ -4,7 +4,9 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nebula_jax.security import audit_files, audit_history, checkpoint_note
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import history as audit_history
 
 
 class Finding(NamedTuple):

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nebula_jax import printable
-from nebula_jax.security import audit_entries, audit_files, audit_phrases
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.audit import phrases as audit_phrases
 
 _DIGEST_RE = re.compile(r"[0-9a-f]{40,}")
 _SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes", "disk_bytes")

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.security import audit_entries, audit_files, checkpoint_note
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import files as audit_files
 
 
 class Count(NamedTuple):
