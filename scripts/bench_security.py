@@ -53,7 +53,8 @@ for _name in ("out", "workdir"):
 
 LINES = {"60": "60mbit,15ms", "170": "170mbit,15ms"}
 """Mbit/s -> line."""
-ROUNDS, STEPS, WARM_UP = 5, 40, 5
+ROUNDS, STEPS, WARM_UP = 3, 150, 5
+"""So many steps that the CPU time of the handshakes is a small part."""
 KILOBYTES = {"60": 256, "170": 724}
 """The size of a tensor: some 35 ms on its line."""
 COMPUTE_SECONDS = 0.08
