@@ -7,7 +7,9 @@ with another line; after `dial`, the connection then is a stream to the other tr
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -47,6 +49,21 @@ class Address(NamedTuple):
     def __repr__(self) -> str:
         """Leaves the token out."""
         return f"{self.host}:{self.port}"
+
+
+def lock(folder: federation.Folder) -> int:
+    """Makes this the only switch of its lab; returns a descriptor, to be closed.
+
+    Raises:
+      NoSwitch: if another one runs.
+    """
+    held = os.open(folder.path / ".switch.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise NoSwitch(f"{folder.path}: a switch of this lab runs already") from None
+    return held
 
 
 def write(folder: federation.Folder, address: Address) -> None:
@@ -131,7 +148,9 @@ def request(
 def _read_line(sock: socket.socket) -> bytes:
     """Reads to the end of a line, and no byte further: a stream may follow."""
     data = bytearray()
-    while not data.endswith(b"\n") and len(data) < messages.MOST_BYTES[1]:
+    while (
+        not data.endswith(b"\n") and len(data) < messages.MOST_BYTES[messages.CONTROL]
+    ):
         peeked = sock.recv(1 << 16, socket.MSG_PEEK)
         if not peeked:
             raise NoSwitch("the switch closed the connection without an answer")

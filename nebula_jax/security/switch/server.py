@@ -21,6 +21,7 @@ from nebula_jax.security.switch import (
     line,
     messages,
     outer,
+    refusals,
     requests,
     state,
     streams,
@@ -42,6 +43,7 @@ class Switch:
         """Opens what the switch needs; for arguments and errors see `state.State`."""
         self.state = state.State(folder, log)
         self.upkeep = upkeep.Upkeep(self.state)
+        self._refusals = refusals.Refusals(self._record_refusal)
         self._pending = 0
         self._token = inner.new_token()
         self._stop = asyncio.Event()
@@ -63,6 +65,7 @@ class Switch:
           started: called once trainers can come.
         """
         folder, begin = self.state.folder, self.state.begin
+        lock = inner.lock(folder)
         host, port = inside.getsockname()[:2]
         begin(self._accept_trainers(inside))
         inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
@@ -83,6 +86,7 @@ class Switch:
             await self.state.end_tasks()
             self._record("switch", event="stopped")
             self.upkeep.close()
+            os.close(lock)
             if listening is not None:
                 listening.close()
 
@@ -100,7 +104,11 @@ class Switch:
         listening.setblocking(False)
         listening.listen(BACKLOG)
         while True:
-            sock, address = await loop.sock_accept(listening)
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except OSError:  # it went again, or the system has no more
+                await asyncio.sleep(FIRST_PAUSE)
+                continue
             if self._pending >= MOST_PENDING:
                 sock.close()  # whoever is honest tries again
                 continue
@@ -128,8 +136,13 @@ class Switch:
 
     def _refused(self, host: str, error: BaseException) -> None:
         reason = peer_tls.reason_of(error)
-        self.state.log(f"refused a connection from {host}: {reason}: {error}")
-        self.state.record("refusal", host, reason=reason)
+        self._refusals.add(host, reason, str(error), time.monotonic())
+
+    def _record_refusal(self, host: str, reason: str, others: int, text: str) -> None:
+        more = f" (and {others} others before it)" if others else ""
+        self.state.log(f"refused a connection from {host}: {reason}: {text}{more}")
+        about = {"others": others} if others else {}
+        self.state.record("refusal", host, reason=reason, **about)
 
     async def _join(self, connection: outer.Connection, host: str) -> None:
         try:
@@ -276,7 +289,11 @@ class Switch:
         inside.setblocking(False)
         inside.listen(BACKLOG)
         while True:
-            sock, _ = await loop.sock_accept(inside)
+            try:
+                sock, _ = await loop.sock_accept(inside)
+            except OSError:
+                await asyncio.sleep(FIRST_PAUSE)
+                continue
             self.state.begin(self._serve_inside(sock))
 
     async def _serve_inside(self, sock: socket.socket) -> None:

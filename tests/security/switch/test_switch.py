@@ -382,6 +382,11 @@ def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
         s.stop()
 
 
+def test_a_lab_has_one_switch_at_a_time(labs):
+    with pytest.raises(inner.NoSwitch, match="runs already"):
+        inner.lock(labs.s.folder)
+
+
 def test_nobody_without_the_token_of_the_switch_is_served(labs):
     for token in ("", "x" * 43):
         found = inner.read(labs.s.folder)
