@@ -52,7 +52,7 @@ def new_authority() -> Authority:
     certificate = (
         _certificate(name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
     return Authority(certificate, key)
@@ -70,7 +70,7 @@ def issue(authority: Authority, name: x509.GeneralName) -> Credentials:
     certificate = (
         _certificate(_name("cluster"), issuer, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(key_usage(signs_certificates=False), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage(USAGES),
             critical=True,
@@ -164,8 +164,12 @@ def _certificate(
     )
 
 
-def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Restricts a key to signing certificates, or to signing TLS handshakes."""
+def key_usage(signs_certificates: bool) -> x509.KeyUsage:
+    """Restricts a key to signing certificates and lists of them, or TLS handshakes.
+
+    Args:
+      signs_certificates: whether it is an authority's.
+    """
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from nebula_jax.security import credentials
+from nebula_jax.security import certificates, credentials
 
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 """Longer than any federation: with another authority every lab would join anew."""
@@ -50,7 +50,7 @@ def authority_certificate(
     return (
         _builder(name, name, public, now - BACKDATED, now + AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(certificates.key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -79,7 +79,7 @@ def leaf(
     return (
         _builder(_name("lab"), issuer.subject, key, now - BACKDATED, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(certificates.key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(credentials.USAGES), critical=True)
         .add_extension(names, critical=True)
         .add_extension(identifier, critical=False)
@@ -151,18 +151,3 @@ def _name(unit: str, lab: str | None = None) -> x509.Name:
 def _identifier_of(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     key: Any = authority.public_key()  # an authority's key can sign
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
-
-
-def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Restricts a key to signing certificates and lists, or TLS handshakes."""
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nebula_jax import errors
 from nebula_jax.security import (
+    certificates,
     credentials,
     federation,
     issuing,
@@ -237,7 +238,7 @@ def another_authority(pki, same_identifier=False):
     found = (
         issuing._builder(name, name, key.public_key(), now - HOUR, now + DAY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        .add_extension(issuing._key_usage(signs_certificates=True), True)
+        .add_extension(certificates.key_usage(signs_certificates=True), True)
         .add_extension(own if same_identifier else other, False)
         .sign(key, hashes.SHA256())
     )
