@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
@@ -47,6 +47,7 @@ class Switch:
         self._pending = 0
         self._token = inner.new_token()
         self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
 
     async def run(
         self,
@@ -63,8 +64,11 @@ class Switch:
           peers: addresses of the switches to dial.
           inside: bound to the inner address.
           started: called once trainers can come.
+
+        Raises:
+          federation.FederationError: if a part that it needs has failed.
         """
-        folder, begin = self.state.folder, self.state.begin
+        folder, begin = self.state.folder, self._begin
         lock = inner.lock(folder)
         host, port = inside.getsockname()[:2]
         begin(self._accept_trainers(inside))
@@ -89,10 +93,29 @@ class Switch:
             os.close(lock)
             if listening is not None:
                 listening.close()
+        if self._failure is not None:
+            raise federation.FederationError(
+                f"the switch cannot go on: {self._failure!r}"
+            ) from self._failure
 
     def stop(self) -> None:
         """Ends `run`."""
         self._stop.set()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts what a switch must not be without: if it fails, the switch ends.
+
+        One that accepted connections and enforced no revocation would be worse.
+        """
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                self._failure = self._failure or task.exception()
+                self.stop()
+
+        task = asyncio.create_task(work)
+        self.state.hold(task)
+        task.add_done_callback(done)
 
     def _record(self, kind: str, **what: Any) -> None:
         self.state.record(kind, self.state.lab, **what)

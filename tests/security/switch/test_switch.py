@@ -19,7 +19,7 @@ import two_labs
 from two_labs import settings, wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import codec
+from nebula_jax.communication import codec, listener
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, own_switch
 from nebula_jax.security import (
@@ -35,7 +35,7 @@ from nebula_jax.security import (
 )
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.switch import inner, joining, line, requests, upkeep
+from nebula_jax.security.switch import inner, joining, line, requests, server, upkeep
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
@@ -380,6 +380,19 @@ def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
             joining.join(folder(tmp_path / "late"), late)
     finally:
         s.stop()
+
+
+def test_a_switch_whose_upkeep_fails_ends(tmp_path):
+    """It would serve on, and enforce no revocation."""
+
+    async def failing():
+        raise ValueError("what nobody has thought of")
+
+    made = server.Switch(two_labs.found(tmp_path / "s"), print)
+    made.upkeep._look_at_files = failing
+    inside = listener.listen(("127.0.0.1", 0))
+    with pytest.raises(federation.FederationError, match="nobody has thought of"):
+        asyncio.run(asyncio.wait_for(made.run(None, [], inside), 20))
 
 
 def test_a_lab_has_one_switch_at_a_time(labs):
