@@ -211,27 +211,30 @@ def read(cls: type[Values]) -> Values:
     """Returns a configuration filled from the flags of its fields' names.
 
     Args:
-      cls: a dataclass; its `tuple[int, ...]` fields are lists of numbers in a flag.
+      cls: a dataclass; its `tuple[int, ...]` fields are lists of numbers in a flag. A
+        list may also have one number for an `int`.
 
     Raises:
-      errors.SettingsError: if a list has something else than numbers.
+      errors.SettingsError: if a list has something else than numbers, or not one.
     """
     return cls(**{each.name: _value(each) for each in dataclasses.fields(cls)})
 
 
 def _value(field: dataclasses.Field) -> Any:
-    value = flags.FLAGS[field.name].value
+    value: Any = flags.FLAGS[field.name].value
     if field.name == "workdir":
         return command_line.workdir(value)
     if field.type is pathlib.Path:
         return pathlib.Path(value)
-    if field.type == tuple[int, ...]:
+    if field.type == tuple[int, ...] or (field.type is int and isinstance(value, list)):
         numbers = tuple(command_line.whole_number(part.strip()) for part in value)
-        if None in numbers:
+        is_one = field.type is int
+        if None in numbers or (is_one and len(numbers) != 1):
+            expected = "one number such as 2" if is_one else "numbers such as 16,32"
             raise errors.SettingsError(
-                f"--{field.name}={','.join(value)}: expected numbers such as 16,32"
+                f"--{field.name}={','.join(value)}: expected {expected}"
             )
-        return numbers
+        return numbers[0] if is_one else numbers
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -23,6 +23,7 @@ from absl import flags
 
 from experiments import cluster_process, command_line, configuration, shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 from nebula_jax.runtime import (
     checkpoints,
@@ -62,7 +63,7 @@ def main() -> int:
                 f"--cluster={cluster}: expected all, whole, discriminator or"
                 " generator:K"
             )
-    settings = config.settings(run, data.vocabulary(run.local))
+    settings = config.settings(run, shared_vocabulary.given(run.local))
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     return cluster_process.run(run, settings, folder, train, cluster)
 
@@ -83,7 +84,7 @@ def _run_here(run: config.Run) -> int:
                 )
             )
         run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
-        vocabulary = data.vocabulary(run.local)
+        vocabulary = shared_vocabulary.given(run.local)
         settings = config.settings(run, vocabulary)
         for name in names:
             checkpoints.check_same_run(workdir, name, settings)
@@ -91,7 +92,7 @@ def _run_here(run: config.Run) -> int:
         if not run.local.data:  # who serves it has prepared it
             with process.timed("preparing the text"):
                 for index in range(generators):
-                    data.GeneratorText(run, index, vocabulary)
+                    data.text_of(run, index, vocabulary)
         if is_whole:
             status = whole.train(run)
         else:

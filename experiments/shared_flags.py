@@ -13,6 +13,7 @@ from absl import app, flags, logging
 from experiments import command_line
 from nebula_jax.models import transformer
 from nebula_jax.runtime import process
+from nebula_jax.training import masking
 
 # What a process is, and where its files are.
 flags.DEFINE_string(
@@ -20,6 +21,12 @@ flags.DEFINE_string(
     "all",
     "Part of the run that this process is: all (starts every cluster here), whole (the"
     " same computation uncut), or the name of one cluster: see the experiment.",
+)
+flags.DEFINE_list(
+    "clusters",
+    [],
+    "Clusters of a run: with pretrain_bert their number, 1 to 8; with"
+    " scripts/issue_certificates.py their names, such as discriminator,generator:0.",
 )
 flags.DEFINE_string(
     "workdir", "", "Folder of the run; runs/<name of the flagfile> if empty."
@@ -45,17 +52,78 @@ flags.DEFINE_string(
 flags.DEFINE_string("run", "", "Folder of an earlier run, whose flags hold.")
 flags.DEFINE_string("out", "", "File or folder to write.")
 
+# The text of pre-training, and its vocabulary.
+flags.DEFINE_list(
+    "languages",
+    ["all"],
+    "Languages, such as en,sw: with finetune_xnli those to test in; with pretrain_bert"
+    ' those that every cluster reads, or groups, one for each cluster, as in "en de|hi'
+    ' ur", or all for those of the text folder.',
+)
+flags.DEFINE_string(
+    "task_mix",
+    "mrtd=1 trtd=1",
+    "Weights of the tasks of every cluster with text, or of each, as in"
+    ' "mrtd|trtd|mrtd=1 trtd=3": mrtd reads single languages, trtd translations.',
+)
+flags.DEFINE_float(
+    "mono_alpha", 0.3, "Sampling exponent of single languages.", lower_bound=0.0
+)
+flags.DEFINE_float(
+    "parallel_alpha", 0.7, "Sampling exponent of translations.", lower_bound=0.0
+)
+flags.DEFINE_string(
+    "vocabulary",
+    "",
+    "File of the sentencepiece model that all clusters share, or with --hot_start the"
+    " folder of its trimmed tokenizer. If empty, --cluster=all and --cluster=whole make"
+    " one from the text, of --vocab_size pieces.",
+)
+flags.DEFINE_integer(
+    "vocab_size",
+    8000,
+    "Pieces of a vocabulary that is trained here; with --hot_start, pieces of the"
+    " tokenizer that are kept, the most frequent in the text.",
+    lower_bound=32,
+)
+flags.DEFINE_integer(
+    "vocab_lines",
+    200_000,
+    "Largest number of sentences to train the vocabulary on.",
+    lower_bound=1,
+)
+flags.DEFINE_string(
+    "hot_start",
+    "",
+    "Encoder that every model of the run begins with (section 4.1): a name of"
+    " scripts/prepare_pretrained.py, or a checkpoint folder. If empty, random weights.",
+)
+flags.DEFINE_integer("max_length", 64, "Tokens of a sequence.", lower_bound=8)
+flags.DEFINE_float(
+    "mask_rate", 0.15, "Share of tokens masked.", lower_bound=0.01, upper_bound=0.9
+)
+flags.DEFINE_enum(
+    "mask_policy",
+    "electra",
+    list(masking.POLICIES),
+    "Pieces at masked positions: mask (always [MASK]), electra (15 % kept), bert"
+    " (10 % random, 10 % kept).",
+)
+
 # How clusters meet.
 flags.DEFINE_string(
     "listen",
     "127.0.0.1:0",
-    "HOST:PORT where the listening cluster waits; [::]:PORT for IPv6 and IPv4.",
+    "HOST:PORT where a cluster waits for those that dial it; [::]:PORT for IPv6 and"
+    " IPv4. With --cluster=all, that of the first one that listens: others get free"
+    " ports of the same host.",
 )
 flags.DEFINE_string(
     "peer",
     "",
-    "HOST:PORT of the listening cluster; with --federation, the lab that the other"
-    " clusters have to be of (any if empty).",
+    "HOST:PORT of the listening cluster; of each that this one dials, in their order"
+    " with commas between them, if they are several (a.example:7070,b.example:7071)."
+    " With --federation, the lab that the other clusters have to be of (any if empty).",
 )
 flags.DEFINE_string(
     "federation",
@@ -203,6 +271,13 @@ flags.DEFINE_integer(
     "warmup_steps", 10_000, "Steps until the peak learning rate.", lower_bound=0
 )
 flags.DEFINE_float(
+    "warmup_ratio",
+    0.1,
+    "Share of the run until the peak learning rate: of its steps, or of --total_time.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
+flags.DEFINE_float(
     "weight_decay", 0.0, "Decoupled weight decay of AdamW.", lower_bound=0.0
 )
 flags.DEFINE_float(
@@ -228,6 +303,23 @@ flags.DEFINE_list(
 )
 flags.DEFINE_integer(
     "eval_every", 500, "Steps between evaluations on held-out text.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "eval_batches", 2, "Held-out batches of each language.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "eval_batch_size",
+    64,
+    "Examples of a batch where nothing is trained.",
+    lower_bound=1,
+)
+flags.DEFINE_list(
+    "emulate_compute",
+    [],
+    "Milliseconds that stand in for the compute of a larger model: every process sleeps"
+    " them. With pretrain_m3 two numbers, as in 50,400, for each micro-batch of a"
+    " generator and each step of the discriminator; with pretrain_bert one number, for"
+    " each step. For timings on machines that are too small.",
 )
 flags.DEFINE_integer(
     "checkpoint_every", 100, "Steps between checkpoints.", lower_bound=1

@@ -13,6 +13,10 @@ of the same flagfile, with its own side of the text (scripts/split_parallel.py):
 `--wan=auto-scaled` the line is the paper's, scaled to this machine: see
 `abnet/scaled_wan`. The loops are in `abnet/source`, `abnet/target` and `abnet/whole`;
 what crosses is in `abnet/channels`.
+
+With `--replicas=2` there are two such pairs, `target:0` and `source:0`, `target:1` and
+`source:1`, whose adapters local steps join (`abnet/replicas`); in one process they are
+in `abnet/several`.
 """
 
 import contextlib
@@ -27,15 +31,17 @@ from experiments import cluster_process, configuration, shared_flags
 from experiments.abnet import (
     config,
     data,
+    meeting,
     models,
+    pairs,
     report,
     scaled_wan,
+    several,
     source,
     target,
     target_model,
     whole,
 )
-from nebula_jax import errors
 from nebula_jax.runtime import (
     checkpoints,
     connect,
@@ -45,8 +51,6 @@ from nebula_jax.runtime import (
     traces,
 )
 
-CLUSTERS = ("target", "source")  # the first one listens
-
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 
@@ -55,22 +59,17 @@ def main() -> int:
     """Runs the part that --cluster names."""
     run = config.from_flags()
     cluster = run.local.cluster
-    if cluster not in ("all", "whole", *CLUSTERS):
-        raise errors.SettingsError(
-            f"--cluster={cluster}: expected all, whole, source or target"
-        )
+    pairs.check_cluster(run)
     scaled_wan.check(run.local)
-    connect.check_role(
-        scaled_wan.without(run.local).connection(), cluster, "target", "source"
-    )
+    meeting.check_place(run, scaled_wan.without(run.local).connection())
     config.check(run)
     devices.simulate(run.local.layout(), run.local.num_processes or 1)
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):
             return _run_here(run)
-    train = source.train if cluster == "source" else target.train
+    train = source.train if pairs.role_of(cluster) == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    settings = configuration.settings(run.agreed)
+    settings = config.settings(run.agreed)
     return cluster_process.run(run, settings, folder, train, cluster)
 
 
@@ -78,16 +77,17 @@ def _run_here(run: config.Run) -> int:
     """Gives each side its text, prepares the models, runs the clusters, reports."""
     begin = time.monotonic()
     workdir, is_whole = run.local.workdir, run.local.cluster == "whole"
-    names = ("whole",) if is_whole else CLUSTERS
-    for name in names:
-        checkpoints.check_same_run(workdir, name, configuration.settings(run.agreed))
+    clusters = pairs.clusters(run.agreed)
+    is_one = len(clusters) == len(pairs.ROLES)
+    for name in ["whole"] if is_whole and is_one else clusters:
+        checkpoints.check_same_run(workdir, name, config.settings(run.agreed))
     with contextlib.ExitStack() as stack:
         if not is_whole:
             connection = scaled_wan.without(run.local).connection()
             launch = stack.enter_context(
                 launcher.prepared(
-                    *(workdir, names, connection, run.local.restart),
-                    run.local.processes_per_cluster,
+                    *(workdir, clusters, connection, run.local.restart),
+                    *(run.local.processes_per_cluster, meeting.dials(run.agreed)),
                 )
             )
         folders = data.split(run)
@@ -96,17 +96,18 @@ def _run_here(run: config.Run) -> int:
         run = run.with_local(wan=scaled_wan.resolve(run, folders))
         configuration.write_run_flags(workdir, run)
         if is_whole:
-            status = whole.train(run, folders)
+            status = (whole if is_one else several).train(run, folders)
         else:
             sides = dict(zip(("source", "target"), map(str, folders), strict=True))
             arguments = functools.partial(_arguments, run, sides)
             status = launch("experiments.train_abnet", arguments)
     if status == 0:
-        clusters = {name: run_folder.of_cluster(workdir, name) for name in names}
-        traces.gather(workdir, clusters.values())
+        names = ["whole"] if is_whole else clusters
+        reported = {name: run_folder.of_cluster(workdir, name) for name in names}
+        traces.gather(workdir, reported.values())
         report.report(
             workdir,
-            clusters,
+            reported,
             {**dataclasses.asdict(run.agreed), **_reported(run.local)},
             run.agreed.length_buckets,
             scaled_wan.read(workdir),
@@ -121,7 +122,7 @@ def _arguments(
     """Returns the flags of one cluster's process."""
     reach = dataclasses.replace(reach, wan=run.local.wan)
     local = dataclasses.replace(
-        run.local.reaching(cluster, reach), side_dir=sides[cluster]
+        run.local.reaching(cluster, reach), side_dir=sides[pairs.role_of(cluster)]
     )
     return configuration.arguments(config.Run(run.agreed, local))
 

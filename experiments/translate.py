@@ -141,7 +141,7 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
     Raises:
       errors.NebulaError: if there is none.
     """
-    names = ["whole"] if (workdir / "whole").is_dir() else ["source", "target"]
+    names = _saved_by(workdir)
     folders = [workdir / name / "checkpoints" for name in names]
     steps = [
         set(checkpoint_files.verified_steps(each, process.message)) for each in folders
@@ -159,6 +159,15 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
     if names == ["whole"]:
         states = list(states[0])
     return [each["state"]["params"] for each in states], step
+
+
+def _saved_by(workdir: pathlib.Path) -> list[str]:
+    """Returns the folders of the run that have the two sides' checkpoints."""
+    one, first = ["source", "target"], ["source-0", "target-0"]  # of several pairs
+    for names in (["whole"], one, first):
+        if all((workdir / name / "checkpoints").is_dir() for name in names):
+            return names
+    return one
 
 
 def _filled(

@@ -58,6 +58,7 @@ ELEMENTWISE = (
     "int4(tensor, stochastic)",
     "int4(row, stochastic)",
     "int4(64, stochastic)",
+    "e3m0",
 )
 OTHERS = (
     "hadamard",
@@ -69,6 +70,7 @@ OTHERS = (
     "subspace(32)",
     "top_k(0.01)",
     "top_k(0.1)",
+    "sparse_loco",
     "error_feedback(top_k(0.01)|fp16)",
     "pack_tokens",
     "pack_tokens|svd(0.2)|fp16",

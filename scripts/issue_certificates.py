@@ -16,10 +16,8 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.security import certificates, names
 
-flags.DEFINE_list(
-    "clusters", [], "Names of the clusters, such as discriminator,generator:0."
-)
-flags.declare_key_flag("out")
+for _name in ("out", "clusters"):
+    flags.declare_key_flag(_name)
 
 
 def main() -> int:

@@ -36,6 +36,7 @@ from scripts import (
     table4_speedup,
 )
 from scripts.bench import report as bench_report
+from scripts.ladder import markdown as ladder_markdown
 from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import abnet_markdown, main_results, paper, xnli_markdown
 
@@ -61,6 +62,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
     "fake_rates": fake_rates.markdown,
+    "bert_ladder": ladder_markdown.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,

@@ -1,9 +1,11 @@
-"""Makes the vocabulary that all clusters of an M3 run share.
+"""Makes the vocabulary that all clusters of a pre-training run share.
 
     python -m scripts.train_vocabulary --data_dir=FOLDER --vocab_size=8000 --out=v.model
 
 Run it once, where text of all languages is, and copy the file to every cluster: they
-compare its digest when they meet. (It contains pieces of words, not sentences.)
+compare its digest when they meet. (It contains pieces of words, not sentences.) The
+languages are those of pretrain_m3's --generators, or of pretrain_bert's --languages if
+these are given.
 
     python -m scripts.train_vocabulary --hot_start=e5-small --data_dir=FOLDER --out=v
 
@@ -17,9 +19,11 @@ from absl import flags
 
 from experiments import shared_flags
 from experiments.m3 import config, data
+from experiments.pretraining import text
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 
-for _name in ("out", *config.FLAGS):
+for _name in ("out", "languages", *config.FLAGS):
     flags.declare_key_flag(_name)
 
 
@@ -27,11 +31,15 @@ def main() -> int:
     """Writes --out."""
     if not flags.FLAGS.out:
         raise errors.SettingsError("--out=FILE is needed: where the vocabulary goes")
-    run, out = data.checked(config.from_flags()), pathlib.Path(flags.FLAGS.out)
+    run, out = config.from_flags(), pathlib.Path(flags.FLAGS.out)
+    if flags.FLAGS["languages"].using_default_value:
+        groups = data.checked(run).agreed.groups()
+    else:
+        groups = text.groups(flags.FLAGS.languages, run.local)
     if run.local.hot_start and out.exists():
         raise errors.SettingsError(f"--out={out} is there already; move it away")
-    size = data.make_vocabulary(run, out)
-    languages = [language for group in run.agreed.groups() for language in group]
+    languages = [language for group in groups for language in group]
+    size = shared_vocabulary.make(run.local, languages, out)
     print(f"{out}: {size} pieces, {', '.join(languages)}")
     return 0
 

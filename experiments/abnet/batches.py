@@ -3,8 +3,12 @@
 Both sides compute the same schedule of the length buckets of the source's rows, so a
 batch's hidden states have few lengths; the target's rows are as long as they are.
 
+With several pairs it is a schedule of joint batches, of which each pair takes its own
+part. A pair's loss is divided by the mean of the pairs' tokens, not by its own: so the
+mean of the pairs' gradients is the gradient of the joint batch.
+
 N training examples, B batch, M micro-batches, b = B / M, L source length, Q target
-length, P slots for predictions.
+length, P slots for predictions, R pairs.
 """
 
 from collections.abc import Iterator
@@ -23,21 +27,47 @@ def row_buckets(agreed: config.Agreed, text: data.Text) -> np.ndarray:
     return length_buckets.bucket_of(text.train.lengths, agreed.length_buckets)
 
 
-def schedule(agreed: config.Agreed, buckets: np.ndarray) -> length_buckets.Schedule:
-    """Returns which examples make up each batch.
+class Schedule(length_buckets.Schedule):
+    """The batches of one pair: its share of the joint batch of all."""
 
-    Args:
-      agreed: of the run.
-      buckets: [N] uint8, of the source's rows.
-    """
-    return length_buckets.Schedule(buckets, agreed.batch_size, agreed.seed)
+    def __init__(
+        self, agreed: config.Agreed, buckets: np.ndarray, replica: int = 0
+    ) -> None:
+        """Prepares the order; no epoch is shuffled yet.
+
+        Args:
+          agreed: of the run.
+          buckets: [N] uint8, of the source's rows.
+          replica: number of the pair.
+
+        Raises:
+          length_buckets.ScheduleError: if there are fewer than R B examples.
+        """
+        rows, self._replicas = agreed.batch_size, agreed.replicas
+        super().__init__(buckets, rows * agreed.replicas, agreed.seed)
+        self._share = slice(rows * replica, rows * (replica + 1))
+
+    def batch(self, step: int) -> length_buckets.Batch:
+        """Returns this pair's examples of step `step`, counted from 0: [B] of them."""
+        joint = super().batch(step)
+        return joint._replace(indices=joint.indices[self._share])
+
+    def tokens(self, step: int, lengths: np.ndarray) -> np.float32:
+        """Returns the mean of the pairs' tokens in step `step`, counted from 0.
+
+        Args:
+          step: counted from 0.
+          lengths: [N] int32, tokens of each row.
+        """
+        joint = super().batch(step)
+        return np.float32(lengths[joint.indices].sum() / self._replicas)
 
 
 def source_batch(
     agreed: config.Agreed,
     mesh: Mesh,
     text: data.Text,
-    order: length_buckets.Schedule,
+    order: Schedule,
     target_lengths: np.ndarray,
     step: int,
 ) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
@@ -57,7 +87,7 @@ def source_batch(
     """
     bucket, indices = order.batch(step - 1)
     is_cmlm = agreed.objective == "cmlm"
-    tokens = np.float32(target_lengths[indices].sum() if is_cmlm else 1)
+    tokens = order.tokens(step - 1, target_lengths) if is_cmlm else np.float32(1)
     everywhere = mesh_lib.replicated(mesh)
     length, pad = agreed.length_buckets[bucket], text.tokenizer.special.pad
 
@@ -77,7 +107,7 @@ def target_batch(
     agreed: config.Agreed,
     mesh: Mesh,
     text: data.Text,
-    order: length_buckets.Schedule,
+    order: Schedule,
     step: int,
 ) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
     """Makes the target side's batch of a step; see `source_batch`.
@@ -89,7 +119,7 @@ def target_batch(
     bucket, indices = order.batch(step - 1)
     lengths = text.train.lengths
     columns = data.bucket_length(agreed, lengths[indices])
-    tokens = np.float32(lengths[indices].sum())
+    tokens = order.tokens(step - 1, lengths)
     parts = length_buckets.micro_batches(indices, agreed.micro_batches)
     longest = max(parts, key=lambda part: lengths[part].sum())
     slots = data.slots(lengths[longest], len(longest), columns, agreed.objective)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 from absl import flags
 
 from experiments import configuration
+from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
 from nebula_jax.communication import codecs
 from nebula_jax.models import abnet
@@ -145,6 +147,15 @@ flags.DEFINE_string(
     "identity",
     "Codec of the gradients in the hidden states, such as pack_tokens|int8(64).",
 )
+flags.DEFINE_integer(
+    "replicas",
+    1,
+    "Pairs of a source and a target, each of which trains on its own examples of a"
+    " joint batch, --replicas times --batch_size; local steps (--sync) join their"
+    " parameters.",
+    lower_bound=1,
+    upper_bound=8,
+)
 
 # Evaluation.
 flags.DEFINE_integer(
@@ -171,12 +182,19 @@ DEFAULTS = {
 """Shared flags that have another default in this experiment."""
 
 MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
+NO_HUB = ("hub", "quorum", "grace")
+"""Flags of local steps that pairs have no use for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(configuration.Agreed):
-    """The settings that both clusters share."""
+class Agreed(configuration.Agreed, local_steps_config.Settings):
+    """The settings that all clusters share.
 
+    Those of local steps count with several pairs.
+    """
+
+    replicas: int
+    """Pairs, R; `batch_size` is that of each."""
     pair: str
     """Languages of source and target."""
     length_buckets: tuple[int, ...]
@@ -214,6 +232,21 @@ class Agreed(configuration.Agreed):
     def is_evaluated(self, step: int) -> bool:
         """Returns True if dev is translated after `step`."""
         return step % self.eval_every == 0 or step == self.steps
+
+    def is_saved_after(self, step: int) -> bool:
+        """Returns True if a checkpoint is due after `step`, unless it is the last."""
+        if self.replicas == 1:
+            return step % self.checkpoint_every == 0
+        return self.local_steps().is_saved_after(step, self.checkpoint_every)
+
+    def window(self) -> int:
+        """Returns how many steps the checkpoints of two clusters may be apart.
+
+        Those of a pair are never apart: its source waits for the target's token. A
+        cluster with all messages of a round has nothing to wait for until it applies
+        the next one, while another may not have begun the step after its own message.
+        """
+        return 0 if self.replicas == 1 else self.inner_steps + self.delay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,16 +288,33 @@ def from_flags() -> Run:
     return Run(configuration.read(Agreed), configuration.read(Local))
 
 
+def settings(agreed: Agreed) -> dict[str, Any]:
+    """Returns what a Hello compares, and a checkpoint is checked against.
+
+    Of one pair it is what it was before there were several: its runs go on.
+    """
+    found = configuration.settings(agreed)
+    if agreed.replicas > 1:
+        return found
+    unused = {each.name for each in dataclasses.fields(local_steps_config.Settings)}
+    return {
+        name: value
+        for name, value in found.items()
+        if name.removeprefix("--") not in unused | {"replicas"}
+    }
+
+
 def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
     languages(agreed.pair)
     _check_buckets(agreed.length_buckets)
+    _check_replicas(agreed)
     codecs.from_string(agreed.forward_codec)
     codecs.from_string(agreed.backward_codec)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if local.data:
-        if local.cluster != "source" or local.side_dir:
+        if local.cluster.partition(":")[0] != "source" or local.side_dir:
             raise errors.SettingsError(
                 f"--data={local.data} is for --cluster=source, in place of --side_dir"
             )
@@ -275,6 +325,29 @@ def check(run: Run) -> None:
             f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
             " of --data_dir"
         )
+
+
+def _check_replicas(agreed: Agreed) -> None:
+    """Raises errors.NebulaError if the flags of local steps do not go together."""
+    for name in NO_HUB:
+        if value := getattr(agreed, name):
+            raise errors.SettingsError(
+                f"--{name}={value} is not for train_abnet: the clusters of a side all"
+                " meet each other, and wait for all"
+            )
+    if agreed.replicas == 1:
+        return
+    if agreed.sync == "allreduce":
+        raise errors.SettingsError(
+            f"--sync=allreduce is not for --replicas={agreed.replicas}: give"
+            " --sync=streaming or --sync=sparse"
+        )
+    if agreed.delta_weights != "equal":
+        raise errors.SettingsError(
+            f"--delta_weights={agreed.delta_weights} is not for train_abnet: the loss"
+            " of each pair is divided by the tokens of all, so its weight is in it"
+        )
+    local_steps_config.check(agreed, list(map(str, range(agreed.replicas))))
 
 
 def _check_buckets(buckets: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config, data
+from experiments.abnet import config, data, pairs
 from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
 from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
@@ -212,7 +212,8 @@ def _sentences(text: data.Text, index: jax.Array, ids: np.ndarray) -> dict[int, 
 
 
 def _write(run: config.Run, split: str, step: int, sentences: Sequence[str]) -> None:
-    folder = run_folder.of_cluster(run.local.workdir, "target") / "translations"
+    first = pairs.names(run.agreed, "target")[0]
+    folder = run_folder.of_cluster(run.local.workdir, first) / "translations"
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{sentence}\n" for sentence in sentences)
     (folder / f"{split}-{step:08d}.txt").write_text(lines, "utf-8")

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nebula_jax
-from experiments import configuration
 from experiments.abnet import config
 from nebula_jax import errors, printable
+from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
 
@@ -34,7 +34,7 @@ def hello(
     return frames.Hello(
         run.local.cluster,
         nebula_jax.__version__,
-        configuration.settings(run.agreed),
+        config.settings(run.agreed),
         tuple(checkpoints),
         {
             "model": dataclasses.asdict(model),
@@ -42,6 +42,28 @@ def hello(
             "fingerprints": dict(fingerprints),
         },
     )
+
+
+def check_same_side(own: frames.Hello, peer: frames.Hello) -> None:
+    """Checks that another cluster of this side has the same model and text.
+
+    Args:
+      own: of this cluster.
+      peer: of the other one.
+
+    Raises:
+      bridge.Mismatch: if not.
+    """
+    here, there = own.details["fingerprints"], peer.details.get("fingerprints")
+    if not isinstance(there, dict):
+        there = {}
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            shown = printable.line(there.get(name), FINGERPRINT_LENGTH)
+            raise bridge.Mismatch(
+                f"{peer.cluster} has {printable.line(name)}={shown}, {own.cluster} has"
+                f" {here.get(name)}: those of one side need the same model and text"
+            )
 
 
 def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
@@ -55,9 +77,14 @@ def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
         raise errors.NebulaError(
             f"{peer.cluster} sent no fingerprints of its model and text"
         )
+    return of_peer(found)
+
+
+def of_peer(fingerprints: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the fingerprints of a peer under the names that a checkpoint has."""
     return {
         f"the peer's {printable.line(name)}": printable.line(value, FINGERPRINT_LENGTH)
-        for name, value in found.items()
+        for name, value in fingerprints.items()
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime import report as run_report
-from nebula_jax.runtime import restarts, traces
+from nebula_jax.runtime import restarts, run_folder, traces
 from nebula_jax.training import metrics
 
 EXAMPLES = 5  # translations that are printed
@@ -25,7 +25,7 @@ def report(
     Args:
       folder: of the run.
       clusters: name -> folder; the first one has the target model.
-      settings: flag -> value, with batch_size and objective.
+      settings: flag -> value, with batch_size, objective and replicas.
       buckets: lengths of the padded batches, in tokens, ascending.
       line: from `scaled_wan.read`; {} if --wan was given.
       seconds: wall time of this command.
@@ -40,7 +40,8 @@ def report(
             "flags": dict(settings),
             "clusters": [each for each in found.values() if each],
             "restarts": restarts.read(folder, clusters.values()),
-            "bytes": step_bytes(found.get("source", {}), settings, buckets),
+            "bytes": step_bytes(_sources(found), settings, buckets),
+            "deltas": delta_bytes(found, settings["replicas"]),
             "line": dict(line),
             "losses": {
                 name: run_report.first_and_last(metrics.read(each))
@@ -51,20 +52,38 @@ def report(
                 for record in records
                 if "held_out_bleu" in record
             ],
-            "examples": _examples(folder / "target" / "translations", records),
+            "examples": _examples(_translations(folder, settings), records),
         }
         run_report.write(path, summary)
     run_report.show(markdown(run_report.read_summary(folder)))
     print(f"report: {path}, {folder / 'losses.png'}")
 
 
+def _sources(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the summaries of the source clusters; none where there was no line."""
+    return [
+        each
+        for name, each in found.items()
+        if each and name.partition(":")[0] == "source"
+    ]
+
+
+def _translations(folder: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
+    """Returns where the target that evaluates leaves its translations."""
+    first = "target" if settings["replicas"] == 1 else "target:0"
+    return run_folder.of_cluster(folder, first) / "translations"
+
+
 def step_bytes(
-    source: Mapping[str, Any], settings: Mapping[str, Any], buckets: Sequence[int]
+    sources: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    buckets: Sequence[int],
 ) -> dict[str, float]:
     """Averages the bytes of a step's activations and gradients, with frame heads.
 
     Args:
-      source: the source cluster's summary; {} where there was no line.
+      sources: the source clusters' summaries, of each pair one; none where there was no
+        line.
       settings: flag -> value, with batch_size and objective.
       buckets: lengths of the padded batches, in tokens, ascending.
 
@@ -72,15 +91,19 @@ def step_bytes(
       forward, backward: bytes a step; padded: of the same steps as float32 rows padded
       to the longest bucket; and the two ratios. {} without a line.
     """
-    if not source:
+    if not sources:
         return {}
-    steps = source["last_step"] - source["first_step"] + 1
-    sent = sum(_ledger(source, f"sent hidden[{length}]") for length in buckets)
-    received = sum(
-        _ledger(source, f"received gradient[{length}]") for length in buckets
-    )
-    forward, backward = sent / steps, received / steps
-    padded = float(FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"])
+    forward = backward = padded = 0.0
+    for source in sources:
+        steps = source["last_step"] - source["first_step"] + 1
+        sent = sum(_ledger(source, f"sent hidden[{length}]") for length in buckets)
+        received = sum(
+            _ledger(source, f"received gradient[{length}]") for length in buckets
+        )
+        forward, backward = forward + sent / steps, backward + received / steps
+        padded += float(
+            FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"]
+        )
     return {
         "forward": forward,
         "backward": backward,
@@ -88,6 +111,43 @@ def step_bytes(
         "forward_ratio": forward / padded,
         "backward_ratio": backward / padded,
     }
+
+
+def delta_bytes(
+    found: Mapping[str, Mapping[str, Any]], replicas: int
+) -> dict[str, float]:
+    """Sums the bytes of the deltas by which local steps join several pairs.
+
+    Args:
+      found: cluster -> its summary; `whole` if all pairs were in one process.
+      replicas: R, pairs.
+
+    Returns:
+      sent: by all clusters, with frame heads; in one process, what their payloads would
+      have been. formula: the payloads, of which each goes to R - 1 others. per_step:
+      of `sent`. {} of one pair.
+    """
+    first: Mapping[str, Any] = next((each for each in found.values() if each), {})
+    if replicas == 1 or not first:
+        return {}
+    steps = first["last_step"] - first["first_step"] + 1
+    if "whole" in found:
+        sides = first["rounds"].values()
+        formula = (
+            replicas * (replicas - 1) * sum(each["message_bytes"] for each in sides)
+        )
+        sent = formula
+    else:
+        sizes = [each["rounds"]["message_bytes"] for each in found.values() if each]
+        formula = (replicas - 1) * sum(sizes)
+        sent = sum(
+            size
+            for each in found.values()
+            for ledger in each.get("side_ledgers", {}).values()
+            for kind, (_, size) in ledger.items()
+            if kind.startswith("sent delta ")
+        )
+    return {"sent": sent, "formula": formula, "per_step": sent / steps}
 
 
 def _ledger(summary: Mapping[str, Any], kind: str) -> int:
@@ -147,6 +207,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         traces.markdown(summary["clusters"]),
         run_report.outages(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
+        _deltas_markdown(summary.get("deltas", {})),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
         "\n".join(f"    {line}" for line in examples),
     )
@@ -160,6 +221,16 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
         f" ({sizes['forward_ratio']:.3f} of padded float32),"
         f" {metrics.in_bytes(sizes['backward'])} of gradients"
         f" ({sizes['backward_ratio']:.3f})."
+    )
+
+
+def _deltas_markdown(sizes: Mapping[str, float]) -> str:
+    if not sizes:
+        return ""
+    return (
+        f"Deltas between the pairs: {metrics.in_bytes(sizes['sent'])}"
+        f" ({metrics.in_bytes(sizes['formula'])} without frame heads),"
+        f" {metrics.in_bytes(sizes['per_step'])} a step."
     )
 
 

@@ -4,15 +4,26 @@ N training examples, D width of PLM-S.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 
-from experiments import configuration
-from experiments.abnet import batches, channels, config, data, evaluation, hello, models
+from experiments.abnet import (
+    batches,
+    channels,
+    config,
+    data,
+    evaluation,
+    hello,
+    meeting,
+    models,
+    pairs,
+    replicas,
+)
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
-from nebula_jax.data import example_alignment, length_buckets
+from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
 from nebula_jax.runtime import checkpoints, cluster, connect, process, progress
@@ -34,8 +45,9 @@ def train(run: config.Run) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        configuration.settings(agreed),
+        config.settings(agreed),
         agreed.checkpoint_every,
+        agreed.window(),
         fingerprints=fingerprints,
         work=work,
     )
@@ -44,30 +56,38 @@ def train(run: config.Run) -> int:
     check = functools.partial(data.check_same_examples, run, text)
     with (
         text.session,
-        connect.dial(
-            local.connection(), greeting, peer="target", check=check, work=work
-        ) as link,
+        meeting.meet(run, greeting, check, work) as met,
     ):
+        link = met.link
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         half = models.source_half(run, plm, hello.peer_model(link.peer))
         encode = evaluation.encoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "source", len(text.train), width)
-        start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
+        member = replicas.member(agreed, local.cluster, half)
+        rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
+        start = met.start()
         new_codecs = channels.init_codecs(agreed, half.program, width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
-        restored, _ = saved.restore(start, fresh)
+        fresh = replicas.planned(fresh, half.mesh, member)
+        restored, position = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
+        rounds.go_on([restored], [position])
+        del restored
         buckets = batches.row_buckets(agreed, text)
         target_lengths = exchange_lengths(ends, buckets)
-        order = batches.schedule(agreed, buckets)
+        replica = pairs.replica_of(local.cluster)
+        order = batches.Schedule(agreed, buckets, replica)
         text.begin(order, start, agreed.steps)
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-            *([link], work),
+            *(met.links, work),
             allow_nonfinite=local.allow_nonfinite,
         )
         saved.before_save = record.settle
         saved.after_save = connect.recorder(local.connection(), local.cluster).saved
+
+        def arrays() -> dict[str, Any]:
+            return {"state": state, "codecs": codecs} | rounds.arrays()
 
         interrupt.is_graceful = True
         step = start
@@ -91,13 +111,17 @@ def train(run: config.Run) -> int:
             metrics = {"loss": length_loss, "tokens": tokens(text, order, step)}
             with trace.span("compute", step=step):
                 state, metrics = trace.ready(half.apply(state, grads, metrics))
+            [state], _ = rounds.after(step, [state])
+            if step == agreed.steps:
+                [state] = rounds.finish(step, [state])
             record.step(step, metrics)
-            if agreed.is_evaluated(step):
+            if agreed.is_evaluated(step) and replica == 0:
                 params = half.params(state)
                 with work.busy(activity.Activity.EVALUATING):
                     evaluation.send(agreed, text, encode, params, step, ends.evaluation)
-            saved.after(step, {"state": state, "codecs": codecs})
-        saved.at_end(step, {"state": state, "codecs": codecs})
+            if agreed.is_saved_after(step):
+                saved.save(step, arrays(), rounds.position())
+        saved.at_end(step, arrays(), rounds.position)
         link.wait_for_step(step)
         described = {
             "ledger": link.ledger,
@@ -105,6 +129,7 @@ def train(run: config.Run) -> int:
             "width": width,
             "trained_parameters": models.trained_parameters(state),
             "outages": link.outages,
+            **met.described(rounds.described),
         }
         record.finish(step, described)
     if text.end is not None:
@@ -128,6 +153,6 @@ def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:
     return np.asarray(ends.lengths.recv(0))
 
 
-def tokens(text: data.Text, order: length_buckets.Schedule, step: int) -> np.float32:
+def tokens(text: data.Text, order: batches.Schedule, step: int) -> np.float32:
     """Returns how many tokens the source's rows of a step have."""
     return np.float32(text.train.lengths[order.batch(step - 1).indices].sum())

@@ -5,12 +5,12 @@ N training examples.
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import configuration
 from experiments.abnet import (
     batches,
     channels,
@@ -18,7 +18,10 @@ from experiments.abnet import (
     data,
     evaluation,
     hello,
+    meeting,
     models,
+    pairs,
+    replicas,
     target_model,
 )
 from nebula_jax import trace as trace_lib
@@ -52,45 +55,51 @@ def train(run: config.Run) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        configuration.settings(agreed),
+        config.settings(agreed),
         agreed.checkpoint_every,
+        agreed.window(),
         fingerprints=fingerprints,
         work=work,
     )
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
     greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
     check = functools.partial(data.check_same_examples, run, text)
-    with connect.listen(
-        local.connection(), greeting, ["source"], check=check, work=work
-    ) as [link]:
+    with meeting.meet(run, greeting, check, work) as met:
+        link = met.link
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         source = hello.peer_model(link.peer)
         half = models.target_half(run, plm, source, target_model.is_trained(local))
         decode = evaluation.decoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
-        start = checkpoints.newest_of_all(
-            {local.cluster: saved.steps, link.peer.cluster: link.peer.checkpoints},
-            agreed.checkpoint_every,
-        )
-        link.welcome(start)
+        member = replicas.member(agreed, local.cluster, half)
+        rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
+        start = met.start()
         new_codecs = channels.init_codecs(agreed, half.program, source.width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
-        restored, _ = saved.restore(start, fresh)
+        fresh = replicas.planned(fresh, half.mesh, member)
+        restored, position = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
-        order = batches.schedule(agreed, exchange_lengths(ends, text))
+        rounds.go_on([restored], [position])
+        del restored
+        replica = pairs.replica_of(local.cluster)
+        order = batches.Schedule(agreed, exchange_lengths(ends, text), replica)
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-            *([link], work),
+            *(met.links, work),
             allow_nonfinite=local.allow_nonfinite,
         )
         saved.before_save = record.settle
         saved.after_save = connect.recorder(local.connection(), local.cluster).saved
 
+        def arrays() -> dict[str, Any]:
+            return {"state": state, "codecs": codecs} | rounds.arrays()
+
         interrupt.is_graceful = True
         step = start
+        ending = replicas.Ending(agreed, link, start, interrupt.requested)
         steps = pace.Lead(
-            *([link], start, agreed.steps, 0),
-            *(interrupt.requested, process.message),
+            *([ending.follower], start, agreed.steps, 0),
+            *(ending.is_due, process.message),
         )
         for step in trace.each("wait", ranks.in_step(iter(steps))):
             with trace.span("next batch", step=step):
@@ -108,20 +117,26 @@ def train(run: config.Run) -> int:
             with trace.span("compute", step=step):
                 metrics = step_metrics(metrics)
                 state, metrics = trace.ready(half.apply(state, grads, metrics))
+            [state], heads = rounds.after(step, [state], ending.now)
+            ending.take(step, heads)
+            if step == agreed.steps:
+                [state] = rounds.finish(step, [state])
             record.step(step, metrics)
-            if agreed.is_evaluated(step):
+            if agreed.is_evaluated(step) and replica == 0:
                 params = half.params(state)
                 with work.busy(activity.Activity.EVALUATING):
                     figures = evaluation.evaluate(
                         run, text, decode, params, step, ends.evaluation
                     )
                 record.evaluation(step, figures)
-            saved.after(step, {"state": state, "codecs": codecs})
-        saved.at_end(step, {"state": state, "codecs": codecs})
+            if agreed.is_saved_after(step):
+                saved.save(step, arrays(), rounds.position())
+        saved.at_end(step, arrays(), rounds.position)
         described = {
             "ledger": link.ledger,
             "text": data.describe(text),
             "trained_parameters": models.trained_parameters(state),
+            **met.described(rounds.described),
         }
         record.finish(step, described)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

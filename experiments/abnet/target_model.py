@@ -12,8 +12,7 @@ from typing import Any
 
 import jax
 
-from experiments import configuration
-from experiments.abnet import batches, config, data, models
+from experiments.abnet import batches, config, data, models, pairs
 from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.models import abnet_params, mixed_precision, pretrained
@@ -28,7 +27,7 @@ MADE_OF = "made_of.json"
 
 
 def folder(workdir: pathlib.Path) -> pathlib.Path:
-    """Returns where `prepare` leaves PLM-T."""
+    """Returns where `prepare` leaves PLM-T: one for all targets of this folder."""
     return run_folder.of_cluster(workdir, "target") / "model"
 
 
@@ -61,8 +60,8 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     if manifest.is_file() and manifest.read_text() == made_of:
         return
     fingerprints = {"target_model": _keyed(run, made_of)}
-    settings = configuration.settings(agreed)
-    for cluster in ("target", "whole"):
+    settings = config.settings(agreed)
+    for cluster in (*pairs.names(agreed, "target"), "whole"):
         checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
     texts = parallel_side.read(train_file).texts
     counts = tokenizers.count_pieces(whole.tokenizer, texts)
@@ -138,8 +137,9 @@ def train_head(
     rng = jax.random.fold_in(jax.random.key(agreed.seed), HEAD_RNG)
     head = mlm_head.init_head(encoder_config, rng)
     state = train_state.create(head, optimizer, rng)
-    most = dataclasses.replace(agreed, batch_size=min(agreed.batch_size, len(rows)))
-    order = batches.schedule(most, batches.row_buckets(agreed, text))
+    rows_of_batch = min(agreed.batch_size, len(rows))
+    most = dataclasses.replace(agreed, batch_size=rows_of_batch, replicas=1)
+    order = batches.Schedule(most, batches.row_buckets(agreed, text))
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
     encoder = jax.device_put(
         mixed_precision.cast_kernels(encoder, encoder_config.operands)

@@ -2,7 +2,8 @@
 
 With identity codecs it takes one gradient of the whole loss in the parameters of both
 sides, no cut anywhere: the reference that the split run must equal. With others both
-halves run here over a loopback: what the codecs do to training, without a line.
+halves run here over a loopback: what the codecs do to training, without a line. Several
+pairs are in `several`.
 """
 
 import dataclasses
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments import configuration
 from experiments.abnet import (
     batches,
     channels,
@@ -26,7 +26,6 @@ from experiments.abnet import target as target_side
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import loopback
 from nebula_jax.communication.wire import activity
-from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
 from nebula_jax.runtime import checkpoints, process, progress
@@ -48,7 +47,7 @@ class Both(NamedTuple):
     plms: tuple[models.Plm, models.Plm]
     texts: tuple[data.Text, data.Text]
     halves: tuple[models.Half, models.Half]
-    order: length_buckets.Schedule
+    order: batches.Schedule
 
     def batch(self, agreed: config.Agreed, step: int) -> tuple[int, Any, Any]:
         """Returns a step's bucket, and iterators over both sides' micro-batches."""
@@ -87,7 +86,7 @@ def load(run: config.Run, folders: Folders) -> Both:
         models.target_half(run, plms[1], source, target_model.is_trained(run.local)),
     )
     buckets = batches.row_buckets(run.agreed, texts[0])
-    return Both(plms, texts, halves, batches.schedule(run.agreed, buckets))
+    return Both(plms, texts, halves, batches.Schedule(run.agreed, buckets))
 
 
 def train(run: config.Run, folders: Folders) -> int:
@@ -110,7 +109,7 @@ def train(run: config.Run, folders: Folders) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        configuration.settings(agreed),
+        config.settings(agreed),
         agreed.checkpoint_every,
         work=work,
         fingerprints={

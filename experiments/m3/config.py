@@ -1,23 +1,21 @@
 """The configuration of an M3 run: its flags, and the values that are passed on."""
 
 import dataclasses
-import functools
-import pathlib
 from typing import Any
 
 from absl import flags
 
-import nebula_jax
 from experiments import command_line, configuration
+from experiments.pretraining import config as pretraining_config
+from experiments.pretraining import hello as pretraining_hello
+from experiments.pretraining import hot_start
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames, spool
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
-from nebula_jax.models.pretrained import config_json, packages
-from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime import devices, process
-from nebula_jax.training import m3, masking
+from nebula_jax.training import m3
 
 flags.DEFINE_string(
     "generators",
@@ -38,13 +36,6 @@ flags.DEFINE_string(
     " soon as it is made, for as many replicas of the discriminator; auto measures both"
     " sides before the first step, and chooses.",
 )
-flags.DEFINE_list(
-    "emulate_compute",
-    [],
-    "Milliseconds that stand in for the compute of a larger model: every process sleeps"
-    " them, G for each micro-batch of a generator and D for each step of the"
-    " discriminator, as in 50,400. For timings on machines that are too small.",
-)
 flags.DEFINE_string(
     "spool",
     "0",
@@ -52,44 +43,11 @@ flags.DEFINE_string(
     " go on to the end of --window. What exceeds 256 MB of them waits in a file in its"
     " folder of --workdir. 0 for as much as is under way on a good line.",
 )
-flags.DEFINE_string(
-    "task_mix",
-    "mrtd=1 trtd=1",
-    "Weights of the tasks of every generator, or of each, as in"
-    ' "mrtd|trtd|mrtd=1 trtd=3": mrtd reads single languages, trtd translations.',
-)
-flags.DEFINE_string(
-    "vocabulary",
-    "",
-    "File of the sentencepiece model that all clusters share, or with --hot_start the"
-    " folder of its trimmed tokenizer. If empty, --cluster=all and --cluster=whole make"
-    " one from the text, of --vocab_size pieces.",
-)
-flags.DEFINE_integer(
-    "vocab_size",
-    8000,
-    "Pieces of a vocabulary that is trained here; with --hot_start, pieces of the"
-    " tokenizer that are kept, the most frequent in the text.",
-    lower_bound=32,
-)
-flags.DEFINE_integer(
-    "vocab_lines",
-    200_000,
-    "Largest number of sentences to train the vocabulary on.",
-    lower_bound=1,
-)
 flags.DEFINE_enum(
     "generator_size", "tiny", list(transformer.SIZES), "Size of each generator."
 )
 flags.DEFINE_enum(
     "discriminator_size", "mini", list(transformer.SIZES), "Size of the discriminator."
-)
-flags.DEFINE_string(
-    "hot_start",
-    "",
-    "Encoder that generators and discriminator begin with (section 4.1): a name of"
-    " scripts/prepare_pretrained.py, or a checkpoint folder. If empty, random weights"
-    " of --generator_size and --discriminator_size.",
 )
 flags.DEFINE_integer(
     "generator_layers",
@@ -112,31 +70,11 @@ flags.DEFINE_float(
     " makes few fakes, above 1 it makes more; below 1 fakes are harder to detect.",
     lower_bound=0.01,
 )
-flags.DEFINE_integer("max_length", 64, "Tokens of a sequence.", lower_bound=8)
-flags.DEFINE_float(
-    "mask_rate", 0.15, "Share of tokens masked.", lower_bound=0.01, upper_bound=0.9
-)
-flags.DEFINE_enum(
-    "mask_policy",
-    "electra",
-    list(masking.POLICIES),
-    "Pieces at masked positions: mask (always [MASK]), electra (15 % kept), bert"
-    " (10 % random, 10 % kept).",
-)
 flags.DEFINE_float(
     "rtd_weight", 50.0, "Weight of the RTD loss, λ of eq. 11.", lower_bound=0.0
 )
 flags.DEFINE_float(
     "clm_weight", 1.0, "Weight of the CLM loss, γ of eq. 11.", lower_bound=0.0
-)
-flags.DEFINE_float(
-    "mono_alpha", 0.3, "Sampling exponent of single languages.", lower_bound=0.0
-)
-flags.DEFINE_float(
-    "parallel_alpha", 0.7, "Sampling exponent of translations.", lower_bound=0.0
-)
-flags.DEFINE_integer(
-    "eval_batches", 2, "Held-out batches of each language.", lower_bound=1
 )
 
 AUTO = "auto"
@@ -155,12 +93,11 @@ DEFAULTS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(configuration.Agreed):
+class Agreed(pretraining_config.Agreed):
     """The settings that all clusters share; `batch_size` is of each generator."""
 
     generators: str
     """Languages of each generator: "en de|hi ur"."""
-    task_mix: str
     window: int
     """Steps that a generator may be ahead."""
     fan_out: str
@@ -171,58 +108,26 @@ class Agreed(configuration.Agreed):
     """0 for a quarter of --hot_start's, or those of the size."""
     discriminator_layers: int
     """0 for all of --hot_start's, or those of the size."""
-    max_length: int
-    """L, tokens."""
-    dtype: str
-    dropout: float
-    mask_rate: float
-    """Share of tokens; 0.15 in section 4.1."""
-    mask_policy: str
     temperature: float
     rtd_weight: float
     """λ of eq. 11."""
     clm_weight: float
     """γ of eq. 11."""
-    learning_rate: float
-    """At its peak."""
-    warmup_steps: int
-    weight_decay: float
-    clip_norm: float
-    """Largest global norm of a model's gradient; 0 for no clipping."""
-    eval_every: int
-    """Steps."""
-    eval_batches: int
-    """Batches of each language."""
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of each generator."""
         return language_mixture.parse_groups(self.generators)
 
-    def is_evaluated(self, step: int) -> bool:
-        """Returns True if held-out text is evaluated after `step`."""
-        return step % self.eval_every == 0 or step == self.steps
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(configuration.Local):
-    """The settings that each cluster chooses for itself."""
+class Local(pretraining_config.Local):
+    """The settings that each cluster chooses for itself.
 
-    pipeline: int
-    """Micro-batches of a pipeline over the devices of an fsdp group; 0 for none."""
-    vocabulary: str
-    """A file or folder; empty where it is yet to be made."""
-    vocab_size: int
-    """Pieces, where a vocabulary is made."""
-    vocab_lines: int
-    """Sentences it is made of, at most."""
+    `emulate_compute` is of a generator's micro-batch and of a discriminator's step.
+    """
+
     spool: str
     """Bytes, such as 2GB, that a generator keeps while the line is down."""
-    emulate_compute: tuple[int, ...]
-    """Milliseconds of a generator's micro-batch and a discriminator's step; or none."""
-    hot_start: str
-    """A name or a folder; empty for random weights."""
-    mono_alpha: float
-    parallel_alpha: float
 
     def emulated_seconds(self) -> tuple[float, float]:
         """Returns --emulate_compute in seconds, or zeros."""
@@ -272,58 +177,24 @@ def check(run: Run) -> None:
             "--fan_out=auto measures two clusters; with --cluster=whole give a number"
         )
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
-    if not local.hot_start:
-        return
-    folder = hot_start_folder(local)
-    about = checkpoint_folder.read_config(folder)
-    _, config = config_json.read(about, folder / checkpoint_folder.CONFIG)
-    if config.embedding_width:
-        raise errors.SettingsError(
-            f"--hot_start={local.hot_start}: its embeddings are narrower than its"
-            " layers; the heads of eq. 6 and 10 are tied to embeddings as wide"
-        )
-    for name, wanted, there in (
-        ("generator_layers", agreed.generator_layers, config.layers),
-        ("discriminator_layers", agreed.discriminator_layers, config.layers),
-        ("max_length", agreed.max_length, config.max_length),
-    ):
-        if wanted > there:
-            raise errors.SettingsError(
-                f"--{name}={wanted}: --hot_start={local.hot_start} has {there}"
-            )
-
-
-def hot_start_folder(local: Local) -> pathlib.Path:
-    """Returns the checkpoint folder of --hot_start, fetched if need be.
-
-    Raises:
-      errors.NebulaError: if it cannot be had.
-    """
-    return _resolved(local.hot_start, local.pretrained_dir)
-
-
-@functools.cache  # a package's files are hashed each time: half a gigabyte
-def _resolved(name: str, pretrained_dir: pathlib.Path) -> pathlib.Path:
-    return packages.resolve_checkpoint(name, pretrained_dir, process.message)
-
-
-_digest = functools.cache(checkpoint_folder.digest)
+    hot_start.check(
+        *(local, "the heads of eq. 6 and 10 are"),
+        {
+            "generator_layers": agreed.generator_layers,
+            "discriminator_layers": agreed.discriminator_layers,
+            "max_length": agreed.max_length,
+        },
+    )
 
 
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
-    values = configuration.settings(run.agreed)
-    values["vocabulary"] = vocabulary.digest[:16]
-    if run.local.hot_start:
-        # Clusters may have it in different places.
-        values["--hot_start"] = _digest(hot_start_folder(run.local))[:16]
-    return values
+    return pretraining_hello.settings(run.agreed, run.local, vocabulary)
 
 
 def hello(run: Run, settings: dict[str, Any], checkpoints: list[int]) -> frames.Hello:
     """Returns this cluster's Hello."""
-    version = nebula_jax.__version__
-    return frames.Hello(run.local.cluster, version, settings, tuple(checkpoints))
+    return pretraining_hello.hello(run.local, settings, checkpoints)
 
 
 def model(

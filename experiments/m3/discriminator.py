@@ -5,7 +5,9 @@ import time
 
 import jax
 
-from experiments.m3 import channels, config, data, export, fan_out, models
+from experiments.m3 import channels, config, export, fan_out, models
+from experiments.pretraining import text
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
@@ -32,7 +34,7 @@ def train(run: config.Run) -> int:
     trace = trace_lib.Trace(local.trace)
     work = activity.Work(local.stuck_timeout, trace=trace)
     cluster.watch(work, interrupt)
-    vocabulary = data.vocabulary(local)
+    vocabulary = shared_vocabulary.given(local)
     made = models.load(run, vocabulary)
 
     mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
@@ -90,7 +92,7 @@ def train(run: config.Run) -> int:
             found = rtd.RtdAccumulator()
             with work.busy(activity.Activity.EVALUATING):
                 for end, group in zip(ends, groups, strict=True):
-                    order = data.held_out_order(agreed, group)
+                    order = text.held_out_order(agreed, group)
                     for micro_batch, (language, _) in enumerate(order):
                         received = end.held_out.recv(step, micro_batch)
                         found.add(language, predict(state.params, received))

@@ -9,6 +9,8 @@ import time
 import jax
 
 from experiments.m3 import channels, config, data, fan_out, models
+from experiments.pretraining import text as text_lib
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.channels import Sender
@@ -34,12 +36,12 @@ def train(run: config.Run, index: int) -> int:
     interrupt = process.Interrupt().install()
     trace = trace_lib.Trace(local.trace)
     work = activity.Work(local.stuck_timeout, trace=trace)
-    vocabulary = data.vocabulary(local)
+    vocabulary = shared_vocabulary.given(local)
     cluster.watch(work, interrupt)
     made = models.load(run, vocabulary)
 
     mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
-    text = data.GeneratorText(run, index, vocabulary, work)
+    text = data.text_of(run, index, vocabulary, work)
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
     corrupt = jax.jit(
@@ -87,7 +89,7 @@ def train(run: config.Run, index: int) -> int:
         def send_held_out(step: int) -> None:
             with work.busy(activity.Activity.EVALUATING):
                 for micro_batch, (_, batch) in enumerate(text.held_out()):
-                    rng = data.held_out_rng(micro_batch)
+                    rng = text_lib.held_out_rng(micro_batch)
                     batch = mesh_lib.put(batch, batch_at)
                     held_out.send(step, corrupt(state.params, rng, batch), micro_batch)
 

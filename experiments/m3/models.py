@@ -1,11 +1,7 @@
 """The models that an M3 run begins with.
 
 With --hot_start (section 4.1) generators and discriminator begin with the same encoder:
-a generator with its first layers, the discriminator with all of them. Its tokenizer is
-the vocabulary, trimmed to the text and with M3's five control pieces first; heads are
-new.
-
-V pieces of the run, D width.
+a generator with its first layers, the discriminator with all of them.
 """
 
 import dataclasses
@@ -13,12 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 from jax.sharding import Mesh
 
 from experiments.m3 import config
-from nebula_jax import errors
-from nebula_jax.data import tokenizers
+from experiments.pretraining import hot_start
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.parallel import mesh as mesh_lib
@@ -45,35 +39,20 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     Raises:
       NebulaError: if --hot_start cannot be had, or the vocabulary is not of it.
     """
-    agreed = run.agreed
-    if not run.local.hot_start:
-        if vocabulary.rows is not None:
-            raise errors.SettingsError(
-                f"--vocabulary={vocabulary.path} is a pretrained model's tokenizer:"
-                " name the model with --hot_start"
-            )
+    agreed, local = run.agreed, run.local
+    if local.hot_start:
+        config.check(run)
+    trimmed = hot_start.load(agreed, local, vocabulary)
+    if trimmed is None:
         generator, discriminator = (
-            transformer.config_of_size(
-                size,
-                layers,
-                vocab_size=vocabulary.size,
-                max_length=agreed.max_length,
-                dropout=agreed.dropout,
-                dtype=agreed.dtype,
-                remat=run.local.remat,
-                pipeline=run.local.pipeline,
-            )
+            hot_start.shape_of_size(agreed, local, size, layers, vocabulary.size)
             for size, layers in (
                 (agreed.generator_size, agreed.generator_layers),
                 (agreed.discriminator_size, agreed.discriminator_layers),
             )
         )
         return Models(config.model(agreed, generator, discriminator), None, None)
-    config.check(run)
-    whole = whole_encoder(run, max_length=agreed.max_length)
-    rows = rows_of(run.local, vocabulary, whole)
-    trimmed = pretrained.select_rows(whole, rows)
-    of_generator, of_discriminator = layers(agreed, whole.config)
+    of_generator, of_discriminator = layers(agreed, trimmed.config)
     first = pretrained.first_layers(trimmed, of_generator)
     all_of_it = pretrained.first_layers(trimmed, of_discriminator)
     return Models(
@@ -81,52 +60,6 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
         first.params,
         all_of_it.params,
     )
-
-
-def rows_of(
-    local: config.Local,
-    vocabulary: vocabularies.Vocabulary,
-    whole: pretrained.Pretrained,
-) -> np.ndarray:
-    """Returns [V] integers, the row of --hot_start's table of each piece.
-
-    Raises:
-      NebulaError: if the vocabulary is not of --hot_start's tokenizer, or that is not
-        its model's.
-    """
-    tokenizer = tokenizers.load(config.hot_start_folder(local))
-    pretrained.check_tokenizer(whole, tokenizer)
-    is_its = vocabulary.rows is not None
-    if is_its:
-        trimmed = tokenizers.load(vocabulary.path)
-        is_its = trimmed.library.pieces == tokenizer.library.pieces and np.all(
-            np.isin(vocabulary.rows, tokenizer.old_ids)
-        )
-    if not is_its:
-        raise errors.SettingsError(
-            f"--vocabulary={vocabulary.path} is not the tokenizer of"
-            f" --hot_start={local.hot_start} (python -m scripts.train_vocabulary"
-            " --hot_start=... makes one)"
-        )
-    # Both count from the library's pieces, of which a trimmed checkpoint has some.
-    return np.searchsorted(tokenizer.old_ids, vocabulary.rows)
-
-
-def whole_encoder(
-    run: config.Run, max_length: int | None = None
-) -> pretrained.Pretrained:
-    """Returns --hot_start with all of its pieces."""
-    whole = pretrained.load(
-        config.hot_start_folder(run.local),
-        dropout=run.agreed.dropout,
-        dtype=run.agreed.dtype,
-        max_length=max_length,
-    )
-    local = run.local
-    shape = dataclasses.replace(
-        whole.config, remat=local.remat, pipeline=local.pipeline
-    )
-    return whole._replace(config=shape)
 
 
 def with_fan_out(models: Models, fan_out: int) -> Models:

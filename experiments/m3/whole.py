@@ -12,6 +12,8 @@ from typing import Any
 import jax
 
 from experiments.m3 import config, data, export, models
+from experiments.pretraining import text as text_lib
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
 from nebula_jax.evaluation import rtd
@@ -28,8 +30,8 @@ def train(run: config.Run) -> int:
     interrupt = process.Interrupt().install()
     trace = trace_lib.Trace(local.trace)
     work = activity.Work(trace=trace)
-    vocabulary = data.vocabulary(local)
-    texts = [data.GeneratorText(run, k, vocabulary) for k in range(len(groups))]
+    vocabulary = shared_vocabulary.given(local)
+    texts = [data.text_of(run, k, vocabulary) for k in range(len(groups))]
     made = models.load(run, vocabulary)
 
     n = int(agreed.fan_out)
@@ -88,7 +90,7 @@ def train(run: config.Run) -> int:
             for text, generator in zip(texts, generators, strict=True):
                 params = generator.params, discriminator.params
                 for micro_batch, (language, batch) in enumerate(text.held_out()):
-                    rng = data.held_out_rng(micro_batch)
+                    rng = text_lib.held_out_rng(micro_batch)
                     found.add(language, predict(*params, rng, batch))
         record.evaluation(step, found.report())
 

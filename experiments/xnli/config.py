@@ -20,11 +20,6 @@ flags.DEFINE_string(
     "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a checkpoint"
     " folder.",
 )
-flags.DEFINE_list(
-    "languages",
-    list(text_folder.LANGUAGES),
-    "Languages to test in; only English is trained on.",
-)
 flags.DEFINE_bool(
     "skip_missing_languages",
     False,
@@ -81,13 +76,6 @@ flags.DEFINE_float(
     upper_bound=1.0,
 )
 flags.DEFINE_float(
-    "warmup_ratio",
-    0.1,
-    "Share of all steps until the peak learning rate.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-)
-flags.DEFINE_float(
     "encoder_dropout",
     0.1,
     "Dropout rate in the encoder.",
@@ -109,9 +97,6 @@ flags.DEFINE_enum(
     " earliest of equals; of the last step; or the average of those at all evaluations"
     " on English dev since the warm-up.",
 )
-flags.DEFINE_integer(
-    "eval_batch_size", 64, "Pairs of a batch where nothing is trained.", lower_bound=1
-)
 flags.DEFINE_bool(
     "export",
     False,
@@ -130,6 +115,7 @@ flags.DEFINE_string(
 )
 
 DEFAULTS = {
+    "languages": list(text_folder.LANGUAGES),
     "learning_rate": 5e-5,
     "length_buckets": ["24", "32", "48", "64", "96"],
     "eval_every": 500,

@@ -91,7 +91,7 @@ def directly(address: tuple[str, int], peer: str) -> Reach:
 
     def reach(seconds: float) -> tuple[socket.socket, str]:
         try:
-            return socket.create_connection(address, seconds), peer
+            return socket.create_connection(address, seconds), names_lib.label(peer)
         except UnicodeError:
             raise ConnectError(f"{written(address)} is no address") from None
 

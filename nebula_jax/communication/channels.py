@@ -24,6 +24,8 @@ from nebula_jax.communication import agreement, arrivals, ranks, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, session, zstd
 
+_NONE = -1  # in the place of a step, where processes agree on one
+
 
 class Transport(Protocol):
     """A way for a channel's tensors: a link, or a loopback."""
@@ -42,8 +44,8 @@ class Transport(Protocol):
     def take_tensor(self, channel: int, what: str) -> frames.Tensor:
         """Waits for the next tensor of a channel; `what` names it in errors."""
 
-    def has_tensor(self, channel: int) -> bool:
-        """Returns True if `take_tensor` would return at once."""
+    def arrived(self, channel: int) -> frames.Tensor | None:
+        """Returns what `take_tensor` would return at once; None if it would wait."""
 
 
 def accept(arrays: codec_lib.Arrays) -> None:
@@ -221,7 +223,22 @@ class Receiver:
     @property
     def has_arrived(self) -> bool:
         """True if `recv` would return at once, as the root has it."""
-        return bool(ranks.agree(self._transport.has_tensor(self._channel)))
+        return self.next_step is not None
+
+    @property
+    def next_step(self) -> int | None:
+        """The step of the tensor that comes next; None if it has not arrived yet."""
+        message = self._transport.arrived(self._channel)
+        step = ranks.agree(_NONE if message is None else message.step)
+        return None if step == _NONE else step
+
+    def drop(self) -> None:
+        """Takes the tensor that has arrived, and drops it unread.
+
+        Not of a codec whose receiver has a state: it would miss the tensor.
+        """
+        if ranks.is_root():
+            self._transport.take_tensor(self._channel, self.name)
 
     def recv_payload(self, step: int, micro_batch: int = 0) -> selector.Selected:
         """Waits for the tensor with this tag; leaves it to the caller to decode.

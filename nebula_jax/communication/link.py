@@ -17,6 +17,7 @@ from nebula_jax import trace as trace_lib
 from nebula_jax.communication import agreement, channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import activity, driver, frames, greeting, inbox
+from nebula_jax.communication.wire import notices as notices_lib
 from nebula_jax.communication.wire import patience as patience_lib
 from nebula_jax.communication.wire import session as session_lib
 from nebula_jax.communication.wire import spool as spool_lib
@@ -81,11 +82,8 @@ class Link:
             log=log,
         )
         self._formats = agreement.Formats(cluster)
-        self._peer_formats = b""
-        self._welcome: int | None = None
-        self._stop: int | None = None
-        self._step_done = 0
-        self._has_peer_ended = False
+        self.notices = notices_lib.Notices()
+        """The messages of the peer that are no tensors."""
         self.waited = 0.0
         """Seconds that callers spent waiting for the peer or the line."""
         self.has_begun = False
@@ -230,11 +228,11 @@ class Link:
           agreement.Mismatch: if the listener's channels are not this side's.
         """
         what = "the other clusters"
-        self._wait(lambda: self._welcome is not None, what, timeout=timeout)
-        self._formats.compare(self._peer_formats, self.peer.cluster)
+        self._wait(lambda: self.notices.welcome is not None, what, timeout=timeout)
+        self._formats.compare(self.notices.formats, self.peer.cluster)
         self._driver.channels_ready()
-        assert self._welcome is not None  # the wait was for this
-        return self._welcome
+        assert self.notices.welcome is not None  # the wait was for this
+        return self.notices.welcome
 
     def step_done(self, step: int) -> None:
         """Sends the step token of `step` (listener only)."""
@@ -243,7 +241,7 @@ class Link:
     def wait_for_step(self, step: int) -> None:
         """Waits for the step token of `step` or a later one."""
         self._session.check_open()
-        self._wait(lambda: self._step_done >= step, f"the token of step {step}")
+        self._wait(lambda: self.notices.step_done >= step, f"the token of step {step}")
 
     def stop(self, step: int = 0) -> None:
         """Ends the run after `step`; a connector only requests its end, with 0."""
@@ -252,7 +250,7 @@ class Link:
     @property
     def stop_step(self) -> int | None:
         """The step of the peer's last Stop, if any."""
-        return self._stop
+        return self.notices.stop
 
     def close(self) -> None:
         """Sends End, waits for the peer's, and closes. Nothing queued is lost."""
@@ -260,7 +258,7 @@ class Link:
         if self._session.is_paused:
             self._driver.channels_ready()
         self._driver.enqueue(frames.End())
-        with self._waiting("the end of the session") as waiting:
+        with self.waiting("the end of the session") as waiting:
             while not self._driver.is_dead:
                 try:
                     waiting.check()
@@ -308,22 +306,32 @@ class Link:
             self._driver.enqueue(window.stored(message), size)
 
     def take_tensor(self, channel: int, what: str = "a tensor") -> frames.Tensor:
-        """Waits for the next tensor of a channel, and returns it.
-
-        Args:
-          channel: its number.
-          what: a name for the tensor, for error messages.
-        """
+        """Waits for the next tensor of a channel; `what` names it in errors."""
         self._session.check_open()
-        if not self._inbox.has(channel):
-            self._wait(lambda: self._inbox.has(channel), what)
+        if self._inbox.next(channel) is None:
+            self._wait(lambda: self._inbox.next(channel), what)
         message = self._inbox.take(channel)
         self._driver.notify_space()
         return message
 
-    def has_tensor(self, channel: int) -> bool:
-        """Returns True if `take_tensor` would return at once."""
-        return self._inbox.has(channel)
+    def arrived(self, channel: int) -> frames.Tensor | None:
+        """Returns what `take_tensor` would return at once; None if it would wait."""
+        return self._inbox.next(channel)
+
+    # For who must not wait for one cluster of many.
+
+    def reserve(self, nbytes: int) -> None:
+        """Lets so many bytes wait in memory to be sent; before the run begins."""
+        self._session.window.spool = spool_lib.Spool(nbytes, memory=nbytes)
+
+    def has_room(self, nbytes: int, tensors: int = 1) -> bool:
+        """Returns True if so many tensors, of `nbytes` together, can be sent now."""
+        return self._session.window.has_room(nbytes, tensors)
+
+    def wait_for_any(self, what: str) -> bool:
+        """Waits for a tensor of any channel; returns False if none comes any more."""
+        self._wait(lambda: self._inbox.tensors or self.notices.has_ended, what)
+        return bool(self._inbox.tensors)
 
     def _wait(
         self,
@@ -335,14 +343,13 @@ class Link:
         """Waits for something that only the peer can bring about.
 
         Args:
-          predicate: true when it is there.
-          what: a name for it.
+          predicate: true when it is there; `what` is a name for it.
           patience: seconds without room to read before that is an error.
           timeout: seconds.
         """
         if predicate():
             return
-        with self._waiting(what) as waiting:
+        with self.waiting(what) as waiting:
             while not self._driver.wait(predicate, waiting.pause(timeout)):
                 self._check(what)
                 if timeout is None:
@@ -359,7 +366,7 @@ class Link:
                     time.sleep(RECHECK_SECONDS)
 
     @contextlib.contextmanager
-    def _waiting(self, what: str) -> Iterator[patience_lib.Patience]:
+    def waiting(self, what: str) -> Iterator[patience_lib.Patience]:
         """Reports to the peers that this process waits, and counts for how long."""
         waiting = patience_lib.Patience(self._name, what, self._session, self.work)
         self._inbox.waiting.append(what)
@@ -376,7 +383,7 @@ class Link:
         """Raises if nothing more can come."""
         self._driver.check()
         peer = self._session.peer
-        if self._has_peer_ended:
+        if self.notices.has_ended:
             raise session_lib.RemoteProtocolError(f"{peer} sent End while more was due")
         if self._driver.is_dead:
             text = f"the session with {peer} was ended while we waited for {what}"
@@ -385,16 +392,7 @@ class Link:
     # For the driver.
 
     def _receive(self, message: frames.Message) -> None:
-        match message:
-            case frames.Tensor():
-                self._inbox.put(message)
-            case frames.End():
-                self._has_peer_ended = True
-            case frames.StepDone(step=step):
-                self._step_done = max(self._step_done, step)
-            case frames.Stop(step=step):
-                self._stop = step
-            case frames.Welcome(step=step, channels=described):
-                self._peer_formats = described
-                self._welcome = step
-                self._step_done = step
+        if isinstance(message, frames.Tensor):
+            self._inbox.put(message)
+        else:
+            self.notices.take(message)

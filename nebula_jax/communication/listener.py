@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nebula_jax import errors, printable
-from nebula_jax.communication import bridge, drops, newcomers, wan
+from nebula_jax.communication import admission, bridge, drops, newcomers, wan
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.wire import (
     activity,
@@ -29,7 +28,6 @@ from nebula_jax.communication.wire import (
     states,
     waker,
 )
-from nebula_jax.security import names as names_lib
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
 NEWCOMER_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
@@ -40,10 +38,6 @@ TURN_SECONDS = 0.05  # of work before newcomers are put in order again
 RETRY_SECONDS = 0.2  # after the system refused a connection
 LONGEST_SLEEP = 60.0  # seconds
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Refused(errors.NebulaError):
-    """A peer that is not let in; it is sent the reason."""
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
@@ -94,6 +88,7 @@ class Listener:
         reconnect_timeout: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
         clusters: Collection[str] | None = None,
+        may_return: bool = False,
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
         check: Callable[[frames.Hello], None] = bridge.no_further_check,
@@ -111,6 +106,9 @@ class Listener:
           tls: makes a fresh server context per connection (a context kept for several
             would let a revoked peer resume its session), or None for plain TCP.
           clusters: names of those that may come, each once; None for any.
+          may_return: whether a cluster may come anew, to be accepted, as long as this
+            listener is open: its former link then ends as if it had gone. Without TLS
+            anybody can take a cluster's place.
           line: what to emulate for all that this side sends over a link.
           log: called with a line when a connection is dropped or refused (one line for
             many, if there are many), and when a known one breaks or comes back.
@@ -119,7 +117,8 @@ class Listener:
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._listening, self._hello, self._tls = listening, hello, tls
         self._finish = finish
-        self._check, self._clusters = check, clusters
+        self._check = check
+        self._rules = admission.Rules(hello, clusters, may_return)
         self._peer_timeout = peer_timeout
         self._settings: dict[str, Any] = {
             "reconnect_timeout": reconnect_timeout,
@@ -142,8 +141,13 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
         self._thread.start()
 
-    def accept(self, timeout: float) -> link_lib.Link:
+    def accept(self, timeout: float, with_ended: bool = False) -> link_lib.Link:
         """Waits for a cluster to come.
+
+        Args:
+          timeout: seconds.
+          with_ended: whether one that has come and gone again counts: its link has the
+            reason.
 
         Returns:
           A link whose peer has sent a Hello that agrees with this one.
@@ -162,7 +166,7 @@ class Listener:
                 ) from None
             # What differs is reported though the peer, which found it too, has gone.
             bridge.greet(link, self._hello, self._check)
-            if not link.is_over:
+            if with_ended or not link.is_over:
                 return link
 
     def close(self) -> None:
@@ -271,7 +275,7 @@ class Listener:
         try:
             try:
                 events = next(newcomer.steps)
-            except (Refused, session.SessionOver) as error:
+            except (admission.Refused, session.SessionOver) as error:
                 newcomer.steps = greeting.refuse(newcomer.connected, str(error))
                 line = f"refused a connection from {newcomer.host}: {error}"
                 self._refusals.add(line, time.monotonic())
@@ -316,7 +320,7 @@ class Listener:
             newcomer.connected = yield from self._finish(secure)
             newcomer.is_expected = True
         connected = newcomer.connected
-        self._check_certificate(connected)
+        self._rules.check_certificate(connected)
         opening, acknowledged = yield from greeting.read_opening(connected)
         link = self._find(opening, acknowledged)
         if link is not None:
@@ -329,7 +333,11 @@ class Listener:
         peer = yield from greeting.meet(connected.sock, new)
         if self._find(opening, acknowledged) is not None:  # meanwhile
             raise session.RemoteProtocolError(f"{peer.cluster} came twice at once")
-        self._check_peer(peer.cluster, connected)
+        links = self._sessions.values()
+        self._rules.check_peer(peer, connected, links)
+        if self._came.full():
+            waited_for = self._hello.cluster
+            raise admission.Refused(f"too many clusters wait for {waited_for}")
         new.send(self._hello)
         link = link_lib.Link(new, self._hello.cluster, **self._settings)
         try:
@@ -359,38 +367,6 @@ class Listener:
         elif link is not None and link.was_lost:  # before the peer had our Hello:
             return None  # it begins again, and may take the same number
         return link
-
-    def _check_certificate(self, connected: greeting.Connected) -> None:
-        """Raises Refused unless a cluster that may come can have this certificate."""
-        if connected.clusters is None or self._clusters is None:
-            return
-        expected = {names_lib.label(cluster) for cluster in self._clusters}
-        if not connected.clusters & expected:
-            owner = printable.line(connected.owner) or "nobody's DNS name"
-            raise Refused(f"a certificate for {owner} was not expected")
-
-    def _check_peer(self, cluster: str, connected: greeting.Connected) -> None:
-        """Raises Refused unless a new peer may have this name."""
-        try:
-            bridge.check_certificate(cluster, connected)
-        except bridge.Mismatch as error:
-            raise Refused(str(error)) from None
-        if self._clusters is not None and cluster not in self._clusters:
-            raise Refused(f"{cluster} was not expected")
-        for link in self._sessions.values():
-            if link.peer.cluster == cluster and not link.is_over:
-                if not link.is_away:
-                    raise Refused(f"{cluster} is here already")
-                anew = f"{cluster} was started anew"
-                if not link.has_begun:
-                    link.abort(anew)
-                elif not connected.owner:  # anybody could end a run whose line breaks
-                    raise Refused(f"{cluster} is expected back, not anew")
-                else:  # both start again, and go on from what is saved
-                    link.give_up(f"{anew}, without what its session was about")
-                    raise Refused(f"the session that {cluster} had is over now")
-        if self._came.full():
-            raise Refused(f"too many clusters wait for {self._hello.cluster}")
 
     def _forget_ended(self) -> None:
         """Forgets the oldest of the sessions that have ended, if there are many."""

@@ -108,9 +108,10 @@ class Loopback:
             raise errors.NebulaError(f"nobody has sent {what}")
         return self._inbox[channel].popleft()
 
-    def has_tensor(self, channel: int) -> bool:
-        """Returns True if a tensor of the channel is queued."""
-        return bool(self._inbox[channel])
+    def arrived(self, channel: int) -> frames.Tensor | None:
+        """Returns the next tensor of a channel, which stays; None if none is queued."""
+        queue = self._inbox[channel]
+        return queue[0] if queue else None
 
 
 class End(NamedTuple):

@@ -75,10 +75,10 @@ class WorkerLink:
         """Refuses: the root receives."""
         raise AssertionError(channel, what)
 
-    def has_tensor(self, channel: int) -> bool:
-        """Returns False."""
+    def arrived(self, channel: int) -> frames.Tensor | None:
+        """Returns None: what has arrived is the root's."""
         del channel
-        return False
+        return None
 
     def bytes_moved(self, direction: str) -> int:
         """Returns 0: the root counts what crosses."""

@@ -53,23 +53,30 @@ Open = Callable[[str, str, Sequence[str]], packed_sequences.Prepared]
 """Given kind (`mono` or `parallel`), language and splits, opens their sequences."""
 
 
-def parse_groups(text: str) -> list[list[str]]:
+def parse_groups(
+    text: str, flag: str = "generators", reader: str = "generator"
+) -> list[list[str]]:
     """Parses `en de|hi ur` to [[en, de], [hi, ur]], the languages of each generator.
+
+    Args:
+      text: groups, in the order of their readers.
+      flag: that has the text, for errors.
+      reader: kind of cluster that reads a group, for errors.
 
     Raises:
       MixtureError: at an empty group, what is no language, or one in two groups.
     """
     groups = [group.replace(",", " ").split() for group in text.split("|")]
     if not all(groups):
-        raise MixtureError(f'--generators="{text}": a generator without languages')
+        raise MixtureError(f'--{flag}="{text}": a {reader} without languages')
     names = [language for group in groups for language in group]
     for language in names:
         if not _LANGUAGE.fullmatch(language):
             raise MixtureError(
-                f"--generators: {language[:40]!r} is no language, such as sw or zh"
+                f"--{flag}: {language[:40]!r} is no language, such as sw or zh"
             )
         if names.count(language) > 1:
-            raise MixtureError(f'--generators="{text}": {language!r} comes twice')
+            raise MixtureError(f'--{flag}="{text}": {language!r} comes twice')
     return groups
 
 
@@ -78,30 +85,37 @@ def format_groups(groups: Sequence[Sequence[str]]) -> str:
     return "|".join(" ".join(group) for group in groups)
 
 
-def parse_tasks(text: str, groups: Sequence[Sequence[str]]) -> list[TaskWeights]:
+def parse_tasks(
+    text: str, groups: Sequence[Sequence[str]], reader: str = "generator"
+) -> list[TaskWeights]:
     """Parses `mrtd|mrtd=1 trtd=3` to task weights of each generator; one serves all.
+
+    Args:
+      text: mixes, in the order of their readers.
+      groups: languages of each reader.
+      reader: kind of cluster that reads a group, for errors.
 
     Raises:
       MixtureError: at an unknown task, a bad weight, another number of mixes than
-        generators, or translation without a language other than English.
+        groups, or translation without a language other than English.
     """
-    mixes = [_mix(part, text) for part in text.split("|")]
+    mixes = [_mix(part, text, reader) for part in text.split("|")]
     if len(mixes) == 1:
         mixes *= len(groups)
     if len(mixes) != len(groups):
         raise MixtureError(
-            f'--task_mix="{text}" has {len(mixes)} mixes for {len(groups)} generators'
+            f'--task_mix="{text}" has {len(mixes)} mixes for {len(groups)} {reader}s'
         )
     for index, (mix, group) in enumerate(zip(mixes, groups, strict=True)):
         if mix["trtd"] > 0 and set(group) == {"en"}:
             raise MixtureError(
-                f'--task_mix="{text}": generator:{index} has no language to pair with'
+                f'--task_mix="{text}": {reader}:{index} has no language to pair with'
                 " English, so it cannot do trtd"
             )
     return mixes
 
 
-def _mix(part: str, text: str) -> TaskWeights:
+def _mix(part: str, text: str, reader: str) -> TaskWeights:
     mix = dict.fromkeys(TASKS, 0.0)
     for item in part.replace(",", " ").split():
         task, _, weight = item.partition("=")
@@ -115,7 +129,7 @@ def _mix(part: str, text: str) -> TaskWeights:
             raise MixtureError(f'--task_mix="{text}": {weight!r} is no weight')
     total = sum(mix.values())
     if not total:
-        raise MixtureError(f'--task_mix="{text}": a generator without a task')
+        raise MixtureError(f'--task_mix="{text}": a {reader} without a task')
     return {task: weight / total for task, weight in mix.items()}
 
 

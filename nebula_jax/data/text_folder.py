@@ -9,6 +9,7 @@ UTF-8, LF. LANG is an ISO 639-1 code such as `sw`.
 
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ LANGUAGES = (
 """The 15 languages of XNLI, in the order of the paper's Table 1."""
 
 CorpusError = tsv.CorpusError
+
+_TRAIN = re.compile(r"([^.]+)\.train\.txt(?:\.gz)?")  # of a file's name
 
 
 class Pair(NamedTuple):
@@ -39,6 +42,20 @@ def check_folder(data_dir: pathlib.Path) -> None:
             f"--data_dir={data_dir}: no text in it; expected files such as"
             f" {data_dir}/mono/en.train.txt.gz (see experiments/m3/README.md)"
         )
+
+
+def languages(data_dir: pathlib.Path) -> list[str]:
+    """Lists the languages with text to train on, in alphabetical order.
+
+    Args:
+      data_dir: a text folder.
+
+    Raises:
+      CorpusError: if it has none.
+    """
+    check_folder(data_dir)
+    names = (_TRAIN.fullmatch(path.name) for path in (data_dir / "mono").iterdir())
+    return sorted({found[1] for found in names if found})
 
 
 def mono_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from nebula_jax.models import activations, mixed_precision, stages
+from nebula_jax.models import activations, attention, mixed_precision, stages
 from nebula_jax.models.activations import MODEL, ROWS, place
 
 LAYER_NORM_EPSILON = 1e-12  # BERT's
@@ -60,6 +60,8 @@ class Config:
     """Micro-batches that go through the layers as a pipeline (`stages`); 0: none."""
     embedding_width: int | None = None
     """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
+    attention: str = "einsum"
+    """A name in attention.KINDS: `einsum` or `fused`."""
 
     @property
     def operands(self) -> jax.typing.DTypeLike:
@@ -171,6 +173,7 @@ class Embeddings(nn.Module):
         deterministic: bool,
         token_type_ids: jax.Array | None = None,
         first_position: jax.Array | int = 0,
+        positions: jax.Array | None = None,
     ) -> jax.Array:
         """Embeds tokens.
 
@@ -180,11 +183,13 @@ class Embeddings(nn.Module):
           token_type_ids: [B, L] int32; type 0 everywhere if None.
           first_position: [] int32, position of the first token; for decoding token by
             token.
+          positions: [B, L] int32, of each token; counted from the first if None.
 
         Returns:
           [B, L, D] float32.
         """
-        positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
+        if positions is None:
+            positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
         embedded = jnp.take(self.table, input_ids, axis=0) + self.position_embeddings(
             positions + self.config.position_offset
         )
@@ -248,19 +253,16 @@ def attend(
       memory: M keys and values.
       attention_mask: bool; [B, M], true where all queries may attend, or [B, Q, M],
         where each may. B may be 1.
-      config: for its dtype.
-      drop: dropout of the probabilities.
+      config: for its dtype and its kind of attention.
+      drop: dropout of the probabilities; `fused` has none.
 
     Returns:
       [B, Q, H, K] float32.
     """
-    scores = einsum("bqhk,bmhk->bhqm", query, memory.key, config)
-    scores = scores * query.shape[-1] ** -0.5
     if attention_mask.ndim == 2:
         attention_mask = attention_mask[:, None, :]
-    lowest = jnp.finfo(jnp.float32).min
-    scores = jnp.where(attention_mask[:, None, :, :], scores, lowest)
-    return einsum("bhqm,bmhk->bqhk", drop(jax.nn.softmax(scores)), memory.value, config)
+    compute = attention.KINDS[config.attention]
+    return compute(query, *memory, attention_mask, config.operands, drop)
 
 
 class SelfAttention(nn.Module):
@@ -299,9 +301,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             assert position is not None  # a cache comes with a position
             memory = cache.write(memory, position)
-        drop = functools.partial(
-            nn.Dropout(config.dropout), deterministic=deterministic
-        )
+        drop = nn.Dropout(config.dropout, deterministic=deterministic)
         context = attend(query, memory, attention_mask, config, drop)
         attended = dense(config.width, config, "output", axis=(-2, -1))(context)
         return attended if cache is None else (attended, memory)
@@ -323,9 +323,7 @@ class Block(nn.Module):
     ) -> jax.Array | tuple[jax.Array, KeyValues]:
         """Applies the block; arguments and results are those of SelfAttention."""
         config = self.config
-        drop = functools.partial(
-            nn.Dropout(config.dropout), deterministic=deterministic
-        )
+        drop = nn.Dropout(config.dropout, deterministic=deterministic)
         attended = SelfAttention(config, name="attention")(
             hidden, attention_mask, deterministic, cache, position
         )

@@ -29,3 +29,15 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
             f"--{flag}={value}: expected HOST:PORT, with an IPv6 address in brackets"
         ) from None
     return host, int(port)
+
+
+def hosts_and_ports(flag: str, value: str) -> list[tuple[str, int]]:
+    """Parses addresses with commas between them; none if the text is empty.
+
+    Args:
+      flag, value: as for `host_and_port`.
+
+    Raises:
+      errors.SettingsError: if one of them is none.
+    """
+    return [host_and_port(flag, each) for each in value.split(",") if value]

@@ -2,94 +2,35 @@
 
 with connect.dial(settings, hello, peer="discriminator") as link: ...
 with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: ...
+
+In `all_clusters` one of them may do both, and in `ways` is how.
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
-import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from nebula_jax import errors, trace
-from nebula_jax.communication import bridge, ranks, wan
+from nebula_jax import errors
+from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, states
+from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.wire import spool as spool_lib
-from nebula_jax.communication.worker_link import WorkerLink, share_peer
-from nebula_jax.runtime import addresses, cluster, own_switch, process
+from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.runtime import addresses, own_switch, process, ways
 from nebula_jax.security import federation, member, tls
-from nebula_jax.security.switch import inner, requests
+from nebula_jax.security.switch import inner
 
-LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
-TLS_OFF, TLS_AUTO = "off", "auto"
 PLAIN = (
     "--tls=off: anybody on the way can read and change what crosses; accidental damage"
     " alone is noticed"
 )
 
-Check = Callable[[frames.Hello], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The addresses, TLS, line and timeouts of a cluster, named like their flags."""
-
-    listen: str = "127.0.0.1:0"
-    """HOST:PORT where the listener waits."""
-    peer: str = ""
-    """HOST:PORT of the listener, for those who dial; in a federation the lab that all
-    peers have to be of, or empty."""
-    tls: str = TLS_OFF
-    """Credentials (see `security.credentials.files`), or `off` for plain TCP."""
-    federation: str = ""
-    """Folder of this lab in a federation, whose switches carry what crosses; empty for
-    connections of the clusters' own."""
-    account: str = ""
-    """Account that has logged in, in a federation; empty for the folder's owner."""
-    job: str = ""
-    """Name by which a federation's clusters find each other."""
-    wan: str = ""
-    """Emulated line, such as 60mbit,15ms; empty for none."""
-    connect_timeout: float = 60.0
-    """Seconds to wait for the other clusters."""
-    peer_timeout: float = 30.0
-    """Seconds of silence after which a connection counts as lost."""
-    reconnect_timeout: float = 60.0
-    """Seconds that a lost connection may take to come back."""
-    stuck_timeout: float = 0.0
-    """Seconds that a peer may get nothing done; 0 to derive them from the steps."""
-
-    def __post_init__(self) -> None:
-        """Raises errors.NebulaError at what cannot work."""
-        for name in ("connect_timeout", "peer_timeout"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise errors.SettingsError(
-                    f"--{name}={value:g}: must be above 0 seconds"
-                )
-        for name in ("reconnect_timeout", "stuck_timeout"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise errors.SettingsError(f"--{name}={value:g}: must not be negative")
-        wan.from_string(self.wan)
-        addresses.host_and_port("listen", self.listen)
-        if self.federation:
-            if self.peer and not federation.is_lab(self.peer):
-                raise errors.SettingsError(
-                    f"--peer={self.peer}: with --federation it is the name of a lab"
-                )
-            if not requests.is_job(self.job):
-                raise errors.SettingsError(
-                    f"--job={self.job}: expected up to 64 letters, digits, ., _ and -"
-                )
-        elif self.peer:
-            addresses.host_and_port("peer", self.peer)
+Settings = ways.Settings
 
 
 def check_role(settings: Settings, cluster: str, listener: str, connector: str) -> None:
@@ -106,32 +47,52 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
     """
     listens = cluster == listener
     dials = cluster.partition(":")[0] == connector
+    if not settings.federation:
+        if dials and not settings.peer:
+            raise errors.SettingsError(
+                f"--cluster={cluster} needs --peer=HOST:PORT of the {listener}"
+            )
+        if settings.peer and not dials:
+            raise errors.SettingsError(
+                f"--peer is for a {connector}, not for --cluster={cluster}"
+            )
+        if dials:
+            addresses.host_and_port("peer", settings.peer)
+    check_means(settings, cluster, listens=listens, dials=dials)
+
+
+def check_means(
+    settings: Settings, cluster: str, *, listens: bool, dials: bool
+) -> None:
+    """Checks a cluster's port and credentials, or its place in a federation.
+
+    Args:
+      settings: of this process.
+      cluster: its name.
+      listens: whether others dial it.
+      dials: whether it dials others.
+
+    Raises:
+      errors.NebulaError: before anything has started.
+    """
     if settings.federation:
         if listens or dials:
             _check_federation(settings)
         return
-    if dials and not settings.peer:
-        raise errors.SettingsError(
-            f"--cluster={cluster} needs --peer=HOST:PORT of the {listener}"
-        )
-    if settings.peer and not dials:
-        raise errors.SettingsError(
-            f"--peer is for a {connector}, not for --cluster={cluster}"
-        )
     port = addresses.host_and_port("listen", settings.listen)[1]
-    if listens and not port and LISTEN_FD not in os.environ:
-        raise errors.SettingsError(f"--cluster={listener} needs --listen=HOST:PORT")
-    if listens and LISTEN_FD in os.environ:
-        process.handed_down(LISTEN_FD, stat.S_ISSOCK)
+    if listens and not port and ways.LISTEN_FD not in os.environ:
+        raise errors.SettingsError(f"--cluster={cluster} needs --listen=HOST:PORT")
+    if listens and ways.LISTEN_FD in os.environ:
+        process.handed_down(ways.LISTEN_FD, stat.S_ISSOCK)
     if not listens and not dials:
         return
-    if settings.tls == TLS_AUTO:
+    if settings.tls == ways.TLS_AUTO:
         raise errors.SettingsError(
             f"--cluster={cluster} needs --tls=FOLDER with its certificate"
             " (python -m scripts.issue_certificates makes them), or --tls=off for"
             " plain TCP, which anybody on the way can read and change"
         )
-    if settings.tls != TLS_OFF:
+    if settings.tls != ways.TLS_OFF:
         contexts = tls.server_contexts if listens else tls.client_contexts
         contexts(pathlib.Path(settings.tls), cluster)
 
@@ -142,13 +103,6 @@ def _check_federation(settings: Settings) -> None:
     member.load(folder, "trainer")
     inner.read(folder)
     own_switch.token_of(folder, settings.account)
-
-
-def _trainer(settings: Settings, cluster: str) -> own_switch.Trainer:
-    return own_switch.Trainer(
-        federation.Folder(pathlib.Path(settings.federation)),
-        *(settings.account, settings.job, cluster, settings.peer),
-    )
 
 
 @functools.cache
@@ -169,7 +123,7 @@ def report_plain(settings: Settings) -> None:
     """Prints a line if nothing protects what crosses; a launcher has printed it."""
     if settings.federation:
         return
-    if settings.tls == TLS_OFF and process.LIFELINE_FD not in os.environ:
+    if settings.tls == ways.TLS_OFF and process.LIFELINE_FD not in os.environ:
         process.message(PLAIN)
 
 
@@ -178,7 +132,7 @@ def dial(
     hello: frames.Hello,
     *,
     peer: str,
-    check: Check = bridge.no_further_check,
+    check: ways.Check = bridge.no_further_check,
     work: activity.Work | None = None,
     spool: spool_lib.Spool | None = None,
 ) -> Link | WorkerLink:
@@ -201,52 +155,20 @@ def dial(
       bridge.Mismatch: if the peer runs something else.
     """
     if not ranks.is_root():
-        return WorkerLink(share_peer(None), _trace(work))
+        return ways.worker_link(work)
     report_plain(settings)
-    more: dict[str, Any] = {}
-    trainer = None
-    if settings.federation:
-        trainer = _trainer(settings, hello.cluster)
-        address = inner.read(trainer.folder)[:2]
-        more = {
-            "reach": trainer.reach(peer),
-            "finish": trainer.finish(states.Role.CONNECTOR),
-            "tls": trainer.client_context,
-        }
-    else:
-        address = addresses.host_and_port("peer", settings.peer)
-        if settings.tls != TLS_OFF:
-            folder = pathlib.Path(settings.tls)
-            more = {"tls": tls.client_contexts(folder, hello.cluster)}
-    link = bridge.connect(
-        address,
-        hello,
-        connect_timeout=settings.connect_timeout,
-        peer_timeout=settings.peer_timeout,
-        reconnect_timeout=settings.reconnect_timeout,
-        peer=peer,
-        line=wan.from_string(settings.wan).up,
-        log=process.message,
+    trainer = ways.trainer_of(settings, hello.cluster)
+    address = addresses.host_and_port("peer", settings.peer) if not trainer else None
+    link = ways.reached(
+        *(settings, hello, peer, address, trainer),
         check=check,
         work=work or activity.Work(settings.stuck_timeout),
         spool=spool,
-        **more,
     )
     if trainer is not None:
         link.release = trainer.close
-    _share(link)
+    ways.share(link)
     return link
-
-
-def _trace(work: activity.Work | None) -> trace.Trace:
-    return work.trace if work else trace.OFF
-
-
-def _share(link: Link) -> None:
-    """Lets the other processes of this cluster have part in a link of the root's."""
-    if ranks.count() > 1:
-        cluster.on_end(link.abort)
-        share_peer(link.peer)
 
 
 @contextlib.contextmanager
@@ -255,7 +177,7 @@ def listen(
     hello: frames.Hello,
     clusters: Sequence[str],
     *,
-    check: Check = bridge.no_further_check,
+    check: ways.Check = bridge.no_further_check,
     work: activity.Work | None = None,
 ) -> Iterator[list[Link] | list[WorkerLink]]:
     """Waits for all `clusters`, in whatever order they connect; the root does.
@@ -274,40 +196,22 @@ def listen(
       bridge.Mismatch: if one of them runs something else. Others are refused.
     """
     if not ranks.is_root():
-        yield [WorkerLink(share_peer(None), _trace(work)) for _ in clusters]
+        yield [ways.worker_link(work) for _ in clusters]
         return
     report_plain(settings)
     deadline = time.monotonic() + settings.connect_timeout
     with contextlib.ExitStack() as stack:
-        more: dict[str, Any] = {}
-        if settings.federation:
-            trainer = _trainer(settings, hello.cluster)
+        trainer = ways.trainer_of(settings, hello.cluster)
+        if trainer is not None:
             stack.callback(trainer.close)
-            finish = trainer.finish(states.Role.LISTENER)
-            more = {"tls": trainer.server_context, "finish": finish}
-        elif settings.tls != TLS_OFF:
-            folder = pathlib.Path(settings.tls)
-            more = {"tls": tls.server_contexts(folder, hello.cluster)}
+        work = work or activity.Work(settings.stuck_timeout)
         listener = stack.enter_context(
-            listener_lib.Listener(
-                listening_socket(settings),
-                hello,
-                peer_timeout=settings.peer_timeout,
-                reconnect_timeout=settings.reconnect_timeout,
-                clusters=clusters,
-                line=wan.from_string(settings.wan).down,
-                log=process.message,
-                check=check,
-                work=work or activity.Work(settings.stuck_timeout),
-                **more,
-            )
+            ways.listening(settings, hello, clusters, trainer, check=check, work=work)
         )
-        if settings.federation:
-            trainer.serve(listener.address[1])
         links = _gather(listener, clusters, deadline, settings.connect_timeout)
         for link in links:
             stack.enter_context(link)
-            _share(link)
+            ways.share(link)
         yield links
 
 
@@ -338,11 +242,3 @@ def _gather(
             link.abort(str(error) or type(error).__name__)
         raise error from None
     return [links[name] for name in clusters]
-
-
-def listening_socket(settings: Settings) -> socket.socket:
-    """Returns the listener's socket: the launcher's, or one bound to `listen`."""
-    if LISTEN_FD in os.environ:
-        found = process.handed_down(LISTEN_FD, stat.S_ISSOCK)
-        return socket.socket(fileno=found)
-    return listener_lib.listen(addresses.host_and_port("listen", settings.listen))

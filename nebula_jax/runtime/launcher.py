@@ -1,6 +1,6 @@
 """`--cluster=all`: every cluster as a process of this machine.
 
-The launcher binds the listener's socket itself and hands it down, so no port can be
+The launcher binds the listeners' sockets itself and hands them down, so no port can be
 lost in between, and finds or makes the clusters' credentials. The rest is in
 `processes`.
 """
@@ -9,12 +9,13 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from nebula_jax.communication import bridge, listener
-from nebula_jax.runtime import addresses, connect, processes
+from nebula_jax.runtime import addresses, connect, processes, ways
 from nebula_jax.security import certificates, credentials, names, tls
 
 Arguments = Callable[[str, connect.Settings], Sequence[str]]
@@ -28,39 +29,51 @@ def prepared(
     settings: connect.Settings,
     restarts: int = 0,
     processes_per_cluster: int = 1,
+    dials: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Callable[[str, Arguments], int]]:
-    """Binds the port and finds the credentials, so that what is wrong shows at once.
+    """Binds the ports and finds the credentials, so that what is wrong shows at once.
 
     Args:
       workdir: the run's folder.
-      clusters: their names; the first one listens.
-      settings: `listen` and `tls` count; with `auto`, certificates are made for the
+      clusters: their names.
+      settings: `listen` and `tls` count: the first one to listen does so there, others
+        at free ports of the same host; with `auto`, certificates are made for the
         run. Their keys are in memory alone and end with the last process of the run,
         however it ends.
       restarts: times that all clusters are started again because one died; see
         `processes.must_restart`.
       processes_per_cluster: of which each is a rank of its cluster (`cluster`).
+      dials: cluster -> those that it dials, in order, each of which listens (see
+        `all_clusters.dialed`); if not given, all others dial the first.
 
     Yields:
       A function of (experiment as in `python -m`, each cluster's arguments) that runs
       the processes of each cluster until all have ended. It returns their status: 0 if
       all ended well, 128 + n if signal n stopped them, else 1.
     """
-    address = addresses.host_and_port("listen", settings.listen)
+    if dials is None:
+        dials = {name: clusters[:1] for name in clusters[1:]}
+    listens = [
+        name for name in clusters if any(name in each for each in dials.values())
+    ]
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(listener.listen(address))
-        given = connect.TLS_OFF if settings.federation else settings.tls
+        listening = _listening(listens or clusters[:1], settings.listen, stack)
+        given = ways.TLS_OFF if settings.federation else settings.tls
         own = _credentials(clusters, given, stack)
-        where = bridge.written(listening.getsockname()[:2])
+        where = {
+            name: bridge.written(each.getsockname()[:2])
+            for name, each in listening.items()
+        }
         connect.report_plain(settings)
 
         def launch(module: str, arguments: Arguments) -> int:
             commands = {}
-            for number, name in enumerate(clusters):
+            for name in clusters:
+                dialed = ",".join(where[each] for each in dials.get(name, ()))
                 reach = dataclasses.replace(
                     settings,
-                    listen="127.0.0.1:0" if number else where,
-                    peer=_peer(settings, where if number else ""),
+                    listen=where.get(name, "127.0.0.1:0"),
+                    peer=settings.peer if settings.federation else dialed,
                     tls=own[name].where,
                 )
                 command = [sys.executable, "-m", module, *arguments(name, reach)]
@@ -71,7 +84,7 @@ def prepared(
                 root, *others = _members(processes_per_cluster)
                 commands[name] = processes.Command([*command, *root], passed)
                 for rank, flags in enumerate(others, 1):
-                    no_line = f"--tls={connect.TLS_OFF}"  # the root alone has one
+                    no_line = f"--tls={ways.TLS_OFF}"  # the root alone has one
                     commands[f"{name}/{rank}"] = processes.Command(
                         [*command, no_line, *flags], ()
                     )
@@ -80,9 +93,16 @@ def prepared(
         yield launch
 
 
-def _peer(settings: connect.Settings, where: str) -> str:
-    """Returns --peer of a cluster whose listener is at an address, if it dials."""
-    return settings.peer if settings.federation else where
+def _listening(
+    clusters: Sequence[str], address: str, stack: contextlib.ExitStack
+) -> dict[str, socket.socket]:
+    """Binds a socket for each cluster that listens; `stack` closes them."""
+    host, port = addresses.host_and_port("listen", address)
+    found = {}
+    for number, name in enumerate(clusters):
+        bound = listener.listen((host, 0 if number else port))
+        found[name] = stack.enter_context(bound)
+    return found
 
 
 def _members(count: int) -> list[list[str]]:
@@ -108,9 +128,9 @@ def _credentials(
     clusters: Sequence[str], given: str, stack: contextlib.ExitStack
 ) -> dict[str, _Own]:
     """Finds or makes the clusters' credentials; `stack` closes what is made."""
-    if given == connect.TLS_OFF:
-        return dict.fromkeys(clusters, _Own(connect.TLS_OFF))
-    if given != connect.TLS_AUTO:
+    if given == ways.TLS_OFF:
+        return dict.fromkeys(clusters, _Own(ways.TLS_OFF))
+    if given != ways.TLS_AUTO:
         folders = {name: pathlib.Path(given) / names.label(name) for name in clusters}
         for name, folder in folders.items():
             tls.client_contexts(folder, name)

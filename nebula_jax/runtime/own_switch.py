@@ -145,6 +145,7 @@ class Trainer:
         self._token = token_of(folder, account)
         member.load(folder, "trainer")
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
+        self._admitting = threading.Lock()  # of several links, each with a thread
         self._is_closed = threading.Event()
         self._serving: socket.socket | None = None
 
@@ -205,7 +206,8 @@ class Trainer:
         if self._lab and peer.lab != self._lab:
             raise PeerRefused(f"{name} is not of {self._lab} (--peer)")
         self._rules().check_lab(self.job, offer.cluster, peer.lab)
-        self._numbers.admit(name, offer.incarnation)
+        with self._admitting:
+            self._numbers.admit(name, offer.incarnation)
 
     def serve(
         self,

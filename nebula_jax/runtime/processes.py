@@ -16,12 +16,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO, NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.runtime import connect, process
+from nebula_jax.runtime import process, ways
 from nebula_jax.runtime import restarts as restarts_lib
 from nebula_jax.runtime import screen as screen_lib
 
@@ -55,10 +55,17 @@ class Processes:
         self,
         workdir: pathlib.Path,
         commands: dict[str, Command],
-        listening: socket.socket,
+        listening: Mapping[str, socket.socket],
         restarts: int,
     ) -> None:
-        """Starts nothing yet; the first command will be given the socket."""
+        """Starts nothing yet.
+
+        Args:
+          workdir: the run's folder.
+          commands: name -> command; a request to stop is passed on to the first one.
+          listening: name -> the socket that its process is given; of those that listen.
+          restarts: see `launcher.prepared`.
+        """
         self._workdir, self._commands, self._listening = workdir, commands, listening
         self._names = list(commands)
         self._most_restarts, self._restarts = restarts, 0
@@ -111,9 +118,10 @@ class Processes:
         self._killed.clear()
         for name, command in self._commands.items():
             passed, own = [lifeline, *command.descriptors], {}
-            if name == self._names[0]:
-                passed.append(self._listening.fileno())
-                own = {connect.LISTEN_FD: str(self._listening.fileno())}
+            if name in self._listening:
+                number = self._listening[name].fileno()
+                passed.append(number)
+                own = {ways.LISTEN_FD: str(number)}
             self._processes[name] = subprocess.Popen(
                 command.arguments,
                 stdin=subprocess.DEVNULL,
@@ -127,7 +135,8 @@ class Processes:
             )
             self._relay(name)
         if self._restarts == self._most_restarts:
-            self._listening.close()  # a dead listener's port must refuse, not hang
+            for each in self._listening.values():
+                each.close()  # a dead listener's port must refuse, not hang
         if self._signal is not None:  # it came between two starts
             self._stop()
 
@@ -154,11 +163,11 @@ class Processes:
         self._stop()
 
     def _stop(self) -> None:
-        # The listening cluster agrees with the others on a last step. SIGTERM, because
-        # a Python that is still starting answers SIGINT with a traceback.
-        listener = self._processes.get(self._names[0])
-        if listener is not None and listener.poll() is None:
-            listener.terminate()
+        # The first cluster agrees with the others on a last step. SIGTERM, because a
+        # Python that is still starting answers SIGINT with a traceback.
+        first = self._processes.get(self._names[0])
+        if first is not None and first.poll() is None:
+            first.terminate()
 
     def _kill(self) -> None:
         for name, each in self._processes.items():

@@ -12,6 +12,7 @@ import numpy as np
 from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
+from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime import (
     nonfinite,
     process,
@@ -39,7 +40,7 @@ class Traffic(NamedTuple):
     """Seconds."""
 
 
-def traffic(links: Sequence[Link]) -> Traffic:
+def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
     """Returns the traffic of several links together."""
     return Traffic(
         sum(link.bytes_moved("sent") for link in links),
@@ -58,7 +59,7 @@ class Progress:
         start: int,
         steps: int,
         log_every: int,
-        links: Sequence[Link] = (),
+        links: Sequence[Link | WorkerLink] = (),
         work: activity.Work | None = None,
         allow_nonfinite: int = 0,
     ) -> None:

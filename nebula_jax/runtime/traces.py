@@ -7,6 +7,7 @@ from typing import Any
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
+from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime import report
 
 NAME = "trace.json"
@@ -27,7 +28,7 @@ def write(trace: trace_lib.Trace, folder: pathlib.Path, cluster: str) -> None:
     trace.write(folder / name, f"{cluster}/{rank}" if rank else cluster)
 
 
-def time(trace: trace_lib.Trace, links: Sequence[Link]) -> dict[str, Any]:
+def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str, Any]:
     """Returns where the time of this process went, and what crossed its lines.
 
     Args:

@@ -1,9 +1,9 @@
 """Corruption of training inputs: masked language modeling, and ABNet's two sides.
 
-Jittable. M3 masks packed text (`mask_tokens`, section 3.1); ABNet masks the target
-sentence (`mask_random_count`) and may corrupt a span of the source (`corrupt_span`).
-ABNet's functions take a key for each example, so that an example is corrupted alike in
-whatever batch it stands.
+Jittable. M3 masks packed text (`mask_tokens`, section 3.1), and so does BERT
+(`mask_rows`); ABNet masks the target sentence (`mask_random_count`) and may corrupt a
+span of the source (`corrupt_span`). BERT's and ABNet's functions take a key for each
+example, so that an example is corrupted alike in whatever batch it stands.
 
 B batch, L length, Q target length, V vocabulary, M mask capacity: slots for masked
 positions in a row (see `models.mask_slots`).
@@ -103,6 +103,32 @@ def mask_tokens(
     written = jnp.where(dice < policy.mask, vocabularies.SPECIAL.mask, written)
     masked_ids = mask_slots.scatter(input_ids, positions, written)
     return Masked(masked_ids, positions, originals)
+
+
+def mask_rows(
+    keys: jax.Array,
+    input_ids: jax.Array,
+    *,
+    rate: float,
+    policy: Policy,
+    vocab_size: int,
+) -> Masked:
+    """Masks as `mask_tokens`, each row from a key of its own.
+
+    So a row is masked alike in whatever part of a batch it stands.
+
+    Args:
+      keys: [B] keys.
+      input_ids, rate, policy, vocab_size: those of `mask_tokens`.
+    """
+
+    def mask(key: jax.Array, row: jax.Array) -> Masked:
+        masked = mask_tokens(
+            key, row[None], rate=rate, policy=policy, vocab_size=vocab_size
+        )
+        return jax.tree.map(lambda leaf: leaf[0], masked)
+
+    return jax.vmap(mask)(keys, input_ids)
 
 
 def mask_random_count(

@@ -127,9 +127,9 @@ def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
-    """Formats a record as one line for the screen."""
+    """Formats a record as one line for the screen; 0 `steps` if not known."""
     return (
-        f"{cluster:<13} step {record['step']:>6}/{steps}"
+        f"{cluster:<13} step {record['step']:>6}{f'/{steps}' if steps else ''}"
         f"  loss {record['loss']:8.4f}"
         f"  {record['tokens_per_second']:>7,.0f} tokens/s"
         f"  sent {in_bytes(record['bytes_sent']):>8}"

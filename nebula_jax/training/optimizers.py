@@ -1,4 +1,7 @@
-"""Adam, learning-rate schedules, and a rate by layer (sections 4.1, 4.2)."""
+"""Adam, LAMB, Muon, learning-rate schedules, a rate by layer (sections 4.1, 4.2).
+
+D width, H heads, K head width.
+"""
 
 import re
 from typing import Any
@@ -6,10 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 _LAYER = re.compile(r"(?:^|/)encoder/layer_(\d+)/")
 _EMBEDDINGS = re.compile(r"(?:^|/)embeddings/")
 _NO_DECAY = re.compile(r"(?:^|\W)(?:bias|scale)\W*$")
+_MATRIX = re.compile(r"(?:^|/)(?:encoder/layer_\d+/.*|adapter_\d+/(?:down|up)/)kernel$")
+_ADAM_RMS = 0.2  # of Adam's updates, which Muon's are scaled to (2502.16982)
 
 
 def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
@@ -26,6 +32,21 @@ def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Sche
         ],
         [warmup_steps],
     )
+
+
+def rise_and_fall(progress: jax.Array, warmup: float) -> jax.Array:
+    """Computes the shape of `linear_decay`, for progress by steps or by wall time.
+
+    Args:
+      progress: [] float32, the share of the run that is done; 1 from its end on.
+      warmup: share of the run in which the rate rises (24hBERT: 6 % of the time).
+
+    Returns:
+      [] float32, the share of the peak: from 0 to 1 at the warm-up's end, and to 0.
+    """
+    rise = progress / warmup if warmup else jnp.ones_like(progress)
+    fall = (1 - progress) / (1 - warmup) if warmup < 1 else rise
+    return jnp.clip(jnp.minimum(rise, fall), 0, 1)
 
 
 def inverse_square_root(
@@ -68,13 +89,110 @@ def adam(
     Returns:
       An optax transformation.
     """
-    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
     return optax.chain(
-        clip,
+        _clip(clip_norm),
         optax.scale_by_adam(beta1, beta2, epsilon),
         optax.add_decayed_weights(weight_decay, mask=_has_decay),
         optax.scale_by_learning_rate(schedule),
     )
+
+
+def lamb(
+    schedule: optax.Schedule,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-6,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> optax.GradientTransformation:
+    """Makes LAMB (1904.00962): Adam, each matrix's update as long as the matrix.
+
+    As optax has it, but biases and layer norms, which have no decay, have no trust
+    ratio either. With `clip_norm` 1 the gradient is normalized first, as in NVIDIA's.
+
+    Args:
+      schedule: learning rate of each step.
+      beta1, beta2, epsilon, weight_decay, clip_norm: those of `adam`.
+
+    Returns:
+      An optax transformation.
+    """
+    return optax.chain(
+        _clip(clip_norm),
+        optax.scale_by_adam(beta1, beta2, epsilon),
+        optax.add_decayed_weights(weight_decay, mask=_has_decay),
+        optax.masked(optax.scale_by_trust_ratio(), _has_decay),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+def muon(
+    schedule: optax.Schedule,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-6,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> optax.GradientTransformation:
+    """Makes Muon (optax.contrib) for the hidden matrices, and Adam for the others.
+
+    The others are embeddings, heads, biases and layer norms. Kernels of attention are
+    orthogonalized as the matrices they stand for: [D, H, K] as D x HK, [H, K, D] as
+    HK x D. Updates of both kinds are of a size, so the rates of Adam fit.
+
+    Args:
+      schedule: learning rate of each step.
+      beta1, beta2, epsilon: of Adam; Muon's momentum is 0.95.
+      weight_decay: of the hidden matrices.
+      clip_norm: largest global gradient norm; 0 for no clipping.
+
+    Returns:
+      An optax transformation.
+    """
+    return optax.chain(
+        _clip(clip_norm),
+        contrib.muon(
+            schedule,
+            eps=epsilon,
+            weight_decay=weight_decay,
+            adam_b1=beta1,
+            adam_b2=beta2,
+            muon_weight_dimension_numbers=_matrices,
+            consistent_rms=_ADAM_RMS,
+        ),
+    )
+
+
+def sgd(
+    schedule: optax.Schedule, *, clip_norm: float = 0.0, **unused: float
+) -> optax.GradientTransformation:
+    """Makes gradient descent; it has none of Adam's other settings (`unused`)."""
+    del unused
+    return optax.chain(_clip(clip_norm), optax.scale_by_learning_rate(schedule))
+
+
+BY_NAME = {"adamw": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
+
+
+def _clip(norm: float) -> optax.GradientTransformation:
+    return optax.clip_by_global_norm(norm) if norm else optax.identity()
+
+
+def _matrices(params: Any) -> Any:
+    """Returns a tree of the dimensions of hidden matrices, None for the others."""
+
+    def dimensions(path: tuple[Any, ...], leaf: jax.Array) -> Any:
+        name = _name(path)
+        if not _MATRIX.search(name):
+            return None
+        # [D, H, K] and [H, K, D]; what is read is before what is written.
+        read = 2 if name.endswith("attention/output/kernel") else 1
+        axes = tuple(range(leaf.ndim))
+        return contrib.MuonDimensionNumbers(axes[:read], axes[read:])
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
 def _has_decay(params: Any) -> Any:

@@ -31,6 +31,32 @@ class TrainState:
         """Returns the key of the coming step."""
         return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
 
+    def at_step(self, step: int) -> "TrainState":
+        """Returns the state as if it had taken `step` steps.
+
+        So its learning rate and its randomness are those of others that have. Moments
+        stay as they are, and so does the count that corrects their bias: it is of the
+        gradients that they have seen.
+
+        Args:
+          step: 0 or more.
+        """
+
+        def at(count: jax.Array) -> jax.Array:
+            return jax.device_put(jnp.array(step, count.dtype), count.sharding)
+
+        def is_schedule(node: Any) -> bool:
+            return isinstance(node, optax.ScaleByScheduleState)
+
+        opt_state = jax.tree.map(
+            lambda node: (
+                node._replace(count=at(node.count)) if is_schedule(node) else node
+            ),
+            self.opt_state,
+            is_leaf=is_schedule,
+        )
+        return dataclasses.replace(self, step=at(self.step), opt_state=opt_state)
+
     def apply_gradients(
         self,
         grads: Any,

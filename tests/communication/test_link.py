@@ -215,3 +215,35 @@ def test_without_a_spool_a_full_window_blocks_as_ever(outage):
     outage = outage(None)
     outage.wait_for(2)
     assert outage.end()["tensors"] == 2
+
+
+def test_a_link_with_room_in_memory_takes_more_while_nobody_reads(outage):
+    """Whoever must not wait for one cluster of many looks before it sends."""
+    outage = outage(None)
+    outage.wait_for(2)
+    link = outage.there
+    assert not link.has_room(100_000)
+    link.reserve(500_000)
+    assert link.has_room(300_000, tensors=3)
+    assert not link.has_room(400_000, tensors=4)
+    found = outage.end()
+    assert found["bytes_on_disk"] == 0
+
+
+def test_whatever_comes_first_ends_the_wait_for_any(star, pool):
+    star = star(5.0, 5.0)
+    here, there = star.here[0], star.there[0]
+    waits = pool.submit(here.wait_for_any, "something")
+    while not here.work.waiting:
+        pass
+    assert here.arrived(0) is None
+    star.senders[0].send(3, IDS)
+    assert waits.result(5.0)
+    assert here.arrived(0).step == 3
+    assert here.wait_for_any("it is there already")
+    star.receivers[0].recv(3)
+    closing = pool.submit(there.close)
+    assert not here.wait_for_any("what does not come")  # but End
+    assert here.notices.has_ended
+    here.close()
+    closing.result(5.0)

@@ -94,3 +94,18 @@ def test_two_ends_receive_from_each_other_and_not_from_themselves():
     answers.send(1, arrays(2))
     for receiver, seed in ((requested, 1), (answer, 2)):
         jax.tree.map(np.testing.assert_array_equal, receiver.recv(1), arrays(seed))
+
+
+@pytest.mark.parametrize("named", ["identity", "zstd"])
+def test_what_comes_next_is_seen_before_it_is_taken_and_may_be_dropped(named):
+    sender, receiver = ends(named)
+    assert receiver.next_step is None
+    for step in (4, 8):
+        sender.send(step, arrays(step))
+    assert receiver.next_step == 4
+    assert receiver.next_step == 4  # it is still there
+    receiver.drop()
+    assert receiver.next_step == 8
+    jax.tree.map(np.testing.assert_array_equal, receiver.recv(8), arrays(8))
+    assert receiver.next_step is None
+    assert not receiver.has_arrived

@@ -53,7 +53,7 @@ def test_a_link_without_a_line_waits_for_nothing_and_carries_nothing():
         assert link.wait_for_welcome(1.0) == 0
         assert (link.stop_step, link.waited) == (None, 0.0)
         assert link.bytes_moved("sent") == 0
-        assert not link.has_tensor(0)
+        assert link.arrived(0) is None
         for call in (link.put_tensor, lambda message: link.take_tensor(0, "x")):
             with pytest.raises(AssertionError):
                 call(None)

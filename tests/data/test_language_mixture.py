@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import numpy as np
@@ -18,6 +19,25 @@ def test_groups_are_read():
 def test_bad_groups_are_refused(text):
     with pytest.raises(language_mixture.MixtureError, match="--generators"):
         language_mixture.parse_groups(text)
+
+
+def test_errors_name_the_flag_and_its_readers():
+    names = ("languages", "cluster")
+    for text, words in (
+        ("en|", '--languages="en|": a cluster without languages'),
+        ("en|../x", "--languages: '../x' is no language"),
+        ("en|en", "--languages=\"en|en\": 'en' comes twice"),
+    ):
+        with pytest.raises(language_mixture.MixtureError, match=re.escape(words)):
+            language_mixture.parse_groups(text, *names)
+    for text, words in (
+        ("mrtd|mrtd|mrtd", "3 mixes for 2 clusters"),
+        ("mrtd=0", "a cluster without a task"),
+    ):
+        with pytest.raises(language_mixture.MixtureError, match=words):
+            language_mixture.parse_tasks(text, GROUPS, "cluster")
+    with pytest.raises(language_mixture.MixtureError, match="cluster:0 has no"):
+        language_mixture.parse_tasks("trtd", [["en"], ["de"]], "cluster")
 
 
 def test_one_task_mix_serves_all_generators_or_each_has_its_own():

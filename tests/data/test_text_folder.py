@@ -81,6 +81,15 @@ def test_missing_things_are_named(tmp_path):
         text_folder.mono_path(tmp_path, "ur", "train")
 
 
+def test_languages_are_those_with_text_to_train_on(tmp_path):
+    for name in ("sw.train.txt", "en.train.txt.gz", "de.valid.txt", "a.b.train.txt"):
+        write(tmp_path / "mono" / name, "a sentence\n")
+    write(tmp_path / "mono/families.json", "{}")
+    assert text_folder.languages(tmp_path) == ["en", "sw"]
+    with pytest.raises(text_folder.CorpusError, match="no such folder"):
+        text_folder.languages(tmp_path / "nowhere")
+
+
 def test_families_that_are_nested_too_deeply(tmp_path):
     write(tmp_path / "mono/families.json", "[" * 100_000)
     with pytest.raises(text_folder.CorpusError, match="has no grouping K=2"):

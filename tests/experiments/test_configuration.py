@@ -5,11 +5,16 @@ import pytest
 from absl.testing import flagsaver
 
 from experiments import configuration
+from experiments.bert import config as bert_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax import disk, errors
 
-CONFIGS = {"pretrain_m3": m3_config, "finetune_xnli": xnli_config}
+CONFIGS = {
+    "pretrain_m3": m3_config,
+    "pretrain_bert": bert_config,
+    "finetune_xnli": xnli_config,
+}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +86,13 @@ def test_the_runs_folder_is_named_after_its_flagfile(monkeypatch):
         monkeypatch.setattr("sys.argv", ["x.py", *arguments, line, "--steps=3"])
         run = configured.run(m3_config, workdir="")
         assert str(run.local.workdir) == "runs/b"
+
+
+def test_a_list_may_have_one_number():
+    assert configured.run(bert_config, clusters=3).agreed.clusters == 3
+    for value in ("", "1,2", "²", "x"):
+        with pytest.raises(errors.SettingsError, match=f"--clusters={value}: exp"):
+            configured.run(bert_config, clusters=value)
 
 
 @pytest.mark.parametrize("value", ["²", "8,²", "1" * 5000, "-1", "8 9"])

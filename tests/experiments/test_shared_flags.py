@@ -12,11 +12,16 @@ import pytest
 from absl import flags
 
 from experiments import shared_flags
+from experiments.bert import config as bert_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 
 ROOT = pathlib.Path(shared_flags.__file__).parents[1]
-CONFIGS = {"pretrain_m3": m3_config, "finetune_xnli": xnli_config}
+CONFIGS = {
+    "pretrain_m3": m3_config,
+    "pretrain_bert": bert_config,
+    "finetune_xnli": xnli_config,
+}
 HEADS = "Of|Whether|What|How|Where|The same|Likewise"
 COMMANDS = (
     *("experiments.pretrain_m3", "experiments.finetune_xnli"),
@@ -24,7 +29,8 @@ COMMANDS = (
     *("scripts.issue_certificates", "scripts.fake_rates", "scripts.table1_xnli"),
     *("scripts.bench_codecs", "scripts.bench_training", "scripts.bench_bridge"),
     "scripts.bench_faults",
-    "scripts.make_tables",
+    *("scripts.make_tables", "experiments.bert.config"),
+    "experiments.local_steps.config",
 )
 
 
@@ -82,9 +88,11 @@ def test_an_experiments_own_defaults_hold(name, config):
     run = configured.run(config)
     values = dataclasses.asdict(run.agreed) | dataclasses.asdict(run.local)
     for flag, value in config.DEFAULTS.items():
-        if isinstance(value, list):
-            value = tuple(map(int, value))
-        assert values[flag] == value
+        found = values[flag]
+        if isinstance(value, list):  # as on a command line
+            many = found if isinstance(found, tuple) else (found,)
+            found = [str(each) for each in many]
+        assert found == value
     assert flags.FLAGS["learning_rate"].default == 1e-4  # elsewhere
 
 

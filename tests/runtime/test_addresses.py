@@ -43,3 +43,12 @@ def test_what_is_no_address_is_refused(value):
     words = f"--listen={value}: expected HOST:PORT"
     with pytest.raises(errors.SettingsError, match=re.escape(words)):
         addresses.host_and_port("listen", value)
+
+
+def test_several_addresses_have_commas_between_them():
+    found = addresses.hosts_and_ports("peer", "a.example:7070,[::1]:7071")
+    assert found == [("a.example", 7070), ("::1", 7071)]
+    assert addresses.hosts_and_ports("peer", "") == []
+    for value in (",", "h:1,", "h:1,h", "h:1;h:2"):
+        with pytest.raises(errors.SettingsError, match="expected HOST:PORT"):
+            addresses.hosts_and_ports("peer", value)

@@ -12,7 +12,7 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import connect, launcher, process
+from nebula_jax.runtime import connect, launcher, process, ways
 from nebula_jax.security import certificates, tls
 
 
@@ -27,6 +27,7 @@ from nebula_jax.security import certificates, tls
         ({"wan": "fast"}, "cannot read 'fast'"),
         ({"listen": "h:99999"}, "--listen=h:99999: expected HOST:PORT"),
         ({"peer": "nowhere"}, "--peer=nowhere: expected HOST:PORT"),
+        ({"peer": "h:1,nowhere"}, "--peer=nowhere: expected HOST:PORT"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values, words):
@@ -40,6 +41,7 @@ def test_settings_that_cannot_work_are_refused(values, words):
         ("g:0", {}, "--cluster=g:0 needs --peer=HOST:PORT of the d"),
         ("all", {"peer": "h:1"}, "--peer is for a g, not for --cluster=all"),
         ("d", {"peer": "h:1"}, "--peer is for a g"),
+        ("g:0", {"peer": "h:1,h:2"}, "--peer=h:1,h:2: expected HOST:PORT"),
         ("d", {}, "--cluster=d needs --listen=HOST:PORT"),
         ("g:0", {"peer": "h:1", "tls": "auto"}, "needs --tls=FOLDER with its"),
         ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),
@@ -64,7 +66,7 @@ def hello(name, steps=9):
 def meet(names, wanted, steps=9, first=None):
     """Lets clusters dial a listener that waits for `wanted`; returns their names."""
     has_failed = threading.Event()
-    with connect.listening_socket(connect.Settings()) as probe:
+    with ways.listening_socket(connect.Settings()) as probe:
         port = probe.getsockname()[1]
     address = f"127.0.0.1:{port}"
 
@@ -119,9 +121,9 @@ def over_a_line(monkeypatch, there, here, disturb, patience=0.5):
     monkeypatch.setattr(bridge, "PATIENCE_SECONDS", patience)
     said, errors_there = [], []
     monkeypatch.setattr(process, "message", said.append)
-    listening = connect.listening_socket(connect.Settings())
+    listening = ways.listening_socket(connect.Settings())
     proxy = Proxy(listening.getsockname())
-    monkeypatch.setattr(connect, "listening_socket", lambda settings: listening)
+    monkeypatch.setattr(ways, "listening_socket", lambda settings: listening)
     disturb(proxy)
 
     def dial():
@@ -231,7 +233,7 @@ def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
 
 
 def test_a_line_that_damages_everything_is_the_last_reason_given():
-    with connect.listening_socket(connect.Settings()) as listening:
+    with ways.listening_socket(connect.Settings()) as listening:
         answering = threading.Thread(target=answer_badly, args=(listening, 3))
         answering.start()
         said = []

@@ -1,6 +1,7 @@
 """`--cluster=all`, with processes that train nothing (`helpers/tiny_cluster`)."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -15,7 +16,14 @@ import tiny_cluster
 import tiny_runs
 
 from nebula_jax import printable
-from nebula_jax.runtime import process, processes, restarts
+from nebula_jax.runtime import (
+    all_clusters,
+    connect,
+    launcher,
+    process,
+    processes,
+    restarts,
+)
 from nebula_jax.security import certificates
 
 
@@ -198,6 +206,71 @@ def test_a_run_that_is_stopped_is_not_started_again(start, tmp_path):
     tiny_runs.assert_all_gone(family)
 
 
+def launched_mesh(folder, monkeypatch, dials, restarts=0, **more):
+    """Runs clusters that dial as `dials` has it; what each has met, by its name.
+
+    Args:
+      folder: of the run.
+      monkeypatch: of the test.
+      dials: as for the launcher.
+      restarts: the same.
+      more: cluster -> another flag of its process.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(tiny_runs.ROOT / "tests/helpers"))
+    names, settings = list(dials), connect.Settings()
+
+    def arguments(name, reach):
+        waits = sum(name in each for each in dials.values())
+        return [
+            *(f"--cluster={name}", f"--listen={reach.listen}", f"--peer={reach.peer}"),
+            *(f"--waits={waits}", f"--folder={folder}", more.get(name, "--none=")),
+        ]
+
+    with launcher.prepared(folder, names, settings, restarts, dials=dials) as start:
+        assert start("tiny_mesh", arguments) == 0
+    return {name: json.loads((folder / name).read_text()) for name in names}
+
+
+@pytest.mark.parametrize("hub", ["", "b"])
+def test_each_cluster_that_listens_is_handed_a_socket(tmp_path, monkeypatch, hub):
+    names = ["a", "b", "c"]
+    dials = {name: all_clusters.dialed(name, names, hub) for name in names}
+    met = launched_mesh(tmp_path, monkeypatch, dials)
+    for name, found in met.items():
+        assert found["dialed"] == dials[name]
+        assert found["awaited"] == (all_clusters.awaited(name, names, hub) or None)
+        assert found["peers"] == [met[each]["listen"] for each in dials[name]]
+    listens = {met[name]["listen"] for name in names}
+    assert len(listens) == (2 if hub else 3)
+
+
+def test_all_that_listen_do_so_at_the_same_ports_after_a_restart(tmp_path, monkeypatch):
+    dials = {"a": [], "b": ["a"], "c": ["a", "b"]}
+    met = launched_mesh(tmp_path, monkeypatch, dials, restarts=1, b="--killed=1")
+    assert met["c"]["dialed"] == ["a", "b"]
+    assert [each["cluster"] for each in restarts.read(tmp_path, [])] == ["b"]
+
+
+def test_the_port_of_any_cluster_that_has_ended_refuses(tmp_path, monkeypatch):
+    dials = {"a": [], "b": ["a"], "c": ["a", "b"]}
+    launched_mesh(tmp_path, monkeypatch, dials, c="--refused=1")
+
+
+def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
+    names = ["a", "b", "c"]
+    dials = {name: all_clusters.dialed(name, names) for name in names}
+    settings = connect.Settings(federation=str(tmp_path), job="j", peer="lab-t")
+    reached = {}
+
+    def arguments(name, reach):
+        reached[name] = reach.peer
+        return ["--help"]
+
+    with launcher.prepared(tmp_path, names, settings, dials=dials) as start:
+        start("this", arguments)
+    assert reached == dict.fromkeys(names, "lab-t")
+
+
 KILLED, GONE = -signal.SIGKILL, process.ENDED_BY_PEER
 
 
@@ -230,7 +303,7 @@ for stream in (sys.stdout, sys.stderr):
 def test_what_clusters_print_does_nothing_to_the_terminal(tmp_path, capsys):
     command = processes.Command([sys.executable, "-S", "-c", PRINTS], ())
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        run = processes.Processes(tmp_path, {"g:0": command}, listening, restarts=0)
+        run = processes.Processes(tmp_path, {"g:0": command}, {"g:0": listening}, 0)
         assert run.run() == 0
     printed = capsys.readouterr()
     for text, start in ((printed.out, "a"), (printed.err, "[g:0] a")):

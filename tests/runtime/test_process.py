@@ -6,7 +6,7 @@ import pytest
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, link
 from nebula_jax.communication.wire import session
-from nebula_jax.runtime import connect, process
+from nebula_jax.runtime import connect, process, ways
 from nebula_jax.training import checkpoint
 
 
@@ -78,22 +78,22 @@ def test_rubbish_in_the_environment_is_named(monkeypatch, value):
     monkeypatch.setenv(process.LIFELINE_FD, value)
     with pytest.raises(errors.SettingsError, match=process.LIFELINE_FD):
         process.Interrupt().install()
-    monkeypatch.setenv(connect.LISTEN_FD, value)
-    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
+    monkeypatch.setenv(ways.LISTEN_FD, value)
+    with pytest.raises(errors.SettingsError, match=ways.LISTEN_FD):
         connect.check_role(connect.Settings(), "d", "d", "g")
-    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
-        connect.listening_socket(connect.Settings())
+    with pytest.raises(errors.SettingsError, match=ways.LISTEN_FD):
+        ways.listening_socket(connect.Settings())
 
 
 def test_a_descriptor_of_another_kind_is_refused(monkeypatch):
     ends = os.pipe()
-    monkeypatch.setenv(connect.LISTEN_FD, str(ends[0]))
+    monkeypatch.setenv(ways.LISTEN_FD, str(ends[0]))
     with open(os.devnull) as nothing:
         monkeypatch.setenv(process.LIFELINE_FD, str(nothing.fileno()))
         with pytest.raises(errors.SettingsError, match=process.LIFELINE_FD):
             process.Interrupt().install()
-    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
-        connect.listening_socket(connect.Settings())
+    with pytest.raises(errors.SettingsError, match=ways.LISTEN_FD):
+        ways.listening_socket(connect.Settings())
     for end in ends:
         os.close(end)
 

@@ -106,3 +106,22 @@ def test_another_key_masks_other_positions():
     ids = text()
     assert (mask(ids, seed=1).positions != mask(ids, seed=2).positions).any()
     np.testing.assert_array_equal(mask(ids).positions, mask(ids).positions)
+
+
+def test_a_row_is_masked_alike_in_whatever_batch_it_stands():
+    ids = text(rows=8)
+    named = {"rate": 0.15, "policy": masking.BERT, "vocab_size": V}
+    jitted = jax.jit(masking.mask_rows, static_argnames=named)
+
+    def rows(part):
+        keys = jax.random.split(jax.random.key(0), 8)
+        return jax.device_get(jitted(keys[part], ids[part], **named))
+
+    whole = rows(slice(8))
+    for part in (slice(3), slice(3, 8)):
+        want = jax.tree.map(lambda leaf, part=part: leaf[part], whole)
+        jax.tree.map(np.testing.assert_array_equal, rows(part), want)
+    key = jax.random.split(jax.random.key(0), 8)[5]
+    alone = jax.device_get(mask_tokens(key, ids[5:6], **named))
+    want = jax.tree.map(lambda leaf: leaf[5:6], whole)
+    jax.tree.map(np.testing.assert_array_equal, alone, want)

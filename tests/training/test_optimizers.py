@@ -77,6 +77,111 @@ def test_gradients_are_clipped_by_their_global_norm():
     np.testing.assert_allclose(got[1].mu["a"], want[1].mu["a"], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 7), (3, 7), (10, 100), (7, 7)])
+def test_progress_has_the_shape_of_the_steps(warmup, steps):
+    by_step = optimizers.linear_decay(1.0, warmup, steps)
+    for step in range(steps + 1):
+        found = optimizers.rise_and_fall(jnp.float32(step / steps), warmup / steps)
+        assert float(found) == pytest.approx(float(by_step(step)), abs=1e-6)
+
+
+def test_progress_beyond_the_end_is_the_end():
+    assert optimizers.rise_and_fall(jnp.float32(1.3), 0.1) == 0
+    assert optimizers.rise_and_fall(jnp.float32(-0.1), 0.1) == 0
+
+
+def test_two_steps_are_lambs_by_hand():
+    """Adam and decay, as long as the matrix; a bias has neither decay nor ratio."""
+    optimizer = optimizers.lamb(lambda step: 0.1, weight_decay=0.5, clip_norm=1.0)
+    kernel, bias = np.asarray([[1.0, -2.0], [0.5, 4.0]]), np.asarray([0.3, -0.2])
+    params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
+    state = optimizer.init(params)
+    moments = {name: [0.0, 0.0] for name in params}
+    random = np.random.RandomState(0)
+    for t in (1, 2):
+        grads = {"kernel": random.randn(2, 2), "bias": random.randn(2)}
+        given = jax.tree.map(jnp.asarray, grads)
+        updates, state = optimizer.update(given, state, params)
+        params = optax.apply_updates(params, updates)
+        length = np.sqrt(sum(np.sum(g**2) for g in grads.values()))
+        assert length > 1
+        adams = {}
+        for name, g in grads.items():
+            m, v = moments[name]
+            g = g / length
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            moments[name] = [m, v]
+            adams[name] = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
+        step = adams["kernel"] + 0.5 * kernel
+        ratio = np.linalg.norm(kernel) / np.linalg.norm(step)
+        kernel = kernel - 0.1 * ratio * step
+        bias = bias - 0.1 * adams["bias"]
+    # 1 - 0.999^t has few digits in float32.
+    np.testing.assert_allclose(params["kernel"], kernel, rtol=1e-4)
+    np.testing.assert_allclose(params["bias"], bias, rtol=1e-4)
+
+
+D, H, K = 6, 2, 4
+SHAPES = {
+    "encoder/layer_0/attention/query/kernel": ((D, H, K), (D, H * K)),
+    "encoder/layer_0/attention/output/kernel": ((H, K, D), (H * K, D)),
+    "encoder/layer_1/intermediate/kernel": ((D, 12), (D, 12)),
+    "encoder/layer_1/output/kernel": ((12, D), (12, D)),
+    "adapter_0/down/kernel": ((D, 3), (D, 3)),
+}
+OTHERS = {
+    "embeddings/word_embeddings/embedding": (10, D),
+    "embeddings/projection/kernel": (4, D),
+    "mlm_head/dense/kernel": (D, D),
+    "encoder/layer_0/attention/query/bias": (H, K),
+    "encoder/layer_0/output_layer_norm/scale": (D,),
+}
+
+
+def test_muon_takes_hidden_matrices_as_they_multiply():
+    """Against optax's on matrices of two axes, and its Adam on all others."""
+    random = np.random.RandomState(0)
+    shapes = {path: shape for path, (shape, _) in SHAPES.items()} | OTHERS
+    tree = lambda flat: traverse_util.unflatten_dict(flat, sep="/")  # noqa: E731
+    params, grads = (
+        {
+            path: random.randn(*shape).astype(np.float32)
+            for path, shape in shapes.items()
+        }
+        for _ in range(2)
+    )
+    ours = optimizers.muon(lambda step: 0.1, weight_decay=0.5)
+    updates, _ = jax.jit(ours.update)(
+        tree(grads), ours.init(tree(params)), tree(params)
+    )
+    updates = traverse_util.flatten_dict(updates, sep="/")
+
+    muon = optax.contrib.muon(0.1, eps=1e-6, weight_decay=0.5, consistent_rms=0.2)
+    flat = [
+        {path: each[path].reshape(shape) for path, (_, shape) in SHAPES.items()}
+        for each in (params, grads)
+    ]
+    want, _ = jax.jit(muon.update)(flat[1], muon.init(flat[0]), flat[0])
+    for path, update in want.items():
+        found = updates[path].reshape(update.shape)
+        np.testing.assert_allclose(found, update, atol=1e-5, err_msg=path)
+
+    adam = optax.nadamw(0.1, eps=1e-6, weight_decay=0.0)
+    flat = [{path: each[path] for path in OTHERS} for each in (params, grads)]
+    want, _ = adam.update(flat[1], adam.init(flat[0]), flat[0])
+    for path, update in want.items():
+        np.testing.assert_allclose(updates[path], update, atol=1e-6, err_msg=path)
+
+
+def test_gradient_descent_is_plain():
+    optimizer = optimizers.sgd(lambda step: 0.1, beta1=0.9, weight_decay=0.5)
+    params = {"kernel": jnp.ones(2)}
+    update, _ = optimizer.update(
+        {"kernel": jnp.asarray([1.0, -3.0])}, optimizer.init(params)
+    )
+    np.testing.assert_allclose(update["kernel"], [-0.1, 0.3], rtol=1e-6)
+
+
 SHAPE = transformer.Config(
     vocab_size=40, layers=1, width=8, heads=2, feed_forward=16, max_length=8
 )

@@ -65,3 +65,38 @@ def test_a_running_mean_is_numpys():
         np.testing.assert_allclose(mean["a"], want, rtol=1e-5, atol=1e-6)
     want = np.mean([each["b"]["c"] for each in trees], axis=0)
     np.testing.assert_allclose(mean["b"]["c"], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "sgd"])
+def test_at_another_step_the_rate_is_that_of_one_that_took_them_all(name):
+    """And the next step is what its gradient makes of the moments that there are."""
+    rates = []
+
+    def rate(count):
+        return jnp.float32(0.1) / (1 + count)
+
+    optimizer = optimizers.BY_NAME[name](rate, clip_norm=1.0)
+    grads = {"encoder": {"layer_0": {"output": {"kernel": jnp.ones((2, 2))}}}}
+    step = jax.jit(
+        lambda state: state.apply_gradients(
+            grads, optimizer, {"loss": jnp.float32(1.0)}
+        )[0],
+        donate_argnums=0,
+    )
+
+    def taken(at):
+        params = jax.tree.map(jnp.ones_like, grads)
+        state = step(train_state.create(params, optimizer, jax.random.key(0)))
+        state = state if at is None else state.at_step(at)
+        before = jax.device_get(state.params)
+        rng = jax.device_get(jax.random.key_data(state.key()))
+        after = step(state)
+        rates.append(int(after.step))
+        moved = jax.tree.map(lambda a, b: a - b, before, jax.device_get(after.params))
+        return jax.tree.leaves(moved)[0], rng
+
+    (near, key), (far, other) = taken(None), taken(9)
+    assert rates == [2, 10]
+    np.testing.assert_allclose(near * 2, far * 10, rtol=1e-4)
+    assert not np.array_equal(key, other)
+    assert np.array_equal(taken(1)[0], near)

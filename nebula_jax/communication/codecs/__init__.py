@@ -2,6 +2,8 @@
 
 from nebula_jax.communication.codec import identity as identity
 from nebula_jax.communication.codecs.bits import bits_for as bits_for
+from nebula_jax.communication.codecs.block_floats import e3m0 as e3m0
+from nebula_jax.communication.codecs.block_sparse import sparse_loco as sparse_loco
 from nebula_jax.communication.codecs.differences import delta as delta
 from nebula_jax.communication.codecs.floats import bf16 as bf16
 from nebula_jax.communication.codecs.floats import fp8 as fp8

@@ -101,22 +101,34 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
       ValueError: if an argument is none of these.
     """
 
-    def pack(q: jax.Array, size: int) -> jax.Array:
-        groups, width = q.shape
-        full = q.size == size
-        if not full or (groups % 2 and (groups > 1 or width % 2)):
-            q = jnp.pad(q.reshape(-1)[:size], (0, size % 2))
-        low, high = jnp.split(q, 2, axis=_halved_axis(q))
-        return ((low & 15) | (high << 4)).astype(jnp.uint8)
+    return _integers("int4", 7, pack_nibbles, unpack_nibbles, per, rounding, seed)
 
-    def unpack(data: jax.Array, size: int) -> jax.Array:
-        # Shifted to the top of an int8 and back, so that the sign comes along.
-        low = jax.lax.bitcast_convert_type(data << 4, jnp.int8) >> 4
-        high = jax.lax.bitcast_convert_type(data, jnp.int8) >> 4
-        q = jnp.concatenate([low, high], axis=_halved_axis(data))
-        return q if q.size == size else q[:size]
 
-    return _integers("int4", 7, pack, unpack, per, rounding, seed)
+def pack_nibbles(q: jax.Array, size: int) -> jax.Array:
+    """Packs the low halves of [g, values in each] integers, the layout of `int4`.
+
+    Args:
+      q: integers; of them the first `size` count.
+      size: n.
+
+    Returns:
+      [ceil(n / 2)] uint8, in the groups' shape where that can be halved.
+    """
+    groups, width = q.shape
+    full = q.size == size
+    if not full or (groups % 2 and (groups > 1 or width % 2)):
+        q = jnp.pad(q.reshape(-1)[:size], (0, size % 2))
+    low, high = jnp.split(q, 2, axis=_halved_axis(q))
+    return ((low & 15) | (high << 4)).astype(jnp.uint8)
+
+
+def unpack_nibbles(data: jax.Array, size: int) -> jax.Array:
+    """Unpacks what `pack_nibbles` made: n int8 in [-8, 8), two's complement."""
+    # Shifted to the top of an int8 and back, so that the sign comes along.
+    low = jax.lax.bitcast_convert_type(data << 4, jnp.int8) >> 4
+    high = jax.lax.bitcast_convert_type(data, jnp.int8) >> 4
+    q = jnp.concatenate([low, high], axis=_halved_axis(data))
+    return q if q.size == size else q[:size]
 
 
 def _halved_axis(array: jax.Array) -> int:

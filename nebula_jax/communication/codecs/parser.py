@@ -20,6 +20,8 @@ from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import (
+    block_floats,
+    block_sparse,
     differences,
     floats,
     integers,
@@ -34,6 +36,7 @@ from nebula_jax.communication.wire import zstd as zstd_lib
 NAMES: dict[str, Callable[..., Any]] = {
     "bf16": floats.bf16,
     "delta": differences.delta,
+    "e3m0": block_floats.e3m0,
     "error_feedback": wrappers.error_feedback,
     "fp16": floats.fp16,
     "fp8": floats.fp8,
@@ -44,6 +47,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "int8": integers.int8,
     "pack_ids": packing.pack_ids,
     "pack_tokens": packing.pack_tokens,
+    "sparse_loco": block_sparse.sparse_loco,
     "subspace": low_rank.subspace,
     "svd": low_rank.svd,
     "top_k": sparse.top_k,

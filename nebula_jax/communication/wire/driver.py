@@ -293,7 +293,7 @@ class Driver:
             return
         policy = self._connection.reconnect
         self._pause(policy.next_pause())
-        if self._abort_reason is not None:
+        if self._is_ending:
             return
         try:
             connected = self._dial(self._connection.deadline())
@@ -304,9 +304,14 @@ class Driver:
             self._session.begin(time.monotonic(), connected.tags)
             self._adopt(connected.sock)
 
+    @property
+    def _is_ending(self) -> bool:
+        """True if no connection is of any use: another thread has ended the session."""
+        return self.is_dead or self._abort_reason is not None
+
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while self._connection.io is None and self._abort_reason is None:
+        while self._connection.io is None and not self._is_ending:
             left = min(until, self._connection.deadline()) - time.monotonic()
             if left <= 0:
                 return

@@ -39,9 +39,10 @@ class Inbox:
         self._count(-1, message)
         return message
 
-    def has(self, channel: int) -> bool:
-        """Returns True if a tensor of the channel is there."""
-        return bool(self._queues[channel])
+    def next(self, channel: int) -> frames.Tensor | None:
+        """Returns the next tensor of a channel, which stays; None if none is there."""
+        queue = self._queues[channel]
+        return queue[0] if queue else None
 
     def has_room(self) -> bool:
         """Returns True if more may be read."""

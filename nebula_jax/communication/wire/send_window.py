@@ -37,11 +37,16 @@ class SendWindow:
             self._tensors < WINDOW_TENSORS or self._bytes < WINDOW_BYTES
         )
 
-    def has_room(self, size: int) -> bool:
-        """Returns True if a tensor of `size` bytes may be sent, now or by the spool."""
-        is_bounded = self.next_sequence - self.acknowledged < WINDOW_FRAMES
+    def has_room(self, size: int, tensors: int = 1) -> bool:
+        """Returns True if `size` bytes more may be sent, now or by the spool.
+
+        Args:
+          size: of all tensors together.
+          tensors: their number. Of several, all but the first need the spool's room.
+        """
+        waiting = self.next_sequence - self.acknowledged
         fits = self._bytes + size <= self.spool.limit
-        return self.can_send or (is_bounded and fits)
+        return waiting + tensors <= WINDOW_FRAMES and (self.can_send or fits)
 
     def stored(self, message: frames.Tensor) -> frames.Tensor:
         """Returns a tensor that there is room for, in the spool's file if need be.

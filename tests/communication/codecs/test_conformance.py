@@ -6,6 +6,9 @@ spec, the option's number and the bytes, and nothing else.
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +41,8 @@ class Case:
     nbytes: Callable[[int], int]
     """Bytes of a payload of the batch, by option."""
     bad: int | str = 1
-    """Reach of NaN and Inf: a group of so many neighbors; 1: carried as it is."""
+    """Reach of NaN and Inf: a group of so many neighbors; 1: carried as it is;
+    "refused": the payload is refused on arrival."""
     eager: float | None = 0.0
     """Largest difference of jit and eager, relative to the largest value. (A stream of
     single operations takes long to compile: None where others show the same.)"""
@@ -67,6 +71,8 @@ CASES = [
     Case(
         "int4(64,stochastic)", 0.18, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64, None
     ),
+    Case("e3m0", 0.21, lambda i: N // 2 + 4 * (N // 256) + BESIDE, 256),
+    Case("e3m0(64)", 0.21, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64, None),
     Case("int8(row)|fp16", 0.006, lambda i: N + 2 * ROWS + BESIDE, D, None),
     Case("hadamard", 5e-7, lambda i: 4 * N + BESIDE, 8, SUMS, SUMS),
     Case(
@@ -94,6 +100,16 @@ CASES = [
     Case("subspace(12)", 0.75, lambda i: 4 * 12 * (ROWS + D) + BESIDE, N, 1e-5, 1e-5),
     Case("top_k(0.01)", 0.97, lambda i: 4 * 30 + -(-30 * 12 // 8) + BESIDE, 1, None),
     Case("top_k(0.25)", 0.6, lambda i: N + N // 8 + BESIDE),
+    # 24 of 3,072 values, at 12 bits; and 16 of each 256, at 8.
+    Case("sparse_loco", 0.98, lambda i: 36 + 6 + 16 + BESIDE, "refused", SUMS, SUMS),
+    Case(
+        "sparse_loco(16,256)",
+        0.88,
+        lambda i: 12 * (16 + 4) + 16 + BESIDE,
+        "refused",
+        None,
+        SUMS,
+    ),
     Case(
         "pack_tokens",
         0.0,
@@ -125,6 +141,20 @@ CASES = [
         0.2,
         lambda i: N // 2 + 4 * (N // 64) + BESIDE,
         64,
+    ),
+    Case(
+        "error_feedback(e3m0(64), 0.9)",
+        0.4,
+        lambda i: N // 2 + 4 * (N // 64) + BESIDE,
+        64,
+        None,
+    ),
+    Case(
+        "error_feedback(sparse_loco(64,256), 0.95)",
+        1.5,
+        lambda i: 12 * (64 + 16) + 16 + BESIDE,
+        "refused",
+        SUMS,
     ),
     Case(
         "delta(int4(64),20)",
@@ -326,7 +356,12 @@ def test_zeros_come_back_as_zeros(case):
 def test_nan_and_inf_are_never_silently_finite(case):
     arrays = batch(0)
     arrays["h"][1, 2, 3], arrays["h"][6, 1, 5] = np.nan, -np.inf
-    got = np.asarray(Line(case.string, spec_of(arrays)).send(arrays)[0]["h"])
+    line = Line(case.string, spec_of(arrays))
+    if case.bad == "refused":
+        with pytest.raises(ValueError, match=r"^h: nan is not finite"):
+            line.send(arrays)
+        return
+    got = np.asarray(line.send(arrays)[0]["h"])
     if case.bad == 1:
         assert np.isnan(got[1, 2, 3])
         assert got[6, 1, 5] == -np.inf
@@ -348,7 +383,11 @@ def test_it_recovers_from_a_tensor_with_nan(case):
     bad = batch(0)
     bad["h"][1, 2, 3] = np.nan
     for arrays in (batch(0), bad, batch(1), batch(2)):
-        got = line.send(arrays)[0]
+        if arrays is bad and case.bad == "refused":
+            with pytest.raises(ValueError, match="is not finite"):
+                line.send(arrays)
+        else:
+            got = line.send(arrays)[0]
     assert np.isfinite(got["h"]).all()
 
 
@@ -461,6 +500,53 @@ def test_a_batch_sharded_over_four_devices_gives_the_same(case):
         np.testing.assert_allclose(
             got, want, rtol=0, atol=case.shards * np.abs(want).max()
         )
+
+
+ELSEWHERE = """
+import sys, jax, numpy as np
+from nebula_jax.communication import codec as codec_lib, codecs
+folder, *strings = sys.argv[1:]
+spec = {"h": jax.ShapeDtypeStruct((%d, %d, %d), "float32")}
+for number, string in enumerate(strings):
+    codec = codecs.from_string(string).codec
+    structure = jax.tree.structure(codec_lib.payload_spec(codec, spec))
+    payload = np.load(f"{folder}/{number}.npz")
+    payload = jax.tree.unflatten(structure, [payload[name] for name in payload.files])
+
+    @jax.jit
+    def step(payload, anchor):
+        got, _ = codec.decode(payload, codec.init(spec))
+        return jax.tree.map(lambda a, x: a - x, anchor, got), got
+
+    anchor = {"h": np.load(f"{folder}/anchor.npy")}
+    moved, got = step(payload, anchor)
+    np.savez(f"{folder}/{number}_got.npz", got=got["h"], moved=moved["h"])
+"""
+
+
+def test_differences_of_parameters_are_the_same_bits_in_another_process(tmp_path):
+    """Each cluster decodes all payloads in its own program: its anchor must be ours.
+
+    There XLA optimizes fully, and decodes within the step that uses the result.
+    """
+    strings = ("e3m0", "sparse_loco(16,256)", "error_feedback(sparse_loco, 0.95)")
+    h = {"h": batch(0)["h"]}
+    np.save(tmp_path / "anchor.npy", batch(1)["h"])
+    for number, string in enumerate(strings):
+        payload, _ = Line(string, spec_of(h)).encode(h)
+        np.savez(tmp_path / f"{number}.npz", *numbers(payload))
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE % (B, L, D), str(tmp_path), *strings],
+        env=os.environ | {"XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for number, string in enumerate(strings):
+        found = np.load(tmp_path / f"{number}_got.npz")
+        want = np.asarray(Line(string, spec_of(h)).send(h)[0]["h"])
+        np.testing.assert_array_equal(found["got"].view("u4"), want.view("u4"))
+        np.testing.assert_array_equal(found["moved"], batch(1)["h"] - want)
 
 
 def test_every_name_is_in_the_list():

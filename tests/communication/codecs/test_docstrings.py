@@ -7,6 +7,8 @@ from nebula_jax.communication import codecs
 
 MODULES = (
     "bits",
+    "block_floats",
+    "block_sparse",
     "differences",
     "floats",
     "integers",

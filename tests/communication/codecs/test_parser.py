@@ -38,6 +38,9 @@ NAMED = [
     *("top_k(0.1)", "top_k(0.2)", "error_feedback(top_k(0.1))", "from_step(2, fp16)"),
     *("from_step(3, fp16)", "from_step(2, bf16)", "delta(fp16, 9, index)"),
     *("delta(fp16, 8, index)", "delta(bf16, 9, index)", "delta(fp16, 9, number)"),
+    *("e3m0(256)", "e3m0(64)", "sparse_loco(32, 4096)", "sparse_loco(64, 4096)"),
+    *("sparse_loco(32, 1024)", "error_feedback(fp16)", "error_feedback(fp16, 0.9)"),
+    "error_feedback(sparse_loco(64, 4096), 0.95)",
     "svd(0.6, false, factors)|fp16",
     "fp16|svd(0.6, false, factors)",
     "pack_tokens(mask, 8)|svd(0.6, false, factors)|fp16",
@@ -87,6 +90,11 @@ def test_a_string_means_what_the_calls_mean():
         codecs.error_feedback(codecs.chain(codecs.top_k(0.01), codecs.fp16())),
     )
     same("error_feedback(codec=fp16)", codecs.error_feedback(codecs.fp16()))
+    same("e3m0|zstd", codecs.e3m0(256), zstd=1)
+    same(
+        "error_feedback(sparse_loco, beta=0.95)",
+        codecs.error_feedback(codecs.sparse_loco(32, 4096), 0.95),
+    )
     same(
         "from_step(2, svd(0.6)|fp16)|zstd",
         codecs.from_step(2, codecs.chain(codecs.svd(0.6), codecs.fp16())),
@@ -134,7 +142,7 @@ NESTED = "delta(" * 8 + "fp16" + ", 9)" * 8
     ("string", "problem", "caret"),
     [
         ("svd(0.6)|fp15", "unknown codec fp15; did you mean fp16?", "fp15"),
-        ("qqq", "unknown codec qqq; known: bf16, delta, error_feedback, fp16, ", "qqq"),
+        ("qqq", "unknown codec qqq; known: bf16, delta, e3m0, error_feedback, ", "qqq"),
         ("svd(0.6", "'(' was never closed", "(0.6"),
         ("svd(0.6))", "unmatched ')'", "))"),
         ("svd(0.6)fp16", "unexpected fp16", "fp16"),
@@ -154,6 +162,8 @@ NESTED = "delta(" * 8 + "fp16" + ", 9)" * 8
         ("int8(row, up)", "int8: rounding must be nearest or stochastic", "up)"),
         ("int8(64, seed=-1)", "int8: seed must be an integer", "seed=-1"),
         ("error_feedback(row)", "codec must be a codec such as fp16, not 'row'", "row"),
+        ("error_feedback(fp16, 2)", "error_feedback: beta must be above 0", "2)"),
+        ("sparse_loco(9, 8)", "sparse_loco: k must be 1 to block, 8, not 9", "9, 8"),
         ("error_feedback(rwo|fp16)", "unknown codec rwo; known: ", "rwo"),
         ("error_feedback(fp16|svd(2))", "svd: ratio must be", "2))"),
         ("fp16|pack_tokens", "must be the first of its chain", "pack_tokens"),

@@ -48,8 +48,47 @@ def test_error_feedback_is_numpys_top_k_with_memory():
         np.testing.assert_array_equal(ends.sender.residual[0], residual)
 
 
+def test_beta_is_the_momentum_of_sparse_loco_as_numpy_writes_it():
+    beta, codec = 0.9, codecs.top_k(0.25)
+    ends = Ends(codecs.error_feedback(codec, beta), gaussian(0))
+    e = np.zeros((4, 8), np.float32)
+    for step in range(6):
+        e = np.float32(beta) * e + gaussian(step)
+        where = np.argsort(-np.abs(e.reshape(-1)), kind="stable")[:8]
+        sent = np.zeros(32, np.float32)
+        sent[where] = e.reshape(-1)[where]
+        got = ends.send(gaussian(step))
+        np.testing.assert_array_equal(got, sent.reshape(4, 8))
+        e = e - sent.reshape(4, 8)
+        np.testing.assert_array_equal(ends.sender.residual[0], e)
+
+
+def test_a_beta_of_1_changes_neither_the_name_nor_the_program():
+    plain, one = (codecs.error_feedback(codecs.fp16(), *beta) for beta in ((), (1,)))
+    assert plain.name == one.name == "error_feedback(fp16)"
+    state = plain.init(gaussian(0))
+    programs = [
+        str(jax.make_jaxpr(each.encode)(gaussian(0), state)) for each in (plain, one)
+    ]
+    assert programs[0] == programs[1]
+
+
+@pytest.mark.parametrize("beta", [0, -0.5, 1.5, float("nan"), True, "half"])
+def test_wrong_betas_are_refused(beta):
+    with pytest.raises(ValueError, match=r"^beta must be"):
+        codecs.error_feedback(codecs.fp16(), beta)
+
+
 @pytest.mark.parametrize(
-    "string", ["top_k(0.1)|fp16", "int4(row)", "svd(0.25)", "bf16"]
+    "string",
+    [
+        "top_k(0.1)|fp16",
+        "int4(row)",
+        "svd(0.25)",
+        "bf16",
+        "e3m0(8)",
+        "sparse_loco(2, 8)",
+    ],
 )
 def test_error_feedback_loses_nothing_in_the_long_run(string):
     """The sum received and the residual are the sum sent, to rounding."""
@@ -234,7 +273,12 @@ def test_wrong_arguments_are_told(call, words):
 IN_STEP = """
 import jax, numpy as np
 from nebula_jax.communication import codecs, selector
-for string in ("delta(int4(64), 9)", "delta(bf16, 9)", "error_feedback(int4(64))"):
+for string in (
+    "delta(int4(64), 9)",
+    "delta(bf16, 9)",
+    "error_feedback(int4(64))",
+    "error_feedback(e3m0, 0.9)",
+):
     here = selector.as_selector(codecs.from_string(string).codec)
     index = np.arange(8, dtype=np.int32)
     random = np.random.RandomState(0)

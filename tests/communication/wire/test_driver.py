@@ -462,7 +462,7 @@ def test_no_thread_is_left_behind(line, pool, ending):
 def test_closing_before_the_run_began_ends_both_sides(line, pool):
     line = line(peer_timeout=1.0)
     line.here.welcome(0)
-    while line.there._welcome is None:
+    while line.there.notices.welcome is None:
         time.sleep(0.01)
     closing = pool.submit(line.there.close)
     line.here.close()

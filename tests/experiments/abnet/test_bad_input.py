@@ -207,6 +207,8 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
     others = {"pair": "de-en", "length_buckets": (8,), "objective": "ar"}
     others |= {"dtype": "bfloat16", "forward_codec": "fp16"}
     others |= {"backward_codec": "int8(64)"}
+    others |= {"sync": "sparse", "delta_codec": "zstd", "hub": "target"}
+    others |= {"delta_weights": "tokens", "sparse_average": "senders"}
     run = configured()
     before = getattr(run.agreed, name)
 
@@ -214,7 +216,7 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
         return frames.Hello(cluster, "1", configuration.settings(run.agreed))
 
     is_number = type(before) in (int, float)
-    other = before / 2 + 0.25 if type(before) is float else before
+    other = before / 3 + 0.25 if type(before) is float else before
     other = before + 1 if type(before) is int else other
     changed = run.with_agreed(**{name: other if is_number else others[name]})
     ours, theirs = hello_of("target", run), hello_of("source", changed)

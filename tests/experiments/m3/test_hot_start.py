@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_hot_start
 import tiny_nli
+import tiny_runs
 from absl import flags
 from absl.testing import flagsaver
 
@@ -221,3 +222,17 @@ def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):
         assert vocabularies.load(out).rows is not None
         with pytest.raises(errors.SettingsError, match="is there already"):
             train_vocabulary.main()
+
+
+def test_a_vocabulary_is_made_of_given_languages_or_of_all(tmp_path, capsys):
+    flags.FLAGS(["test"])
+    common = {"data_dir": str(tiny_runs.write_text(tmp_path / "text"))}
+    common |= {"vocab_size": 60}
+    digests = []
+    for given in ({"generators": "de en|sw"}, {"languages": ["all"]}):
+        out = tmp_path / f"{len(digests)}.model"
+        with flagsaver.flagsaver(**common, **given, out=str(out)):
+            assert train_vocabulary.main() == 0
+        assert "60 pieces, de, en, sw" in capsys.readouterr().out
+        digests.append(vocabularies.load(out).digest)
+    assert digests[0] == digests[1]

@@ -15,6 +15,7 @@ import pytest
 import tiny_runs
 
 from experiments.m3 import config, data
+from experiments.pretraining import vocabulary as shared_vocabulary
 
 STEPS, EVERY = 38, 4  # the last step is no multiple: it has a checkpoint of its own
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
@@ -142,7 +143,7 @@ def test_a_full_disk_ends_the_run_and_is_named(runs, monkeypatch):
     prepared = {"prepared_dir": runs.folder / "prepared"}
     run = data.checked(configured.run(config, **runs.flags() | prepared | given))
     run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
-    data.GeneratorText(run, 0, data.vocabulary(run.local))
+    data.text_of(run, 0, shared_vocabulary.given(run.local))
     # Half of a compiled program would stay in the cache, where others would find it.
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1e6")
     process = runs.start(cluster="whole", **given)

@@ -1,0 +1,324 @@
+"""The configuration of a BERT run: its flags, and the values that are passed on."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from experiments import command_line, configuration
+from experiments.local_steps import config as local_steps_config
+from experiments.pretraining import config as pretraining_config
+from experiments.pretraining import hello as pretraining_hello
+from experiments.pretraining import hot_start, text
+from nebula_jax import errors
+from nebula_jax.communication.wire import frames
+from nebula_jax.data import language_mixture
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import attention, transformer
+from nebula_jax.runtime import devices
+from nebula_jax.training import all_reduce, bert, optimizers
+
+# The model.
+flags.DEFINE_enum("model_size", "mini", list(transformer.SIZES), "Size of the encoder.")
+flags.DEFINE_integer(
+    "layers",
+    0,
+    "Layers of the encoder, the first ones of --hot_start; 0 for all of these, or"
+    " without it for those of --model_size.",
+    lower_bound=0,
+)
+flags.DEFINE_enum(
+    "trains",
+    "all",
+    list(bert.TRAINS),
+    "Parameters that train, and so the only ones that cross: all; adapters (eq. 12),"
+    " one after every layer, while all else is frozen (Fig. 2); or adapters_and_head,"
+    " for a --hot_start, whose head is new.",
+)
+flags.DEFINE_integer(
+    "adapter_dim", 64, "Inner width of an adapter, with --trains=adapters.", 1
+)
+
+# A step of one cluster.
+flags.DEFINE_list(
+    "batch_sizes",
+    [],
+    "Examples of a step, a number for each cluster, as in 32,64; --batch_size in every"
+    " cluster if empty.",
+)
+flags.DEFINE_enum(
+    "optimizer",
+    "adamw",
+    list(optimizers.BY_NAME),
+    "Optimizer of each cluster's own steps: adamw, lamb (for large batches), muon (for"
+    " hidden matrices, adamw for the rest), or sgd (without momentum).",
+)
+flags.DEFINE_string(
+    "total_time",
+    "",
+    "Time after which the run has ended, its learning rate at 0, such as 90s, 30m or"
+    " 2h; --warmup_ratio is then the share of it until the peak. If empty, --steps and"
+    " --warmup_steps count.",
+)
+flags.DEFINE_enum(
+    "logits",
+    "masked",
+    list(bert.LOGITS),
+    "Positions at which the head computes logits: the masked ones, or all.",
+)
+flags.DEFINE_enum(
+    "layout",
+    "padded",
+    list(bert.LAYOUTS),
+    "Layout of a batch: padded (a sequence in each row), or joined (several sequences"
+    " in a row, for less padding).",
+)
+flags.DEFINE_enum(
+    "attention",
+    "einsum",
+    list(attention.KINDS),
+    "Computation of attention: einsum (all scores are in memory), or fused (one"
+    " operation, without dropout of the scores).",
+)
+flags.DEFINE_enum(
+    "all_reduce",
+    "each",
+    list(all_reduce.WHEN),
+    "Times that the gradients of a cluster's devices are added up: after each"
+    " micro-batch, once a batch, or once while the last micro-batch's backward pass"
+    " still runs (overlapped).",
+)
+
+DEFAULTS = {
+    "clusters": ["2"],
+    "task_mix": "mrtd=1",
+    "max_length": 128,
+    "mask_policy": "bert",
+    "eval_batch_size": 32,
+    "job": "pretrain_bert",
+}
+"""Shared flags that have another default in this experiment."""
+
+NAME = text.FLAG.reader
+MOST_CLUSTERS = 8
+_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smh])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
+    """The settings that all clusters share."""
+
+    clusters: int
+    """R."""
+    languages: tuple[str, ...]
+    """Those of every cluster, or of each: "en de|hi ur"."""
+    model_size: str
+    layers: int
+    """0 for all of --hot_start's, or those of the size."""
+    trains: str
+    adapter_dim: int
+    """Units."""
+    batch_sizes: tuple[int, ...]
+    """Examples of a step of each cluster; empty for `batch_size` in all."""
+    optimizer: str
+    total_time: str
+    """Such as 30m; empty for a schedule by steps."""
+    warmup_ratio: float
+    """Share of the time."""
+    logits: str
+    layout: str
+    attention: str
+    all_reduce: str
+    eval_batch_size: int
+    """B of a held-out batch: the same text and masks for any clusters."""
+
+    def groups(self) -> list[list[str]]:
+        """Returns the languages of every cluster (one group), or of each."""
+        return language_mixture.parse_groups(" ".join(self.languages), *text.FLAG)
+
+    def rows(self) -> tuple[int, ...]:
+        """Returns the examples of a step of each cluster."""
+        return self.batch_sizes or (self.batch_size,) * self.clusters
+
+    def seconds(self) -> float | None:
+        """Returns --total_time; None if the schedule is by steps.
+
+        Raises:
+          errors.SettingsError: if it is no time.
+        """
+        if not self.total_time:
+            return None
+        found = _TIME.fullmatch(self.total_time)
+        seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+        if not seconds:
+            raise errors.SettingsError(
+                f"--total_time={self.total_time}: expected a time such as 90s, 30m or"
+                " 2h"
+            )
+        return seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local(pretraining_config.Local):
+    """The settings that each cluster chooses for itself.
+
+    `emulate_compute` is of a step: one number.
+    """
+
+    def emulated_seconds(self) -> float:
+        """Returns --emulate_compute in seconds, or 0."""
+        return sum(self.emulate_compute) / 1000
+
+
+Run = configuration.Run[Agreed, Local]
+
+FLAGS = configuration.names(Agreed, Local)
+
+
+def from_flags() -> Run:
+    """Returns the flags as values; for `main`."""
+    agreed, local = configuration.read(Agreed), configuration.read(Local)
+    return Run(
+        dataclasses.replace(agreed, hub=full_name(agreed.hub)),
+        dataclasses.replace(local, cluster=full_name(local.cluster)),
+    )
+
+
+def name_of(index: int) -> str:
+    """Returns the name of a cluster, such as `cluster:1`."""
+    return f"{NAME}:{index}"
+
+
+def names(agreed: Agreed) -> list[str]:
+    """Returns the names of all clusters, in their order."""
+    return [name_of(index) for index in range(agreed.clusters)]
+
+
+def full_name(text: str) -> str:
+    """Returns `cluster:1` for `1`; anything else as it is."""
+    number = command_line.whole_number(text)
+    return text if number is None else name_of(number)
+
+
+def index_of(agreed: Agreed, name: str) -> int:
+    """Returns the number of the cluster of this name.
+
+    Raises:
+      errors.SettingsError: if there is none.
+    """
+    found = names(agreed)
+    if name not in found:
+        raise errors.SettingsError(
+            f"--cluster={name}: expected all, whole, or one of"
+            f" {', '.join(map(str, range(agreed.clusters)))}"
+        )
+    return found.index(name)
+
+
+def with_groups(run: Run, groups: Sequence[Sequence[str]]) -> Run:
+    """Returns the run with its languages written out."""
+    return run.with_agreed(languages=(language_mixture.format_groups(groups),))
+
+
+def check(run: Run) -> None:
+    """Raises errors.NebulaError at what cannot work, before anything starts."""
+    agreed, local = run.agreed, run.local
+    if not 1 <= agreed.clusters <= MOST_CLUSTERS:
+        raise errors.SettingsError(
+            f"--clusters={agreed.clusters}: expected 1 to {MOST_CLUSTERS}"
+        )
+    local_steps_config.check(agreed, names(agreed))
+    is_one = not local.coordinator and local.processes_per_cluster == 1
+    local_steps_config.check_processes(agreed, is_one)
+    if len(agreed.rows()) != agreed.clusters or not all(agreed.rows()):
+        given = ",".join(map(str, agreed.batch_sizes))
+        raise errors.SettingsError(
+            f"--batch_sizes={given}: expected {agreed.clusters} numbers above 0, one"
+            " for each cluster"
+        )
+    if [each.strip() for each in agreed.languages] != [text.ALL]:
+        groups = len(agreed.groups())
+        if groups not in (1, agreed.clusters):
+            raise errors.SettingsError(
+                f'--languages="{" ".join(agreed.languages)}" has {groups} groups: give'
+                " one, for every cluster, or one for each of"
+                f" --clusters={agreed.clusters}"
+            )
+    if len(local.emulate_compute) > 1:
+        given = ",".join(map(str, local.emulate_compute))
+        raise errors.SettingsError(
+            f"--emulate_compute={given}: expected one number, as in 50"
+        )
+    agreed.seconds()
+    rows = agreed.rows()
+    if local.cluster not in ("all", "whole"):
+        rows = (rows[index_of(agreed, local.cluster)],)
+    for number in rows:
+        devices.check(local.layout(), number, agreed.micro_batches)
+    layout = local.layout()
+    check_held_out(agreed, max(1, layout.devices_per_cluster // layout.model_parallel))
+    wanted = {"layers": agreed.layers, "max_length": agreed.max_length}
+    hot_start.check(local, "the MLM head is", wanted)
+
+
+def check_held_out(agreed: Agreed, replicas: int) -> None:
+    """Checks that held-out batches can be spread over devices.
+
+    Args:
+      agreed: of the run.
+      replicas: groups of devices among which a batch is split.
+
+    Raises:
+      errors.SettingsError: if they cannot.
+    """
+    if agreed.eval_batch_size % replicas:
+        raise errors.SettingsError(
+            f"--eval_batch_size={agreed.eval_batch_size} cannot be split evenly over"
+            f" {replicas} devices"
+        )
+
+
+def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
+    """Returns what a Hello compares, and a checkpoint is checked against."""
+    return pretraining_hello.settings(run.agreed, run.local, vocabulary)
+
+
+def hello(
+    run: Run, settings: dict[str, Any], checkpoints: Sequence[int]
+) -> frames.Hello:
+    """Returns this cluster's Hello.
+
+    Args:
+      run: of this process.
+      settings: `settings`, and what else must be equal in all clusters.
+      checkpoints: steps that it could go on from.
+    """
+    return pretraining_hello.hello(run.local, settings, checkpoints)
+
+
+def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:
+    """Returns the configuration of the model and its training.
+
+    Args:
+      agreed: of the run.
+      encoder: its shape.
+    """
+    by_time = agreed.seconds() is not None
+    by_steps = min(1.0, agreed.warmup_steps / agreed.steps)
+    return bert.Config(
+        encoder=encoder,
+        adapter_dim=0 if agreed.trains == "all" else agreed.adapter_dim,
+        warmup=agreed.warmup_ratio if by_time else by_steps,
+        by_time=by_time,
+        **{
+            name: getattr(agreed, name)
+            for name in (
+                *("steps", "mask_rate", "mask_policy", "micro_batches", "logits"),
+                *("layout", "all_reduce", "trains", "optimizer", "learning_rate"),
+                *("weight_decay", "clip_norm"),
+            )
+        },
+    )

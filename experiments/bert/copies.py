@@ -1,0 +1,176 @@
+"""The copy of the model that one cluster trains: planned on its devices, not yet made.
+
+B rows of a cluster's batch, L length, P fragments.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.bert import config, models
+from nebula_jax import errors
+from nebula_jax.communication import selector
+from nebula_jax.data import joined_rows
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import rounds, rules
+from nebula_jax.runtime import devices
+from nebula_jax.training import bert, partition
+
+
+class Batch(NamedTuple):
+    """A batch of a cluster, on its devices."""
+
+    inputs: tuple[Any, ...]
+    """The last arguments of `Copy.step`."""
+    left_out: int
+    """Sequences that found no room in the rows of the layout `joined`."""
+
+
+class Copy(NamedTuple):
+    """The programs and the first state of one cluster's copy."""
+
+    config: bert.Config
+    mesh: Mesh
+    fresh: mesh_lib.ShardedInit
+    """`state`, and with local steps `outers` and `codecs`, at step 0."""
+    frozen: Any
+    """The parameters that do not train."""
+    step: Callable[..., Any]
+    """(state, frozen, *inputs) -> (state, metrics); see `batch`."""
+    evaluate: Callable[..., bert.Sums]
+    """(trained, frozen, key, [B, L] int32, first row) -> sums."""
+    member: rounds.Member | None
+    """This cluster's part in rounds of local steps; None if there is one cluster."""
+    rows: int
+    """B."""
+
+    def batch(self, input_ids: np.ndarray, first_row: int, progress: float) -> Batch:
+        """Puts a batch on the devices.
+
+        Args:
+          input_ids: [rows of this process, L] int32.
+          first_row: of this cluster in the joint batch.
+          progress: share of the run's time that is over.
+        """
+        everywhere = mesh_lib.replicated(self.mesh)
+        batch = mesh_lib.put_rows(self.mesh, input_ids, self.rows)
+        numbers = np.int32(first_row), np.float32(progress)
+        more = mesh_lib.put(numbers, everywhere)
+        if self.config.layout == "padded":
+            return Batch((batch, *more), 0)
+        replicas, here = mesh_lib.replicas(self.mesh), len(input_ids)
+        groups = replicas * here // self.rows
+        rows = self.config.rows(self.rows, replicas) * here // self.rows
+        lengths = joined_rows.lengths(input_ids, vocabularies.SPECIAL.pad)
+        plan = joined_rows.plan(lengths, input_ids.shape[1], rows, groups)
+        total = rows * self.rows // here
+        where = mesh_lib.put_rows(self.mesh, plan.where, total)
+        return Batch((batch, *more, where), plan.left_out)
+
+
+class Position(NamedTuple):
+    """The place of a run that is no array, in a checkpoint; JSON values."""
+
+    text: Any = None
+    time: Any = None
+    rounds: Any = None
+
+
+def position_of(saved: dict[str, Any] | None) -> Position:
+    """Returns what was saved, or the position at step 0."""
+    return Position() if saved is None else Position(**saved)
+
+
+def is_saved_after(agreed: config.Agreed, step: int) -> bool:
+    """Returns True if a checkpoint is due after a step, unless it is the last."""
+    if agreed.clusters == 1:
+        return step % agreed.checkpoint_every == 0
+    return agreed.local_steps().is_saved_after(step, agreed.checkpoint_every)
+
+
+def plan(run: config.Run, made: models.Models, index: int) -> Copy:
+    """Plans the copy of a cluster.
+
+    Args:
+      run: of this process.
+      made: the run's model.
+      index: of the cluster, from 0.
+
+    Raises:
+      errors.SettingsError: if fragments do not divide the layers, a batch the devices,
+        or a receiver of the codec remembers what came before.
+    """
+    agreed, local = run.agreed, run.local
+    rows = agreed.rows()[index]
+    mesh = devices.mesh(local.layout(), rows, agreed.micro_batches)
+    settings = made.config
+    init = functools.partial(bert.init, settings, agreed.seed, made.encoder)
+    planned = mesh_lib.sharded_init
+    if made.encoder is not None:
+        planned = mesh_lib.sharded_init_from_arrays
+    whole = planned(mesh, init)
+    shapes, frozen_shapes = whole.shapes
+    sharding, frozen_at = whole.sharding
+    frozen = whole.init()[1] if jax.tree.leaves(frozen_shapes) else frozen_shapes
+
+    everywhere = mesh_lib.replicated(mesh)
+    inputs = [frozen_at, rules.BATCH, rules.REPLICATED, rules.REPLICATED]
+    if settings.layout == "joined":
+        inputs.append(rules.BATCH)
+    step = mesh_lib.jit_step(
+        functools.partial(bert.step, settings),
+        *(mesh, rules.RULES, shapes),
+        inputs=inputs,
+    )
+
+    @functools.partial(jax.jit, out_shardings=everywhere)
+    def evaluate(trained: Any, frozen: Any, *batch: Any) -> bert.Sums:
+        params = partition.merge(trained, frozen)
+        return bert.evaluate(settings, params, *batch)
+
+    member = None
+    if agreed.clusters > 1:
+        member = _member(agreed, index, shapes.params, sharding.params)
+
+    def make() -> dict[str, Any]:
+        state = whole.init()[0]
+        if member is None:
+            return {"state": state}
+        return {"state": state} | member.first(state.params)
+
+    all_shapes = jax.eval_shape(
+        lambda state: {"state": state} | (member.first(state.params) if member else {}),
+        shapes,
+    )
+    placed = rules.shardings(mesh, rules.RULES, all_shapes)
+    fresh = mesh_lib.ShardedInit(make, all_shapes, placed)
+    return Copy(settings, mesh, fresh, frozen, step, evaluate, member, rows)
+
+
+def _member(
+    agreed: config.Agreed, index: int, shapes: Any, sharding: Any
+) -> rounds.Member:
+    names, codec = config.names(agreed), agreed.compression().codec
+    assert not isinstance(codec, selector.Selector)  # else it would have been refused
+    try:
+        return rounds.Member(
+            *(agreed.local_steps(), codec),
+            *(names, names[index], shapes, sharding, agreed.delta_weights),
+        )
+    except ValueError as error:
+        field, _, rest = str(error).partition("=")
+        flag = "--fragments" if field == "fragments" else "--delta_codec"
+        raise errors.SettingsError(f"{flag}={rest or error}") from None
+
+
+def layout(copy: Copy) -> dict[str, Any]:
+    """Returns what must be equal in all clusters beside the settings.
+
+    The layout of what crosses: names, shapes and dtypes in each fragment.
+    """
+    return {} if copy.member is None else {"layout": copy.member.fingerprint}

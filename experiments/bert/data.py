@@ -1,0 +1,137 @@
+"""The text of a BERT run: which cluster reads which rows of it.
+
+With one group of languages all clusters read one stream, in batches of the rows of all,
+and each takes its own rows of every batch: together they see what one cluster with the
+whole batch sees. With a group for each, every cluster has a stream of its own.
+
+L length.
+"""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from experiments.bert import config
+from experiments.pretraining import text
+from experiments.pretraining import vocabulary as shared
+from nebula_jax.communication.wire import activity
+from nebula_jax.data import language_mixture
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+
+class Share(NamedTuple):
+    """The rows of a cluster in the batches of its stream."""
+
+    batch_size: int
+    """Rows of a batch of the stream."""
+    first_row: int
+    """The first one that is the cluster's."""
+    rows: int
+    """Rows that are."""
+
+    def within(self, here: slice = slice(None)) -> slice:
+        """Returns where some of the cluster's own rows are in a batch of the stream.
+
+        >>> Share(batch_size=24, first_row=8, rows=16).within(slice(8, 16))
+        slice(16, 24, None)
+
+        Args:
+          here: of the cluster's rows; all by default.
+        """
+        start, stop, _ = here.indices(self.rows)
+        return slice(self.first_row + start, self.first_row + stop)
+
+
+def share_of(agreed: config.Agreed, index: int) -> Share:
+    """Returns the rows of cluster `index`."""
+    rows = agreed.rows()
+    if len(agreed.groups()) > 1:
+        return Share(rows[index], 0, rows[index])
+    return Share(sum(rows), sum(rows[:index]), rows[index])
+
+
+def checked(run: config.Run, only: int | None = None) -> config.Run:
+    """Returns the run with --languages written out, checked against its text.
+
+    Args:
+      run: of this process.
+      only: the one cluster whose text has to be here; None for all of them.
+
+    Raises:
+      errors.NebulaError: at what cannot be. Text that is served elsewhere is checked
+        there, when the cluster comes.
+    """
+    groups = text.groups(run.agreed.languages, run.local)
+    mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups, config.NAME)
+    if not run.local.data:
+        here = slice(None)
+        if only is not None and len(groups) > 1:
+            here = slice(only, only + 1)
+        folder = text.folder(run.local)
+        language_mixture.check_text(folder, groups[here], mixes[here])
+    return config.with_groups(run, groups)
+
+
+def shared_vocabulary(run: config.Run) -> pathlib.Path:
+    """Returns --vocabulary, or one made of all of the run's text (once per text)."""
+    return shared.shared(run.local, run.agreed.groups(), _mixes(run.agreed))
+
+
+def _mixes(agreed: config.Agreed) -> list[language_mixture.TaskWeights]:
+    return language_mixture.parse_tasks(agreed.task_mix, agreed.groups(), config.NAME)
+
+
+def text_of(
+    run: config.Run,
+    index: int,
+    vocabulary: vocabularies.Vocabulary,
+    work: activity.Work | None = None,
+) -> text.Text:
+    """Prepares the text of cluster `index`.
+
+    Its stream begins with `begin(position, share.batch_size, share.within(...))`.
+
+    Args:
+      run: of this process, checked.
+      index: of the cluster.
+      vocabulary: of the run.
+      work: of this process, for --data.
+
+    Raises:
+      errors.NebulaError: if it cannot be had.
+    """
+    agreed = run.agreed
+    stream = index if len(agreed.groups()) > 1 else 0
+    reader = text.Reader(
+        cluster=config.name_of(index),
+        languages=agreed.groups()[stream],
+        mix=_mixes(agreed)[stream],
+        seed=text.seed_of(agreed, stream),
+        rows=share_of(agreed, index).rows,
+        held_out_rows=agreed.eval_batch_size,
+        ahead=_ahead(agreed),
+        most=agreed.steps if agreed.seconds() is None else None,
+    )
+    return text.Text(agreed, run.local, reader, vocabulary, work)
+
+
+def _ahead(agreed: config.Agreed) -> int:
+    """Returns the batches of a cluster until all have agreed on the end.
+
+    Alone it ends after the next step. With others the request goes with the next
+    fragment, and is received when that is applied.
+    """
+    if agreed.sync == "allreduce":
+        return 2
+    return agreed.inner_steps + agreed.delay + 2
+
+
+def same_text(run: config.Run, of_cluster: text.Text) -> dict[str, Any]:
+    """Returns what a Hello compares of the text: of one stream, all of it.
+
+    Args:
+      run: of this process.
+      of_cluster: its text.
+    """
+    if len(run.agreed.groups()) > 1:
+        return {}
+    return {"text": of_cluster.key[:16]}

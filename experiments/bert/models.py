@@ -1,0 +1,67 @@
+"""The model that a BERT run begins with: random, or a pretrained encoder's layers."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from experiments.bert import config
+from experiments.pretraining import hot_start
+from nebula_jax import errors
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import pretrained
+from nebula_jax.parallel import rules
+from nebula_jax.training import bert
+
+
+class Models(NamedTuple):
+    """The model of a run, as all of its clusters have it."""
+
+    config: bert.Config
+    encoder: dict[str, Any] | None
+    """`embeddings` and `encoder` to begin with; None for random ones."""
+
+
+def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
+    """Returns the model that a run's configuration describes.
+
+    Args:
+      run: of this process.
+      vocabulary: of the run.
+
+    Raises:
+      errors.NebulaError: if --hot_start cannot be had, the vocabulary is not of it, or
+        --fragments does not divide its layers.
+    """
+    agreed, local = run.agreed, run.local
+    trimmed = hot_start.load(agreed, local, vocabulary)
+    if trimmed is None:
+        shape = hot_start.shape_of_size(
+            *(agreed, local, agreed.model_size, agreed.layers), vocabulary.size
+        )
+        params = None
+    else:
+        layers = agreed.layers or trimmed.config.layers
+        first = pretrained.first_layers(trimmed, layers)
+        shape, params = first.config, first.params
+    if agreed.sync != "allreduce":
+        _check_fragments(agreed.fragments, shape.layers)
+    shape = dataclasses.replace(shape, attention=agreed.attention)
+    return Models(config.model(agreed, shape), params)
+
+
+def _check_fragments(fragments: int, layers: int) -> None:
+    """Raises errors.SettingsError unless fragments have as many layers each."""
+    if layers % fragments:
+        nearest = rules.nearest_divisor(layers, fragments)
+        raise errors.SettingsError(
+            f"--fragments={fragments} does not divide the {layers} layers of the"
+            f" encoder; {nearest} does"
+        )
+
+
+def describe(run: config.Run, made: Models) -> dict[str, Any]:
+    """Returns what a summary has of the model."""
+    shape = made.config.encoder
+    return {
+        "hot_start": run.local.hot_start,
+        "encoder": {"layers": shape.layers, "width": shape.width},
+    }

@@ -1,0 +1,217 @@
+"""The report of a BERT run: summary.json, its Markdown, a plot."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime import restarts, traces
+from nebula_jax.training import metrics
+
+FLOAT32 = 4  # bytes
+
+
+def report(
+    folder: pathlib.Path,
+    clusters: Mapping[str, pathlib.Path],
+    settings: Mapping[str, Any],
+    vocab_size: int,
+    seconds: float,
+) -> None:
+    """Writes summary.json and plot unless they are up to date; prints the Markdown.
+
+    Args:
+      folder: of the run.
+      clusters: name -> folder.
+      settings: flag -> value.
+      vocab_size: V.
+      seconds: wall time of this command.
+    """
+    path = folder / "summary.json"
+    if run_report.is_stale(path, clusters.values()):
+        records = {name: metrics.read(each) for name, each in clusters.items()}
+        plot(records, folder / "losses.png")
+        found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+        summary = {
+            **run_report.provenance(seconds),
+            "vocab_size": vocab_size,
+            "flags": dict(settings),
+            "clusters": [each for each in found.values() if each],
+            "restarts": restarts.read(folder, clusters.values()),
+            "bytes": crossed(_of_clusters(found)),
+            "losses": {
+                name: run_report.first_and_last(each) for name, each in records.items()
+            },
+            "held_out": {name: held_out(each) for name, each in records.items()},
+        }
+        run_report.write(path, summary)
+    run_report.show(markdown(run_report.read_summary(folder)))
+    print(f"report: {path}, {folder / 'losses.png'}")
+
+
+def _of_clusters(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the clusters' summaries; of a run in one process, what they would be.
+
+    Nothing has crossed there: bytes are those of the payloads, without frame heads.
+    """
+    whole = found.get("whole")
+    if not whole:
+        return list(found.values())
+    count = whole["clusters"]
+    rounds = whole["rounds"]
+    sent = [
+        (count - 1) * rounds.get("messages", 0),
+        (count - 1) * rounds.get("message_bytes", 0),
+    ]
+    each = {
+        **whole,
+        "tokens": whole["tokens"] / count,
+        "ledgers": {"": {"sent delta ": sent}},
+    }
+    return [each] * count
+
+
+def crossed(clusters: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Sums the bytes of deltas that crossed, beside the formula and an all-reduce.
+
+    Args:
+      clusters: summaries; `rounds` has a cluster's messages (see `cluster`).
+
+    Returns:
+      {} if there were no rounds; else `sent` and `formula` bytes of all clusters,
+      `tokens` trained on, `per_token`, and `all_reduce_per_token`: 2 (R - 1) / R
+      float32 gradients a cluster and step. `fewer`: how many times fewer bytes.
+    """
+    rounds = [each.get("rounds", {}) for each in clusters]
+    if not rounds or not all(rounds):
+        return {}
+    sent = sum(
+        size
+        for each in clusters
+        for ledger in each["ledgers"].values()
+        for kind, (_, size) in ledger.items()
+        if kind.startswith("sent delta ")
+    )
+    count = len(clusters)
+    formula = (count - 1) * sum(each["message_bytes"] for each in rounds)
+    tokens = sum(each["tokens"] for each in clusters)
+    gradients = sum(
+        (each["last_step"] - each["first_step"] + 1)
+        * each["rounds"]["parameters"]
+        * (2 * (count - 1) / count * FLOAT32)
+        for each in clusters
+    )
+    return {
+        "sent": sent,
+        "formula": formula,
+        "tokens": tokens,
+        "per_token": sent / tokens if tokens else math.nan,
+        "all_reduce_per_token": gradients / tokens if tokens else math.nan,
+        "fewer": gradients / sent if sent else math.nan,
+    }
+
+
+def held_out(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Lists every evaluation: its step, and the loss by language in nats."""
+    return [
+        {
+            "step": record["step"],
+            "loss": record["held_out_mlm_loss"],
+            "accuracy": record["held_out_mlm_accuracy"],
+        }
+        for record in records
+        if "held_out_mlm_loss" in record
+    ]
+
+
+def mean(figures: Mapping[str, float | None]) -> float:
+    """Averages a figure over the languages; NaN if one is null."""
+    values = [math.nan if each is None else each for each in figures.values()]
+    return sum(values) / len(values)
+
+
+def plot(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path
+) -> None:
+    """Draws every cluster's training loss, and its held-out loss, against steps.
+
+    Args:
+      records: cluster -> records of its metrics.jsonl.
+      path: of the PNG to write.
+    """
+    # Imported here, so that clusters, which draw nothing, need not wait for it.
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(11, 4.2), layout="constrained")
+    training, evaluated = figure.subplots(1, 2)
+    for name, found in records.items():
+        steps = [each for each in found if "loss" in each]
+        training.plot(
+            [each["step"] for each in steps],
+            [each["loss"] for each in steps],
+            label=name,
+        )
+        points = held_out(found)
+        evaluated.plot(
+            [each["step"] for each in points],
+            [mean(each["loss"]) for each in points],
+            marker="o",
+            markersize=3,
+            label=name,
+        )
+    title = "Held-out text, mean of the languages"
+    training.set(xlabel="step", ylabel="nats per masked token", title="Training")
+    evaluated.set(xlabel="step", ylabel="nats per masked token", title=title)
+    for axes in (training, evaluated):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """Renders a run's summary."""
+    vocabulary = f", vocabulary of {summary['vocab_size']:,} pieces"
+    seed = f"seed {summary['flags']['seed']}"
+    return run_report.join(
+        run_report.heading(summary, seed, vocabulary),
+        run_report.clusters(summary),
+        restarts.markdown(summary),
+        traces.markdown(summary["clusters"]),
+        _bytes_markdown(summary["bytes"]),
+        run_report.outages(summary["clusters"]),
+        *_held_out_markdown(summary["held_out"]),
+    )
+
+
+def _bytes_markdown(sizes: Mapping[str, float]) -> str:
+    if not sizes:
+        return ""
+    return (
+        f"Deltas sent: {metrics.in_bytes(sizes['sent'])} (formula"
+        f" {metrics.in_bytes(sizes['formula'])}; the rest is frame heads),"
+        f" {run_report.figure(sizes['per_token'], '.2f')} bytes a token. An all-reduce"
+        " of float32 gradients at every step would have sent"
+        f" {run_report.figure(sizes['all_reduce_per_token'], ',.0f')}:"
+        f" {run_report.figure(sizes['fewer'], '.0f')} times as many."
+    )
+
+
+def _held_out_markdown(evaluations: Mapping[str, Any]) -> list[str]:
+    """Renders the last evaluation of every cluster, with the first one in brackets."""
+    rows = []
+    for name, found in evaluations.items():
+        if not found:
+            continue
+        first, last = found[0], found[-1]
+        loss, before = (
+            run_report.figure(mean(each["loss"]), ".3f") for each in (last, first)
+        )
+        accuracy = run_report.figure(mean(last["accuracy"]), ".1%")
+        rows.append([name, str(last["step"]), f"{loss} ({before})", accuracy])
+    if not rows:
+        return []
+    return [
+        "Held-out text, mean of the languages (in brackets: before training):",
+        run_report.table(["cluster", "step", "MLM loss", "accuracy"], rows),
+    ]

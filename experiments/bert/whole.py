@@ -1,0 +1,155 @@
+"""A BERT run in one process: the copy of every cluster in turn, without a line.
+
+The reference that a run over several clusters equals, to the last bit. Each copy is
+saved where its own cluster saves it, so a run can begin here and go on over several
+clusters, or the other way round.
+"""
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.bert import config, copies, data, evaluation, export, models, timing
+from experiments.pretraining import vocabulary as vocabularies
+from nebula_jax import trace as trace_lib
+from nebula_jax.communication.wire import activity
+from nebula_jax.parallel import local_rounds, pace
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import checkpoints, process, progress, run_folder
+from nebula_jax.training import partition
+
+
+def train(run: config.Run) -> int:
+    """Trains all copies to the end; returns the exit status."""
+    agreed, local, names = run.agreed, run.local, config.names(run.agreed)
+    timer = timing.Timer(agreed.seconds())
+    interrupt = process.Interrupt().install()
+    trace = trace_lib.Trace(local.trace)
+    work = activity.Work(trace=trace)
+    vocabulary = vocabularies.given(local)
+    made = models.load(run, vocabulary)
+    group = [copies.plan(run, made, index) for index in range(len(names))]
+    shares = [data.share_of(agreed, index) for index in range(len(names))]
+    texts = [data.text_of(run, index, vocabulary) for index in range(len(names))]
+    members = [copy.member for copy in group if copy.member is not None]
+    rounds = local_rounds.LocalRounds(members) if members else None
+
+    settings = config.settings(run, vocabulary)
+    saved = [
+        checkpoints.Checkpoints(
+            *(local.workdir, name, settings),
+            *(agreed.checkpoint_every, agreed.inner_steps),
+            work=work,
+        )
+        for name in names
+    ]
+    start = checkpoints.newest_of_all(
+        {name: each.steps for name, each in zip(names, saved, strict=True)},
+        *(agreed.checkpoint_every, agreed.inner_steps),
+    )
+    states = []
+    for copy, each, text, share in zip(group, saved, texts, shares, strict=True):
+        arrays, position = each.restore(start, copy.fresh)
+        states.append(arrays["state"])
+        where = copies.position_of(position)
+        here = mesh_lib.rows_here(copy.mesh, copy.rows)
+        text.begin(where.text, share.batch_size, share.within(here))
+        timer.go_on(where.time)
+        if copy.member is not None:
+            copy.member.go_on(arrays, where.rounds)
+    record = progress.Progress(
+        *(local.workdir, local.cluster, start, timer.shown(agreed.steps)),
+        *(local.log_every, (), work),
+        allow_nonfinite=local.allow_nonfinite,
+    )
+    saved[0].before_save = record.settle
+
+    def evaluate(step: int) -> None:
+        found: dict[str, Any] = {}
+        count = len(names) if len(agreed.groups()) > 1 else 1  # else all have one text
+        with work.busy(activity.Activity.EVALUATING):
+            for copy, state, text in list(zip(group, states, texts, strict=True))[
+                :count
+            ]:
+                found |= evaluation.evaluate(copy, state.params, text)
+        record.evaluation(step, found)
+
+    def save(step: int) -> None:
+        for copy, each, state, text in zip(group, saved, states, texts, strict=True):
+            arrays = {"state": state}
+            where = copies.Position(text.position(), timer.position)
+            if copy.member is not None:
+                arrays |= copy.member.arrays
+                where = where._replace(rounds=copy.member.position)
+            each.save(step, arrays, where._asdict())
+
+    if start == 0:
+        evaluate(0)
+    interrupt.is_graceful = True
+    step, is_last, is_stopping = start, False, False
+    steps = pace.alone(start, timer.most(agreed.steps), lambda: is_last or is_stopping)
+    for step in steps:
+        of_all = []
+        for k, (copy, text, share) in enumerate(zip(group, texts, shares, strict=True)):
+            with trace.span("next batch"):
+                rows = next(text.batches)
+                batch = copy.batch(rows, share.first_row, timer.progress(step))
+            with trace.span("compute", step=step, part=names[k]):
+                states[k], metrics = trace.ready(
+                    copy.step(states[k], copy.frozen, *batch.inputs)
+                )
+            if copy.member is not None:
+                copy.member.took(metrics["tokens"])
+            of_all.append({**metrics, "left_out": jnp.asarray(batch.left_out)})
+        time.sleep(local.emulated_seconds())
+        now = functools.partial(timer.now, interrupt.requested())
+        if rounds is None:
+            heads = timer.alone(step, interrupt.requested())
+        else:
+            trained, heads = rounds.after(step, [each.params for each in states], now)
+            states = _with_params(states, trained)
+        timer.agree(heads)
+        is_stopping = any(head.is_stopping for head in heads)
+        is_last = timer.is_last(step, agreed.steps)
+        if is_last and rounds is not None:
+            trained = rounds.finish(step, [each.params for each in states])
+            states = _with_params(states, trained)
+        record.step(step, _together(of_all))
+        if is_last or step % agreed.eval_every == 0:
+            evaluate(step)
+        if is_last or is_stopping or copies.is_saved_after(agreed, step):
+            save(step)
+    described = {
+        "models": models.describe(run, made),
+        "clusters": len(names),
+        "rounds": rounds.described if rounds is not None else {},
+    }
+    record.finish(step, described)
+    if not is_last:
+        return interrupt.exit_status(local.cluster, step, timer.most(agreed.steps))
+    folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
+    params = jax.device_get(partition.merge(states[0].params, group[0].frozen))
+    export.write(folder, run, made, vocabulary, params)
+    return 0
+
+
+def _with_params(states: list[Any], trained: list[Any]) -> list[Any]:
+    return [
+        dataclasses.replace(state, params=params)
+        for state, params in zip(states, trained, strict=True)
+    ]
+
+
+def _together(of_all: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the metrics of a step of all copies: means, and the sum of tokens."""
+    found = {
+        name: jnp.mean(jnp.stack([each[name] for each in of_all])) for name in of_all[0]
+    }
+    for name in ("tokens", "masked"):
+        found[name] = sum(each[name] for each in of_all)
+    found["is_finite"] = jnp.all(jnp.stack([each["is_finite"] for each in of_all]))
+    return found

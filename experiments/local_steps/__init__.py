@@ -1,0 +1,1 @@
+"""The rooms of experiments whose clusters take local steps."""

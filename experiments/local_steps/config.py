@@ -1,0 +1,284 @@
+"""The settings of local steps: their flags, and which of them go together.
+
+An experiment's `Agreed` inherits `Settings`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from nebula_jax import errors
+from nebula_jax.communication import codecs, selector
+from nebula_jax.training import local_steps
+
+STREAMING: dict[str, Any] = {
+    "mixing": 0.5,
+    "outer_learning_rate": 0.7,
+    "outer_momentum": -1.0,
+}
+"""Flags of --sync=streaming alone, and their defaults."""
+SPARSE: dict[str, Any] = {"sparse_average": "clusters"}
+"""Flags of --sync=sparse alone, and their defaults."""
+
+flags.DEFINE_enum(
+    "sync",
+    "streaming",
+    ["allreduce", "streaming", "sparse"],
+    "Exchange of the clusters: allreduce (one cluster, which adds up gradients every"
+    " step), streaming (local steps, Nesterov's outer step), or sparse (local steps,"
+    " the largest changes only).",
+)
+flags.DEFINE_integer(
+    "inner_steps",
+    100,
+    "Steps of a cluster between two exchanges of a fragment, H.",
+    lower_bound=1,
+)
+flags.DEFINE_integer(
+    "fragments",
+    1,
+    "Parts of the parameters that are exchanged one after the other, P; divides the"
+    " number of layers.",
+    lower_bound=1,
+)
+flags.DEFINE_integer(
+    "delay",
+    0,
+    "Steps from a fragment's sending until it is applied, τ: time for the line. Below"
+    " --inner_steps / --fragments.",
+    lower_bound=0,
+)
+flags.DEFINE_float(
+    "mixing",
+    STREAMING["mixing"],
+    "Share of a cluster's own parameters when a fragment is applied, α; the rest is"
+    " the anchor's. With --sync=streaming.",
+    lower_bound=0.0,
+)
+flags.DEFINE_float(
+    "outer_learning_rate",
+    STREAMING["outer_learning_rate"],
+    "Learning rate of the outer step, with --sync=streaming.",
+    lower_bound=0.0,
+)
+flags.DEFINE_float(
+    "outer_momentum",
+    STREAMING["outer_momentum"],
+    "Nesterov's momentum of the outer step, with --sync=streaming; -1 for 0.9 where"
+    " --inner_steps is 24 or more, else 0.",
+)
+flags.DEFINE_string(
+    "delta_codec",
+    "",
+    "Codec of what crosses, the difference from the anchor, such as e3m0(256)|zstd(3)."
+    " If empty, e3m0(256) with --sync=streaming, and"
+    " error_feedback(sparse_loco(64, 4096), 0.95) with --sync=sparse.",
+)
+flags.DEFINE_enum(
+    "delta_weights",
+    "equal",
+    ["equal", "tokens"],
+    "Weights of the clusters in the mean of what they send: equal, or tokens (by what"
+    " each has trained on).",
+)
+flags.DEFINE_enum(
+    "sparse_average",
+    SPARSE["sparse_average"],
+    ["clusters", "senders"],
+    "Divisor of a sum with --sync=sparse: clusters (their number), or senders (of"
+    " each value, those that sent it).",
+)
+flags.DEFINE_string(
+    "hub",
+    "",
+    "Cluster over which all others exchange, such as 0; if empty, each has a connection"
+    " to each.",
+)
+flags.DEFINE_integer(
+    "quorum",
+    0,
+    "Clusters with which a round goes on without those that are late, --hub's included;"
+    " 0 to wait for all.",
+    lower_bound=0,
+)
+flags.DEFINE_float(
+    "grace",
+    0.0,
+    "Seconds that a round with --quorum clusters still waits for the others.",
+    lower_bound=0.0,
+)
+
+CODECS = {
+    "streaming": "e3m0(256)",
+    "sparse": "error_feedback(sparse_loco(64, 4096), 0.95)",
+}
+"""--sync -> the codec of what crosses, if none is given."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of local steps, which all clusters share."""
+
+    sync: str
+    inner_steps: int
+    """H."""
+    fragments: int
+    """P."""
+    delay: int
+    """τ, steps."""
+    mixing: float
+    """α."""
+    outer_learning_rate: float
+    outer_momentum: float
+    """-1 for one that suits `inner_steps`."""
+    delta_codec: str
+    """Empty for that of `sync`."""
+    delta_weights: str
+    sparse_average: str
+    hub: str
+    """Name of a cluster; empty for connections of each to each."""
+    quorum: int
+    """Clusters; 0 for all."""
+    grace: float
+    """Seconds."""
+
+    def codec(self) -> str:
+        """Returns the codec of what crosses; empty where nothing does."""
+        return self.delta_codec or CODECS.get(self.sync, "")
+
+    def local_steps(self) -> local_steps.Config:
+        """Returns the settings of local steps.
+
+        SparseLoCo has no outer optimizer: what is sent is taken off as it is. And it
+        begins each round at the anchor, since what was not sent is in the codec's
+        residual already: α would count it twice.
+
+        Raises:
+          ValueError: at what cannot be; begins with a field's name.
+        """
+        is_sparse = self.sync == "sparse"
+        momentum = None if self.outer_momentum == -1 else self.outer_momentum
+        return local_steps.Config(
+            self.inner_steps,
+            self.fragments,
+            self.delay,
+            mixing=0.0 if is_sparse else self.mixing,
+            learning_rate=1.0 if is_sparse else self.outer_learning_rate,
+            momentum=0.0 if is_sparse else momentum,
+            average=self.sparse_average,
+        )
+
+    def compression(self) -> codecs.Compression:
+        """Returns the codec and the level of zstd of what crosses.
+
+        Raises:
+          errors.NebulaError: if they cannot be read, or are a choice among codecs.
+        """
+        found = codecs.from_string(self.codec())
+        if isinstance(found.codec, selector.Selector):
+            raise errors.SettingsError(
+                f"--delta_codec={self.codec()}: chooses among codecs, but all that"
+                " crosses has one form; such as e3m0(256)"
+            )
+        return found
+
+
+OWN_FLAGS = {
+    "learning_rate": "outer_learning_rate",
+    "momentum": "outer_momentum",
+    "average": "sparse_average",
+}
+"""Field of `local_steps.Config` -> its flag, where that has another name."""
+
+
+def check(settings: Settings, clusters: Sequence[str]) -> None:
+    """Checks the settings, before anything starts.
+
+    Args:
+      settings: of the run.
+      clusters: their names.
+
+    Raises:
+      errors.NebulaError: at what cannot work, with what would do.
+    """
+    sync = settings.sync
+    if sync == "allreduce" and len(clusters) > 1:
+        raise errors.SettingsError(
+            f"--sync=allreduce is for one cluster, and there are {len(clusters)}: give"
+            " --clusters=1, or --sync=streaming or sparse"
+        )
+    if sync != "allreduce" and len(clusters) == 1:
+        raise errors.SettingsError(
+            f"--sync={sync} is for several clusters: give --clusters=2 or more, or"
+            " --sync=allreduce"
+        )
+    _check_used(settings)
+    if sync == "allreduce":
+        return
+    try:
+        settings.local_steps()
+    except ValueError as error:
+        field, _, rest = str(error).partition(" ")
+        raise errors.SettingsError(f"--{OWN_FLAGS.get(field, field)} {rest}") from None
+    settings.compression()
+    _check_hub(settings, clusters)
+
+
+def check_processes(settings: Settings, is_one: bool) -> None:
+    """Checks that a cluster can have as many processes as it has.
+
+    Those of one cluster would have to agree on what has arrived, time and again.
+
+    Args:
+      settings: of the run.
+      is_one: True if the cluster has one process.
+
+    Raises:
+      errors.SettingsError: if it has several, and there is a quorum.
+    """
+    if settings.sync != "allreduce" and settings.quorum and not is_one:
+        raise errors.SettingsError(
+            f"--quorum={settings.quorum} is for clusters of one process each"
+        )
+
+
+def _check_used(settings: Settings) -> None:
+    """Raises errors.SettingsError if a flag is given that is for the other --sync.
+
+    Of --sync=allreduce there is no other: it uses none of them, so that one flagfile
+    serves both.
+    """
+    for of, defaults in (("streaming", STREAMING), ("sparse", SPARSE)):
+        for name, default in defaults.items():
+            value = getattr(settings, name)
+            if settings.sync not in (of, "allreduce") and value != default:
+                raise errors.SettingsError(
+                    f"--{name}={value} is for --sync={of}, not for"
+                    f" --sync={settings.sync}"
+                )
+
+
+def _check_hub(settings: Settings, clusters: Sequence[str]) -> None:
+    """Raises errors.SettingsError unless hub, quorum and grace go together."""
+    hub, quorum, grace = settings.hub, settings.quorum, settings.grace
+    if hub and hub not in clusters:
+        raise errors.SettingsError(
+            f"--hub={hub}: there is no such cluster; expected one of"
+            f" {', '.join(clusters)}"
+        )
+    if quorum and not hub:
+        raise errors.SettingsError(
+            f"--quorum={quorum} needs --hub, the cluster that goes on without those"
+            " that are late"
+        )
+    if quorum > len(clusters):
+        raise errors.SettingsError(
+            f"--quorum={quorum}: there are {len(clusters)} clusters, of which from 1 to"
+            f" {len(clusters)} can be waited for"
+        )
+    if grace and not quorum:
+        raise errors.SettingsError(
+            f"--grace={grace} is for rounds of --quorum clusters; without it all wait"
+        )

@@ -1,0 +1,1 @@
+"""The rooms that pre-training experiments share: text, vocabulary, beginning, end."""

@@ -1,0 +1,263 @@
+"""The text of a pre-training run: where it is, its stream, what is held out.
+
+B rows of a batch, L length.
+"""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.pretraining import config
+from nebula_jax import errors, files
+from nebula_jax.communication.wire import activity
+from nebula_jax.data import (
+    django_messages,
+    language_mixture,
+    packed_sequences,
+    read_ahead,
+    resumable_batches,
+    text_folder,
+)
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.runtime import data_channels, process, remote_text
+
+HELD_OUT_SEED = 1_000_003
+ALL = "all"
+
+
+class Flag(NamedTuple):
+    """The names of groups of languages in the errors of `language_mixture`."""
+
+    flag: str
+    reader: str
+    """Kind of cluster that reads a group."""
+
+
+FLAG = Flag("languages", "cluster")
+
+
+class Reader(NamedTuple):
+    """A reader of a run's text: its part of it, and how it reads."""
+
+    cluster: str
+    """Its name for who serves the text."""
+    languages: list[str]
+    mix: language_mixture.TaskWeights
+    seed: int
+    """Seed of its stream."""
+    rows: int
+    """Rows that it reads of a batch."""
+    held_out_rows: int
+    """B of a held-out batch."""
+    ahead: int
+    """Batches that it may have to train on once it has requested the end."""
+    most: int | None
+    """Batches of the whole run; None if that is not determined."""
+
+
+def folder(local: config.Local) -> pathlib.Path:
+    """Returns --data_dir, after writing out Django's messages if those are wanted.
+
+    Raises:
+      errors.SettingsError: if it names an unknown package.
+    """
+    if not local.data_dir.startswith("package:"):
+        return pathlib.Path(local.data_dir)
+    if local.data_dir != "package:django":
+        raise errors.SettingsError(
+            f"--data_dir={local.data_dir}: the only package is package:django"
+        )
+    written = local.prepared_dir / "django_messages"
+    if not (written / "mono" / "families.json").is_file():  # written last
+        with process.timed("writing Django's messages as a text folder"):
+            django_messages.write_text_folder(written)
+    return written
+
+
+def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
+    """Returns the groups of --languages, `all` looked up in the text folder.
+
+    Args:
+      languages: the flag's values.
+      local: of this process.
+
+    Raises:
+      errors.NebulaError: if they are no groups, or there is nothing to look up in.
+    """
+    if [each.strip() for each in languages] != [ALL]:
+        return language_mixture.parse_groups(" ".join(languages), *FLAG)
+    if local.data:
+        raise errors.SettingsError(
+            f"--languages={ALL}: with --data there is no text folder to look this up"
+            ' in; write them out, as in --languages="en de"'
+        )
+    return [text_folder.languages(folder(local))]
+
+
+def seed_of(agreed: config.Agreed, stream: int) -> int:
+    """Returns the seed of a stream, by its number in the run.
+
+    Far enough apart that no two streams shuffle any two sources alike.
+    """
+    return agreed.seed + 1000 * (stream + 1)
+
+
+class Text:
+    """The text of one reader: an endless stream to train on, and held-out lines.
+
+    With --data it is read from who serves it, until the text is closed.
+    """
+
+    def __init__(
+        self,
+        agreed: config.Agreed,
+        local: config.Local,
+        reader: Reader,
+        vocabulary: vocabularies.Vocabulary,
+        work: activity.Work | None = None,
+    ) -> None:
+        """Prepares the text.
+
+        Args:
+          agreed, local: of the run.
+          reader: of the text.
+          vocabulary: of the run.
+          work: of this process, for --data.
+
+        Raises:
+          errors.NebulaError: if it cannot be had.
+        """
+        self._agreed, self._reader = agreed, reader
+        self._remote: remote_text.RemoteText | None = None
+        exponents = language_mixture.SamplingExponents(
+            local.mono_alpha, local.parallel_alpha
+        )
+        if local.data:
+            reading = remote_text.Reading(
+                *(reader.cluster, vocabulary.digest, vocabulary.size),
+                *(agreed.max_length, reader.rows),
+            )
+            wanted = data_channels.parse(local.data)
+            remote = remote_text.RemoteText(local.connection(), wanted, reading, work)
+            self._remote = remote
+
+            def opened(
+                kind: str, language: str, splits: Sequence[str]
+            ) -> packed_sequences.Prepared:
+                part = remote.part(f"{kind}/{language}", splits)
+                return packed_sequences.Prepared(*part)
+
+            data = language_mixture.mixture(
+                reader.languages, reader.mix, exponents, opened
+            )
+            # Which every evaluation has.
+            rows = agreed.eval_batches * reader.held_out_rows
+            held_out = {name: text[:rows] for name, text in data.held_out.items()}
+            data = data._replace(held_out=held_out)
+        else:
+            data = language_mixture.open_generator(
+                folder(local),
+                reader.languages,
+                reader.mix,
+                exponents,
+                vocabulary=vocabulary,
+                max_length=agreed.max_length,
+                prepared_dir=local.prepared_dir,
+            )
+        self._held_out = data.held_out
+        self.key = files.digest_of(
+            [(source.name, source.key, source.weight) for source in data.sources]
+        )
+        """Digest of the text to train on and its mixture."""
+        self._sources = data.sources
+        self.batches: Any = None
+        """Endless [rows, L] int32, once they are begun."""
+
+    def __enter__(self) -> "Text":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends the session with who serves the text."""
+        if self._remote is not None:
+            self._remote.close()
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages of the reader."""
+        return self._reader.languages
+
+    @property
+    def end(self) -> errors.NebulaError | None:
+        """The reason why the text ends before the run; None while it does not."""
+        return None if self._remote is None else self.batches.end
+
+    def position(self) -> Any:
+        """Returns where the stream is, and in which text, as JSON values."""
+        return {"text": self.key, "stream": self.batches.get_state()}
+
+    def begin(self, position: Any, batch_size: int, rows: slice = slice(None)) -> None:
+        """Begins the stream of batches at a saved position.
+
+        Text that is served elsewhere may end at any batch. So those that this cluster
+        may have to train on after it has requested the end are read before.
+
+        Args:
+          position: of the stream; None is its beginning.
+          batch_size: rows of a step.
+          rows: of every batch, those that this process trains on.
+
+        Raises:
+          errors.NebulaError: if the text or its mixture is not what it was, or text
+            that is served elsewhere ends already.
+        """
+        remote = self._remote
+        more: dict[str, Any] = {}
+        if remote is not None:  # a grant pays for each row: none that is not needed
+            more = {"fetch": remote.fetch, "most": self._reader.most}
+        self.batches = resumable_batches.training_batches(
+            *(self._sources, batch_size, self._agreed.max_length, self._reader.seed),
+            rows,
+            **more,
+        )
+        if remote is not None:
+            self.batches = read_ahead.ReadAhead(self.batches, self._reader.ahead)
+        if position is not None:
+            if position["text"] != self.key:
+                raise errors.NebulaError(
+                    f"the text of {' '.join(self.languages)} or its --mono_alpha or"
+                    " --parallel_alpha changed since the checkpoint; put it back, or"
+                    " name another --workdir"
+                )
+            self.batches.set_state(position["stream"])
+        if remote is not None:
+            self.batches.begin()
+
+    def held_out(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields (language, [B, L] int32) in the order of `held_out_order`."""
+        parts = {
+            language: resumable_batches.held_out_batches(
+                self._held_out[language],
+                self._agreed.eval_batches,
+                self._reader.held_out_rows,
+                self._agreed.max_length,
+            )
+            for language in self.languages
+        }
+        for language, part in held_out_order(self._agreed, self.languages):
+            yield language, parts[language][part]
+
+
+def held_out_order(
+    agreed: config.Agreed, languages: list[str]
+) -> list[tuple[str, int]]:
+    """Returns (language, batch) of a reader's held-out batches, as it yields them."""
+    batches = range(agreed.eval_batches)
+    return [(language, batch) for language in languages for batch in batches]
+
+
+def held_out_rng(micro_batch: int) -> jax.Array:
+    """Returns a key: held-out text is masked alike at every evaluation of any run."""
+    return jax.random.key(HELD_OUT_SEED + micro_batch)

@@ -1,0 +1,101 @@
+"""The vocabulary that all clusters of a pre-training run share: given, or made of text.
+
+Without --hot_start it is a sentencepiece model, trained on the text. With it, it is the
+tokenizer of that encoder, trimmed to the pieces that the text has most.
+"""
+
+import pathlib
+import tempfile
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.pretraining import config, hot_start, text
+from nebula_jax import errors, files
+from nebula_jax.data import language_mixture, text_folder, tokenizers
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.runtime import process
+
+
+def given(local: config.Local) -> vocabularies.Vocabulary:
+    """Returns --vocabulary, which a cluster that runs alone must be given."""
+    if not local.vocabulary:
+        raise errors.SettingsError(
+            f"--cluster={local.cluster} needs --vocabulary, the file that all clusters"
+            " share (python -m scripts.train_vocabulary makes one)"
+        )
+    return vocabularies.load(pathlib.Path(local.vocabulary))
+
+
+def shared(
+    local: config.Local,
+    groups: Sequence[Sequence[str]],
+    mixes: Sequence[language_mixture.TaskWeights],
+) -> pathlib.Path:
+    """Returns --vocabulary, or one made of all of the run's text (once per text).
+
+    Before it is made, every line of the text is checked.
+
+    Args:
+      local: of the process that starts the run.
+      groups: languages of each reader.
+      mixes: task weights of each reader.
+    """
+    if local.vocabulary:
+        return pathlib.Path(local.vocabulary)
+    if local.data:
+        raise errors.SettingsError(
+            f"--data={local.data} needs --vocabulary, the file that its owner has"
+            " registered it with"
+        )
+    folder = text.folder(local)
+    languages = [language for group in groups for language in group]
+    digests = [
+        files.digest(text_folder.mono_path(folder, language, "train"))
+        for language in languages
+    ]
+    made_from = [*digests, local.vocab_size, local.vocab_lines, local.mono_alpha]
+    suffix = ".model"
+    if local.hot_start:
+        made_from.append(tokenizers.load(hot_start.folder(local)).digest)
+        suffix = ""
+    name = f"vocabulary-{files.digest_of(made_from)}{suffix}"
+    path = local.prepared_dir / name
+    if not path.exists():
+        language_mixture.check_lines(folder, groups, mixes)
+        with process.timed(f"making a vocabulary of {local.vocab_size} pieces"):
+            make(local, languages, path)
+    return path
+
+
+def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> int:
+    """Makes the vocabulary that a run's clusters share; returns its size.
+
+    Args:
+      local: of this process.
+      languages: of the whole run.
+      path: of a sentencepiece model; with --hot_start, of a folder, which must not be
+        there.
+    """
+    lines = language_mixture.vocabulary_lines(
+        text.folder(local), languages, local.mono_alpha, local.vocab_lines
+    )
+    if not local.hot_start:
+        return vocabularies.train(lines, local.vocab_size, path)
+    whole = tokenizers.load(hot_start.folder(local))
+    counts = tokenizers.count_pieces(whole, lines)
+    most = np.argsort(-counts, kind="stable")
+    most = most[: local.vocab_size - vocabularies.NUM_SPECIAL]
+    keep = tokenizers.kept_ids(whole, most[counts[most] > 0])
+    share = counts[keep].sum() / max(1, counts.sum())
+    process.message(f"{len(keep):,} of {whole.size:,} pieces, {share:.2%} of the text")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        made = pathlib.Path(temporary) / path.name
+        tokenizers.save(made, tokenizers.trim(whole, keep))
+        try:
+            made.rename(path)
+        except OSError:
+            if not path.is_dir():  # else another run has just made the same
+                raise
+    return len(keep)

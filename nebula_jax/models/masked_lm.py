@@ -1,0 +1,71 @@
+"""The masked language model of BERT, with adapters if only those are to train.
+
+B batch, L length, D width, V vocabulary, M masked positions.
+"""
+
+from collections.abc import Callable
+
+import jax
+from flax import linen as nn
+
+from nebula_jax.models import adapters, heads, mask_slots, transformer
+
+ADAPTER_SCALE = 0.0
+"""Scale of the adapters' first outputs: the model begins as the pretrained one."""
+
+
+class MaskedLM(nn.Module):
+    """An encoder with an MLM head; its parameters are those of electra.Generator.
+
+    With adapters there is `adapter_0`, `adapter_1`, ... besides, one after each layer
+    (eq. 12; Fig. 2: only these need to train and to cross).
+    """
+
+    config: transformer.Config
+    adapter_dim: int = 0
+    """Inner width of an adapter (R of `adapters`); 0 for none."""
+
+    def setup(self) -> None:
+        config = self.config
+        self.embeddings = transformer.Embeddings(config)
+        self.encoder = transformer.Encoder(config)
+        self.mlm_head = heads.MLMHead(config)
+        self.adapter = [
+            adapters.EncoderAdapter(config, self.adapter_dim, ADAPTER_SCALE)
+            for _ in range(config.layers if self.adapter_dim else 0)
+        ]
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        masked: jax.Array | None = None,
+        deterministic: bool = True,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Computes logits of masked tokens, or of all.
+
+        Args:
+          input_ids: [B, L] int32, with [MASK]s.
+          attention_mask: bool, [B, L], false at padding, or [B, L, L], which tokens
+            each may attend to.
+          masked: [B, M] int32, places of masked tokens; L in empty slots, whose logits
+            mean nothing. None for logits everywhere.
+          deterministic: no dropout.
+          positions: [B, L] int32, of tokens in their sequences, if rows have several.
+
+        Returns:
+          [B, M, V] float32; [B, L, V] if `masked` is None.
+        """
+        hidden = self.embeddings(input_ids, deterministic, positions=positions)
+        hidden = self.encoder(
+            hidden, attention_mask, deterministic, self._after_layer()
+        )
+        if masked is not None:
+            hidden = mask_slots.gather(hidden, masked)
+        return self.mlm_head(hidden, self.embeddings.table)
+
+    def _after_layer(self) -> Callable[[int, jax.Array], jax.Array] | None:
+        if not self.adapter_dim:
+            return None
+        return lambda layer, hidden: self.adapter[layer](hidden)

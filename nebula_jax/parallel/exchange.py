@@ -1,0 +1,137 @@
+"""The exchange of messages among clusters in rounds of local steps.
+
+    ends = exchange.Exchange(clusters, own, links, member.specs, codec)
+    ends.send(step, fragment, payload)
+    ...                                         # inner steps, meanwhile
+    payloads = ends.receive(step, fragment, payload)
+
+Every cluster has a link to every other one, or all have one to a hub, which is a
+cluster too and passes on what it receives. Either way all clusters get the same bytes
+of every message. While a cluster computes, what has arrived is taken (`poll`), so that
+the line never waits for who reads, and a hub passes it on at once.
+
+R clusters, P fragments.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from nebula_jax.communication import channels, ranks, selector
+from nebula_jax.communication import codec as codec_lib
+
+Key = tuple[int, int]
+"""Step after which a round's messages are sent, and its fragment."""
+
+
+class Exchange:
+    """The channels between this cluster and all others: one a cluster and fragment."""
+
+    def __init__(
+        self,
+        clusters: Sequence[str],
+        own: str,
+        links: Mapping[str, channels.Carrier],
+        specs: Sequence[codec_lib.Spec],
+        codec: codec_lib.Codec,
+        zstd: int | None = None,
+        hub: str = "",
+    ) -> None:
+        """Opens the channels; all clusters in the same order.
+
+        Args:
+          clusters: R names.
+          own: name of this one.
+          links: name -> link; with a hub, its own to all, or the others' to it.
+          specs: P, of the messages.
+          codec: of the messages.
+          zstd: level, or None.
+          hub: name of the cluster that passes messages on; empty for none.
+        """
+        self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
+        self._taken: dict[str, dict[Key, selector.Selected]] = {
+            name: {} for name in clusters
+        }
+        self._senders: dict[tuple[str, str], list[channels.Sender]] = {}
+        self._receivers: dict[str, list[channels.Receiver]] = {}
+        for peer, link in links.items():
+            # Who listens opens its receivers first or last: only the order of each
+            # direction counts.
+            origins = [own] if not self._is_hub else _without(clusters, peer)
+            for origin in origins:
+                self._senders[origin, peer] = [
+                    link.sender(_name(number, origin), spec, codec, zstd)
+                    for number, spec in enumerate(specs)
+                ]
+            origins = [peer] if not hub or self._is_hub else _without(clusters, own)
+            for origin in origins:
+                self._receivers[origin] = [
+                    link.receiver(_name(number, origin), spec, codec, zstd)
+                    for number, spec in enumerate(specs)
+                ]
+
+    def send(self, step: int, fragment: int, payload: codec_lib.Payload) -> None:
+        """Sends this cluster's message of a round to all others.
+
+        Args:
+          step: after which it is sent.
+          fragment: its number.
+          payload: of the message.
+        """
+        self._pass_on(self._own, (step, fragment), selector.Selected(payload))
+
+    def _pass_on(self, origin: str, key: Key, message: selector.Selected) -> None:
+        step, fragment = key
+        for (whose, _), senders in self._senders.items():
+            if whose == origin:
+                senders[fragment].send_payload(step, message)
+
+    def poll(self, step: int, fragment: int) -> None:
+        """Takes those messages of a round that have arrived; waits for none.
+
+        With several processes a cluster, which would have to agree on what has arrived,
+        this does nothing.
+        """
+        if ranks.count() > 1:
+            return
+        for origin, receivers in self._receivers.items():
+            is_there = (step, fragment) in self._taken[origin]
+            if not is_there and receivers[fragment].has_arrived:
+                self._take(origin, (step, fragment))
+
+    def receive(
+        self, step: int, fragment: int, payload: codec_lib.Payload
+    ) -> list[codec_lib.Payload]:
+        """Waits for all messages of a round.
+
+        Args:
+          step, fragment: of the round.
+          payload: of this cluster's own message.
+
+        Returns:
+          R payloads, in the order of the clusters.
+
+        Raises:
+          session.SessionError: and what else a link raises, if one cannot come.
+        """
+        key = step, fragment
+        for origin in self._receivers:
+            if key not in self._taken[origin]:
+                self._take(origin, key)
+        return [
+            payload if name == self._own else self._taken[name].pop(key).payload
+            for name in self._clusters
+        ]
+
+    def _take(self, origin: str, key: Key) -> None:
+        step, fragment = key
+        message = self._receivers[origin][fragment].recv_payload(step)
+        self._taken[origin][key] = message
+        if self._is_hub:
+            self._pass_on(origin, key, message)
+
+
+def _name(fragment: int, origin: str) -> str:
+    return f"delta {fragment} of {origin}"
+
+
+def _without(clusters: Sequence[str], name: str) -> list[str]:
+    return [each for each in clusters if each != name]

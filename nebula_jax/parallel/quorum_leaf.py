@@ -1,0 +1,339 @@
+"""A leaf of rounds with a quorum: it follows what the hub decides.
+
+    leaf = quorum_leaf.Leaf(member, clusters, own, link)
+    start = leaf.begin(timeout)               # waits for the hub's Welcome
+    for step in steps:
+        [params], heads = leaf.after(step, [params])
+        if leaf.step > step:                  # it was late, and skips the steps between
+            step = steps.skip_to(leaf.step)
+    [params] = leaf.finish(step, [params])
+
+It has a message in a round if it comes to the step before the verdict does. Else it
+applies the round at once without one, and goes on where the hub was then.
+
+R clusters, P fragments.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nebula_jax.communication import channels
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.selector import Selected
+from nebula_jax.parallel import local_rounds, quorum, rounds
+from nebula_jax.training import local_steps
+
+Key = tuple[int, int]
+"""Step after which a round's messages are sent, and its fragment."""
+
+
+class Leaf:
+    """A leaf's part in the rounds."""
+
+    def __init__(
+        self,
+        member: rounds.Member,
+        clusters: Sequence[str],
+        own: str,
+        link: Link,
+        zstd: int | None = None,
+    ) -> None:
+        """Opens the channels.
+
+        Args:
+          member: this cluster's.
+          clusters: R names.
+          own: name of this one.
+          link: to the hub.
+          zstd: level for messages, or None.
+        """
+        self._member, self._config = member, member.config
+        self._clusters, self._own, self._link = list(clusters), own, link
+        self._down: quorum.Down[channels.Receiver] = quorum.open_down(
+            link.receiver, member, clusters, zstd
+        )
+        self._up = quorum.open_up(link.sender, member, own, zstd)
+        self._log: collections.deque[quorum.Entry] = collections.deque()
+        self._deltas: dict[tuple[str, Key], codec_lib.Payload] = {}
+        self._states: list[collections.deque[Any]] = [
+            collections.deque() for _ in self._down.states
+        ]
+        self._closed = [0] * self._config.fragments  # step of the latest round of each
+        self._sent: tuple[Key, codec_lib.Payload] | None = None
+        self._needs_state = False
+        self._messages = self._message_bytes = self._missed = self._from_state = 0
+        self.step = 0
+        """The step at which this cluster is."""
+
+    def begin(self, timeout: float) -> int:
+        """Waits for the hub's Welcome, and for the state of the run if it is under way.
+
+        Args:
+          timeout: seconds to wait for the Welcome.
+
+        Returns:
+          The step that the run goes on after. The newest checkpoint up to it is to be
+          restored; the first `after` then takes the state that has come.
+        """
+        start = self._link.wait_for_welcome(timeout)
+        if start == quorum.UNDER_WAY:
+            self._needs_state = True
+            while not self._log:
+                self._wait("the state of the run")
+            start = self._log[0].verdict.after
+        else:
+            self._closed = [start] * len(self._closed)
+        self.step = start
+        return start
+
+    def after(
+        self,
+        step: int,
+        params: Sequence[Any],
+        now: local_rounds.Now = local_rounds.no_news,
+    ) -> tuple[list[Any], list[rounds.Head]]:
+        """Sends and applies what is due after an inner step; see `LocalRounds`.
+
+        Several rounds may be due: after them `self.step` is the hub's in the last one.
+        Their heads are in the order of the rounds.
+
+        Raises:
+          quorum.LeftOut: if the hub has ended the run without this cluster.
+          rounds.RoundError: if a message cannot be of its round.
+        """
+        self.step = step
+        (own,), heads = params, []
+        is_there = self._receive()
+        while self._is_due():
+            own, more = self._apply(own)
+            heads += more
+        if self.step > step:
+            return [own], heads
+        if not is_there and not self._log:
+            raise self._left_out()
+        fragment = self._config.sent_after(step)
+        if fragment is not None:
+            self._send((step, fragment), own, now)
+        fragment, sent = self._config.applied_after(step), step - self._config.delay
+        while fragment is not None and sent > self._closed[fragment]:
+            while not self._log:
+                self._wait(f"the verdict on the round of step {sent}")
+            if self._is_end():
+                raise self._left_out()
+            own, more = self._apply(own)
+            heads += more
+        return [own], heads
+
+    def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
+        """Takes the last rounds, by quorum too, and ends at the anchors.
+
+        Raises:
+          quorum.LeftOut, rounds.RoundError: as `after`; also if clusters come to
+            different anchors.
+        """
+        self.step = step
+        (own,) = params
+        last = local_rounds.last_rounds(self._config, step)
+        last.append((step, self._config.fragments))
+        while True:
+            self._receive()
+            while not self._log:
+                self._send_next(last, own)
+                self._wait(f"the verdict on a round of step {step}")
+            if self._is_end():
+                return [self._close(own)]
+            own, _ = self._apply(own)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The figures of the rounds for a summary.
+
+        Beside those of `LocalRounds`: the rounds that went on without this cluster, and
+        the times that it has gone on from the state of the run.
+        """
+        parameters = [
+            leaf.size
+            for spec in self._member.specs
+            for leaf in jax.tree.leaves(spec["delta"])
+        ]
+        return {
+            "messages": self._messages,
+            "message_bytes": self._message_bytes,
+            "parameters": sum(parameters),
+            "missed": self._missed,
+            "from_state": self._from_state,
+        }
+
+    # The log.
+
+    def _wait(self, what: str) -> None:
+        """Waits for more of the log.
+
+        Raises:
+          quorum.LeftOut: if there is no more.
+        """
+        if not self._link.wait_for_any(what):
+            raise self._left_out()
+        self._receive()
+
+    def _receive(self) -> bool:
+        """Takes all that has arrived; returns False if no more can come."""
+        is_there = not self._link.notices.has_ended
+        # Verdicts first: what comes with one has come before it.
+        for arrays in _all_of(self._down.verdicts):
+            self._log.append(quorum.entry_of_arrays(arrays))
+        for queue, end in zip(self._states, self._down.states, strict=True):
+            queue.extend(_all_of(end))
+        for origin, ends in self._down.deltas.items():
+            for fragment, end in enumerate(ends):
+                while (step := end.next_step) is not None:
+                    payload = end.recv_payload(step).payload
+                    self._deltas[origin, (step, fragment)] = payload
+        return is_there
+
+    def _is_end(self) -> bool:
+        return self._log[0].verdict.fragment == self._config.fragments
+
+    def _is_due(self) -> bool:
+        """Returns True if the next entry is to be applied, whatever this cluster does.
+
+        Not the round that it has sent a message for and applies later, unless the hub
+        is a round further.
+        """
+        if not self._log or self._is_end():
+            return False
+        verdict = self._log[0].verdict
+        is_own = self._sent is not None and self._sent[0] == verdict[2:4]
+        return not is_own or len(self._log) > 1
+
+    def _apply(self, params: Any) -> tuple[Any, list[rounds.Head]]:
+        """Applies the next entry of the log."""
+        entry = self._log.popleft()
+        if entry.verdict.is_state:
+            return self._take_state(params, entry)
+        _, after, step, fragment, version = entry.verdict
+        own_version = self._member.versions[fragment]
+        if version != own_version:
+            raise rounds.RoundError(
+                f"the hub closed the round of step {step} at version {version} of"
+                f" fragment {fragment}; {self._own} has version {own_version}"
+            )
+        payloads = self._payloads(entry)
+        params, heads = self._member.incoming(step, fragment, params, payloads)
+        self._closed[fragment], self._sent = step, None
+        self.step = max(self.step, after)
+        self._forget()
+        return params, heads
+
+    def _payloads(self, entry: quorum.Entry) -> list[codec_lib.Payload]:
+        """Returns R payloads of a round, None of those that are not in it.
+
+        Raises:
+          rounds.RoundError: if one that is in it has not come.
+        """
+        key = entry.verdict.step, entry.verdict.fragment
+        if self._sent is not None and self._sent[0] == key:
+            self._deltas.setdefault((self._own, key), self._sent[1])
+        is_in = dict(zip(self._clusters, entry.members, strict=True))
+        for name in self._clusters:
+            if is_in[name] and (name, key) not in self._deltas:
+                raise rounds.RoundError(
+                    f"the hub counts a message of {name} in the round of step {key[0]}"
+                    f" that {self._own} does not have"
+                )
+        self._missed += not is_in[self._own]
+        return [
+            self._deltas[name, key] if is_in[name] else None for name in self._clusters
+        ]
+
+    def _forget(self) -> None:
+        """Drops messages of rounds that are closed: those that were not in them."""
+        self._deltas = {
+            (origin, (step, fragment)): payload
+            for (origin, (step, fragment)), payload in self._deltas.items()
+            if fragment == self._config.fragments or step > self._closed[fragment]
+        }
+
+    def _take_state(
+        self, params: Any, entry: quorum.Entry
+    ) -> tuple[Any, list[rounds.Head]]:
+        """Goes on from the state of the run, unless nothing of it was missed."""
+        states = [queue.popleft() for queue in self._states]
+        versions = [int(state["about"][0]) for state in states]
+        if versions == self._member.versions and not self._needs_state:
+            return params, []
+        outers = [
+            jax.tree.map(_placed, state["outer"], outer)
+            for state, outer in zip(states, self._member.outers, strict=True)
+        ]
+        self._member.go_on(
+            {"outers": outers, "codecs": self._member.codecs},
+            {"versions": versions, "tokens": [0] * len(versions)},
+        )
+        for outer in outers:
+            params = local_steps.replace(params, jax.tree.map(jnp.copy, outer.anchor))
+        self._closed = [int(state["about"][1]) for state in states]
+        self._sent, self._needs_state = None, False
+        self._from_state += 1
+        self.step = max(self.step, entry.verdict.after)
+        self._forget()
+        return params, [
+            rounds.Head(step, 0, 0, 0, milliseconds)
+            for step, milliseconds in entry.times
+        ]
+
+    def _close(self, params: Any) -> Any:
+        entry = self._log.popleft()
+        return self._member.close(entry.verdict.step, params, self._payloads(entry))
+
+    def _left_out(self) -> quorum.LeftOut:
+        return quorum.LeftOut(
+            f"the run has ended without {self._own}, which was too far behind at step"
+            f" {self.step}: it has no state of the end, and writes no model"
+        )
+
+    # What this cluster sends.
+
+    def _send(self, key: Key, params: Any, now: local_rounds.Now) -> None:
+        step, fragment = key
+        self._put(key, self._member.outgoing(step, fragment, params, *now()))
+        self._messages += 1
+
+    def _send_next(self, last: Sequence[Key], params: Any) -> None:
+        """Sends the message of the first of the last rounds that is not closed yet."""
+        is_open = [
+            key
+            for key in last
+            if key[1] == self._config.fragments or key[0] > self._closed[key[1]]
+        ]
+        key = is_open[0]
+        if self._sent is not None and self._sent[0] == key:
+            return
+        if key[1] == self._config.fragments:
+            self._put(key, self._member.closing(key[0]))
+        else:
+            self._send(key, params, local_rounds.no_news)
+
+    def _put(self, key: Key, payload: codec_lib.Payload) -> None:
+        step, fragment = key
+        self._sent = key, payload
+        self._message_bytes += codec_lib.nbytes(payload)
+        self._up[fragment].send_payload(step, Selected(payload))
+
+
+def _all_of(end: channels.Receiver) -> list[Any]:
+    """Returns the arrays of all tensors that have arrived on a channel."""
+    found = []
+    while (step := end.next_step) is not None:
+        found.append(end.recv_payload(step).payload)
+    return found
+
+
+def _placed(array: Any, like: jax.Array) -> jax.Array:
+    """Returns a copy of an array on the devices where another one is."""
+    return jax.device_put(jnp.array(array), like.sharding)

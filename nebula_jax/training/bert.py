@@ -1,0 +1,341 @@
+"""Masked language modeling as BERT's: the step, and each optimization of it as a field.
+
+Every row draws its masks from its number in the whole batch. So a batch that is split
+over devices, processes and clusters is masked as if it were in one place, and whatever
+is faster (`logits`, `layout`, `all_reduce`, `transformer.Config.attention` and
+`.dtype`) follows the same loss curve.
+
+B sequences of a batch, one a row; R rows, fewer than B if sequences are joined; L
+length; V vocabulary; M slots for masked tokens in a row.
+"""
+
+import dataclasses
+import functools
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from nebula_jax import errors
+from nebula_jax.models import mask_slots, masked_lm, transformer
+from nebula_jax.training import (
+    accumulate,
+    all_reduce,
+    losses,
+    masked_rows,
+    masking,
+    optimizers,
+    partition,
+)
+from nebula_jax.training import state as train_state
+
+
+def _is_adapter(path: str) -> bool:
+    return path.startswith("adapter_")
+
+
+def _is_adapter_or_head(path: str) -> bool:
+    return path.startswith(("adapter_", "mlm_head/"))
+
+
+TRAINS = {
+    "all": partition.train_all,
+    "adapters": _is_adapter,
+    "adapters_and_head": _is_adapter_or_head,
+}
+"""The parameters that train; the others are frozen, and never cross a line. The head is
+for a pretrained encoder that comes without one."""
+LOGITS = ("masked", "all")
+LAYOUTS = ("padded", "joined")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The settings that determine the arithmetic of BERT's pre-training."""
+
+    encoder: transformer.Config
+    steps: int
+    """Optimization steps; the learning rate is 0 at the last, unless `by_time`."""
+    mask_rate: float = 0.15
+    """Share of tokens that are masked."""
+    mask_policy: str = "bert"
+    """A name in masking.POLICIES."""
+    micro_batches: int = 1
+    """Parts of a device's rows whose gradients are added up, one after the other."""
+    logits: str = "masked"
+    """Tokens that have logits: `masked` ones, or `all`."""
+    layout: str = "padded"
+    """`padded`: a sequence a row. `joined`: several, with no pads between them."""
+    joined_share: float = 0.75
+    """Rows of a joined batch, as a share of its sequences (R / B)."""
+    all_reduce: str = "once"
+    """A name in all_reduce.WHEN."""
+    adapter_dim: int = 0
+    """Inner width of the adapters after each layer (eq. 12); 0 for none."""
+    trains: str = "all"
+    """A name in TRAINS."""
+    optimizer: str = "adamw"
+    """A name in optimizers.BY_NAME."""
+    learning_rate: float = 1e-4
+    """Peak."""
+    warmup: float = 0.06
+    """Share of the run in which the learning rate rises (24hBERT: 6 %)."""
+    by_time: bool = False
+    """True if the learning rate follows the wall time that the caller passes."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    """Adam's (24hBERT)."""
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    """Decoupled; none for biases and layer norms."""
+    clip_norm: float = 1.0
+    """Largest global norm of the gradient; 0 for no clipping."""
+
+    def rows(self, batch_size: int, replicas: int) -> int:
+        """Returns R, which the devices and their micro-batches divide.
+
+        Args:
+          batch_size: B.
+          replicas: groups of devices among which a batch is split.
+        """
+        if self.layout == "padded":
+            return batch_size
+        parts = replicas * self.micro_batches
+        return min(batch_size, parts * -(-int(batch_size * self.joined_share) // parts))
+
+    def transformation(
+        self, progress: jax.Array | float = 0.0
+    ) -> optax.GradientTransformation:
+        """Makes the optimizer; its state is the same by steps and by time.
+
+        Args:
+          progress: [] float32, share of the run's time that is over; not used unless
+            `by_time`.
+        """
+
+        def rate(count: jax.Array) -> jax.Array:
+            done = jnp.asarray(progress) if self.by_time else count / self.steps
+            return self.learning_rate * optimizers.rise_and_fall(done, self.warmup)
+
+        return optimizers.BY_NAME[self.optimizer](
+            rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+        )
+
+
+class Sums(NamedTuple):
+    """The sums of an evaluation; those of several batches can be added up.
+
+    loss: [] float32, of -log p(token) over masked tokens, in nats.
+    masked: [] float32, masked tokens.
+    correct: [] float32, masked tokens that were predicted.
+    """
+
+    loss: jax.Array
+    masked: jax.Array
+    correct: jax.Array
+
+
+def init(
+    config: Config, seed: int, encoder: Any = None
+) -> tuple[train_state.TrainState, Any]:
+    """Initializes a run, the same in all clusters.
+
+    Args:
+      config: of the run.
+      seed: of the run.
+      encoder: parameters to begin with: `embeddings`, `encoder`, and perhaps
+        `mlm_head` and adapters; what is not in it is drawn. None to draw all.
+
+    Returns:
+      The state of the trained parameters, and the frozen ones (`partition.split`).
+
+    Raises:
+      errors.SettingsError: if adapters are to train and there are none.
+    """
+    if config.trains != "all" and not config.adapter_dim:
+        raise errors.SettingsError(
+            f"trains={config.trains} needs adapters: an adapter_dim above 0"
+        )
+    init_rng, step_rng = jax.random.split(jax.random.key(seed))
+    model = masked_lm.MaskedLM(config.encoder, config.adapter_dim)
+    ids = jnp.zeros((1, config.encoder.max_length), jnp.int32)
+
+    def draw() -> Any:
+        return model.init(init_rng, ids, ids == 0)["params"]
+
+    if encoder is None:
+        params = draw()
+    else:
+        names = jax.eval_shape(draw).keys()
+        given = {name: encoder[name] for name in sorted(names & encoder.keys())}
+
+        def rest() -> Any:
+            return {name: tree for name, tree in draw().items() if name not in given}
+
+        params = jax.tree.map(jnp.asarray, given) | jax.jit(rest)()
+    trained, frozen = partition.split(params, TRAINS[config.trains])
+    state = train_state.create(trained, config.transformation(), step_rng)
+    return state, frozen
+
+
+def _mask(
+    config: Config,
+    rng: jax.Array,
+    input_ids: jax.Array,
+    first_row: jax.Array | int,
+    where: jax.Array | None,
+) -> masked_rows.Rows:
+    return masked_rows.mask(
+        rng,
+        input_ids,
+        first_row,
+        where,
+        rate=config.mask_rate,
+        policy=masking.POLICIES[config.mask_policy],
+        vocab_size=config.encoder.vocab_size,
+    )
+
+
+def loss_of(
+    config: Config,
+    rng: jax.Array | None,
+    weight: jax.Array,
+    frozen: Any,
+) -> accumulate.Loss:
+    """Returns the loss of a micro-batch: its share of the mean over masked tokens.
+
+    Args:
+      config: of the run.
+      rng: key for dropout; None for none.
+      weight: [] float32, masked tokens of the whole batch.
+      frozen: the parameters that do not train.
+
+    Returns:
+      The loss of `masked_rows.Rows`, with how many tokens were predicted (of several
+      that are equally likely, each counts as predicted).
+    """
+    model = masked_lm.MaskedLM(config.encoder, config.adapter_dim)
+
+    def part(trained: Any, rows: masked_rows.Rows, number: Any) -> accumulate.Outcome:
+        places, labels, weights = _targets(config, rows)
+        attention_mask, positions = rows.attention()
+        logits = model.apply(
+            {"params": partition.merge(trained, frozen)},
+            rows.input_ids,
+            attention_mask,
+            places,
+            rng is None,
+            positions,
+            rngs={} if rng is None else {"dropout": accumulate.key(rng, number)},
+        )
+        entropy, _ = losses.masked_cross_entropy(logits, labels, weights)
+        of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        # An argmax would be another pass over the logits, and a slow one.
+        correct = jnp.sum((of_label >= jnp.max(logits, axis=-1)) * weights)
+        return accumulate.Outcome(losses.mean((entropy, weight)), correct, ())
+
+    return part
+
+
+def _targets(
+    config: Config, rows: masked_rows.Rows
+) -> tuple[jax.Array | None, jax.Array, jax.Array]:
+    """Returns the places that have logits (None: all), their labels and weights."""
+    length = rows.input_ids.shape[-1]
+    if config.logits == "masked":
+        weights = (rows.masked < length).astype(jnp.float32)
+        return rows.masked, rows.originals, weights
+    blank = jnp.zeros_like(rows.input_ids)
+    labels = mask_slots.scatter(blank, rows.masked, rows.originals)
+    return None, labels, mask_slots.mark(rows.masked, length).astype(jnp.float32)
+
+
+def step(
+    config: Config,
+    state: train_state.TrainState,
+    frozen: Any,
+    input_ids: jax.Array,
+    first_row: jax.Array,
+    progress: jax.Array,
+    where: jax.Array | None = None,
+) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
+    """Takes one optimization step.
+
+    Args:
+      config: of the run.
+      state: of the trained parameters.
+      frozen: the other parameters, from `init`.
+      input_ids: [B, L] int32, padded text.
+      first_row: [] int32, number of the first of these rows in the batch of all
+        clusters.
+      progress: [] float32 in [0, 1], share of the run's time that is over; not used
+        unless `by_time`.
+      where: [R, L] int32, of `joined_rows.plan`, for the layout `joined`; planned in a
+        group for each group of devices that has rows of its own.
+
+    Returns:
+      The next state, and scalars: loss (mean over masked tokens), accuracy (share of
+      them that was predicted), tokens, masked, is_finite.
+
+    Raises:
+      errors.SettingsError: see `all_reduce.gradients`.
+    """
+    assert (where is not None) == (config.layout == "joined")
+    mask_rng, dropout_rng = jax.random.split(state.key())
+    rows = _mask(config, mask_rng, input_ids, first_row, where)
+    weight = rows.weight()
+    # Only parity without dropout is promised: what is dropped depends on the cluster,
+    # the device and the micro-batch.
+    rng = jax.random.fold_in(dropout_rng, first_row) if config.encoder.dropout else None
+    grads, outcome = all_reduce.gradients(
+        loss_of(config, rng, weight, frozen),
+        state.params,
+        rows,
+        config.micro_batches,
+        config.all_reduce,
+        functools.partial(_part, config.encoder.layers),
+    )
+    metrics = {
+        "loss": outcome.loss,
+        "accuracy": losses.mean((outcome.sums, weight)),
+        "tokens": jnp.sum(rows.is_text),
+        "masked": weight,
+    }
+    return state.apply_gradients(grads, config.transformation(progress), metrics)
+
+
+def evaluate(
+    config: Config,
+    params: Any,
+    rng: jax.Array,
+    input_ids: jax.Array,
+    first_row: jax.Array | int = 0,
+) -> Sums:
+    """Computes the loss on held-out text, without dropout.
+
+    Args:
+      config: of the run.
+      params: all of them (`partition.merge`).
+      rng: key for the masks; the same gives the same masks.
+      input_ids: [B, L] int32, padded; rows may be [PAD] throughout.
+      first_row: number of the first row in the held-out text.
+    """
+    config = dataclasses.replace(config, layout="padded", logits="masked")
+    rows = _mask(config, rng, input_ids, first_row, None)
+    outcome = loss_of(config, None, jnp.ones(()), {})(params, rows, None)
+    return Sums(outcome.loss, rows.weight(), outcome.sums)
+
+
+def _part(layers: int, path: str) -> int:
+    """Numbers a parameter by when its gradient is there: head, layers, embeddings."""
+    layer = re.search(r"(?:layer|adapter)_(\d+)/", path)
+    if layer:
+        return layers - int(layer[1])
+    return 0 if path.startswith("mlm_head/") else layers + 1

@@ -1,0 +1,309 @@
+"""Holds local steps against an all-reduce at every step: loss, bytes, time, XNLI.
+
+    python -m scripts.table_local_steps --data_dir=../shared/data
+
+Every row trains the same model on the same batches in the same order; only what the
+clusters exchange differs. Rows of quality run in one process (`--cluster=whole`), which
+several clusters equal to the last bit; the row of time runs two over an emulated line.
+"""
+
+import itertools
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments import shared_flags
+from experiments.bert import report as bert_report
+from experiments.local_steps import config as local_steps_config
+from nebula_jax.runtime import report, run_folder
+from nebula_jax.training import local_steps, metrics
+from scripts.tables import config, local_steps_markdown
+from scripts.tables import runs as table_runs
+
+for _name in config.FLAGS:
+    flags.declare_key_flag(_name)
+
+BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
+SEEDS = 3
+BATCH = 64  # rows of a step, of all clusters together
+STEPS = 3000
+LINE = "60mbit,15ms"
+TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
+
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    """For a person."""
+    key: str
+    """In the names of files."""
+    clusters: int
+    arguments: tuple[str, ...] = ()
+    """Flags beside the number of clusters and the rows of each."""
+    reference: str = ""
+    """The key of the row that it is compared with; empty for none."""
+    is_fine_tuned: bool = False
+
+
+ALL_REDUCE = Row("all-reduce", "all_reduce", 1, ("--sync=allreduce",), "", True)
+MUON = ("--optimizer=muon", "--learning_rate=5e-3")
+SPARSE = ("--sync=sparse", "--inner_steps=30", "--fragments=1", "--delay=0")
+ROWS = (
+    ALL_REDUCE,
+    Row("streaming, e3m0", "streaming2", 2, (), ALL_REDUCE.key, True),
+    Row("streaming, e3m0", "streaming4", 4, (), ALL_REDUCE.key),
+    Row("sparse, 146x", "sparse2", 2, SPARSE, ALL_REDUCE.key),
+    Row("sparse, 146x", "sparse4", 4, SPARSE, ALL_REDUCE.key),
+    Row(
+        "sparse, 146x, divided by senders",
+        "senders2",
+        2,
+        (*SPARSE, "--sparse_average=senders"),
+        ALL_REDUCE.key,
+    ),
+    Row("all-reduce, Muon", "muon", 1, ("--sync=allreduce", *MUON), ALL_REDUCE.key),
+    Row("streaming, e3m0, Muon", "muon2", 2, MUON, "muon"),
+)
+
+
+def base(table: config.Table) -> tuple[str, ...]:
+    """Returns the flags of all runs."""
+    arguments = table.arguments(table_runs.flagfile("bert_xnli15_tiny"))
+    return (*arguments, f"--steps={STEPS}", f"--eval_every={STEPS // 10}")
+
+
+def run_of(row: Row, seed: str, table: config.Table) -> table_runs.Run:
+    """Describes the run of a row."""
+    name = f"{row.key}-seed{seed}"
+    made = table_runs.Folder(name, "whole/encoder") if row.is_fine_tuned else None
+    return table_runs.Run(
+        name,
+        BERT,
+        (
+            *base(table),
+            *(f"--clusters={row.clusters}", f"--batch_size={BATCH // row.clusters}"),
+            *("--cluster=whole", f"--seed={seed}", f"--checkpoint_every={STEPS}"),
+            *row.arguments,
+        ),
+        makes=made,
+    )
+
+
+def fine_tuning_of(
+    row: Row, seed: str, table: config.Table, runs: table_runs.Runs
+) -> table_runs.Run:
+    """Describes the run that fine-tunes a row's encoder on English pairs."""
+    before = run_of(row, seed, table)
+    return table_runs.Run(
+        f"xnli-{row.key}-seed{seed}",
+        XNLI,
+        (
+            *table.arguments(table_runs.flagfile("xnli_warm")),
+            f"--encoder={runs.made(before.name)}",
+            *("--languages=en", "--max_train_pairs=40000", "--epochs=2"),
+            *("--max_test_pairs=300", "--nofreeze_embeddings", "--layer_decay=1"),
+            *("--learning_rate=5e-4", "--checkpoint_selection=last"),
+            *("--eval_every=625", "--checkpoint_every=1250", f"--seed={seed}"),
+        ),
+        after=before,
+    )
+
+
+def time_run(table: config.Table) -> table_runs.Run:
+    """Describes the run over an emulated line."""
+    flags = (f"--steps={TIMED}", f"--eval_every={TIMED}", f"--checkpoint_every={TIMED}")
+    return table_runs.Run(
+        "time",
+        BERT,
+        (
+            *base(table),
+            *flags,
+            "--cluster=all",
+            f"--wan={LINE}",
+            f"--log_every={EVERY}",
+        ),
+    )
+
+
+def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """Reads the figures of a finished run: its summary, and the times of its steps."""
+    summary = report.read_summary(workdir)
+    if run.name != "time":
+        return {"summary": summary}
+    names = [each["cluster"] for each in summary["clusters"]]
+    records = [metrics.read(run_folder.of_cluster(workdir, name)) for name in names]
+    rule = local_steps_of(summary["flags"])
+    return {"summary": summary, "step": [step_seconds(each, rule) for each in records]}
+
+
+def local_steps_of(settings: Mapping[str, Any]) -> local_steps.Config:
+    """Returns the schedule of a run's rounds."""
+    names = ("inner_steps", "fragments", "delay")
+    return local_steps.Config(**{name: settings[name] for name in names})
+
+
+def step_seconds(
+    records: Sequence[Mapping[str, Any]], rule: local_steps.Config
+) -> dict[str, float]:
+    """Returns the seconds of a step: of all, and of those in which nothing is due.
+
+    Args:
+      records: a cluster's metrics, every EVERY steps; the first third is left out.
+      rule: of the rounds.
+    """
+    steps = [each for each in records if "loss" in each]
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for before, after in itertools.pairwise(steps[len(steps) // 3 :]):
+        numbers = range(before["step"] + 1, after["step"] + 1)
+        is_due = any(
+            each is not None
+            for step in numbers
+            for each in (rule.sent_after(step), rule.applied_after(step))
+        )
+        # A record is written at its step's end, before what is due after the next one.
+        seconds[is_due].append((after["time"] - before["time"]) / len(numbers))
+    every = seconds[True] + seconds[False]
+    return {
+        "all": statistics.mean(every),
+        "between": statistics.mean(seconds[False]),
+    }
+
+
+def final_loss(result: Mapping[str, Any]) -> float:
+    """Returns the last loss on held-out text, mean of the languages, in nats."""
+    (found,) = result["summary"]["held_out"].values()
+    return bert_report.mean(found[-1]["loss"])
+
+
+def curve(result: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Returns (step, loss on held-out text) of every evaluation."""
+    (found,) = result["summary"]["held_out"].values()
+    return [(each["step"], bert_report.mean(each["loss"])) for each in found]
+
+
+def gather(
+    runs: table_runs.Runs, table: config.Table, losses: dict[str, dict[str, float]]
+) -> list[dict[str, Any]]:
+    """Gathers the rows, of the runs that have ended.
+
+    Args:
+      runs: with their figures.
+      table: its seeds.
+      losses: filled with row -> seed -> final loss.
+    """
+    rows = []
+    for row in ROWS:
+        found = {seed: runs.found(run_of(row, seed, table)) for seed in table.seeds}
+        done = {seed: each for seed, each in found.items() if each is not None}
+        if not done:
+            continue
+        losses[row.key] = {seed: final_loss(each) for seed, each in done.items()}
+        one = next(iter(done.values()))["summary"]
+        tuned = [
+            runs.found(fine_tuning_of(row, seed, table, runs))
+            for seed in done
+            if row.is_fine_tuned
+        ]
+        accuracies = [english_dev(each) for each in tuned if each is not None]
+        rows.append(
+            {
+                "name": row.name,
+                "key": row.key,
+                "reference": row.reference,
+                **{
+                    name: one["flags"][name]
+                    for name in ("clusters", "inner_steps", "fragments", "delay")
+                },
+                "is_all_reduce": row.clusters == 1,
+                "codec": codec_of(one["flags"]),
+                "losses": losses[row.key],
+                "difference": difference(losses, row),
+                "bytes": one["bytes"],
+                "xnli": accuracies,
+                "curve": curve(next(iter(done.values()))),
+                "seconds": sum(each["summary"]["seconds"] for each in done.values()),
+                "commits": sorted(
+                    {each["summary"]["commit"] for each in done.values()}
+                ),
+            }
+        )
+    return rows
+
+
+def codec_of(settings: Mapping[str, Any]) -> str:
+    """Returns the codec of what crosses, as a flag has it."""
+    return settings["delta_codec"] or local_steps_config.CODECS.get(
+        settings["sync"], ""
+    )
+
+
+def english_dev(result: Mapping[str, Any]) -> float:
+    """Returns the accuracy on XNLI's English dev pairs after fine-tuning."""
+    return result["summary"]["dev"][-1]["accuracy"]
+
+
+def difference(
+    losses: Mapping[str, Mapping[str, float]], row: Row
+) -> dict[str, float] | None:
+    """Returns the relative difference of a row's loss, paired by seed.
+
+    Returns:
+      mean, and its standard error; None if there is nothing to compare with.
+    """
+    if row.reference not in losses:
+        return None
+    reference = losses[row.reference]
+    pairs = [
+        loss / reference[seed] - 1
+        for seed, loss in losses[row.key].items()
+        if seed in reference
+    ]
+    if not pairs:
+        return None
+    spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
+    return {
+        "mean": statistics.mean(pairs),
+        "standard_error": spread / len(pairs) ** 0.5,
+        "seeds": len(pairs),
+    }
+
+
+def main() -> int:
+    """Does the missing runs; writes and prints the table, and draws the picture."""
+    table = config.from_flags("local_steps", [], SEEDS)
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, figures)
+        for seed in table.seeds:
+            for row in ROWS:
+                runs.result(run_of(row, seed, table))
+                if row.is_fine_tuned:
+                    runs.result(fine_tuning_of(row, seed, table, runs))
+        timed = runs.result(time_run(table))
+        rows = gather(runs, table, {})
+    seconds = sum(row["seconds"] for row in rows)
+    commits = sorted({commit for row in rows for commit in row["commits"]})
+    about = report.provenance(seconds, commits=commits, seeds=table.seeds)
+    result = about | {
+        "rows": rows,
+        "steps": STEPS,
+        "batch": BATCH,
+        "line": LINE,
+        "time": {
+            **{
+                name: statistics.mean(each[name] for each in timed["step"])
+                for name in ("all", "between")
+            },
+            **{name: timed["summary"]["bytes"][name] for name in ("sent", "formula")},
+        },
+    }
+    local_steps_markdown.picture(result, table.out.with_suffix(".png"))
+    table_runs.write(result, local_steps_markdown.markdown(result), table.out)
+    return 0
+
+
+if __name__ == "__main__":
+    shared_flags.run(main)

@@ -1,0 +1,153 @@
+"""The table of local steps in Markdown, and loss against bytes as a picture."""
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nebula_jax.runtime import report
+
+WITHIN = 0.01
+"""The difference of loss that is allowed, relative."""
+FEWER = 400
+MOST_TIME = 1.02
+BYTES = 0.01
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record."""
+    rows = [_row(row) for row in record["rows"]]
+    header = [
+        *("exchange", "clusters", "H, P, τ", "held-out loss", "difference"),
+        *("bytes a token", "times fewer", "XNLI en dev"),
+    ]
+    return report.join(
+        report.heading(record, report.seeds(record)),
+        f"{record['steps']} steps of {record['batch']} rows in all, whatever the number"
+        " of clusters: the same batches in the same order. The loss is that on held-out"
+        " text, nats a masked token, mean of the languages and of the seeds;"
+        " differences are paired by seed, with their standard error.",
+        report.table(header, rows, "llllrrrl"),
+        report.targets(targets(record)),
+        _time(record),
+    )
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    losses, sizes = list(row["losses"].values()), row["bytes"]
+    is_alone = row["is_all_reduce"]
+    schedule = "1" if is_alone else f"{row['inner_steps']}, {row['fragments']}"
+    schedule += "" if is_alone else f", {row['delay']}"
+    return [
+        row["name"],
+        str(row["clusters"]),
+        schedule,
+        f"{statistics.mean(losses):.4f}",
+        _difference(row["difference"], row["reference"]),
+        "" if is_alone else f"{sizes['per_token']:,.2f}",
+        "" if is_alone else f"{sizes['fewer']:,.0f}",
+        _spread(row["xnli"]),
+    ]
+
+
+def _difference(found: Mapping[str, float] | None, reference: str) -> str:
+    if found is None:
+        return ""
+    beside = " of Muon's" if reference == "muon" else ""
+    return f"{found['mean']:+.2%} ± {found['standard_error']:.2%}{beside}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Formats accuracies: their mean and standard deviation."""
+    if not values:
+        return ""
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.1%} ± {spread:.1%}"
+
+
+def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what was to be reached, beside what was measured."""
+    rows = {row["key"]: row for row in record["rows"]}
+    found: list[dict[str, Any]] = []
+
+    def at_most(what: str, value: float, limit: float) -> None:
+        met = value <= limit
+        found.append({"what": what, "value": value, "at_most": limit, "met": met})
+
+    for key in ("streaming2", "streaming4", "sparse2", "sparse4"):
+        if key in rows and rows[key]["difference"]:
+            row = rows[key]
+            what = f"{row['name']}, {row['clusters']} clusters: loss over all-reduce's"
+            at_most(what, 1 + row["difference"]["mean"], 1 + WITHIN)
+    for key in ("streaming2", "sparse2"):
+        if key not in rows:
+            continue
+        sizes, name = rows[key]["bytes"], rows[key]["name"]
+        found.append(
+            {
+                "what": f"{name}, 2 clusters: times fewer bytes a token",
+                "value": sizes["fewer"],
+                "at_least": FEWER,
+                "met": sizes["fewer"] >= FEWER,
+            }
+        )
+    time = record["time"]
+    if time:
+        what = f"bytes over the formula's, as sent over {record['line']}"
+        at_most(what, time["sent"] / time["formula"], 1 + BYTES)
+        what = f"time of a step at {record['line']} over computing alone"
+        at_most(what, time["all"] / time["between"], MOST_TIME)
+    one, two = (
+        rows.get(key, {}).get("xnli", ()) for key in ("all_reduce", "streaming2")
+    )
+    if len(one) > 1 and len(two) > 1:
+        what = "XNLI English dev, streaming and all-reduce: difference, points"
+        spread = max(statistics.stdev(one), statistics.stdev(two))
+        apart = abs(statistics.mean(one) - statistics.mean(two))
+        at_most(what, 100 * apart, 100 * spread)
+    return found
+
+
+def _time(record: Mapping[str, Any]) -> str:
+    time = record["time"]
+    if not time:
+        return ""
+    return (
+        f"Two clusters over {record['line']}: {1000 * time['all']:.1f} ms a step,"
+        f" {1000 * time['between']:.1f} ms where no round is due."
+    )
+
+
+def picture(record: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws the loss on held-out text against the bytes that have crossed.
+
+    Args:
+      record: of the table; `curve` has the first seed's (step, loss).
+      path: of the PNG to write.
+    """
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    reference = next(row for row in record["rows"] if not row["is_all_reduce"])
+    for row in record["rows"]:
+        sizes = reference["bytes"] if row["is_all_reduce"] else row["bytes"]
+        rate = sizes["all_reduce_per_token" if row["is_all_reduce"] else "per_token"]
+        per_step = rate * sizes["tokens"] / record["steps"]
+        points = [(step * per_step, loss) for step, loss in row["curve"] if step]
+        label = (
+            row["name"]
+            if row["is_all_reduce"]
+            else (f"{row['name']}, {row['clusters']} clusters")
+        )
+        style = "--" if row["is_all_reduce"] else "-"
+        axes.plot(*zip(*points, strict=True), style, marker=".", label=label)
+    axes.set(
+        xscale="log",
+        xlabel="bytes that crossed between clusters (of an all-reduce: would have)",
+        ylabel="nats per masked token",
+        title="Loss on held-out text against bytes",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,177 @@
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nebula_jax.communication import arrivals, codecs
+from nebula_jax.communication import codec as codec_lib
+
+LEAST = np.float32(2.0**-119)
+encode = {block: jax.jit(codecs.e3m0(block).encode) for block in (4, 8, 256)}
+decode = {block: jax.jit(codecs.e3m0(block).decode) for block in (4, 8, 256)}
+
+
+def through(x, block=8):
+    payload, _ = encode[block](x, ())
+    return np.asarray(decode[block](payload, ())[0]), payload
+
+
+def by_hand(x, block):
+    """The oracle, in float64, where half of each step is exact: values and nibbles."""
+    flat = x.reshape(-1).astype(np.float64)
+    block = max(1, min(block, flat.size))
+    blocks = np.pad(flat, (0, -flat.size % block)).reshape(-1, block)
+    scale = np.abs(blocks).max(1, keepdims=True)
+    scale = np.where(scale < LEAST, 0, scale)
+    levels = np.concatenate([[0], 2.0 ** np.arange(-6, 1)])
+    middle = (levels[1:] + levels[:-1]) / 2
+    level = (np.abs(blocks)[..., None] >= middle * scale[..., None]).sum(-1)
+    level = np.where(scale > 0, level, 0)
+    value = np.copysign(levels[level] * scale, blocks).reshape(-1)[: flat.size]
+    nibble = np.where((level > 0) & (blocks < 0), level | 8, level)
+    scale = scale.reshape(-1).astype(np.float32)
+    return value.reshape(x.shape), nibble.reshape(-1)[: flat.size], scale
+
+
+def two_a_byte(nibbles):
+    low, high = np.pad(nibbles, (0, nibbles.size % 2)).reshape(2, -1)
+    return (low | (high << 4)).astype(np.uint8)
+
+
+def test_a_payload_is_these_bytes():
+    x = np.float32([8, -6, 3, 0.5, 0, -1, 1 / 64, 1 / 200])
+    got, payload = through(x, 4)
+    # 7 and 0, -7 and -7, 6 and 1, 3 and 0: halfway goes up in size, as -6 and 3 do.
+    assert np.ravel(payload.data).tolist() == [0x07, 0xFF, 0x16, 0x03]
+    assert np.asarray(payload.scale).tobytes() == bytes.fromhex("000000410000803f")
+    assert got.tolist() == [8, -8, 4, 0.5, 0, -1, 1 / 64, 0]
+
+
+@pytest.mark.parametrize("block", [4, 8, 256])
+@pytest.mark.parametrize(
+    "shape", [(6, 10), (2, 256), (3, 512), (7, 3), (1,), (), (0, 5), (0,)]
+)
+def test_it_is_rounding_to_the_nearest_power_by_hand(shape, block):
+    random = np.random.RandomState(0)
+    x = np.float32(random.randn(*shape) * 10.0 ** random.uniform(-4, 1, shape))
+    got, payload = through(x, block)
+    want, nibbles, scale = by_hand(x, block)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(payload.scale, scale)
+    np.testing.assert_array_equal(np.ravel(payload.data), two_a_byte(nibbles))
+    assert codec_lib.nbytes(payload) == -(-x.size // 2) + 4 * -(-x.size // block)
+
+
+SCALES = st.floats(2.0**-119, 2.0**127, width=32)
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(scale=SCALES)
+def test_it_rounds_right_beside_every_middle_for_every_scale(scale):
+    """One unit in the last place on either side, where products would be too coarse."""
+    scale = np.float32(scale)
+    middle = np.float64(scale) * np.append(0.75 * 2.0 ** np.arange(0, -6, -1), 2.0**-7)
+    near = middle.astype(np.float32)
+    below, above = (np.nextafter(near, np.float32(to)) for to in (0, np.inf))
+    x = np.concatenate([[scale], near, below, above, -near]).astype(np.float32)
+    got, payload = through(x, 256)
+    want, nibbles, _ = by_hand(x, 256)
+    np.testing.assert_array_equal(np.ravel(payload.data), two_a_byte(nibbles))
+    np.testing.assert_array_equal(got, want)
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(
+    hypothesis.extra.numpy.arrays(
+        np.float32, (21,), elements=st.floats(width=32, allow_nan=False)
+    )
+)
+def test_the_error_is_at_most_a_third_or_a_part_of_the_scale(x):
+    got, payload = through(x, 8)
+    scale = np.repeat(np.float64(payload.scale), 8)[:21]
+    bad = ~np.isfinite(scale)
+    assert np.isnan(got[bad]).all()
+    error = np.abs(got.astype(np.float64) - x)[~bad]
+    size, scale = np.abs(x.astype(np.float64))[~bad], scale[~bad]
+    bound = np.where(size >= scale / 64, size / 3, scale / 128)
+    assert (error <= np.where(scale > 0, bound, LEAST)).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_value_spoils_its_block_and_no_other(bad):
+    x = np.ones(24, np.float32)
+    x[9] = bad
+    got, payload = through(x, 8)
+    np.testing.assert_array_equal(np.isnan(got), np.arange(24) // 8 == 1)
+    arrivals.check_payload(jax.device_get(payload))
+
+
+def test_blocks_of_very_small_values_are_zeros_and_large_ones_are_kept():
+    below = np.nextafter(LEAST, np.float32(0))
+    x = np.repeat(np.float32([LEAST, below, 1e-40, 3.4e38]), 8)
+    x[::8] *= -1
+    got, payload = through(x, 8)
+    want = np.where((np.abs(x) == LEAST) | (np.abs(x) > 1), x, 0)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(payload.scale, np.float32([LEAST, 0, 0, 3.4e38]))
+    # The lowest level of the least scale is a normal number still.
+    x = np.float32([LEAST] + 7 * [LEAST * 2.0**-6])
+    np.testing.assert_array_equal(through(x, 8)[0], x)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_leaves_of_short_types_come_back_in_them_and_integers_as_they_are(dtype):
+    x = {
+        "short": np.random.RandomState(0).randn(5, 7).astype(dtype),
+        "number": np.arange(9, dtype=np.int32),
+    }
+    payload, _ = encode[8](x, ())
+    got, _ = decode[8](payload, ())
+    want, _, _ = by_hand(x["short"].astype(np.float32), 8)
+    assert got["short"].dtype == dtype
+    np.testing.assert_array_equal(got["short"], want.astype(dtype))
+    np.testing.assert_array_equal(payload["number"], x["number"])
+
+
+@pytest.mark.parametrize("scale", [-1.0, np.inf, 1e-40, 2.0**-120])
+def test_a_scale_that_no_encoder_makes_is_refused(scale):
+    payload = jax.device_get(encode[8](np.ones(16, np.float32), ())[0])
+    for good in (0.0, 2.0**-119, 3e38, np.nan):
+        arrivals.check_payload({"p": payload.replace(scale=np.float32([good, 1.0]))})
+    with pytest.raises(ValueError, match=r"^p: .* is no scale"):
+        arrivals.check_payload({"p": payload.replace(scale=np.float32([1.0, scale]))})
+
+
+def test_the_scales_may_be_encoded_too():
+    x = np.random.RandomState(0).randn(4, 256).astype(np.float32)
+    codec = codecs.from_string("e3m0|fp16").codec
+    payload, state = jax.jit(codec.encode)(x, codec.init(x))
+    arrivals.check_payload(jax.device_get(payload))
+    got, _ = jax.jit(codec.decode)(payload, state)
+    np.testing.assert_allclose(got, by_hand(x, 256)[0], rtol=2**-11)
+
+
+def test_a_decoder_has_the_same_bits_within_another_program():
+    """A product by a power of two is exact, so no sum after it can change its bits."""
+    x = np.random.RandomState(0).randn(3, 512).astype(np.float32)
+    payload, _ = encode[256](x, ())
+    alone = decode[256](payload, ())[0]
+
+    @jax.jit
+    def step(payload, anchor):
+        got = codecs.e3m0(256).decode(payload, ())[0]
+        return anchor - got, got
+
+    moved, within = step(payload, jnp.asarray(x))
+    np.testing.assert_array_equal(within, alone)
+    np.testing.assert_array_equal(moved, x - np.asarray(alone))
+
+
+@pytest.mark.parametrize("block", [0, -1, 2.0, True, "row"])
+def test_wrong_blocks_are_refused(block):
+    with pytest.raises(ValueError, match="block must be a positive integer"):
+        codecs.e3m0(block)

@@ -1,0 +1,18 @@
+"""What a peer has sent beside tensors: the latest of each kind."""
+
+from nebula_jax.communication.wire import frames, notices
+
+
+def test_the_latest_of_each_kind_is_kept():
+    found = notices.Notices()
+    kinds = (found.welcome, found.stop, found.step_done, found.has_ended)
+    assert kinds == (None, None, 0, False)
+    found.take(frames.Welcome(7, b"channels"))
+    assert (found.welcome, found.formats, found.step_done) == (7, b"channels", 7)
+    for step in (9, 8):  # a token never takes back an earlier one
+        found.take(frames.StepDone(step))
+        assert found.step_done == 9
+    found.take(frames.Stop(12))
+    assert (found.stop, found.has_ended) == (12, False)
+    found.take(frames.End())
+    assert found.has_ended

@@ -1,0 +1,60 @@
+"""The channels of a BERT run with a quorum: where it goes on."""
+
+import contextlib
+import types
+
+import configured
+import pytest
+import quorum_star
+from quorum_star import NAMES
+
+from experiments.bert import channels, config
+from nebula_jax import errors
+
+RUN = {"clusters": 3, "hub": 0, "quorum": 2, "checkpoint_every": 10, "inner_steps": 4}
+
+
+@pytest.fixture
+def star():
+    with contextlib.ExitStack() as stack:
+        yield lambda **given: quorum_star.Star(stack, **given)
+
+
+def begun(star, number, saved):
+    """Returns where a cluster of the star goes on."""
+    run = configured.run(config, **RUN)
+    leaves = star[0].end._leaves.items()
+    others = types.SimpleNamespace(
+        links={name: leaf.link for name, leaf in leaves},
+    )
+    return channels.begin(run, others, star[number].end, saved)
+
+
+@pytest.mark.parametrize("saved", [(5, 9, 13), (5, 9), (9,)])
+def test_a_run_goes_on_after_the_newest_step_of_its_hub(star, saved, monkeypatch):
+    """A leaf may have newer ones: they are of a time that is given up."""
+    star = star(is_begun=False, saved=dict.fromkeys(NAMES[1:], saved))
+    assert begun(star, 0, (5, 9)) == 9
+    assert begun(star, 1, saved) == 9
+
+
+def test_a_leaf_without_the_hubs_step_goes_on_from_its_own_and_the_state(star):
+    star = star(is_begun=False, saved={NAMES[1]: (9,), NAMES[2]: (5, 13)})
+    assert begun(star, 0, (5, 9)) == 9
+    star[0].step = 9
+    star[0].to(10)  # the first look for those that need the state
+    assert begun(star, 2, (5, 13)) == 5
+    star[2].to(10)
+    assert star[2].end.described["from_state"] == 1
+
+
+def test_a_hub_without_checkpoints_does_not_throw_away_a_long_run(star):
+    star = star(is_begun=False, saved={NAMES[1]: (10, 20), NAMES[2]: ()})
+    with pytest.raises(errors.NebulaError, match="no step is saved in all clusters"):
+        begun(star, 0, ())
+
+
+def test_a_run_that_was_hardly_begun_begins_again(star):
+    star = star(is_begun=False, saved={NAMES[1]: (10,), NAMES[2]: ()})
+    assert begun(star, 0, ()) == 0
+    assert begun(star, 1, (10,)) == 0

@@ -1,0 +1,151 @@
+"""The model that a BERT run begins with, and the folder that it leaves."""
+
+import configured
+import jax
+import numpy as np
+import pytest
+import tiny_hot_start
+import tiny_runs
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments.bert import config, export, models
+from nebula_jax import errors
+from nebula_jax.data import tokenizers
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import pretrained
+from nebula_jax.training import bert
+from scripts import train_vocabulary
+
+
+@pytest.fixture(scope="module")
+def hot(tmp_path_factory):
+    """A checkpoint, and the vocabulary of a run that begins with it."""
+    folder = tmp_path_factory.mktemp("hot")
+    checkpoint = tiny_hot_start.write_model(folder / "before", has_pooler=True)
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(
+        hot_start=str(checkpoint),
+        data_dir=str(tiny_runs.write_text(folder / "text")),
+        languages=["en de sw"],
+        out=str(folder / "vocabulary"),
+    ):
+        assert train_vocabulary.main() == 0
+    return checkpoint, vocabularies.load(folder / "vocabulary")
+
+
+def run_of(hot, **given):
+    common = {"hot_start": hot[0], "max_length": tiny_hot_start.LENGTH}
+    return configured.run(config, **common | given)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_it_begins_with_the_encoder_or_its_first_layers(hot, layers):
+    run = run_of(hot, layers=layers, attention="fused", dropout=0.2, dtype="bfloat16")
+    made = models.load(run, hot[1])
+    whole = pretrained.load(hot[0])
+    wanted = layers or whole.config.layers
+    shape = made.config.encoder
+    assert (shape.layers, shape.vocab_size) == (wanted, hot[1].size)
+    assert shape.max_length == tiny_hot_start.LENGTH
+    assert (shape.attention, shape.dropout, shape.dtype) == ("fused", 0.2, "bfloat16")
+    assert set(made.encoder) == {"embeddings", "encoder"}
+    assert set(made.encoder["encoder"]) == {f"layer_{n}" for n in range(wanted)}
+    rows = np.searchsorted(tokenizers.load(hot[0]).old_ids, hot[1].rows)
+    np.testing.assert_array_equal(
+        made.encoder["embeddings"]["word_embeddings"]["embedding"],
+        whole.params["embeddings"]["word_embeddings"]["embedding"][rows],
+    )
+    assert models.describe(run, made)["encoder"] == {"layers": wanted, "width": 16}
+
+
+def test_from_scratch_it_has_the_size_and_no_parameters(hot):
+    words = hot[1]._replace(rows=None)
+    run = configured.run(config, model_size="nano", layers=4, max_length=8)
+    made = models.load(run, words)
+    assert made.encoder is None
+    shape = made.config.encoder
+    assert (shape.layers, shape.width) == (4, 64)
+    assert (shape.vocab_size, shape.max_length) == (words.size, 8)
+
+
+def test_fragments_divide_the_layers(hot):
+    words = hot[1]._replace(rows=None)
+    for size, fragments in (("mini", 4), ("mini", 2), ("base", 6)):
+        models.load(configured.run(config, model_size=size, fragments=fragments), words)
+    run = configured.run(config, model_size="base", fragments=5)
+    with pytest.raises(errors.SettingsError, match=r"the 12 layers.*; 4 does"):
+        models.load(run, words)
+    with pytest.raises(errors.SettingsError, match=r"the 1 layers.*; 1 does"):
+        models.load(run_of(hot, layers=1, fragments=2), hot[1])
+
+
+def test_a_vocabulary_belongs_to_its_encoder(hot):
+    with pytest.raises(errors.SettingsError, match="name the model with"):
+        models.load(configured.run(config), hot[1])
+    with pytest.raises(errors.SettingsError, match="is not the tokenizer of"):
+        models.load(run_of(hot), hot[1]._replace(rows=None))
+
+
+def trained(made):
+    """All parameters of a model, each of them changed."""
+    state, frozen = bert.init(made.config, 0, made.encoder)
+    assert not jax.tree.leaves(frozen)
+    return jax.tree.map(lambda leaf: np.asarray(leaf) + 1, state.params)
+
+
+def test_it_leaves_a_checkpoint_of_all_pieces(hot, tmp_path):
+    run = run_of(hot)
+    made = models.load(run, hot[1])
+    params = trained(made)
+    assert export.write(tmp_path / "left", run, made, hot[1], params)
+    before, left = pretrained.load(hot[0]), pretrained.load(tmp_path / "left")
+    assert left.config == before.config
+    digests = {tokenizers.load(each).digest for each in (hot[0], tmp_path / "left")}
+    assert len(digests) == 1
+    table, old = (
+        each.params["embeddings"]["word_embeddings"]["embedding"]
+        for each in (left, before)
+    )
+    rows = np.searchsorted(tokenizers.load(hot[0]).old_ids, hot[1].rows)
+    wanted = np.array(old)
+    wanted[rows] += 1
+    assert 5 < len(rows) < len(old)
+    np.testing.assert_array_equal(table, wanted)
+    for part, wanted in (("encoder", params), ("pooler", before.params)):
+        jax.tree.map(np.testing.assert_array_equal, left.params[part], wanted[part])
+
+
+def test_its_first_layers_have_no_pooler(hot, tmp_path):
+    run = run_of(hot, layers=1)
+    made = models.load(run, hot[1])
+    assert export.write(tmp_path / "left", run, made, hot[1], made.encoder)
+    left = pretrained.load(tmp_path / "left")
+    assert left.config.layers == 1
+    assert "pooler" not in left.params
+
+
+def test_from_scratch_it_leaves_its_vocabulary_too(tmp_path):
+    lines = [f"the house has {n} doors" for n in range(200)]
+    vocabularies.train(lines, 60, tmp_path / "v.model")
+    vocabulary = vocabularies.load(tmp_path / "v.model")
+    run = configured.run(config, model_size="nano", max_length=8)
+    made = models.load(run, vocabulary)
+    params = trained(made)
+    assert export.write(tmp_path / "left", run, made, vocabulary, params)
+    left, words = pretrained.load_with_tokenizer(tmp_path / "left", 8)
+    assert words.encode("the house has 3 doors") == vocabulary.encode(
+        "the house has 3 doors"
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, left.params["encoder"], params["encoder"]
+    )
+
+
+@pytest.mark.parametrize("trains", ["adapters", "adapters_and_head"])
+def test_adapters_leave_no_encoder(hot, tmp_path, capsys, trains):
+    run = run_of(hot, trains=trains)
+    made = models.load(run, hot[1])
+    assert not export.write(tmp_path / "left", run, made, hot[1], made.encoder)
+    assert not (tmp_path / "left").exists()
+    assert f"--trains={trains}: no encoder is exported" in capsys.readouterr().err

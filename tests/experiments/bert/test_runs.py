@@ -1,0 +1,187 @@
+"""BERT from end to end: what several clusters compute is what one process computes."""
+
+import json
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs
+
+from nebula_jax.models import pretrained
+from nebula_jax.training import local_steps, metrics
+
+STEPS, EVERY = 26, 6
+SAVED = [7, 13, 19, 25, STEPS]  # a checkpoint waits for the round that is under way
+CLUSTERS = ("cluster-0", "cluster-1")
+
+
+@pytest.fixture(scope="module")
+def whole(runs):
+    """A run in one process, which was never stopped."""
+    status, output = runs.run(
+        cluster="whole", steps=STEPS, checkpoint_every=EVERY, workdir="whole"
+    )
+    assert status == 0, output
+    return runs.folder / "whole"
+
+
+def assert_same_states(runs, workdir, step=STEPS, clusters=CLUSTERS, other="whole"):
+    """Asserts that two runs have saved the same, bit for bit."""
+    for cluster in clusters:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state(workdir, cluster, step),
+            runs.state(other, cluster, step),
+        )
+
+
+def test_a_killed_cluster_changes_no_number(runs, whole):
+    """Two processes over an encrypted line; one is killed, and all start again."""
+    process, family = runs.start_and_wait(
+        *("split", SAVED[0], CLUSTERS),
+        **{"steps": STEPS, "checkpoint_every": EVERY, "restart": 1},
+    )
+    family["cluster:1"].kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "cluster:1 was killed by SIGKILL; all clusters start again" in output
+    assert "going on after step" in output
+    assert_same_states(runs, "split")
+    summary = json.loads((runs.folder / "split" / "summary.json").read_text())
+    assert summary["restarts"]
+    # The bytes that crossed are those of the formula, but for the heads of frames.
+    sizes = summary["bytes"]
+    assert 1 <= sizes["sent"] / sizes["formula"] < 1.02
+    assert (runs.folder / "split" / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_clusters_end_with_the_same_parameters(runs, whole):
+    one, two = (runs.state("whole", cluster, STEPS) for cluster in CLUSTERS)
+    jax.tree.map(
+        np.testing.assert_array_equal, one["state"]["params"], two["state"]["params"]
+    )
+    anchors = {}
+    for each in one["outers"]:
+        anchors |= each["anchor"]
+    (params,) = local_steps.split(one["state"]["params"], 1)
+    jax.tree.map(np.testing.assert_array_equal, params, anchors)
+    # Their own optimizers went their own ways.
+    moments = [
+        np.concatenate(
+            [np.ravel(leaf) for leaf in jax.tree.leaves(each["state"]["opt_state"])]
+        )
+        for each in (one, two)
+    ]
+    assert not np.array_equal(*moments)
+
+
+def test_a_run_leaves_an_encoder_and_its_figures(runs, whole):
+    folder = whole / "whole" / "encoder"
+    model = pretrained.load(folder)
+    trained = runs.state("whole", "cluster-0", STEPS)["state"]["params"]
+    np.testing.assert_array_equal(
+        model.params["embeddings"]["word_embeddings"]["embedding"],
+        trained["embeddings"]["word_embeddings"]["embedding"],
+    )
+    records = [
+        each for each in metrics.read(whole / "whole") if "held_out_mlm_loss" in each
+    ]
+    assert [each["step"] for each in records] == [0, 20, STEPS]
+    assert set(records[0]["held_out_mlm_loss"]) == {"en", "de"}
+    first, last = (sum(each["held_out_mlm_loss"].values()) for each in records[::2])
+    assert last < first
+
+
+@pytest.mark.slow
+def test_a_run_moves_from_one_process_to_several(runs, whole):
+    shutil.copytree(runs.folder / "whole", runs.folder / "moved")
+    for cluster in CLUSTERS:
+        shutil.rmtree(runs.folder / "moved" / cluster / "checkpoints" / f"{STEPS:08d}")
+    status, output = runs.run(steps=STEPS, checkpoint_every=EVERY, workdir="moved")
+    assert status == 0, output
+    assert f"going on after step {SAVED[-2]}" in output
+    assert_same_states(runs, "moved")
+
+
+@pytest.mark.slow
+def test_a_stopped_run_saves_one_step_everywhere_and_goes_on(runs, whole):
+    process, family = runs.start_and_wait(
+        "stopped", SAVED[0], CLUSTERS, steps=STEPS, checkpoint_every=EVERY
+    )
+    family["cluster:1"].terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    tiny_runs.assert_all_gone(family)
+    newest = {
+        max((runs.folder / "stopped" / each / "checkpoints").glob("[0-9]" * 8)).name
+        for each in CLUSTERS
+    }
+    assert len(newest) == 1
+    status, output = runs.run(steps=STEPS, checkpoint_every=EVERY, workdir="stopped")
+    assert status == 0, output
+    assert_same_states(runs, "stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hub", ["", "1"])
+def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
+    """Sparse local steps, unequal batches, weights by tokens; with a hub or without."""
+    flags = {
+        **{"clusters": 3, "batch_sizes": "4,8,4", "delta_weights": "tokens"},
+        **{"sync": "sparse", "delta_codec": "error_feedback(sparse_loco(8, 64), 0.9)"},
+        **{"steps": 13, "checkpoint_every": 13},
+    }
+    names = [f"cluster-{k}" for k in range(3)]
+    status, output = runs.run(cluster="whole", workdir=f"three{hub}", **flags)
+    assert status == 0, output
+    status, output = (
+        runs.run(
+            workdir=f"mesh{hub}",
+            hub=hub,
+            wan="2mbit,5ms,cut=1s@2s",
+            peer_timeout=0.6,
+            **flags,
+        )
+        if not hub
+        else runs.run(workdir=f"mesh{hub}", hub=hub, **flags)
+    )
+    assert status == 0, output
+    for cluster in names:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            runs.state(f"mesh{hub}", cluster, 13),
+            runs.state(f"three{hub}", cluster, 13),
+        )
+
+
+@pytest.mark.slow
+def test_processes_of_a_cluster_come_to_the_parameters_of_one(runs):
+    """One cluster of two processes, which add up gradients at every step."""
+    flags = {
+        **{"clusters": 1, "sync": "allreduce", "inner_steps": 100, "fragments": 1},
+        **{"delay": 0, "steps": 10, "checkpoint_every": 10, "dropout": 0.0},
+    }
+    status, output = runs.run(workdir="one", **flags)
+    assert status == 0, output
+    status, output = runs.run(
+        workdir="two", processes_per_cluster=2, **flags, devices_per_cluster=2
+    )
+    assert status == 0, output
+    one, two = (
+        runs.state(each, "cluster-0", 10)["state"]["params"] for each in ("one", "two")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, two)
+
+
+@pytest.mark.slow
+def test_a_run_ends_by_the_clock(runs):
+    status, output = runs.run(
+        cluster="whole", total_time="20s", workdir="clock", checkpoint_every=1000
+    )
+    assert status == 0, output
+    records = metrics.read(runs.folder / "clock" / "whole")
+    summary = json.loads((runs.folder / "clock" / "whole" / "summary.json").read_text())
+    assert records[-1]["step"] == summary["last_step"]
+    assert summary["seconds"] < 21

@@ -1,0 +1,30 @@
+"""The time of a BERT run: rounds whose times come together."""
+
+from experiments.bert import timing
+from nebula_jax.parallel import rounds
+
+
+def head(step, milliseconds):
+    return rounds.Head(step, 0, 0, 0, milliseconds)
+
+
+def test_rounds_that_are_applied_at_once_count_one_after_the_other():
+    """As in a cluster that was late for the first: its clock is that of the others."""
+    heads = [[head(10, 900), head(10, 1000)], [head(20, 1500)], [head(30, 3000)]]
+    one, two = timing.Timer(60.0), timing.Timer(60.0)
+    for each in heads:
+        one.agree(each)
+    two.agree([*heads[0], *heads[1], *heads[2]])
+    clock = one.position["clock"]
+    assert two.position["clock"] == clock
+    assert (clock["agreed_step"], clock["per_step_ms"]) == (30, 150.0)
+    two.agree([])
+    assert two.position["clock"] == clock
+
+
+def test_two_rounds_are_enough_to_follow_the_clock():
+    one, two = timing.Timer(60.0), timing.Timer(60.0)
+    for each in (head(10, 1000), head(20, 1500), head(30, 3000)):
+        one.agree([each])
+    two.agree([head(20, 1500), head(30, 3000)])
+    assert two.position["clock"] == one.position["clock"]

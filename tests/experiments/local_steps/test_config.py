@@ -1,0 +1,112 @@
+"""The settings of local steps: what each mode is made of, and what cannot be."""
+
+import configured
+import pytest
+
+from experiments.bert import config as bert_config
+from experiments.local_steps import config
+from nebula_jax import errors
+from nebula_jax.training import local_steps
+
+CLUSTERS = ["cluster:0", "cluster:1"]
+
+
+def settings(**given):
+    """The settings of a run that has such flags."""
+    return configured.run(bert_config, **given).agreed
+
+
+def test_streaming_is_the_papers_outer_step():
+    """2501.18512: Nesterov with 0.7 and 0.9, alpha 0.5, 4-bit floats."""
+    made = settings(inner_steps=30, fragments=3, delay=2)
+    assert made.local_steps() == local_steps.Config(
+        30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None, average="clusters"
+    )
+    assert made.codec() == "e3m0(256)"
+    assert made.local_steps().outer_momentum == 0.9
+    assert settings(inner_steps=23).local_steps().outer_momentum == 0
+    assert settings(inner_steps=23, outer_momentum=0.8).local_steps().momentum == 0.8
+    assert settings(inner_steps=30, outer_momentum=0).local_steps().momentum == 0
+
+
+def test_sparse_takes_off_what_was_sent_and_begins_at_the_anchor():
+    """2508.15706: the residual is the momentum, and the outer rate is 1."""
+    made = settings(sync="sparse", inner_steps=30, sparse_average="senders")
+    found = made.local_steps()
+    assert (found.learning_rate, found.outer_momentum, found.mixing) == (1, 0, 0)
+    assert found.average == "senders"
+    assert made.codec() == "error_feedback(sparse_loco(64, 4096), 0.95)"
+
+
+def test_a_codec_may_be_any_and_be_compressed_on_the_host():
+    assert settings(delta_codec="fp16|zstd(3)").compression().zstd == 3
+    assert settings(clusters=1, sync="allreduce").codec() == ""
+    for sync in ("streaming", "sparse"):
+        assert settings(sync=sync).compression().zstd is None
+
+
+def test_the_defaults_can_be():
+    config.check(settings(), CLUSTERS)
+    config.check(settings(sync="sparse"), CLUSTERS)
+    config.check(settings(sync="allreduce"), CLUSTERS[:1])
+    config.check(settings(hub="1", quorum=1, grace=0.5), CLUSTERS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sync": "allreduce"}, "--sync=allreduce is for one cluster, and there are 2"),
+        ({"delay": 100}, r"--delay must be below the 100 steps .* not 100"),
+        (
+            {"inner_steps": 10, "fragments": 3, "delay": 3},
+            "--delay must be below the 3",
+        ),
+        ({"inner_steps": 2, "fragments": 3}, "--fragments must be from 1 to"),
+        ({"mixing": 1.0}, r"--mixing must be in \[0, 1\), not 1.0"),
+        ({"outer_momentum": -0.5}, r"--outer_momentum must be in \[0, 1\), not -0.5"),
+        ({"outer_learning_rate": 0.0}, "--outer_learning_rate must be above 0"),
+        ({"delta_codec": "e3m1"}, "unknown codec e3m1"),
+        ({"delta_codec": "pack_tokens|int8(64)"}, "chooses among codecs"),
+        ({"hub": "2"}, "--hub=cluster:2: there is no such cluster"),
+        ({"hub": "berlin"}, "--hub=berlin: there is no such cluster"),
+        ({"quorum": 1}, "--quorum=1 needs --hub"),
+        ({"quorum": 3, "hub": "0"}, "--quorum=3: there are 2 clusters"),
+        ({"grace": 1.0, "hub": "0"}, "--grace=1.0 is for rounds of --quorum clusters"),
+        (
+            {"sparse_average": "senders"},
+            "--sparse_average=senders is for --sync=sparse, not for --sync=streaming",
+        ),
+        (
+            {"sync": "sparse", "outer_momentum": 0.9},
+            "--outer_momentum=0.9 is for --sync=streaming, not for --sync=sparse",
+        ),
+        ({"sync": "sparse", "mixing": 0.1}, "--mixing=0.1 is for --sync=streaming"),
+    ],
+)
+def test_what_cannot_be_is_named_with_what_would_do(given, message):
+    with pytest.raises(errors.NebulaError, match=message):
+        config.check(settings(**given), CLUSTERS)
+
+
+def test_one_flagfile_serves_allreduce_too():
+    """With one flag between them: what is of local steps alone is not used."""
+    other = {
+        "inner_steps": 7, "fragments": 2, "delay": 1, "delta_codec": "fp16",
+        "delta_weights": "tokens", "mixing": 0.1, "outer_momentum": 0.0,
+        "sparse_average": "senders",
+    }  # fmt: skip
+    config.check(settings(sync="allreduce", clusters=1, **other), CLUSTERS[:1])
+
+
+def test_one_cluster_has_nobody_to_meet():
+    with pytest.raises(errors.SettingsError, match="is for several clusters"):
+        config.check(settings(), CLUSTERS[:1])
+
+
+def test_a_quorum_is_for_clusters_of_one_process():
+    for given in ({"hub": "0"}, {"sync": "allreduce", "clusters": 1}):
+        config.check_processes(settings(**given), is_one=False)
+    with_quorum = settings(hub="0", quorum=2)
+    config.check_processes(with_quorum, is_one=True)
+    with pytest.raises(errors.SettingsError, match="--quorum=2 is for clusters of one"):
+        config.check_processes(with_quorum, is_one=False)

@@ -1,0 +1,95 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from nebula_jax.models import adapters, electra, mask_slots, masked_lm, transformer
+
+CONFIG = transformer.Config(
+    vocab_size=50, layers=2, width=16, heads=2, feed_forward=32, max_length=12
+)
+B, L = 3, CONFIG.max_length
+IDS = np.random.RandomState(0).randint(5, 50, (B, L)).astype(np.int32)
+MASK = np.arange(L)[None] < np.array([[12], [9], [5]])
+PLACES = np.array([[1, 4, 8], [0, 3, L], [2, L, L]], np.int32)
+
+
+def init(model, *inputs):
+    return jax.jit(lambda: model.init(jax.random.key(0), *inputs)["params"])()
+
+
+def apply(model, params, *inputs, **named):
+    return jax.jit(lambda: model.apply({"params": params}, *inputs, **named))()
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return init(electra.Generator(CONFIG), IDS, MASK, PLACES)
+
+
+def test_it_is_electras_generator(generator):
+    """Parameters too: what one has trained, the other reads."""
+    model = masked_lm.MaskedLM(CONFIG)
+    fresh = init(model, IDS, MASK, PLACES)
+    jax.tree.map(np.testing.assert_array_equal, fresh, generator)
+    want = apply(electra.Generator(CONFIG), generator, IDS, MASK, PLACES)
+    got = apply(model, generator, IDS, MASK, PLACES)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_logits_everywhere_are_those_at_masked_tokens_and_more(generator):
+    model = masked_lm.MaskedLM(CONFIG)
+    everywhere = apply(model, generator, IDS, MASK)
+    assert everywhere.shape == (B, L, 50)
+    there = apply(model, generator, IDS, MASK, PLACES)
+    filled = PLACES < L
+    found = np.asarray(mask_slots.gather(everywhere, PLACES))
+    # A product of another shape, in another order.
+    np.testing.assert_allclose(found[filled], np.asarray(there)[filled], atol=1e-5)
+
+
+def test_new_adapters_change_nothing(generator):
+    model = masked_lm.MaskedLM(CONFIG, adapter_dim=4)
+    params = init(model, IDS, MASK, PLACES)
+    assert params.keys() - generator.keys() == {"adapter_0", "adapter_1"}
+    want = apply(masked_lm.MaskedLM(CONFIG), generator, IDS, MASK, PLACES)
+    got = apply(model, params | generator, IDS, MASK, PLACES)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_an_adapter_stands_after_each_layer(generator):
+    """By hand: embeddings, then block and adapter in turn, then the head."""
+    model = masked_lm.MaskedLM(CONFIG, adapter_dim=4)
+    random = np.random.RandomState(1)
+    params = init(model, IDS, MASK) | generator
+    for layer in range(CONFIG.layers):
+        kernel = random.randn(4, 16).astype(np.float32)
+        params[f"adapter_{layer}"]["up"]["kernel"] = kernel
+    embeddings = transformer.Embeddings(CONFIG)
+    hidden = apply(embeddings, params["embeddings"], IDS, True)
+    for layer in range(CONFIG.layers):
+        block = params["encoder"][f"layer_{layer}"]
+        hidden = apply(transformer.Block(CONFIG), block, hidden, MASK, True)
+        adapter = adapters.EncoderAdapter(CONFIG, 4, 0.0)
+        hidden = apply(adapter, params[f"adapter_{layer}"], hidden)
+    rest = masked_lm.MaskedLM(dataclasses.replace(CONFIG, layers=0)).bind(
+        {"params": generator}
+    )
+    want = rest.mlm_head(hidden, rest.embeddings.table)
+    got = apply(model, params, IDS, MASK)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["einsum", "fused"])
+def test_sequences_of_a_row_are_as_if_apart(generator, kind):
+    """With attention within each, and positions of its own."""
+    model = masked_lm.MaskedLM(dataclasses.replace(CONFIG, attention=kind))
+    joined = np.concatenate([IDS[1, :7], IDS[2, :5]])[None]
+    sequence = np.array([[0] * 7 + [1] * 5])
+    positions = np.array([[*range(7), *range(5)]], np.int32)
+    within = sequence[:, :, None] == sequence[:, None, :]
+    got = apply(model, generator, joined, within, positions=positions)[0]
+    for ids, own in ((IDS[1:2, :7], got[:7]), (IDS[2:3, :5], got[7:])):
+        want = apply(model, generator, ids, np.ones_like(ids, bool))[0]
+        np.testing.assert_allclose(own, want, atol=1e-5)

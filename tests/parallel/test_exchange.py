@@ -1,0 +1,95 @@
+"""The exchange of messages among clusters: all to all, and through a hub."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import loopback
+from nebula_jax.parallel import exchange
+
+SPECS = [
+    {"x": jax.ShapeDtypeStruct((3,), np.float32)},
+    {"y": jax.ShapeDtypeStruct((2, 2), np.float32)},
+]
+
+
+def exchanges(count: int, hub: str = "") -> dict[str, exchange.Exchange]:
+    """Returns every cluster's end, over loopbacks."""
+    names = [f"cluster:{k}" for k in range(count)]
+    links: dict[str, dict[str, loopback.End]] = {name: {} for name in names}
+    for one, two in itertools.combinations(names, 2):
+        if not hub or hub in (one, two):
+            links[one][two], links[two][one] = loopback.ends()
+    return {
+        name: exchange.Exchange(
+            *(names, name, links[name], SPECS, codec_lib.identity()), hub=hub
+        )
+        for name in names
+    }
+
+
+def message(cluster: int, step: int, fragment: int):
+    spec = SPECS[fragment]
+    return {
+        name: np.full(leaf.shape, 100 * cluster + step, leaf.dtype)
+        for name, leaf in spec.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "hub"),
+    [(2, ""), (3, ""), (5, ""), (2, "cluster:0"), (4, "cluster:0"), (4, "cluster:2")],
+)
+def test_every_cluster_gets_the_message_of_every_other(count, hub):
+    ends = exchanges(count, hub)
+    for step, fragment in [(5, 1), (10, 0), (15, 1)]:
+        own = [message(k, step, fragment) for k in range(count)]
+        for each, payload in zip(ends.values(), own, strict=True):
+            each.send(step, fragment, payload)
+        order = sorted(ends, key=lambda name: name != hub)  # in one thread, it is first
+        for name in order:
+            ends[name].poll(step, fragment)
+            payload = own[list(ends).index(name)]
+            received = ends[name].receive(step, fragment, payload)
+            for got, sent in zip(received, own, strict=True):
+                jax.tree.map(np.testing.assert_array_equal, got, sent)
+
+
+def test_a_poll_takes_what_has_arrived_and_waits_for_nothing():
+    ends = exchanges(3)
+    one, two, three = ends.values()
+    one.poll(4, 0)  # nobody has sent
+    two.send(4, 0, message(1, 4, 0))
+    one.poll(4, 0)
+    with pytest.raises(
+        errors.NebulaError, match="nobody has sent delta 0 of cluster:2"
+    ):
+        one.receive(4, 0, message(0, 4, 0))
+    three.send(4, 0, message(2, 4, 0))
+    received = one.receive(4, 0, message(0, 4, 0))
+    assert [float(each["x"][0]) for each in received] == [4.0, 104.0, 204.0]
+
+
+def test_a_hub_passes_on_what_it_has_polled():
+    ends = exchanges(3, hub="cluster:0")
+    hub, two, three = ends.values()
+    two.send(4, 1, message(1, 4, 1))
+    with pytest.raises(errors.NebulaError, match="nobody has sent"):
+        three.receive(4, 1, message(2, 4, 1))
+    hub.poll(4, 1)
+    hub.send(4, 1, message(0, 4, 1))
+    received = three.receive(4, 1, message(2, 4, 1))
+    assert [float(each["y"][0, 0]) for each in received] == [4.0, 104.0, 204.0]
+
+
+def test_a_message_of_another_round_is_an_error():
+    one, two = exchanges(2).values()
+    two.send(4, 0, message(1, 4, 0))
+    with pytest.raises(
+        errors.NebulaError, match=r"delta 0 of cluster:1 for step 4.*expected step 8"
+    ):
+        one.receive(8, 0, message(0, 8, 0))

@@ -1,0 +1,207 @@
+"""A leaf of rounds with a quorum: late, slow, anew, or left out."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+import quorum_star
+from quorum_star import CONFIG, NAMES
+from two_labs import wait_until
+
+from nebula_jax import errors
+from nebula_jax.communication.wire import inbox, send_window, session
+from nebula_jax.parallel import quorum
+from nebula_jax.training import local_steps
+
+
+@pytest.fixture
+def star():
+    with contextlib.ExitStack() as stack:
+        yield lambda **given: quorum_star.Star(stack, **given)
+
+
+def assert_same(one, two):
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def assert_alike(*clusters):
+    """Asserts that clusters have the same anchors, bit for bit."""
+    assert len({tuple(each.digests()) for each in clusters}) == 1
+
+
+def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
+    star = star()
+    star.together(3, (0, 1))  # the round of step 2: cluster 2 stands still
+    anchor = local_steps.split(quorum_star.params(), 2)[1]
+    deltas = []
+    for number in (0, 1):
+        own = quorum_star.params()
+        for step in (1, 2):
+            own = quorum_star.inner_step(own, NAMES[number], step)
+        part = local_steps.split(own, 2)[1]
+        deltas.append(local_steps.outer_gradient(anchor, part))
+    begun = local_steps.begin(CONFIG, anchor)
+    expected = local_steps.outer_step(CONFIG, begun, deltas, [0.5, 0.5], True)
+    assert_same(star[0].member.outers[1].anchor, expected.anchor)
+    assert star[0].end.described["without"] == {NAMES[2]: 1}
+
+    late = star[2]
+    star.arrive(2)
+    late.to(1)
+    assert late.step == 3  # where the hub applied the round
+    assert len(late.heads) == 2
+    assert_alike(*star.clusters.values())
+    own = quorum_star.inner_step(quorum_star.params(), NAMES[2], 1)
+    mixed = local_steps.mix(CONFIG, local_steps.split(own, 2)[1], expected.anchor)
+    assert_same(local_steps.split(late.params, 2)[1], mixed)
+    assert_same(local_steps.split(late.params, 2)[0], local_steps.split(own, 2)[0])
+    star.together(9)  # now it is in time
+    assert star[0].end.described["without"] == {NAMES[2]: 1}
+    assert late.end.described["missed"] == 1
+    assert_alike(*star.clusters.values())
+    assert star.log == ["the round of step 2 goes on without cluster:2"]
+
+
+def test_a_leaf_that_is_rounds_behind_skips_them_all_at_once(star):
+    star = star()
+    star.together(9, (0, 1))
+    late = star[2]
+    wait_until(lambda: late.end._receive() and len(late.end._log) == 4)
+    late.to(1)
+    assert late.step == 9
+    assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6, 8, 8]
+    assert_alike(*star.clusters.values())
+
+
+def test_a_leaf_that_has_sent_in_time_and_is_then_slow_skips_the_rest(star):
+    """It applies the round that it is in, and the one that went on without it."""
+    star = star()
+    star.together(2)
+    star.have_arrived(2, 1, 3)
+    star.together(5, (0, 1))
+    late = star[2]
+    wait_until(lambda: late.end._receive() and len(late.end._log) == 2)
+    late.step = 2
+    late.to(3)
+    assert late.step == 5
+    assert late.end.described["missed"] == 1
+    assert [head.step for head in late.heads] == [2, 2, 2, 4, 4]
+    star.together(7)
+    assert_alike(*star.clusters.values())
+
+
+def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
+    star = star()
+    star.together(5)
+    leaf = star.start_anew(2)
+    star[0].to(6)
+    assert leaf.begin(5.0) == 5
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.to(1)
+    assert anew.step == 5
+    for part, outer in zip(
+        local_steps.split(anew.params, 2), star[0].member.outers, strict=True
+    ):
+        assert_same(part, outer.anchor)
+    assert leaf._member.position == star[0].member.position | {"tokens": [0, 0]}
+
+
+def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch):
+    monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(inbox, "MAX_BYTES", 1)
+    star = star()
+    star.together(25, (0, 1))
+    star.finish((0, 1))
+    closing = star._pool.submit(star[0].end._leaves[NAMES[2]].link.close)
+    late = star[2]
+    wait_until(lambda: not late.end._receive())
+    with pytest.raises(quorum.LeftOut, match="has ended without cluster:2, which was"):
+        late.to(100)
+    # As soon as it has read all, not when it needs more.
+    assert CONFIG.applied_after(late.step) is None
+    star.links[NAMES[2]].close()
+    closing.result(5.0)
+
+
+def test_a_request_to_stop_is_seen_by_a_leaf_that_is_late(star):
+    star = star()
+    star.together(3, (0, 1), now=lambda: (700, True))
+    star.arrive(2)
+    star[2].to(1)
+    assert all(head.is_stopping for head in star[2].heads)
+    assert {head.step for head in star[2].heads} == {2}
+
+
+def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
+    star = star()
+    for last, milliseconds in ((3, 70), (5, 90), (7, 110)):
+        star.together(last, (0, 1), now=lambda ms=milliseconds: (ms, False))
+    leaf = star.start_anew(2)
+    star[0].to(8)
+    leaf.begin(5.0)
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.to(1)
+    assert [head[::4] for head in anew.heads] == [(4, 90), (6, 110)]
+
+
+def test_a_verdict_of_another_version_is_refused(star):
+    star = star()
+    star.together(3, (0, 1))
+    star[2].member._fragments[1].version = 4
+    star.arrive(2)
+    with pytest.raises(
+        errors.NebulaError,
+        match="closed the round of step 2 at version 0 of fragment 1; cluster:2 has",
+    ):
+        star[2].to(1)
+
+
+def test_leaves_need_what_a_verdict_counts(star):
+    star = star()
+    star.together(3, (0, 1))
+    star.arrive(2)
+    leaf = star[2].end
+    leaf._receive()
+    leaf._deltas.pop((NAMES[1], (2, 1)))
+    with pytest.raises(errors.NebulaError, match="counts a message of cluster:1"):
+        star[2].to(1)
+
+
+def test_the_end_of_the_hub_is_the_end_of_its_leaves(star):
+    star = star()
+    star.together(2)
+    for leaf in star[0].end._leaves.values():
+        leaf.link.abort("the disk is full")
+    with pytest.raises(session.PeerAborted, match="the disk is full"):
+        star[1].to(3)
+
+
+def test_a_state_is_not_taken_by_a_leaf_that_has_missed_nothing(star):
+    """Its line had no room for a while; its message is in the round all the same."""
+    star = star(quorum=3)
+    star.together(2)
+    star[0].end._leaves[NAMES[2]].follows = False
+    star.together(3)
+    described = star[2].end.described
+    assert (described["from_state"], described["missed"]) == (0, 0)
+    assert "cluster:2 is sent the state after step 0" in star.log
+    anchor = star[2].member.outers[1].anchor
+    mixed = local_steps.split(star[2].params, 2)[1]
+    for name, leaf in anchor.items():
+        assert not np.array_equal(mixed[name], leaf)
+    star.together(9)
+    assert_alike(*star.clusters.values())
+
+
+def test_nothing_is_kept_of_rounds_that_are_over(star):
+    star = star()
+    star.together(9, (0, 1))
+    for name in (NAMES[1], NAMES[2]):
+        leaf = star.clusters[name].end
+        if name == NAMES[2]:
+            wait_until(lambda leaf=leaf: leaf._receive() and len(leaf._log) == 4)
+            star[2].to(1)
+        assert leaf._deltas == {}
+        assert not leaf._log
+    assert star[0].end._taken == {}

@@ -1,0 +1,380 @@
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.data import joined_rows
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import electra, transformer
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
+from nebula_jax.training import (
+    bert,
+    masked_rows,
+    masking,
+    optimizers,
+    partition,
+)
+
+V, L, B, STEPS = 64, 24, 16, 8
+PAD = vocabularies.SPECIAL.pad
+ENCODER = transformer.Config(V, 2, 16, 2, 32, L)
+# Plain gradient descent, without clipping: the loss depends on the gradient's size too.
+PLAIN = bert.Config(
+    ENCODER,
+    STEPS,
+    logits="all",
+    all_reduce="each",
+    optimizer="sgd",
+    learning_rate=0.5,
+    warmup=0.25,
+    weight_decay=0.0,
+    clip_norm=0.0,
+)
+
+
+def text(step):
+    """A batch of which a model soon learns something: few words are frequent."""
+    random = np.random.RandomState(step)
+    ids = vocabularies.NUM_SPECIAL + random.zipf(1.6, (B, L)) % 40
+    for row in range(B):
+        ids[row, random.randint(3, 2 * L // 3) :] = PAD
+    return ids.astype(np.int32)
+
+
+def with_encoder(config, **fields):
+    return dataclasses.replace(
+        config, encoder=dataclasses.replace(config.encoder, **fields)
+    )
+
+
+class Trainer:
+    """A compiled step: (state, batch, its number) -> (state, metrics)."""
+
+    def __init__(self, config, devices=1, rows=B):
+        mesh = mesh_lib.make_mesh(jax.devices()[:devices])
+        plan = mesh_lib.sharded_init(mesh, lambda: bert.init(config, 0)[0])
+        self.config, self.groups, self.init = config, mesh_lib.replicas(mesh), plan.init
+        self.is_joined = config.layout == "joined"
+        jitted = mesh_lib.jit_step(
+            functools.partial(bert.step, config),
+            *(mesh, RULES, plan.shapes),
+            inputs=(
+                REPLICATED,
+                BATCH,
+                REPLICATED,
+                REPLICATED,
+                *[BATCH] * self.is_joined,
+            ),
+        )
+        self.compiled = jitted.lower(plan.shapes, *self.given(text(0)[:rows])).compile()
+
+    def given(self, ids, number=0, first_row=0):
+        given = [{}, ids, np.int32(first_row), np.float32(number / self.config.steps)]
+        if self.is_joined:
+            lengths = joined_rows.lengths(ids, PAD)
+            rows = self.config.rows(len(ids), self.groups)
+            found = joined_rows.plan(lengths, L, rows, self.groups)
+            assert found.left_out == 0
+            assert len(found.where) < len(ids)
+            given.append(found.where)
+        return given
+
+    def __call__(self, state, *given):
+        return self.compiled(state, *self.given(*given))
+
+
+trainer = functools.cache(Trainer)
+
+
+def train(config, devices=1, steps=STEPS):
+    """Losses of the steps, the last metrics, and the parameters after them."""
+    step = trainer(config, devices)
+    state, losses = step.init(), []
+    for number in range(steps):
+        state, metrics = step(state, text(number), number)
+        losses.append(metrics["loss"])
+    return jax.device_get((np.array(jax.device_get(losses)), metrics, state.params))
+
+
+trained = functools.cache(train)
+
+MICRO = {"micro_batches": 2}
+RUNGS = {
+    "masked logits": (1, {"logits": "masked"}, {}),
+    "fused attention": (1, {}, {"attention": "fused"}),
+    "joined": (1, {"logits": "masked", "layout": "joined"}, {}),
+    "accumulation": (1, MICRO, {}),
+    "each": (2, MICRO, {}),
+    "once": (2, {"all_reduce": "once", **MICRO}, {}),
+    "overlapped": (4, {"all_reduce": "overlapped", **MICRO}, {}),
+    "all": (
+        2,
+        {
+            "logits": "masked",
+            "layout": "joined",
+            "all_reduce": "overlapped",
+            **MICRO,
+        },
+        {"attention": "fused"},
+    ),
+}
+
+
+def changed(rung):
+    """A rung's configuration, and its number of devices."""
+    devices, fields, of_encoder = RUNGS[rung]
+    config = dataclasses.replace(PLAIN, **fields)
+    return with_encoder(config, **of_encoder), devices
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_rung_of_the_ladder_has_the_same_loss_curve(rung):
+    losses, metrics, params = train(*changed(rung))
+    want, wanted, wanted_params = trained(PLAIN)
+    assert want[-1] < want[0] - 0.5  # there is a curve
+    # Sums in another order, and what 8 steps make of their rounding.
+    np.testing.assert_allclose(losses, want, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, wanted_params
+    )
+    assert metrics.keys() == wanted.keys()
+    for name in ("tokens", "masked", "is_finite"):
+        assert metrics[name] == wanted[name]
+    assert metrics["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rung", "inside", "outside"),
+    [
+        ("each", 1, 0),
+        ("once", 0, 1),
+        ("overlapped", 0, 1 + ENCODER.layers + 1),
+        ("all", 0, 1 + ENCODER.layers + 1),  # joined: no token leaves its device
+    ],
+)
+def test_gradients_are_added_up_as_often_as_is_promised(rung, inside, outside):
+    """In the loop over micro-batches, or after it: head, each layer, embeddings.
+
+    Reduce-scatter is not safe on CPUs.
+    """
+    text = trainer(*changed(rung)).compiled.as_text()
+    entry = text[text.index("\nENTRY ") :]
+    found = re.findall(r"= (.*) all-reduce(?:-start)?\(", entry)
+    scalars = [shape for shape in found if re.fullmatch(r"\w+\[\]", shape)]
+    assert len(scalars) == 2  # tokens and masked tokens of the whole batch
+    assert len(found) - len(scalars) == outside
+    everywhere = re.findall(r" all-reduce(?:-start)?\(", text)
+    assert len(everywhere) - len(found) == inside
+    assert not re.search("reduce-scatter|all-gather|all-to-all|collective-", text)
+
+
+@pytest.mark.parametrize("kind", ["einsum", "fused"])
+def test_operands_of_two_bytes_follow_the_loss_curve(kind):
+    """8 bits a factor: each loss is off by thousandths, and no more with time."""
+    losses, _, _ = train(with_encoder(PLAIN, dtype="bfloat16", attention=kind))
+    np.testing.assert_allclose(losses, trained(PLAIN)[0], atol=0.01)
+    assert np.abs(losses - trained(PLAIN)[0]).max() > 1e-6
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def of_generator(config, params, rng, ids):
+    """Electra's generator on the masks of a step."""
+    rows = masked_rows.mask(
+        *(rng, ids, 0, None),
+        rate=config.mask_rate,
+        policy=masking.POLICIES[config.mask_policy],
+        vocab_size=V,
+    )
+    model = electra.Generator(config.encoder)
+    return rows, model.apply(
+        {"params": params}, rows.input_ids, ids != PAD, rows.masked
+    )
+
+
+def by_hand(config, params, rng, ids):
+    """The oracle: sum of the losses, masked tokens, and those predicted, in numpy."""
+    rows, logits = jax.device_get(of_generator(config, params, rng, ids))
+    filled = rows.masked < L
+    logits, originals = logits[filled].astype(np.float64), rows.originals[filled]
+    lost = np.log(np.sum(np.exp(logits), -1)) - logits[range(len(logits)), originals]
+    return np.sum(lost), len(lost), np.sum(np.argmax(logits, -1) == originals)
+
+
+def test_the_loss_is_the_mean_over_masked_tokens():
+    step = trainer(*changed("masked logits"))
+    state = step.init()
+    for number in range(STEPS - 1):  # until some are predicted
+        state, _ = step(state, text(number), number)
+    rng = jax.random.split(state.key())[0]
+    ids = text(0)
+    lost, masked, correct = by_hand(PLAIN, jax.device_get(state.params), rng, ids)
+    _, metrics = step(state, ids)
+    assert metrics["loss"] == pytest.approx(lost / masked, rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx(correct / masked, rel=1e-6)
+    assert 0 < correct < masked == metrics["masked"]
+    assert metrics["tokens"] == np.sum(ids != PAD)
+
+
+evaluate = jax.jit(bert.evaluate, static_argnums=0)
+
+
+def test_an_evaluation_is_a_sum_over_rows_without_dropout():
+    config = with_encoder(PLAIN, dropout=0.5)
+    params = trained(PLAIN)[2]
+    key = functools.partial(jax.random.key, 3)
+    ids = text(5)
+    ids[-2:] = PAD  # a batch need not be full
+    found = jax.device_get(evaluate(config, params, key(), ids))
+    np.testing.assert_allclose(found, by_hand(PLAIN, params, key(), ids), rtol=1e-5)
+    halves = [
+        jax.device_get(evaluate(config, params, key(), ids[first : first + 8], first))
+        for first in (0, 8)
+    ]
+    added = jax.tree.map(np.add, *halves)
+    np.testing.assert_allclose(added, found, rtol=1e-5)
+
+
+def test_clusters_with_parts_of_a_batch_have_its_gradient():
+    """Gradients of two halves, weighted by their masked tokens: the data parallel step.
+
+    (The loss of each half is a mean over its own tokens.)
+    """
+    config = dataclasses.replace(PLAIN, logits="masked", warmup=0.0)
+    moved, weights, ids = [], [], text(0)
+    for first, rows in ((0, 16), (0, 8), (8, 8)):
+        step = trainer(config, 1, rows)
+        start = jax.device_get(step.init().params)
+        after, metrics = step(step.init(), ids[first : first + rows], 0, first)
+        moved.append(jax.tree.map(np.subtract, jax.device_get(after.params), start))
+        weights.append(float(metrics["masked"]))
+    assert weights[0] == weights[1] + weights[2]
+    jax.tree.map(
+        lambda whole, a, b: np.testing.assert_allclose(
+            whole, (a * weights[1] + b * weights[2]) / weights[0], atol=1e-6
+        ),
+        *moved,
+    )
+
+
+@pytest.mark.parametrize("name", optimizers.BY_NAME)
+def test_every_optimizer_descends(name):
+    rate = {"sgd": 0.5, "lamb": 0.05}.get(name, 0.02)
+    config = bert.Config(ENCODER, 30, optimizer=name, learning_rate=rate)
+    losses, _, _ = train(config, steps=30)
+    assert np.mean(losses[-5:]) < np.mean(losses[:2]) - 0.7
+
+
+def test_by_time_the_rate_is_that_of_the_progress_passed():
+    """Time that passes evenly is steps; at its end nothing moves any more."""
+    config = dataclasses.replace(PLAIN, logits="masked", by_time=True)
+    losses, _, params = train(config)
+    want, _, wanted_params = trained(PLAIN)
+    np.testing.assert_allclose(losses, want, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, wanted_params
+    )
+    step = trainer(config)
+    fresh = jax.device_get(step.init().params)
+    moved, _ = step(step.init(), text(0), STEPS / 2)  # by steps it would be 0
+    before = jax.device_get(moved.params)
+    assert any(map(np.any, jax.tree.leaves(jax.tree.map(np.subtract, before, fresh))))
+    after, _ = step(moved, text(1), STEPS)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.params), before)
+
+
+@pytest.mark.parametrize("name", optimizers.BY_NAME)
+def test_a_run_may_go_on_by_time_or_by_steps(name):
+    """The optimizer's state is the same."""
+    states = [
+        jax.eval_shape(lambda config=config: bert.init(config, 0)[0])
+        for config in (
+            bert.Config(ENCODER, 10, optimizer=name, by_time=by_time)
+            for by_time in (True, False)
+        )
+    ]
+    assert states[0] == states[1]
+
+
+def test_only_adapters_train_if_that_is_wanted():
+    config = dataclasses.replace(
+        PLAIN, adapter_dim=4, trains="adapters", optimizer="adamw", learning_rate=0.02
+    )
+    init = jax.jit(bert.init, static_argnums=0)
+    state, frozen = init(config, 0)
+    assert state.params.keys() == {"adapter_0", "adapter_1"}
+    assert frozen.keys() == {"embeddings", "encoder", "mlm_head"}
+    moments = jax.tree.leaves(state.opt_state)
+    assert sum(leaf.size for leaf in moments) == 2 + 2 * sum(
+        leaf.size for leaf in jax.tree.leaves(state.params)
+    )
+    before = jax.device_get(state.params)
+    step = jax.jit(functools.partial(bert.step, config))
+    for number in range(STEPS):
+        given = (text(0), np.int32(0), np.float32(0))
+        state, metrics = step(state.replace(step=np.int32(0)), frozen, *given)
+        if not number:
+            first = float(metrics["loss"])
+    assert metrics["loss"] < first
+    for name in before:
+        changed = state.params[name]["up"]["kernel"] != before[name]["up"]["kernel"]
+        assert np.all(jax.device_get(changed))
+    whole = partition.merge(state.params, frozen)
+    assert evaluate(config, whole, jax.random.key(0), text(0)).masked > 0
+
+
+def test_a_head_trains_with_the_adapters_if_that_is_wanted():
+    config = dataclasses.replace(PLAIN, adapter_dim=4, trains="adapters_and_head")
+    state, frozen = jax.eval_shape(functools.partial(bert.init, config), 0)
+    assert state.params.keys() == {"adapter_0", "adapter_1", "mlm_head"}
+    assert frozen.keys() == {"embeddings", "encoder"}
+
+
+def test_adapters_that_are_not_there_cannot_train():
+    config = dataclasses.replace(PLAIN, trains="adapters")
+    with pytest.raises(errors.SettingsError, match="adapter_dim above 0"):
+        bert.init(config, 0)
+
+
+def test_a_run_begins_with_the_parameters_given():
+    given = trained(PLAIN)[2]
+    encoder = {part: given[part] for part in ("embeddings", "encoder")}
+    encoder["rtd_head"] = {"kernel": np.zeros(3)}  # of another model: not used
+    config = dataclasses.replace(PLAIN, adapter_dim=4)
+    state, frozen = bert.init(config, 0, encoder)
+    fresh = jax.device_get(jax.jit(bert.init, static_argnums=0)(config, 0)[0].params)
+    assert not frozen
+    assert state.params.keys() == fresh.keys()
+    for part, params in jax.device_get(state.params).items():
+        want = given if part in encoder else fresh
+        jax.tree.map(np.testing.assert_array_equal, params, want[part])
+
+
+def test_dropout_is_drawn_anew_in_each_cluster():
+    """All tokens are masked, whatever their row, so nothing else can differ."""
+    config = dataclasses.replace(
+        PLAIN, mask_rate=1.0, mask_policy="mask", all_reduce="once"
+    )
+    step = trainer(with_encoder(config, dropout=0.5), 2)
+    losses = [
+        float(step(step.init(), text(0), 0, first)[1]["loss"]) for first in (0, 0, 16)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "replicas", "micro_batches", "share", "rows"),
+    [(16, 1, 1, 0.5, 8), (16, 2, 2, 0.6, 12), (16, 1, 1, 0.57, 9), (16, 4, 1, 1.0, 16)],
+)
+def test_devices_divide_the_rows_of_a_joined_batch(
+    batch_size, replicas, micro_batches, share, rows
+):
+    config = dataclasses.replace(
+        PLAIN, layout="joined", joined_share=share, micro_batches=micro_batches
+    )
+    assert config.rows(batch_size, replicas) == rows
+    assert dataclasses.replace(config, layout="padded").rows(16, replicas) == 16

@@ -1,0 +1,261 @@
+"""Local steps against vectors computed by hand, NumPy, and data parallelism."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from nebula_jax.training import local_steps
+
+
+def config(**settings):
+    return local_steps.Config(**{"inner_steps": 30, **settings})
+
+
+def fragment(*values: float) -> local_steps.Fragment:
+    return {"w": jnp.asarray(values, jnp.float32)}
+
+
+def test_nesterov_by_hand():
+    # lr 0.5, momentum 0.5; two clusters; the mean of the deltas is 1, then 2, then -1.
+    settings = config(learning_rate=0.5, momentum=0.5)
+    outer = local_steps.begin(settings, fragment(10.0))
+    found = []
+    for number, (one, two) in enumerate([(0.0, 2.0), (3.0, 1.0), (-4.0, 2.0)]):
+        deltas = [fragment(one), fragment(two)]
+        outer = local_steps.outer_step(
+            settings, outer, deltas, [0.5, 0.5], is_first=not number
+        )
+        found.append(float(outer.anchor["w"][0]))
+    # b = 1, 2.5, 0.25. The first step is plain: 10 - 0.5 * 1. Then
+    # 9.5 - 0.5 (2 + 0.5 * 2.5) = 7.875, and 7.875 - 0.5 (-1 + 0.5 * 0.25) = 8.3125.
+    assert found == [9.5, 7.875, 8.3125]
+
+
+def test_plain_steps_keep_no_momentum():
+    settings = config(learning_rate=1.0, momentum=0.0)
+    outer = local_steps.begin(settings, fragment(1.0, 2.0))
+    assert not jax.tree.leaves(outer.optimizer)
+    outer = local_steps.outer_step(
+        settings, outer, [fragment(1.0, 0.0), fragment(0.0, -4.0)], [0.5, 0.5], False
+    )
+    assert outer.anchor["w"].tolist() == [0.5, 4.0]
+
+
+def test_weights_by_tokens():
+    settings = config(learning_rate=1.0, momentum=0.0)
+    outer = local_steps.begin(settings, fragment(0.0))
+    weights = local_steps.weights_of([300, 100])
+    outer = local_steps.outer_step(
+        settings, outer, [fragment(4.0), fragment(8.0)], weights, False
+    )
+    assert outer.anchor["w"].tolist() == [-5.0]
+    assert local_steps.weights_of([0, 0]) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("average", "expected"),
+    [("clusters", [-1.0, -2.0, 0.0]), ("senders", [-2.0, -2.0, 0.0])],
+)
+def test_both_readings_of_the_sparse_average(average, expected):
+    settings = config(learning_rate=1.0, momentum=0.0, average=average)
+    outer = local_steps.begin(settings, fragment(0.0, 0.0, 0.0))
+    deltas = [fragment(2.0, 1.0, 0.0), fragment(0.0, 3.0, 0.0)]
+    outer = local_steps.outer_step(settings, outer, deltas, [0.5, 0.5], False)
+    assert outer.anchor["w"].tolist() == expected
+
+
+def test_momentum_needs_enough_steps():
+    assert config(inner_steps=23).outer_momentum == 0
+    assert config(inner_steps=24).outer_momentum == local_steps.MOMENTUM
+    assert config(inner_steps=1, momentum=0.5).outer_momentum == 0.5
+
+
+def test_an_outer_step_rounds_every_operation_by_itself():
+    """As NumPy does, on any device: a fused multiplication and addition would not."""
+    settings = config()
+    random = np.random.default_rng(0)
+    anchor, *deltas = (random.normal(size=1000).astype(np.float32) for _ in range(4))
+    outer = local_steps.begin(settings, {"w": jnp.asarray(anchor)})
+    momentum, rate = np.float32(0.9), np.float32(-0.7)
+    expected, trace = anchor, np.zeros_like(anchor)
+    weights = local_steps.weights_of([5, 7, 11])
+    for number in range(3):
+        outer = local_steps.outer_step(
+            *(settings, outer, [{"w": jnp.asarray(each)} for each in deltas], weights),
+            is_first=not number,
+        )
+        mean = deltas[0] * np.float32(weights[0])
+        for delta, weight in zip(deltas[1:], weights[1:], strict=True):
+            mean = mean + delta * np.float32(weight)
+        trace = mean + momentum * trace
+        update = rate * (mean + momentum * trace)
+        if not number:
+            update = update * np.float32(1 / 1.9)
+        expected = expected + update
+        assert np.array_equal(outer.anchor["w"], expected)
+
+
+def test_denormals_are_zero_on_every_device():
+    settings = config(learning_rate=1.0, momentum=0.0)
+    outer = local_steps.begin(settings, fragment(2.0**-126 * 1.5))
+    outer = local_steps.outer_step(settings, outer, [fragment(2.0**-126)], [1.0], False)
+    assert outer.anchor["w"].tolist() == [0.0]
+
+
+def test_one_inner_step_is_data_parallelism():
+    """H = 1, momentum 0, rate 1, SGD: the same as the gradient of the joint batch."""
+    random = np.random.default_rng(1)
+    features = random.normal(size=(20, 8, 3)).astype(np.float32)
+    labels = random.normal(size=(20, 8)).astype(np.float32)
+
+    def loss(params, features, labels):
+        return jnp.mean((features @ params["w"] - labels) ** 2)
+
+    inner = optax.sgd(0.1)
+    settings = config(inner_steps=1, learning_rate=1.0, momentum=0.0, mixing=0.0)
+    start = fragment(0.5, -1.0, 2.0)
+    joint, joint_state = start, inner.init(start)
+    outer = local_steps.begin(settings, start)
+    copies, states = [start, start], [inner.init(start)] * 2
+    for step in range(20):
+        grads = jax.grad(loss)(joint, features[step], labels[step])
+        updates, joint_state = inner.update(grads, joint_state)
+        joint = optax.apply_updates(joint, updates)
+        for cluster, rows in enumerate([slice(0, 4), slice(4, 8)]):
+            grads = jax.grad(loss)(
+                copies[cluster], features[step, rows], labels[step, rows]
+            )
+            updates, states[cluster] = inner.update(grads, states[cluster])
+            copies[cluster] = optax.apply_updates(copies[cluster], updates)
+        assert settings.sent_after(step + 1) == settings.applied_after(step + 1) == 0
+        deltas = [local_steps.outer_gradient(outer.anchor, each) for each in copies]
+        outer = local_steps.outer_step(settings, outer, deltas, [0.5, 0.5], not step)
+        copies = [local_steps.mix(settings, each, outer.anchor) for each in copies]
+        np.testing.assert_allclose(copies[0]["w"], joint["w"], atol=1e-6)
+        assert np.array_equal(copies[0]["w"], copies[1]["w"])
+
+
+def test_the_schedule_sends_each_fragment_once_in_inner_steps():
+    settings = config(inner_steps=12, fragments=3, delay=3)
+    sent = {step: settings.sent_after(step) for step in range(1, 37)}
+    assert {step: each for step, each in sent.items() if each is not None} == {
+        **{4: 1, 8: 2, 12: 0, 16: 1, 20: 2, 24: 0},
+        **{28: 1, 32: 2, 36: 0},
+    }
+    for step, each in sent.items():
+        assert settings.applied_after(step + 3) == each
+    assert settings.sent_after(0) is None
+    assert settings.applied_after(3) is None  # nothing was sent after step 0
+
+
+def test_checkpoints_wait_for_what_is_under_way():
+    settings = config(inner_steps=10, fragments=2, delay=3)
+    under_way = [step for step in range(1, 26) if settings.is_under_way(step)]
+    assert under_way == [5, 6, 7, 10, 11, 12, 15, 16, 17, 20, 21, 22, 25]
+    saved = [step for step in range(1, 26) if settings.is_saved_after(step, 6)]
+    assert saved == [8, 13, 18, 24]  # due after 6, 12, 18, 24
+    every = [step for step in range(1, 26) if settings.is_saved_after(step, 1)]
+    assert every == [step for step in range(1, 26) if step not in under_way]
+    at_once = config(inner_steps=10)
+    assert not at_once.is_under_way(10)
+    assert [step for step in range(31) if at_once.is_saved_after(step, 10)] == [
+        10,
+        20,
+        30,
+    ]
+
+
+def test_the_next_round():
+    settings = config(inner_steps=10, fragments=2)
+    assert settings.next_sent(1) == (5, 1)
+    assert settings.next_sent(5) == (5, 1)
+    assert settings.next_sent(6) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"inner_steps": 0}, "inner_steps"),
+        ({"fragments": 0}, "fragments"),
+        ({"fragments": 31}, "fragments"),
+        ({"delay": 30}, "delay"),
+        ({"fragments": 4, "delay": 7}, "delay"),
+        ({"delay": -1}, "delay"),
+        ({"mixing": 1.0}, "mixing"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"average": "median"}, "average"),
+    ],
+)
+def test_settings_that_cannot_be(settings, field):
+    with pytest.raises(ValueError, match=f"^{field} "):
+        config(**settings)
+
+
+PARAMS = {
+    "embeddings": {"word": jnp.zeros((3, 2))},
+    "encoder": {f"layer_{layer}": {"kernel": jnp.zeros(2)} for layer in range(4)},
+    "adapter_1": {"up": jnp.zeros(1)},
+    "mlm_head": {"bias": jnp.zeros(3)},
+}
+
+
+def test_layers_are_strided_over_fragments():
+    one, two = local_steps.split(PARAMS, 2)
+    assert sorted(one) == [
+        "embeddings/word",
+        "encoder/layer_0/kernel",
+        "encoder/layer_2/kernel",
+    ]
+    assert sorted(two) == [
+        "adapter_1/up",
+        "encoder/layer_1/kernel",
+        "encoder/layer_3/kernel",
+        "mlm_head/bias",
+    ]
+    (everything,) = local_steps.split(PARAMS, 1)
+    assert len(everything) == len(jax.tree.leaves(PARAMS))
+
+
+def test_fragments_must_divide_the_layers():
+    with pytest.raises(ValueError, match="fragments=3 does not divide the 4 layers"):
+        local_steps.split(PARAMS, 3)
+    with pytest.raises(ValueError, match="fragments=2 does not divide the 0 layers"):
+        local_steps.split({"w": jnp.zeros(2)}, 2)
+
+
+def test_a_fragment_takes_its_places():
+    _, two = local_steps.split(PARAMS, 2)
+    new = local_steps.replace(PARAMS, {name: leaf + 1 for name, leaf in two.items()})
+    assert new["mlm_head"]["bias"].tolist() == [1, 1, 1]
+    assert new["encoder"]["layer_2"]["kernel"].tolist() == [0, 0]
+    assert jax.tree.structure(new) == jax.tree.structure(PARAMS)
+
+
+def test_mixing():
+    own, anchor = fragment(4.0), fragment(8.0)
+    mixed = local_steps.mix(config(mixing=0.25), own, anchor)
+    assert mixed["w"].tolist() == [7.0]
+    copied = local_steps.mix(config(mixing=0.0), own, anchor)
+    assert copied["w"].tolist() == [8.0]
+    assert copied["w"] is not anchor["w"]  # a step uses up the parameters
+
+
+def test_digests_differ_by_a_bit_and_by_name():
+    one = local_steps.digest(fragment(1.0, 2.0))
+    assert len(one) == 32
+    assert one == local_steps.digest({"w": np.asarray([1.0, 2.0], np.float32)})
+    assert one != local_steps.digest(fragment(1.0, np.nextafter(np.float32(2), 3)))
+    assert one != local_steps.digest({"v": np.asarray([1.0, 2.0], np.float32)})
+
+
+def test_the_fingerprint_is_of_names_shapes_dtypes_and_fragments():
+    parts = local_steps.split(PARAMS, 2)
+    known = local_steps.fingerprint(parts)
+    specs = jax.eval_shape(lambda: parts)
+    assert local_steps.fingerprint(specs) == known
+    assert local_steps.fingerprint(parts[::-1]) != known
+    other = [parts[0], {**parts[1], "mlm_head/bias": jnp.zeros(4)}]
+    assert local_steps.fingerprint(other) != known
