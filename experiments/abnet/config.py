@@ -318,6 +318,10 @@ def check(run: Run) -> None:
             raise errors.SettingsError(
                 f"--data={local.data} is for --cluster=source, in place of --side_dir"
             )
+        if agreed.replicas > 1:  # they end later than a text may that is withdrawn
+            raise errors.SettingsError(
+                f"--data={local.data} is for one pair, not --replicas={agreed.replicas}"
+            )
     elif local.cluster not in ("all", "whole"):
         side_dir(local)
     elif local.side_dir:

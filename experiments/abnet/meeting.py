@@ -161,7 +161,7 @@ def _several(
 
     def with_pairs_steps(source: frames.Hello) -> frames.Hello:
         _newest(agreed, greeting, source)  # else nobody would name who lost its files
-        both = set(greeting.checkpoints)
+        both = set(greeting.checkpoints) & set(source.checkpoints)
         return dataclasses.replace(greeting, checkpoints=tuple(sorted(both)))
 
     is_target = pairs.role_of(own) == "target"

@@ -18,6 +18,7 @@ _CALLED = re.compile(r"(?:body|to_apply|calls|true_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{%?([\w.-]+)")
 _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SUM = ("all-reduce", "all-reduce-start")
+_RUNS = ("while", "call", "conditional", "async-start")
 
 
 class AllReduces(NamedTuple):
@@ -51,22 +52,21 @@ def all_reduces(text: str) -> AllReduces:
         there is no entry.
     """
     entry, computations = _parsed(text)
-    found = list(_sums(computations, entry, 1))
-    values = [
-        (times, [(kind, _values(size)) for kind, size in _SHAPE.findall(shape)])
-        for times, shape in found
-    ]
-    is_scalar = [sum(count for _, count in parts) <= 1 for _, parts in values]
+    sums = [(times, *_size(shape)) for times, shape in _sums(computations, entry, 1)]
     return AllReduces(
-        sum(n for (n, _), alone in zip(values, is_scalar, strict=True) if not alone),
-        sum(n for (n, _), alone in zip(values, is_scalar, strict=True) if alone),
-        sum(n * BYTES[kind] * count for n, parts in values for kind, count in parts),
+        sum(times for times, values, _ in sums if values > 1),
+        sum(times for times, values, _ in sums if values == 1),
+        sum(times * size for times, _, size in sums),
     )
 
 
-def _values(size: str) -> int:
-    """Returns the values of an array: `2,3` -> 6, and of a scalar 1."""
-    return math.prod(map(int, filter(None, size.split(","))))
+def _size(shape: str) -> tuple[int, int]:
+    """Returns the values and the bytes of an array or a tuple: `f32[2,3]` -> 6, 24."""
+    parts = [
+        (BYTES[kind], math.prod(int(each) for each in sizes.split(",") if each))
+        for kind, sizes in _SHAPE.findall(shape)
+    ]
+    return sum(count for _, count in parts), sum(size * n for size, n in parts)
 
 
 def _parsed(text: str) -> tuple[str, dict[str, list[_Instruction]]]:
@@ -83,7 +83,7 @@ def _parsed(text: str) -> tuple[str, dict[str, list[_Instruction]]]:
         found = _INSTRUCTION.match(line.strip())
         if found and inside:
             shape, kind, rest = found.groups()
-            if kind in _SUM or kind in ("while", "call", "conditional"):
+            if kind in _SUM or kind in _RUNS:
                 computations[inside].append(_Instruction(kind, shape, rest))
     if not entry:
         raise ValueError("this is no compiled program: it has no ENTRY")

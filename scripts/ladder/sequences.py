@@ -1,9 +1,9 @@
 """Batches of real text, in which half of the positions are padding.
 
 A run's own text is packed: whole sentences are joined while they fit, so there is
-little padding that a layout could save. Text of documents has more: "up to 50% of all
-tokens can be padding" in BERT's own (Krell et al. 2021, arXiv 2107.02027, of sequences
-of 512 tokens). So each packed sequence is cut off at a length that is drawn evenly.
+little padding that a layout could save. Text of documents has more: half of BERT's own
+is padding, in sequences of 512 tokens (Krell et al. 2021, arXiv 2107.02027). So each
+packed sequence is cut off at a length that is drawn evenly.
 
 B sequences of a batch, one a row; L length; G groups of devices; N micro-batches.
 """
@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.bert import config, data
-from nebula_jax import errors
 from nebula_jax.data import joined_rows
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
@@ -79,30 +78,24 @@ def padding(batches: Sequence[np.ndarray]) -> float:
     return float(np.mean([each == PAD for each in batches]))
 
 
-def joined_share(batches: Sequence[np.ndarray], groups: int, parts: int) -> float:
+def joined_share(
+    batches: Sequence[np.ndarray], groups: int, micro_batches: int
+) -> float:
     """Returns the smallest `bert.Config.joined_share` that leaves no sequence out.
-
-    It is the same for one group of devices and for several.
 
     Args:
       batches: K arrays [B, L].
-      groups: G.
-      parts: G N, which divides the rows.
-
-    Raises:
-      errors.SettingsError: if not even B rows divide so.
+      groups: G; each has sequences and rows of its own.
+      micro_batches: N; G N divides B and the rows.
     """
     height, length = batches[0].shape
+    parts = groups * micro_batches
     lengths = [joined_rows.lengths(each, PAD) for each in batches]
-    for rows in range(parts, height + 1, parts):
-        left_out = sum(
-            joined_rows.plan(each, length, rows, number).left_out
-            for each in lengths
-            for number in {1, groups}
+    rows = next(
+        rows
+        for rows in range(parts, height + 1, parts)
+        if not any(
+            joined_rows.plan(each, length, rows, groups).left_out for each in lengths
         )
-        if not left_out:
-            return (rows + 0.5) / height  # which is rounded down to `rows`
-    raise errors.SettingsError(
-        f"--batch_size={height} does not divide into {parts} parts: {groups} devices"
-        f" with --micro_batches={parts // groups} each"
     )
+    return (rows + 0.5) / height  # which is rounded down to `rows`

@@ -133,12 +133,14 @@ def build(
     """Compiles every rung."""
     micro_batches = given.run.agreed.micro_batches
     devices = min(ladder_settings.DEVICES, jax.device_count())
-    share = sequences.joined_share(batches, devices, devices * micro_batches)
     steps: list[rungs.Compiled] = []
 
     def climb(more: Sequence[rungs.Rung]) -> None:
         for rung in more:
             flags = {**(steps[-1].flags if steps else rungs.START), **rung.flags}
+            share = sequences.joined_share(
+                batches, rung.devices, flags["micro_batches"]
+            )
             with process.timed(f"compiling: {rung.name}"):
                 steps.append(rungs.compiled(given.run, vocabulary, rung, flags, share))
 

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from nebula_jax import errors
 from nebula_jax.data import joined_rows
 from nebula_jax.models import transformer
 from nebula_jax.training import bert
@@ -37,29 +36,21 @@ def test_about_half_is_padding():
     assert sequences.padding([packed()]) == 3 / L
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_no_sequence_is_left_out_and_one_row_less_would_leave_some(groups):
+@pytest.mark.parametrize(("groups", "micro_batches"), [(1, 1), (2, 1), (2, 2)])
+def test_no_sequence_is_left_out_and_fewer_rows_would_leave_some(groups, micro_batches):
     random = np.random.default_rng(0)
-    batches = [sequences.cut(packed(16), random) for _ in range(3)]
-    share = sequences.joined_share(batches, groups, groups)
+    batches = [sequences.cut(packed(64), random) for _ in range(3)]
+    share = sequences.joined_share(batches, groups, micro_batches)
     settings = bert.Config(
         transformer.config_of_size("nano", vocab_size=9, max_length=L),
-        *(1, 0.15, "bert", 1, "masked", "joined", share),
+        *(1, 0.15, "bert", micro_batches, "masked", "joined", share),
     )
-    rows = settings.rows(16, groups)
-    assert rows == settings.rows(16, 1) < 16  # as many on one device
+    rows = settings.rows(64, groups)
 
     def left_out(rows):
-        plans = [
-            joined_rows.plan(joined_rows.lengths(each, PAD), L, rows, number)
-            for each in batches
-            for number in {1, groups}
-        ]
-        return sum(plan.left_out for plan in plans)
+        lengths = [joined_rows.lengths(each, PAD) for each in batches]
+        return sum(joined_rows.plan(each, L, rows, groups).left_out for each in lengths)
 
-    assert left_out(rows) == 0 < left_out(rows - groups)
-
-
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(errors.SettingsError, match=r"16 .* 32 parts: 2 devices with"):
-        sequences.joined_share([packed(16)], 2, 32)
+    assert rows % (groups * micro_batches) == 0
+    assert rows < 64
+    assert left_out(rows) == 0 < left_out(rows - groups * micro_batches)
