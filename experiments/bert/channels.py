@@ -94,7 +94,7 @@ def begin(
     Raises:
       errors.NebulaError: as `all_clusters.agree_start`.
     """
-    every, window = run.agreed.checkpoint_every, run.agreed.inner_steps
+    every, window = run.agreed.checkpoint_every, run.agreed.window()
     timeout = run.local.connect_timeout
     if isinstance(rounds, quorum_hub.Hub):
         start = max([0, *saved])

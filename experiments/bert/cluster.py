@@ -53,7 +53,7 @@ def train(run: config.Run) -> int:
     settings = config.settings(run, vocabulary)
     saved = checkpoints.Checkpoints(
         *(local.workdir, local.cluster, settings),
-        *(agreed.checkpoint_every, agreed.inner_steps),
+        *(agreed.checkpoint_every, agreed.window()),
         work=work,
     )
     compared = settings | data.same_text(run, text) | copies.layout(copy)

@@ -42,14 +42,14 @@ def train(run: config.Run) -> int:
     saved = [
         checkpoints.Checkpoints(
             *(local.workdir, name, settings),
-            *(agreed.checkpoint_every, agreed.inner_steps),
+            *(agreed.checkpoint_every, agreed.window()),
             work=work,
         )
         for name in names
     ]
     start = checkpoints.newest_of_all(
         {name: each.steps for name, each in zip(names, saved, strict=True)},
-        *(agreed.checkpoint_every, agreed.inner_steps),
+        *(agreed.checkpoint_every, agreed.window()),
     )
     states = []
     for copy, each, text, share in zip(group, saved, texts, shares, strict=True):

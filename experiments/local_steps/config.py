@@ -170,6 +170,10 @@ class Settings:
             average=self.sparse_average,
         )
 
+    def window(self) -> int:
+        """Returns the steps that one cluster may be ahead of another."""
+        return self.inner_steps + self.delay
+
     def compression(self) -> codecs.Compression:
         """Returns the codec and the level of zstd of what crosses.
 

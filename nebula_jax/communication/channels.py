@@ -288,7 +288,8 @@ class Receiver:
         payload = jax.tree.unflatten(structure, leaves)
         self._verify(arrivals.check_payload, payload, step, micro_batch)
         if self._check is not accept and ranks.count() > 1:
-            whole, _ = self._decode_here[message.option](payload, ())
+            nothing = self._codecs[message.option].init(self._spec)
+            whole, _ = self._decode_here[message.option](payload, nothing)
             self._verify(self._check, whole, step, micro_batch)
         return selector.Selected(payload, message.option)
 

@@ -57,6 +57,8 @@ class Verdict(NamedTuple):
     """Its number; P for the closing messages, the last entry of a run."""
     version: int
     """Outer steps that made the anchor before it."""
+    is_last: int = 0
+    """1 for the rounds at the end of a run: no clock is set by their times any more."""
 
 
 class Entry(NamedTuple):

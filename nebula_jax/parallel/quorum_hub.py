@@ -102,6 +102,7 @@ class Hub:
         self._newcomer, self._work = newcomer, work or activity.Work()
         self.step = 0
         """The step at which the hub is."""
+        self._is_ending = False
         self._applied = 0  # the step at which the latest round was applied
         self._closed = [0] * len(member.specs)  # step of each fragment's latest round
         self._key: Key | None = None  # of the round for which there was room
@@ -163,7 +164,7 @@ class Hub:
 
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes the last rounds, by quorum too, and ends at the anchors."""
-        self.step = step
+        self.step, self._is_ending = step, True
         return self._rounds.finish(step, params)
 
     @property
@@ -196,7 +197,9 @@ class Hub:
         self._gather((step, fragment))
         versions = [*self._member.versions, 0]
         members = tuple(name in self._taken for name in self._clusters)
-        verdict = quorum.Verdict(0, self.step, step, fragment, versions[fragment])
+        verdict = quorum.Verdict(
+            *(0, self.step, step, fragment, versions[fragment]), int(self._is_ending)
+        )
         for leaf in self._following():
             self._announce(leaf, quorum.Entry(verdict, members, ()))
         self._count_absent(step)

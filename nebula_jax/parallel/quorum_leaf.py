@@ -100,7 +100,7 @@ class Leaf:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
         Several rounds may be due: after them `self.step` is the hub's in the last one.
-        Their heads are in the order of the rounds.
+        Their heads are in the order of the rounds; `LocalRounds.finish` has none.
 
         Raises:
           quorum.LeftOut: if the hub has ended the run without this cluster.
@@ -216,7 +216,7 @@ class Leaf:
         entry = self._log.popleft()
         if entry.verdict.is_state:
             return self._take_state(params, entry)
-        _, after, step, fragment, version = entry.verdict
+        _, after, step, fragment, version, is_last = entry.verdict
         own_version = self._member.versions[fragment]
         if version != own_version:
             raise rounds.RoundError(
@@ -228,7 +228,7 @@ class Leaf:
         self._closed[fragment], self._sent = step, None
         self.step = max(self.step, after)
         self._forget()
-        return params, heads
+        return params, [] if is_last else heads
 
     def _payloads(self, entry: quorum.Entry) -> list[codec_lib.Payload]:
         """Returns R payloads of a round, None of those that are not in it.

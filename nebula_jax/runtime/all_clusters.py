@@ -34,6 +34,11 @@ from nebula_jax.runtime import gathering as gathering_lib
 from nebula_jax.security import names as names_lib
 
 AnyLink = Link | WorkerLink
+ENDED = (
+    *(session.PeerGone, session.PeerAborted, session.SessionOver),
+    session.RemoteProtocolError,
+)
+"""Errors of a link that has ended, or whose peer breaks the protocol."""
 PLAIN_RETURN = (
     "--tls=off: anybody who reaches this cluster can take the place of one that may"
     " come back"
@@ -288,7 +293,7 @@ def _close(links: Mapping[str, AnyLink], may_be_gone: bool) -> None:
         assert isinstance(link, Link)  # the root's
         try:
             link.close()
-        except (session.PeerGone, session.PeerAborted, session.SessionOver) as error:
+        except ENDED as error:
             if not may_be_gone:
                 raise
             process.message(f"{name} is not there at the end: {error}")

@@ -34,7 +34,7 @@ MOMENTUM = 0.9
 AVERAGES = ("clusters", "senders")
 TINY = 2.0**-126  # least normal float32: some devices have no smaller ones
 
-_LAYER = re.compile(r"(?:^|/)(?:layer|adapter)_(\d+)(?:/|$)")
+_LAYER = re.compile(r"(?:^|/)(?:layer|adapters?)_(\d+)(?:/|$)")
 _FIRST = re.compile(r"(?:^|/)embeddings/")
 
 Fragment = dict[str, jax.Array]
@@ -174,7 +174,7 @@ def split(params: Any, fragments: int) -> list[Fragment]:
 
     Args:
       params: tree of arrays or of their specs. A layer's are below `layer_<i>`, an
-        adapter's below `adapter_<i>`.
+        adapter's below `adapter_<i>` or `adapters_<i>`.
       fragments: P.
 
     Raises:

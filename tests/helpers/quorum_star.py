@@ -88,11 +88,12 @@ class Star:
         start=0,
         saved=None,
         is_begun=True,
+        peer_timeout=SECONDS,
         **more,
     ):
         """Connects all; `saved` has the steps that a leaf could go on from."""
         self.stack, self.log, self._more = stack, [], more
-        self._settings = {"peer_timeout": SECONDS, "reconnect_timeout": SECONDS}
+        self._settings = {"peer_timeout": peer_timeout, "reconnect_timeout": SECONDS}
         self._settings |= {"tls": None, "log": self.log.append}
         self._pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
         work = activity.Work(more.pop("stuck_timeout", 60.0))

@@ -196,13 +196,12 @@ def test_too_few_clusters_end_the_hub(star):
 
 def test_a_leaf_that_gets_nothing_done_is_not_waited_for_for_ever(star):
     """It lives, and a quorum needs it; then it counts as gone."""
-    star = star(quorum=3, patience=0.2, stuck_timeout=0.3)
+    star = star(quorum=3, patience=0.2, stuck_timeout=0.3, peer_timeout=0.4)
     star[0].to(2)
     star[1].to(2)
     for name in NAMES[1:]:
         star.links[name].work.begin()
         star.links[name].work.step_done()
-    star._settings["peer_timeout"] = 0.4
     with pytest.raises(quorum.TooFew, match="2 of 3 clusters are left"):
         star[0].to(3)
     assert "rounds go on without cluster:2: cluster:0 has waited" in star.log[0]

@@ -205,3 +205,18 @@ def test_nothing_is_kept_of_rounds_that_are_over(star):
         assert leaf._deltas == {}
         assert not leaf._log
     assert star[0].end._taken == {}
+
+
+def test_the_times_of_the_last_rounds_set_no_clock(star):
+    """As in the hub, which has found the end by the clock that it had before."""
+    star = star()
+    star.together(7, (0, 1))
+    star.together(8, (0, 1))  # its round is applied by `finish`
+    star.finish((0, 1))
+    late = star[2]
+    wait_until(lambda: late.end._receive() and len(late.end._log) == 6)
+    late.to(1)
+    assert late.step == 8
+    assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6]
+    late.finish()
+    assert_same(late.params, star[0].params)
