@@ -318,7 +318,8 @@ def test_the_bytes_are_those_that_the_kernel_counts(split):
         for line in cluster["time"]["lines"].values():
             counted = line["frames"] + line["tls"]
             assert line["kernel_sent"] > 0
-            assert counted == pytest.approx(line["kernel_sent"], rel=0.01)
+            # A Ping may be counted here, and not sent yet.
+            assert counted == pytest.approx(line["kernel_sent"], rel=0.01, abs=100)
 
 
 @pytest.mark.slow
