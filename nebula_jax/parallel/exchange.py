@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from nebula_jax.communication import channels, ranks, selector
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.link import Link
 
 Key = tuple[int, int]
 """Step after which a round's messages are sent, and its fragment."""
@@ -47,6 +48,8 @@ class Exchange:
           hub: name of the cluster that passes messages on; empty for none.
         """
         self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
+        through = links.get(hub)
+        self._of_hub = through if isinstance(through, Link) else None
         self._taken: dict[str, dict[Key, selector.Selected]] = {
             name: {} for name in clusters
         }
@@ -93,9 +96,9 @@ class Exchange:
         if ranks.count() > 1:
             return
         for origin, receivers in self._receivers.items():
-            is_there = (step, fragment) in self._taken[origin]
-            if not is_there and receivers[fragment].has_arrived:
-                self._take(origin, (step, fragment))
+            key = step, fragment
+            if self._lacks(origin, key) and receivers[fragment].has_arrived:
+                self._take(origin, key)
 
     def receive(
         self, step: int, fragment: int, payload: codec_lib.Payload
@@ -113,13 +116,24 @@ class Exchange:
           session.SessionError: and what else a link raises, if one cannot come.
         """
         key = step, fragment
-        for origin in self._receivers:
-            if key not in self._taken[origin]:
-                self._take(origin, key)
+        while missing := [each for each in self._receivers if self._lacks(each, key)]:
+            if self._of_hub is None or ranks.count() > 1:
+                self._take(missing[0], key)
+                continue
+            # All come over one line, in any order: what is there is taken, or it would
+            # keep the rest from being read.
+            self.poll(step, fragment)
+            if any(self._lacks(each, key) for each in missing):
+                what = f"delta {fragment} of step {step} from {', '.join(missing)}"
+                if not self._of_hub.wait_for_any(what):
+                    self._take(missing[0], key)  # which raises the reason
         return [
             payload if name == self._own else self._taken[name].pop(key).payload
             for name in self._clusters
         ]
+
+    def _lacks(self, origin: str, key: Key) -> bool:
+        return key not in self._taken[origin]
 
     def _take(self, origin: str, key: Key) -> None:
         step, fragment = key

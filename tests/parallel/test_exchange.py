@@ -1,5 +1,6 @@
 """The exchange of messages among clusters: all to all, and through a hub."""
 
+import contextlib
 import itertools
 
 import jax
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
+from nebula_jax.communication import bridge, listener, loopback, selector
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import loopback
+from nebula_jax.communication.wire import frames, inbox
 from nebula_jax.parallel import exchange
 
 SPECS = [
@@ -93,3 +95,39 @@ def test_a_message_of_another_round_is_an_error():
         errors.NebulaError, match=r"delta 0 of cluster:1 for step 4.*expected step 8"
     ):
         one.receive(8, 0, message(0, 8, 0))
+
+
+def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(monkeypatch):
+    """Else what it does not wait for would keep the rest from being read."""
+    monkeypatch.setattr(inbox, "MAX_TENSORS", 1)
+    monkeypatch.setattr(inbox, "MAX_BYTES", 1)
+    monkeypatch.setattr(inbox, "FLOOD_BYTES", 1)
+    spec = {"x": jax.ShapeDtypeStruct((1 << 18,), np.float32)}  # not read at once
+    names = [f"cluster:{k}" for k in range(6)]
+    hub, own = names[0], names[1]
+    settings = {"peer_timeout": 5.0, "reconnect_timeout": 5.0, "tls": None}
+    with contextlib.ExitStack() as stack:
+        sock = listener.listen(("127.0.0.1", 0))
+        hello = frames.Hello(hub, "0.1", {})
+        listening = stack.enter_context(
+            listener.Listener(sock, hello, log=print, **settings)
+        )
+        hello = frames.Hello(own, "0.1", {})
+        one = bridge.connect(
+            listening.address, hello, connect_timeout=5.0, peer=hub, **settings
+        )
+        other = listening.accept(5.0)
+        stack.callback(other.abort, "the end of the test")
+        stack.callback(one.abort, "the end of the test")
+        codec = codec_lib.identity()
+        leaf = exchange.Exchange(names, own, {hub: one}, [spec], codec, hub=hub)
+        passing = exchange.Exchange(names, hub, {own: other}, [spec], codec, hub=hub)
+        other.welcome(0)
+        one.wait_for_welcome(5.0)
+        sent = [{"x": np.full(1 << 18, k, np.float32)} for k in range(6)]
+        for origin in (5, 4, 3, 2, 0):
+            selected = selector.Selected(sent[origin])
+            passing._pass_on(names[origin], (5, 0), selected)
+        received = leaf.receive(5, 0, sent[1])
+    for got, expected in zip(received, sent, strict=True):
+        np.testing.assert_array_equal(got["x"], expected["x"])
