@@ -21,6 +21,7 @@ from absl import flags
 
 from experiments import shared_flags
 from experiments.abnet import report as abnet_report
+from experiments.bert import report as bert_report
 from experiments.m3 import report as m3_report
 from experiments.xnli import report as xnli_report
 from nebula_jax import errors
@@ -38,7 +39,13 @@ from scripts import (
 from scripts.bench import report as bench_report
 from scripts.ladder import markdown as ladder_markdown
 from scripts.leaks import markdown as leaks_markdown
-from scripts.tables import abnet_markdown, main_results, paper, xnli_markdown
+from scripts.tables import (
+    abnet_markdown,
+    local_steps_markdown,
+    main_results,
+    paper,
+    xnli_markdown,
+)
 
 flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
@@ -62,7 +69,9 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
     "fake_rates": fake_rates.markdown,
-    "bert_ladder": ladder_markdown.markdown,
+    "bert_ladder": ladder_markdown.markdown,  # before the others of `bert_`
+    "bert_": bert_report.markdown,
+    "local_steps": local_steps_markdown.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,
