@@ -30,6 +30,11 @@ SESSION_ID_BYTES = 16
 NOBODY = "nobody answers"
 # What may be damage on the way, or a peer that is about to start.
 RETRIED = (OSError, session.PeerGone, frames.Damaged)
+ENDED = (
+    *(session.PeerGone, session.PeerAborted, session.SessionOver),
+    session.RemoteProtocolError,
+)
+"""Errors of a link that has ended, or whose peer breaks the protocol."""
 
 
 class ConnectError(errors.NebulaError):

@@ -23,21 +23,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from nebula_jax.communication import channels, selector
+from nebula_jax.communication import bridge, channels, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, send_window, session
+from nebula_jax.communication.wire import activity, send_window
 from nebula_jax.parallel import local_rounds, quorum, rounds
 
 POLL_SECONDS = 0.005  # between looks at what has arrived, while a round waits for more
 STATES = 2
 """Sizes of the state for which there is room on a leaf's line: the state itself, and as
 many messages, for those that come while it crosses."""
-ENDED = (
-    *(session.PeerGone, session.PeerAborted, session.SessionOver),
-    session.RemoteProtocolError,
-)
-"""Errors of a link that are the end of its leaf, and not of the run."""
 
 Key = tuple[int, int]
 """Step after which a round's messages are sent, and its fragment."""
@@ -243,7 +238,7 @@ class Hub:
         """Makes an error of its link the end of a leaf, not of the run."""
         try:
             yield
-        except ENDED as error:
+        except bridge.ENDED as error:
             self._leave_out(leaf, str(error))
             leaf.link.abort(str(error))
 

@@ -21,7 +21,7 @@ from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, session
+from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime import (
     addresses,
@@ -34,11 +34,6 @@ from nebula_jax.runtime import gathering as gathering_lib
 from nebula_jax.security import names as names_lib
 
 AnyLink = Link | WorkerLink
-ENDED = (
-    *(session.PeerGone, session.PeerAborted, session.SessionOver),
-    session.RemoteProtocolError,
-)
-"""Errors of a link that has ended, or whose peer breaks the protocol."""
 PLAIN_RETURN = (
     "--tls=off: anybody who reaches this cluster can take the place of one that may"
     " come back"
@@ -293,7 +288,7 @@ def _close(links: Mapping[str, AnyLink], may_be_gone: bool) -> None:
         assert isinstance(link, Link)  # the root's
         try:
             link.close()
-        except ENDED as error:
+        except bridge.ENDED as error:
             if not may_be_gone:
                 raise
             process.message(f"{name} is not there at the end: {error}")
