@@ -71,13 +71,16 @@ def check_codec(codec: codec_lib.Codec) -> None:
     Raises:
       ValueError: if the receiver of this codec has a state that changes its results.
     """
-    spec = {"x": jax.ShapeDtypeStruct((64,), jnp.float32)}
-    state = codec.init(spec)
-    values = {"x": jnp.linspace(-1.0, 1.0, 64)}
-    _, after = codec.encode(values, state)
-    payload, _ = codec.encode({"x": values["x"] ** 2}, after)
-    one, two = (codec.decode(payload, each)[0]["x"] for each in (state, after))
-    if not np.array_equal(one, two):
+    first = {
+        "vector": jnp.linspace(-1.0, 1.0, 64),
+        "matrix": jnp.cos(jnp.arange(256.0)).reshape(16, 16),
+    }
+    second = jax.tree.map(lambda leaf: leaf**2, first)
+    state = codec.init(jax.eval_shape(lambda: first))
+    _, after = codec.encode(first, state)
+    payload, _ = codec.encode(second, after)
+    one, two = (codec.decode(payload, each)[0] for each in (state, after))
+    if not all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
         raise ValueError(f"{codec.name}: its receiver remembers what came before")
 
 

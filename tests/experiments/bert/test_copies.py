@@ -1,0 +1,69 @@
+"""The copy of a cluster: what others must have alike, and what cannot be."""
+
+import configured
+import pytest
+
+from experiments.bert import config, copies, models
+from experiments.pretraining import vocabulary as vocabularies
+from nebula_jax.communication import bridge
+from nebula_jax.data.tokenizers import vocabulary as vocabulary_lib
+
+LINES = ["the house has 3 doors", "a school of 12 rooms", "the old station"] * 20
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "v.model"
+    vocabulary_lib.train(iter(LINES), 40, path)
+    return path
+
+
+def plan(vocabulary, **flags):
+    given = {
+        "vocabulary": vocabulary,
+        "languages": "en",
+        "model_size": "nano",
+        "max_length": 16,
+        "batch_size": 4,
+        "devices_per_cluster": 1,
+        **flags,
+    }
+    run = configured.run(config, **given)
+    words = vocabularies.given(run.local)
+    return run, words, copies.plan(run, models.load(run, words), 0)
+
+
+def test_clusters_with_other_layouts_part_in_words_that_name_it(vocabulary):
+    """Layers that only one cluster's checkpoint has, such as of another hot start."""
+    one, two = (copies.layout(plan(vocabulary, layers=layers)[2]) for layers in (1, 2))
+    hellos = [
+        bridge.frames.Hello(f"cluster:{k}", "0.1", each)
+        for k, each in enumerate((one, two))
+    ]
+    with pytest.raises(
+        bridge.Mismatch, match=r"cluster:1 has layout=\w+, cluster:0 has"
+    ):
+        bridge.check_agreement(*hellos)
+    bridge.check_agreement(hellos[0], hellos[0])
+
+
+def test_another_sync_is_named(vocabulary):
+    settings = [
+        config.settings(run, words)
+        for run, words, _ in (plan(vocabulary), plan(vocabulary, sync="sparse"))
+    ]
+    hellos = [
+        bridge.frames.Hello(f"cluster:{k}", "0.1", each)
+        for k, each in enumerate(settings)
+    ]
+    with pytest.raises(
+        bridge.Mismatch,
+        match="cluster:1 has --sync=sparse, cluster:0 has --sync=streaming",
+    ):
+        bridge.check_agreement(*hellos)
+
+
+def test_one_cluster_has_no_rounds(vocabulary):
+    _, _, copy = plan(vocabulary, clusters=1, sync="allreduce")
+    assert copy.member is None
+    assert copies.layout(copy) == {}
