@@ -21,7 +21,6 @@ from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
-from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import (
     all_clusters,
@@ -72,12 +71,7 @@ def train(run: config.Run) -> int:
         rounds = channels.rounds(run, copy, others, lines, work)
         start = channels.begin(run, others, rounds, saved.steps)
         arrays, position = saved.restore(start, copy.fresh)
-        state, where = arrays["state"], copies.position_of(position)
-        here = mesh_lib.rows_here(copy.mesh, copy.rows)
-        text.begin(where.text, share.batch_size, share.within(here))
-        timer.go_on(where.time)
-        if copy.member is not None:
-            copy.member.go_on(arrays, where.rounds)
+        state = copies.begin(copy, arrays, position, text, share, timer)
         del arrays
         record = progress.Progress(
             *(local.workdir, local.cluster, start, timer.shown(agreed.steps)),
@@ -92,12 +86,7 @@ def train(run: config.Run) -> int:
                 record.evaluation(step, evaluation.evaluate(copy, state.params, text))
 
         def save(step: int) -> None:
-            arrays = {"state": state}
-            where = copies.Position(text.position(), timer.position)
-            if copy.member is not None:
-                arrays |= copy.member.arrays
-                where = where._replace(rounds=copy.member.position)
-            saved.save(step, arrays, where._asdict())
+            saved.save(step, *copies.to_save(copy, state, text, timer))
 
         if start == 0:
             evaluate(0)

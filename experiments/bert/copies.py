@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.bert import config, models
+from experiments.bert import config, data, models, timing
+from experiments.pretraining import text as text_lib
 from nebula_jax import errors
 from nebula_jax.communication import selector
 from nebula_jax.data import joined_rows
@@ -20,6 +21,7 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rounds, rules
 from nebula_jax.runtime import devices
 from nebula_jax.training import bert, partition
+from nebula_jax.training import state as train_state
 
 
 class Batch(NamedTuple):
@@ -81,9 +83,41 @@ class Position(NamedTuple):
     rounds: Any = None
 
 
-def position_of(saved: dict[str, Any] | None) -> Position:
-    """Returns what was saved, or the position at step 0."""
-    return Position() if saved is None else Position(**saved)
+def begin(
+    copy: Copy,
+    arrays: dict[str, Any],
+    saved: dict[str, Any] | None,
+    text: text_lib.Text,
+    share: data.Share,
+    timer: timing.Timer,
+) -> train_state.TrainState:
+    """Goes on from a checkpoint, or from step 0; returns the state.
+
+    Args:
+      copy: of the cluster.
+      arrays: restored, like `copy.fresh`.
+      saved: the position beside them; None at step 0.
+      text, share, timer: of the cluster.
+    """
+    position = Position() if saved is None else Position(**saved)
+    here = mesh_lib.rows_here(copy.mesh, copy.rows)
+    text.begin(position.text, share.batch_size, share.within(here))
+    timer.go_on(position.time)
+    if copy.member is not None:
+        copy.member.go_on(arrays, position.rounds)
+    return arrays["state"]
+
+
+def to_save(
+    copy: Copy, state: train_state.TrainState, text: text_lib.Text, timer: timing.Timer
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what `begin` goes on from: arrays, and the position beside them."""
+    arrays: dict[str, Any] = {"state": state}
+    position = Position(text.position(), timer.position)
+    if copy.member is not None:
+        arrays |= copy.member.arrays
+        position = position._replace(rounds=copy.member.position)
+    return arrays, position._asdict()
 
 
 def is_saved_after(agreed: config.Agreed, step: int) -> bool:

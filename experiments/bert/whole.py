@@ -18,7 +18,6 @@ from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import local_rounds, pace
-from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import checkpoints, process, progress, run_folder
 from nebula_jax.training import partition
 
@@ -54,13 +53,7 @@ def train(run: config.Run) -> int:
     states = []
     for copy, each, text, share in zip(group, saved, texts, shares, strict=True):
         arrays, position = each.restore(start, copy.fresh)
-        states.append(arrays["state"])
-        where = copies.position_of(position)
-        here = mesh_lib.rows_here(copy.mesh, copy.rows)
-        text.begin(where.text, share.batch_size, share.within(here))
-        timer.go_on(where.time)
-        if copy.member is not None:
-            copy.member.go_on(arrays, where.rounds)
+        states.append(copies.begin(copy, arrays, position, text, share, timer))
     record = progress.Progress(
         *(local.workdir, local.cluster, start, timer.shown(agreed.steps)),
         *(local.log_every, (), work),
@@ -70,22 +63,16 @@ def train(run: config.Run) -> int:
 
     def evaluate(step: int) -> None:
         found: dict[str, Any] = {}
-        count = len(names) if len(agreed.groups()) > 1 else 1  # else all have one text
+        # With one group of languages all have one text: the first copy stands for all.
+        count = len(agreed.groups())
         with work.busy(activity.Activity.EVALUATING):
-            for copy, state, text in list(zip(group, states, texts, strict=True))[
-                :count
-            ]:
-                found |= evaluation.evaluate(copy, state.params, text)
+            for k in range(count):
+                found |= evaluation.evaluate(group[k], states[k].params, texts[k])
         record.evaluation(step, found)
 
     def save(step: int) -> None:
         for copy, each, state, text in zip(group, saved, states, texts, strict=True):
-            arrays = {"state": state}
-            where = copies.Position(text.position(), timer.position)
-            if copy.member is not None:
-                arrays |= copy.member.arrays
-                where = where._replace(rounds=copy.member.position)
-            each.save(step, arrays, where._asdict())
+            each.save(step, *copies.to_save(copy, state, text, timer))
 
     if start == 0:
         evaluate(0)

@@ -109,7 +109,8 @@ def lamb(
     """Makes LAMB (1904.00962): Adam, each matrix's update as long as the matrix.
 
     As optax has it, but biases and layer norms, which have no decay, have no trust
-    ratio either. With `clip_norm` 1 the gradient is normalized first, as in NVIDIA's.
+    ratio either. NVIDIA's divides the gradient by its norm first; `clip_norm` 1 does so
+    where that is above 1.
 
     Args:
       schedule: learning rate of each step.

@@ -1,0 +1,91 @@
+"""The table of local steps: its runs, its figures, its Markdown and its picture."""
+
+import pytest
+
+from nebula_jax.training import local_steps
+from scripts import table_local_steps
+from scripts.tables import local_steps_markdown
+
+
+def test_a_step_where_no_round_is_due_is_told_from_the_others():
+    """What is due after 40 and 41 is in the records of 40 and 50; 10, 20: warm-up."""
+    rule = local_steps.Config(inner_steps=40, delay=1)
+    seconds = {10: 1.0, 20: 1.0, 30: 1.0, 40: 3.0, 50: 2.0, 60: 1.0}
+    records, now = [{"step": 0, "time": 0.0, "loss": 1.0}], 0.0
+    for step, each in seconds.items():
+        now += 10 * each
+        records.append({"step": step, "time": now, "loss": 1.0})
+    found = table_local_steps.step_seconds(records, rule)
+    assert found == {"all": pytest.approx(7 / 4), "between": 1.0}
+
+
+def test_differences_are_paired_by_seed():
+    losses = {"all_reduce": {"0": 2.0, "1": 4.0}, "streaming2": {"0": 2.2, "1": 4.0}}
+    row = table_local_steps.ROWS[1]
+    found = table_local_steps.difference(losses, row)
+    assert found["mean"] == pytest.approx(0.05)
+    assert found["standard_error"] == pytest.approx(0.05)
+    assert table_local_steps.difference(losses, table_local_steps.ALL_REDUCE) is None
+
+
+def test_every_row_trains_on_the_same_batches():
+    keys = [row.key for row in table_local_steps.ROWS]
+    assert len(set(keys)) == len(keys)
+    for row in table_local_steps.ROWS:
+        assert table_local_steps.BATCH % row.clusters == 0
+        assert not row.reference or row.reference in keys
+
+
+def record():
+    sizes = {
+        "tokens": 1000,
+        "per_token": 2.0,
+        "all_reduce_per_token": 1000.0,
+        "fewer": 500.0,
+    }
+    common = {
+        **{"inner_steps": 60, "fragments": 2, "delay": 5, "codec": "e3m0(256)"},
+        "curve": [(0, 9.0), (10, 6.0), (20, 5.0)],
+    }
+    rows = [
+        {
+            **{"name": "all-reduce", "key": "all_reduce", "reference": ""},
+            **{"clusters": 1, "is_all_reduce": True, "bytes": {}, **common},
+            **{"losses": {"0": 5.0, "1": 5.0}, "difference": None},
+            "xnli": [0.45, 0.47],
+        },
+        {
+            **{"name": "streaming, e3m0", "key": "streaming2"},
+            **{"reference": "all_reduce", "clusters": 2, "is_all_reduce": False},
+            **{"bytes": sizes, **common, "losses": {"0": 5.1, "1": 5.1}},
+            "difference": {"mean": 0.02, "standard_error": 0.0, "seeds": 2},
+            "xnli": [0.46, 0.46],
+        },
+    ]
+    hardware = {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"}
+    return {
+        **{"command": "python -m x", "commit": "abc", "hardware": hardware},
+        **{"seconds": 60.0, "seeds": ["0", "1"], "rows": rows, "steps": 20},
+        **{"batch": 64, "line": "60mbit,15ms"},
+        "time": {"all": 0.103, "between": 0.1, "sent": 1001, "formula": 1000},
+    }
+
+
+def test_what_was_to_be_reached_stands_beside_what_was():
+    found = local_steps_markdown.targets(record())
+    met = {each["what"]: each["met"] for each in found}
+    assert met == {
+        "streaming, e3m0, 2 clusters: loss over all-reduce's": False,
+        "streaming, e3m0, 2 clusters: times fewer bytes a token": True,
+        "bytes over the formula's, as sent over 60mbit,15ms": True,
+        "time of a step at 60mbit,15ms over computing alone": False,
+        "XNLI English dev, streaming and all-reduce: difference, points": True,
+    }
+
+
+def test_the_table_and_the_picture(tmp_path):
+    text = local_steps_markdown.markdown(record())
+    row = "| streaming, e3m0 | 2 | 60, 2, 5 | 5.1000 | +2.00% ± 0.00% | 2.00 | 500 | 46"
+    assert row in text
+    local_steps_markdown.picture(record(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
