@@ -19,7 +19,7 @@ STREAMING: dict[str, Any] = {
     "outer_momentum": -1.0,
 }
 """Flags of --sync=streaming alone, and their defaults."""
-SPARSE: dict[str, Any] = {"sparse_average": "clusters"}
+SPARSE: dict[str, Any] = {"sparse_average": "clusters", "unsent": "residual"}
 """Flags of --sync=sparse alone, and their defaults."""
 
 flags.DEFINE_enum(
@@ -74,7 +74,8 @@ flags.DEFINE_string(
     "",
     "Codec of what crosses, the difference from the anchor, such as e3m0(256)|zstd(3)."
     " If empty, e3m0(256) with --sync=streaming, and"
-    " error_feedback(sparse_loco(64, 4096), 0.95) with --sync=sparse.",
+    " error_feedback(sparse_loco(64, 4096), 0.95) with --sync=sparse, or without its"
+    " residual where --unsent=parameters.",
 )
 flags.DEFINE_enum(
     "delta_weights",
@@ -89,6 +90,14 @@ flags.DEFINE_enum(
     ["clusters", "senders"],
     "Divisor of a sum with --sync=sparse: clusters (their number), or senders (of"
     " each value, those that sent it).",
+)
+flags.DEFINE_enum(
+    "unsent",
+    SPARSE["unsent"],
+    ["residual", "parameters"],
+    "Place of what a cluster has learned and not sent yet, with --sync=sparse: residual"
+    " (of the codec: the cluster itself begins each round at the anchor), or parameters"
+    " (the cluster goes on with it: for many clusters' steps between two of a value).",
 )
 flags.DEFINE_string(
     "hub",
@@ -115,6 +124,8 @@ CODECS = {
     "sparse": "error_feedback(sparse_loco(64, 4096), 0.95)",
 }
 """--sync -> the codec of what crosses, if none is given."""
+UNSENT_CODEC = "sparse_loco(64, 4096)"
+"""The codec of what crosses with --unsent=parameters, if none is given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,6 +148,7 @@ class Settings:
     """Empty for that of `sync`."""
     delta_weights: str
     sparse_average: str
+    unsent: str
     hub: str
     """Name of a cluster; empty for connections of each to each."""
     quorum: int
@@ -146,14 +158,19 @@ class Settings:
 
     def codec(self) -> str:
         """Returns the codec of what crosses; empty where nothing does."""
-        return self.delta_codec or CODECS.get(self.sync, "")
+        default = CODECS.get(self.sync, "")
+        if self.sync == "sparse" and self.unsent == "parameters":
+            default = UNSENT_CODEC
+        return self.delta_codec or default
 
     def local_steps(self) -> local_steps.Config:
         """Returns the settings of local steps.
 
         SparseLoCo has no outer optimizer: what is sent is taken off as it is. And it
         begins each round at the anchor, since what was not sent is in the codec's
-        residual already: α would count it twice.
+        residual already: α would count it twice. With --unsent=parameters there is no
+        residual, and a cluster's parameters are ahead of the anchor by what it has not
+        sent.
 
         Raises:
           ValueError: at what cannot be; begins with a field's name.
@@ -168,6 +185,7 @@ class Settings:
             learning_rate=1.0 if is_sparse else self.outer_learning_rate,
             momentum=0.0 if is_sparse else momentum,
             average=self.sparse_average,
+            keeps_unsent=is_sparse and self.unsent == "parameters",
         )
 
     def window(self) -> int:
@@ -226,7 +244,12 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
     except ValueError as error:
         field, _, rest = str(error).partition(" ")
         raise errors.SettingsError(f"--{OWN_FLAGS.get(field, field)} {rest}") from None
-    settings.compression()
+    codec = settings.compression().codec
+    if settings.unsent == "parameters" and codec.name.startswith("error_feedback"):
+        raise errors.SettingsError(
+            f"--delta_codec={settings.codec()} and --unsent=parameters both keep what"
+            " was not sent; give the codec without error_feedback"
+        )
     _check_hub(settings, clusters)
 
 

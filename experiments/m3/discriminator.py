@@ -24,7 +24,7 @@ from nebula_jax.runtime import (
     progress,
     run_folder,
 )
-from nebula_jax.training import m3, m3_steps
+from nebula_jax.training import m3_predictions, m3_steps
 
 
 def train(run: config.Run) -> int:
@@ -41,7 +41,7 @@ def train(run: config.Run) -> int:
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.discriminator_init(mesh, made, agreed.seed)
     predict = jax.jit(
-        functools.partial(m3.predict, made.config),
+        functools.partial(m3_predictions.predict, made.config),
         in_shardings=(fresh.sharding.params, batch_at),
         out_shardings=everywhere,
     )

@@ -21,7 +21,7 @@ from nebula_jax.parallel import fan_out, pace
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime import checkpoints, devices, process, progress, run_folder
-from nebula_jax.training import m3, m3_steps
+from nebula_jax.training import m3, m3_predictions, m3_steps
 
 
 def train(run: config.Run) -> int:
@@ -55,7 +55,7 @@ def train(run: config.Run) -> int:
     @functools.partial(jax.jit, out_shardings=everywhere)
     def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
         corrupted = m3.corrupt(made.config, generator, rng, batch)
-        return m3.predict(made.config, discriminator, corrupted)
+        return m3_predictions.predict(made.config, discriminator, corrupted)
 
     settings = config.settings(run, vocabulary)
     names = ["discriminator", *(f"generator:{k}" for k in range(len(groups)))]

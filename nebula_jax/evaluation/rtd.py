@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from nebula_jax.training import m3
+from nebula_jax.training import m3_predictions
 
 
 def auc(scores: np.ndarray, replaced: np.ndarray) -> float:
@@ -34,7 +34,7 @@ def auc(scores: np.ndarray, replaced: np.ndarray) -> float:
     return float(wins / (positive * negative))
 
 
-def report(predictions: Sequence[m3.Predictions]) -> dict[str, float]:
+def report(predictions: Sequence[m3_predictions.Predictions]) -> dict[str, float]:
     """Computes the figures of one language.
 
     Args:
@@ -66,9 +66,9 @@ class RtdAccumulator:
     """The predictions of one evaluation, by language."""
 
     def __init__(self) -> None:
-        self._predictions: dict[str, list[m3.Predictions]] = {}
+        self._predictions: dict[str, list[m3_predictions.Predictions]] = {}
 
-    def add(self, language: str, predictions: m3.Predictions) -> None:
+    def add(self, language: str, predictions: m3_predictions.Predictions) -> None:
         """Adds the predictions on one batch."""
         batches = self._predictions.setdefault(language, [])
         batches.append(jax.device_get(predictions))

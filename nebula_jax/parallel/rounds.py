@@ -283,24 +283,30 @@ class Member:
         """
         about, digest = self._fragments[fragment], self.digest(fragment)
         expected = Head(step, fragment, about.version, 0)
-        heads, deltas = self._checked(expected, digest, payloads)
+        heads, sent = self._checked(expected, digest, payloads)
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         outer = local_steps.outer_step(
-            *(self.config, self.outers[fragment], deltas),
+            *(self.config, self.outers[fragment], list(sent.values())),
             local_steps.weights_of(tokens),
             is_first=about.version == 0,
         )
-        self.outers[fragment] = outer
+        before, self.outers[fragment] = self.outers[fragment].anchor, outer
         about.version += 1
         own = local_steps.split(params, self.config.fragments)[fragment]
-        mixed = local_steps.mix(self.config, own, outer.anchor)
-        return local_steps.replace(params, mixed), heads
+        if self.config.keeps_unsent:
+            after = local_steps.follow(own, sent.get(self._own), before, outer.anchor)
+        else:
+            after = local_steps.mix(self.config, own, outer.anchor)
+        return local_steps.replace(params, after), heads
 
     def _checked(
         self, expected: Head, digest: np.ndarray, payloads: Sequence[Any]
-    ) -> tuple[list[Head], list[local_steps.Fragment]]:
-        """Returns the heads and deltas of those messages that there are, checked."""
-        heads, deltas = [], []
+    ) -> tuple[list[Head], dict[str, local_steps.Fragment]]:
+        """Returns the heads of those messages that there are, and their deltas by name.
+
+        In the order of the clusters.
+        """
+        heads, deltas = [], {}
         where = f"of fragment {expected.fragment} in the round of step {expected.step}"
         for name, payload in zip(self._clusters, payloads, strict=True):
             if payload is None:
@@ -326,7 +332,7 @@ class Member:
             if not bool(is_finite):
                 raise RoundError(f"{name} sent a delta {where} that is not finite")
             heads.append(found)
-            deltas.append(message["delta"])
+            deltas[name] = message["delta"]
         return heads, deltas
 
     def closing(self, step: int) -> Any:

@@ -60,6 +60,9 @@ class Config:
     ENOUGH_STEPS, else 0: with few steps it costs up to 9 % of the loss."""
     average: str = "clusters"
     """`clusters` divides a sum by R; `senders`, each value by those that sent it."""
+    keeps_unsent: bool = False
+    """True if a cluster's own parameters keep what it has not sent, in place of mixing:
+    for a codec that sends a part of the values, and remembers none of the rest."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, which begins with a field's name, at what cannot be."""
@@ -288,6 +291,24 @@ def mix(config: Config, params: Fragment, anchor: Fragment) -> Fragment:
         return jax.tree.map(jnp.copy, anchor)
     own, others = np.float32(config.mixing), np.float32(1 - config.mixing)
     return {path: params[path] * own + anchor[path] * others for path in anchor}
+
+
+def follow(
+    params: Fragment, sent: Fragment | None, before: Fragment, after: Fragment
+) -> Fragment:
+    """Returns parameters that keep what has not been sent, and take the rest.
+
+    What was sent is in the anchor now, at its share of the mean. So it is taken back,
+    and the parameters move as the anchor did: they are at the new anchor, but for what
+    this cluster has learned and not sent.
+
+    Args:
+      params: of this cluster, now.
+      sent: its delta, as it was received; None if the round went on without it.
+      before, after: the anchor, before the round and after it.
+    """
+    found = {path: params[path] + (after[path] - before[path]) for path in after}
+    return found if sent is None else {path: found[path] + sent[path] for path in sent}
 
 
 def digest(arrays: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,14 @@ from flax import linen as nn
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, mask_slots, transformer
-from nebula_jax.training import accumulate, losses, masking, optimizers, sampling
+from nebula_jax.training import (
+    accumulate,
+    losses,
+    masking,
+    optimizers,
+    sampling,
+    warm_start,
+)
 from nebula_jax.training import state as train_state
 
 
@@ -49,18 +56,37 @@ class Config:
     """Micro-batches that a generator sends in a step, each as soon as it is made; n."""
     clip_norm: float = 1.0
     """Largest norm of each model's gradient; the paper names none, ELECTRA has 1."""
+    start: warm_start.Config = warm_start.NONE
+    """The protection of pretrained encoders; by default there is none."""
 
     @property
     def capacity(self) -> int:
         """The mask slots of a row, M."""
         return masking.capacity(self.mask_rate, self.generator.max_length)
 
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """The Adam with linear decay of every generator and the discriminator."""
-        return optimizers.adam(
-            optimizers.linear_decay(self.learning_rate, self.warmup_steps, self.steps),
-            weight_decay=self.weight_decay,
+    def optimizer(
+        self, encoder: transformer.Config
+    ) -> optax.GradientTransformationExtraArgs:
+        """Makes the optimizer of a model: Adam with linear decay.
+
+        Args:
+          encoder: shape of the generator or of the discriminator.
+        """
+        schedule = optimizers.linear_decay(
+            self.learning_rate, self.warmup_steps, self.steps
+        )
+        if self.start == warm_start.NONE:
+            adam = optimizers.adam(
+                schedule, weight_decay=self.weight_decay, clip_norm=self.clip_norm
+            )
+            return optax.with_extra_args_support(adam)
+        return warm_start.optimizer(
+            self.start,
+            optimizers.adam(lambda _: 1.0, weight_decay=self.weight_decay),
+            peak=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            steps=self.steps,
+            layers=encoder.layers,
             clip_norm=self.clip_norm,
         )
 
@@ -76,25 +102,6 @@ class Tokens(NamedTuple):
     input_ids: jax.Array
     masked: jax.Array
     originals: jax.Array
-
-
-class Predictions(NamedTuple):
-    """The discriminator's predictions on a batch, for evaluation.
-
-    replaced_score: [B, L] float32, log-odds that the token was replaced.
-    replaced: [B, L] bool, the truth.
-    text: [B, L] bool, true where a token is text (no padding, no control piece).
-    clm_correct: [] int32, masked positions whose original CLM predicted.
-    sampled_correct: [] int32, masked positions whose original the generator sampled.
-    masked: [] int32, masked positions.
-    """
-
-    replaced_score: jax.Array
-    replaced: jax.Array
-    text: jax.Array
-    clm_correct: jax.Array
-    sampled_correct: jax.Array
-    masked: jax.Array
 
 
 Metrics = dict[str, jax.Array]
@@ -127,7 +134,8 @@ def init_generator(
         4.1); random ones if None.
     """
     rng = jax.random.fold_in(jax.random.key(seed), 1 + index)
-    return _init(electra.Generator(config.generator), config, rng, encoder)
+    module = electra.Generator(config.generator)
+    return _init(module, config, config.generator, rng, encoder)
 
 
 def init_discriminator(
@@ -135,11 +143,16 @@ def init_discriminator(
 ) -> train_state.TrainState:
     """Initializes the discriminator; arguments as for `init_generator`."""
     rng = jax.random.fold_in(jax.random.key(seed), 0)
-    return _init(electra.Discriminator(config.discriminator), config, rng, encoder)
+    module = electra.Discriminator(config.discriminator)
+    return _init(module, config, config.discriminator, rng, encoder)
 
 
 def _init(
-    module: nn.Module, config: Config, rng: jax.Array, encoder: Any
+    module: nn.Module,
+    config: Config,
+    shape: transformer.Config,
+    rng: jax.Array,
+    encoder: Any,
 ) -> train_state.TrainState:
     init_rng, step_rng = jax.random.split(rng)
     ids = jnp.zeros((1, config.generator.max_length), jnp.int32)
@@ -154,7 +167,7 @@ def _init(
         heads = jax.eval_shape(init).keys() - encoder.keys()
         drawn = jax.jit(lambda: {name: init()[name] for name in heads})()
         params = jax.tree.map(jnp.asarray, encoder) | drawn
-    return train_state.create(params, config.optimizer, step_rng)
+    return train_state.create(params, config.optimizer(shape), step_rng)
 
 
 class Keys(NamedTuple):
@@ -213,7 +226,7 @@ def generator_loss_of(
         input_ids, masked = rows
         length = input_ids.shape[-1]
         logits = electra.Generator(config.generator).apply(
-            {"params": params},
+            {"params": warm_start.without_frozen(config.start, params)},
             masked.input_ids,
             input_ids != vocabularies.SPECIAL.pad,
             masked.positions,
@@ -275,21 +288,30 @@ def generator_loss(
     return outcome.loss, (outcome.rows, metrics)
 
 
-class _Inputs(NamedTuple):
-    """The discriminator's inputs and labels, derived from Tokens."""
+class Inputs(NamedTuple):
+    """The discriminator's inputs and labels, derived from Tokens.
 
-    attention_mask: jax.Array  # [B, L] bool
-    positions: jax.Array  # [B, M] int32, L in empty slots
-    filled: jax.Array  # [B, M] float32
-    is_original: jax.Array  # [B, L] bool
+    text: [B, L] int32, the tokens before any was replaced.
+    attention_mask: [B, L] bool.
+    positions: [B, M] int32, of masked tokens; L in empty slots.
+    filled: [B, M] float32, 1 in slots that are not empty.
+    is_original: [B, L] bool.
+    """
+
+    text: jax.Array
+    attention_mask: jax.Array
+    positions: jax.Array
+    filled: jax.Array
+    is_original: jax.Array
 
 
-def _inputs(tokens: Tokens) -> _Inputs:
+def inputs_of(tokens: Tokens) -> Inputs:
     """Derives the discriminator's inputs and labels from the tokens sent."""
     length = tokens.input_ids.shape[-1]
     positions = mask_slots.find(tokens.masked, tokens.originals.shape[-1])
     text = mask_slots.scatter(tokens.input_ids, positions, tokens.originals)
-    return _Inputs(
+    return Inputs(
+        text=text,
         # A generator may sample [PAD] itself: a masked position is never padding.
         attention_mask=(tokens.input_ids != vocabularies.SPECIAL.pad) | tokens.masked,
         positions=positions,
@@ -314,14 +336,14 @@ def discriminator_parts(
       The loss of a micro-batch, with its parts; the batch that it is of; metrics that
       no model is needed for.
     """
-    inputs = _inputs(tokens)
+    inputs = inputs_of(tokens)
     all_real = jnp.sum(inputs.attention_mask.astype(jnp.float32))
     all_filled = jnp.sum(inputs.filled)
 
     def part(params: Any, rows: Any, number: jax.Array | None) -> accumulate.Outcome:
         tokens, inputs = rows
         rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
-            {"params": params},
+            {"params": warm_start.without_frozen(config.start, params)},
             tokens.input_ids,
             inputs.attention_mask,
             inputs.positions,
@@ -371,22 +393,3 @@ def corrupt(
 ) -> Tokens:
     """Corrupts held-out text [B, L] as the generator does, without dropout."""
     return generator_loss(config, params, rng, input_ids, training=False)[1][0]
-
-
-def predict(config: Config, params: Any, tokens: Tokens) -> Predictions:
-    """Applies the discriminator to `tokens` without dropout."""
-    inputs = _inputs(tokens)
-    rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
-        {"params": params}, tokens.input_ids, inputs.attention_mask, inputs.positions
-    )
-    sampled = mask_slots.gather(tokens.input_ids, inputs.positions)
-    predicted = jnp.argmax(clm_logits, axis=-1)
-    filled = inputs.filled > 0
-    return Predictions(
-        replaced_score=-rtd_logits,
-        replaced=~inputs.is_original,
-        text=(tokens.input_ids >= vocabularies.NUM_SPECIAL) | tokens.masked,
-        clm_correct=jnp.sum((predicted == tokens.originals) & filled),
-        sampled_correct=jnp.sum((sampled == tokens.originals) & filled),
-        masked=jnp.sum(filled),
-    )

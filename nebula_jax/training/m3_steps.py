@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.training import accumulate, m3
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.training import accumulate, m3, warm_start
 from nebula_jax.training import state as train_state
 
 
@@ -39,8 +40,21 @@ def generator_step(
         part, state.params, batch, config.fan_out * config.micro_batches
     )
     metrics = m3.generator_metrics(batch, weight, outcome.loss, outcome.sums)
-    state, metrics = state.apply_gradients(grads, config.optimizer, metrics)
+    state, metrics = _updated_generator(config, state, grads, metrics, input_ids)
     return state, outcome.rows, metrics
+
+
+def _updated_generator(
+    config: m3.Config,
+    state: train_state.TrainState,
+    grads: Any,
+    metrics: m3.Metrics,
+    input_ids: jax.Array,
+) -> tuple[train_state.TrainState, m3.Metrics]:
+    is_text = input_ids >= vocabularies.NUM_SPECIAL
+    words = warm_start.words_seen(input_ids, is_text, config.generator.vocab_size)
+    optimizer = config.optimizer(config.generator)
+    return state.apply_gradients(grads, optimizer, metrics, seen=warm_start.Seen(words))
 
 
 class Begun(NamedTuple):
@@ -114,7 +128,8 @@ def finish(
 ) -> tuple[train_state.TrainState, m3.Metrics]:
     """Takes the optimization step once all micro-batches are added."""
     metrics = m3.generator_metrics(begun.rows, begun.weight, begun.loss, begun.wrong)
-    return state.apply_gradients(begun.grads, config.optimizer, metrics)
+    input_ids, _ = begun.rows
+    return _updated_generator(config, state, begun.grads, metrics, input_ids)
 
 
 def discriminator_step(
@@ -131,12 +146,38 @@ def discriminator_step(
     Returns:
       The next state and metrics.
     """
-    part, batch, metrics = m3.discriminator_parts(config, state.key(), _join(tokens))
+    joined = _join(tokens)
+    part, batch, metrics = m3.discriminator_parts(config, state.key(), joined)
     grads, outcome = accumulate.gradients(
         part, state.params, batch, config.micro_batches
     )
     metrics = {"loss": outcome.loss, **outcome.sums, **metrics}
-    return state.apply_gradients(grads, config.optimizer, metrics)
+    return _updated_discriminator(config, state, grads, metrics, joined)
+
+
+def _updated_discriminator(
+    config: m3.Config,
+    state: train_state.TrainState,
+    grads: Any,
+    metrics: m3.Metrics,
+    tokens: m3.Tokens,
+) -> tuple[train_state.TrainState, m3.Metrics]:
+    inputs = m3.inputs_of(tokens)
+    is_text = inputs.text >= vocabularies.NUM_SPECIAL
+    vocab_size = config.discriminator.vocab_size
+    replaced = ~inputs.is_original & inputs.attention_mask
+    right = inputs.is_original & tokens.masked
+    seen = warm_start.Seen(
+        warm_start.words_seen(inputs.text, is_text, vocab_size),
+        _counts(replaced, inputs.is_original & inputs.attention_mask),
+        _counts(right, tokens.masked),
+    )
+    optimizer = config.optimizer(config.discriminator)
+    return state.apply_gradients(grads, optimizer, metrics, seen=seen)
+
+
+def _counts(*kinds: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.sum(each).astype(jnp.float32) for each in kinds])
 
 
 def whole_step(
@@ -179,24 +220,27 @@ def whole_step(
             for each in tokens
             for i in range(config.fan_out)
         ]
+        joined = _join(sent)
         loss, metrics = m3.discriminator_loss(
-            config, discriminator_params, discriminator.key(), _join(sent)
+            config, discriminator_params, discriminator.key(), joined
         )
         total = sum(outcome[0] for outcome in outcomes) + loss
-        return total, (tokens, tuple(outcome[1][1] for outcome in outcomes), metrics)
+        measured = tuple(outcome[1][1] for outcome in outcomes)
+        return total, (tokens, joined, measured, metrics)
 
     params = (tuple(state.params for state in generators), discriminator.params)
-    grads, (tokens, generator_metrics, metrics) = jax.grad(total_loss, has_aux=True)(
+    (of_generators, of_discriminator), aside = jax.grad(total_loss, has_aux=True)(
         params
     )
-    *after, (discriminator, metrics) = (
-        state.apply_gradients(each, config.optimizer, measured)
-        for state, each, measured in zip(
-            (*generators, discriminator),
-            (*grads[0], grads[1]),
-            (*generator_metrics, metrics),
-            strict=True,
+    tokens, joined, generator_metrics, metrics = aside
+    after = [
+        _updated_generator(config, *each)
+        for each in zip(
+            generators, of_generators, generator_metrics, batches, strict=True
         )
+    ]
+    discriminator, metrics = _updated_discriminator(
+        config, discriminator, of_discriminator, metrics, joined
     )
     states, generator_metrics = zip(*after, strict=True)
     return states, discriminator, tokens, generator_metrics, metrics

@@ -62,6 +62,7 @@ class TrainState:
         grads: Any,
         optimizer: optax.GradientTransformation,
         metrics: Mapping[str, jax.Array],
+        **seen: Any,
     ) -> tuple["TrainState", dict[str, jax.Array]]:
         """Takes one optimization step, unless something of it is not finite.
 
@@ -72,12 +73,16 @@ class TrainState:
           grads: like the parameters.
           optimizer: of the parameters.
           metrics: of the step, with its `loss`, [] float32.
+          seen: what an optimizer needs besides, such as that of `warm_start`; others do
+            without.
 
         Returns:
           The next state, and the metrics with `is_finite`, [] bool: False if the loss,
           the norm of the gradient, or that of the next parameters was not.
         """
-        updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
+        updates, opt_state = optax.with_extra_args_support(optimizer).update(
+            grads, self.opt_state, self.params, step=self.step, **seen
+        )
         params = optax.apply_updates(self.params, updates)
         norms = optax.tree.norm(grads), optax.tree.norm(params)
         is_finite = jnp.all(jnp.isfinite(jnp.stack([metrics["loss"], *norms])))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.evaluation import rtd
-from nebula_jax.training import m3
+from nebula_jax.training import m3_predictions
 
 
 def brute_force(scores, replaced):
@@ -32,7 +32,7 @@ def test_auc_of_one_kind_alone_is_not_a_number():
 
 
 def test_a_report_counts_text_only_and_adds_batches():
-    one = m3.Predictions(
+    one = m3_predictions.Predictions(
         replaced_score=np.asarray([[9.0, 2.0, 1.0, 9.0]]),
         replaced=np.asarray([[False, True, False, False]]),
         text=np.asarray([[False, True, True, False]]),

@@ -98,6 +98,27 @@ def test_a_round_is_the_outer_step_on_what_was_received():
     assert np.array_equal(kernel, copies[1]["encoder"]["layer_1"]["kernel"])
 
 
+def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
+    """A part of the values a round, the largest first; in the end all were sent."""
+    config = local_steps.Config(
+        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
+    )
+    group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
+    copies = [moved(1), moved(2), moved(3)]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
+    once = a_round(group, copies)[0]["embeddings"]["table"]
+    assert not np.array_equal(once, group[0].outers[0].anchor["embeddings/table"])
+    copies = [moved(1), moved(2), moved(3)]
+    group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
+    for step in range(2, 242, 2):
+        copies = a_round(group, copies, step, step // 2 % 2)
+        assert len({each.digest(step // 2 % 2).tobytes() for each in group}) == 1
+    for own in copies:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, mean
+        )
+
+
 def test_weights_by_tokens():
     group = members(weights="tokens")
     for each, tokens in zip(group, [30, 10, 0], strict=True):

@@ -97,6 +97,18 @@ def test_an_outer_step_rounds_every_operation_by_itself():
         assert np.array_equal(outer.anchor["w"], expected)
 
 
+def test_parameters_keep_what_was_not_sent():
+    before, after = fragment(1.0, 1.0, 1.0), fragment(0.5, 1.0, 0.0)
+    params = fragment(0.0, 3.0, 1.0)  # the delta is 1, -2, 0, of which 1, 0, 0 was sent
+    kept = local_steps.follow(params, fragment(1.0, 0.0, 0.0), before, after)
+    assert kept["w"].tolist() == [0.5, 3.0, 0.0]
+    left = local_steps.outer_gradient(after, kept)
+    assert left["w"].tolist() == [0.0, -2.0, 0.0]
+    # A round that went on without it: all of its delta is still to be sent.
+    late = local_steps.follow(params, None, before, after)
+    assert local_steps.outer_gradient(after, late)["w"].tolist() == [1.0, -2.0, 0.0]
+
+
 def test_denormals_are_zero_on_every_device():
     settings = config(learning_rate=1.0, momentum=0.0)
     outer = local_steps.begin(settings, fragment(2.0**-126 * 1.5))

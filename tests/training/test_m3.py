@@ -9,7 +9,14 @@ from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import rtd
 from nebula_jax.models import electra, mask_slots, transformer
-from nebula_jax.training import losses, m3, m3_steps, masking, sampling
+from nebula_jax.training import (
+    losses,
+    m3,
+    m3_predictions,
+    m3_steps,
+    masking,
+    sampling,
+)
 
 V, L, B = 97, 24, 8
 
@@ -47,7 +54,7 @@ generator_loss = jax.jit(m3.generator_loss, static_argnums=0)
 generator_step = jax.jit(m3_steps.generator_step, static_argnums=0)
 discriminator_step = jax.jit(m3_steps.discriminator_step, static_argnums=0)
 discriminator_loss = jax.jit(m3.discriminator_loss, static_argnums=0)
-predict = jax.jit(m3.predict, static_argnums=0)
+predict = jax.jit(m3_predictions.predict, static_argnums=0)
 mask_tokens = jax.jit(
     functools.partial(
         masking.mask_tokens,

@@ -38,6 +38,15 @@ def test_sparse_takes_off_what_was_sent_and_begins_at_the_anchor():
     assert made.codec() == "error_feedback(sparse_loco(64, 4096), 0.95)"
 
 
+def test_what_was_not_sent_is_in_the_residual_or_in_the_parameters():
+    made = settings(sync="sparse", unsent="parameters")
+    assert made.local_steps().keeps_unsent
+    assert made.codec() == "sparse_loco(64, 4096)"
+    config.check(made, CLUSTERS)
+    assert not settings(sync="sparse").local_steps().keeps_unsent
+    assert not settings().local_steps().keeps_unsent
+
+
 def test_a_codec_may_be_any_and_be_compressed_on_the_host():
     assert settings(delta_codec="fp16|zstd(3)").compression().zstd == 3
     assert settings(clusters=1, sync="allreduce").codec() == ""
@@ -81,6 +90,12 @@ def test_the_defaults_can_be():
             "--outer_momentum=0.9 is for --sync=streaming, not for --sync=sparse",
         ),
         ({"sync": "sparse", "mixing": 0.1}, "--mixing=0.1 is for --sync=streaming"),
+        ({"unsent": "parameters"}, "--unsent=parameters is for --sync=sparse"),
+        (
+            {"sync": "sparse", "unsent": "parameters"}
+            | {"delta_codec": "error_feedback(top_k(0.1))"},
+            "both keep what was not sent",
+        ),
     ],
 )
 def test_what_cannot_be_is_named_with_what_would_do(given, message):

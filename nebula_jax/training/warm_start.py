@@ -1,0 +1,277 @@
+"""A warm start: new heads on a pretrained encoder, which they must not spoil.
+
+New heads begin at random. The quickest way down for their loss, to predict how frequent
+each outcome is, leads through all of the encoder's hidden states at once, unless their
+biases do so already; and the gradients that they send back before they have learned are
+noise. So the heads train alone at first, their biases at the outcomes' frequencies, and
+then lower layers more slowly than higher ones.
+
+V vocabulary.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from nebula_jax.training import optimizers, partition
+
+NEVER = 2**31 - 1
+SMOOTHING = 0.5  # counts that every outcome has before anything was seen
+MEAN_STEPS = 20  # steps that the mean of what the gate waits for looks back on
+_WORDS = ("mlm_head", "clm_head")  # whose biases are of words
+_REPLACED = "rtd_head/output/bias"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The settings of a warm start; the defaults train all parameters alike."""
+
+    head_warmup_steps: int = 0
+    """Steps in which heads train alone."""
+    head_learning_rate: float = 0.0
+    """Peak of the heads' learning rate; 0 for that of the encoder."""
+    layer_decay: float = 1.0
+    """d of `optimizers.layer_factor`."""
+    freeze_embeddings: bool = False
+    """True if no embedding trains."""
+    head_priors: bool = False
+    """True if the heads' biases follow the frequencies seen while heads train alone."""
+    teacher_gate: float = 0.0
+    """Share of masked tokens that generators must sample right before the
+    discriminator's encoder trains; 0 for no gate."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, which begins with a field's name, at what cannot be."""
+        if self.head_priors and not self.head_warmup_steps:
+            raise ValueError(
+                "head_priors counts in the steps in which heads train alone, and"
+                " head_warmup_steps is 0"
+            )
+
+
+NONE = Config()
+"""The settings with which all parameters train alike."""
+
+
+class Seen(NamedTuple):
+    """The outcomes that a batch shows; None where a model has no such head.
+
+    words: [V] float32, tokens of text of each piece.
+    replaced: [2] float32, tokens that were replaced, and those that were not.
+    right: [2] float32, masked tokens that generators sampled right, and all.
+    """
+
+    words: jax.Array
+    replaced: jax.Array | None = None
+    right: jax.Array | None = None
+
+
+class State(NamedTuple):
+    """The state of `optimizer`.
+
+    seen: sums of the steps in which heads trained alone; `right` is a mean of the last.
+    opened: [] int32, steps after which the encoder trains; NEVER if that is open.
+    heads: of their optimizer.
+    encoder: of its optimizer.
+    """
+
+    seen: Seen
+    opened: jax.Array
+    heads: optax.OptState
+    encoder: optax.OptState
+
+
+def is_head(path: str) -> bool:
+    """Returns True if a parameter is new: of no encoder and no embedding."""
+    return not path.startswith(("embeddings/", "encoder/"))
+
+
+def is_trained(config: Config, path: str) -> bool:
+    """Returns True if a parameter ever trains."""
+    return not (config.freeze_embeddings and path.startswith("embeddings/"))
+
+
+def without_frozen(config: Config, params: Any) -> Any:
+    """Returns the parameters; no gradient passes into those that never train."""
+    if not config.freeze_embeddings:
+        return params
+    return params | {"embeddings": jax.lax.stop_gradient(params["embeddings"])}
+
+
+def rate(
+    step: jax.Array, begin: jax.Array | int, peak: float, warmup_steps: int, steps: int
+) -> jax.Array:
+    """Computes the learning rate of parameters that begin to train later than others.
+
+    It rises from 0 to `peak` over the warm-up, then falls linearly to 0 at the end:
+    from step 0 on it is `optimizers.linear_decay`.
+
+    Args:
+      step: [] int32, of the run.
+      begin: [] int32, the first step that they train in.
+      peak: the highest rate.
+      warmup_steps: of them.
+      steps: of the run.
+
+    Returns:
+      [] float32; 0 before they begin.
+    """
+    now, first = jnp.float32(step), jnp.float32(begin)
+    warmup = jnp.minimum(jnp.float32(warmup_steps), jnp.maximum(steps - first, 0))
+    rise = (now - first) / jnp.maximum(warmup, 1)
+    fall = (steps - now) / jnp.maximum(steps - first - warmup, 1)
+    return peak * jnp.clip(jnp.minimum(rise, fall), 0, 1)
+
+
+def optimizer(
+    config: Config,
+    inner: optax.GradientTransformation,
+    *,
+    peak: float,
+    warmup_steps: int,
+    steps: int,
+    layers: int,
+    clip_norm: float,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes an optimizer under which heads begin, and the encoder follows.
+
+    Its `update` has `step`, [] int32, and `seen`, the batch's `Seen`.
+
+    Args:
+      config: of the warm start.
+      inner: makes the updates at a learning rate of 1, without clipping.
+      peak: of the encoder's learning rate.
+      warmup_steps: in which a rate rises, from when its parameters begin to train.
+      steps: of the run.
+      layers: of the encoder.
+      clip_norm: largest norm of the gradient of all that trains; 0 for no clipping.
+    """
+
+    def init(params: Any) -> State:
+        heads, encoder = _parts(config, params)
+        bias = next(params[name]["bias"] for name in _WORDS if name in params)
+        has_gate = config.teacher_gate > 0 and "rtd_head" in params
+        two = jnp.zeros(2) if "rtd_head" in params else None
+        return State(
+            Seen(jnp.zeros(bias.shape), two, two),
+            jnp.array(NEVER if has_gate else config.head_warmup_steps, jnp.int32),
+            inner.init(heads),
+            inner.init(encoder),
+        )
+
+    def update(
+        grads: Any, state: State, params: Any = None, *, step: jax.Array, seen: Seen
+    ) -> tuple[Any, State]:
+        heads, encoder = _parts(config, grads)
+        own_heads, own_encoder = _parts(config, params)
+        is_open = step >= state.opened
+        encoder = jax.tree.map(lambda leaf: jnp.where(is_open, leaf, 0), encoder)
+        (heads, encoder), _ = _clip(clip_norm).update((heads, encoder), ())
+        heads, of_heads = inner.update(heads, state.heads, own_heads)
+        encoder, of_encoder = inner.update(encoder, state.encoder, own_encoder)
+        # Until then its moments stay as they were at the beginning.
+        of_encoder = jax.tree.map(
+            lambda new, old: jnp.where(is_open, new, old), of_encoder, state.encoder
+        )
+        head_peak = config.head_learning_rate or peak
+        at_heads = rate(step, 0, head_peak, warmup_steps, steps)
+        at_encoder = rate(step, state.opened, peak, warmup_steps, steps)
+        heads = jax.tree.map(lambda leaf: leaf * at_heads, heads)
+        encoder, _ = optimizers.scale_by_layer(config.layer_decay, layers).update(
+            jax.tree.map(lambda leaf: leaf * at_encoder, encoder), optax.EmptyState()
+        )
+        after = _after(config, state, step, seen)
+        heads = _with_priors(config, heads, state.seen, after.seen)
+        updates = partition.merge(
+            partition.merge(heads, encoder), _zeros(config, grads)
+        )
+        return updates, after._replace(heads=of_heads, encoder=of_encoder)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def words_seen(input_ids: jax.Array, is_text: jax.Array, vocab_size: int) -> jax.Array:
+    """Counts the pieces of text, [V] float32.
+
+    Args:
+      input_ids: [B, L] int32.
+      is_text: [B, L] bool, False at padding and control pieces.
+      vocab_size: V.
+    """
+    count = jnp.ravel(is_text).astype(jnp.float32)
+    return jnp.zeros(vocab_size).at[jnp.ravel(input_ids)].add(count)
+
+
+def word_prior(words: jax.Array) -> jax.Array:
+    """Returns the biases whose softmax is the share of each piece, [V] float32.
+
+    A piece that was never seen counts as SMOOTHING of one. All are 0 if nothing was.
+    """
+    size = words.shape[0]
+    share = (words + SMOOTHING) / (jnp.sum(words) + SMOOTHING * size)
+    return jnp.log(share * size)
+
+
+def original_prior(replaced: jax.Array) -> jax.Array:
+    """Returns the log-odds that a token is original, [] float32; 0 if none was seen.
+
+    Args:
+      replaced: as in `Seen`.
+    """
+    replaced, original = replaced + SMOOTHING
+    return jnp.log(original / replaced)
+
+
+def _parts(config: Config, tree: Any) -> tuple[Any, Any]:
+    """Returns what trains of a tree like the parameters: heads, and the rest."""
+    trained, _ = partition.split(tree, lambda path: is_trained(config, path))
+    return partition.split(trained, is_head)
+
+
+def _zeros(config: Config, grads: Any) -> Any:
+    _, frozen = partition.split(grads, lambda path: is_trained(config, path))
+    return jax.tree.map(jnp.zeros_like, frozen)
+
+
+def _clip(norm: float) -> optax.GradientTransformation:
+    return optax.clip_by_global_norm(norm) if norm else optax.identity()
+
+
+def _after(config: Config, state: State, step: jax.Array, seen: Seen) -> State:
+    """Returns the state with what a batch has shown."""
+    is_alone = step < config.head_warmup_steps
+    before = state.seen
+    words = before.words + jnp.where(is_alone, seen.words, 0)
+    if before.replaced is None:
+        return state._replace(seen=Seen(words))
+    assert before.right is not None
+    assert seen.replaced is not None
+    assert seen.right is not None
+    replaced = before.replaced + jnp.where(is_alone, seen.replaced, 0)
+    right = before.right * (1 - 1 / MEAN_STEPS) + seen.right
+    is_reached = right[0] >= config.teacher_gate * right[1]
+    is_reached &= step + 1 >= max(config.head_warmup_steps, MEAN_STEPS)
+    opened = jnp.where(is_reached, jnp.minimum(state.opened, step + 1), state.opened)
+    if not config.teacher_gate:
+        opened = state.opened
+    return state._replace(seen=Seen(words, replaced, right), opened=opened)
+
+
+def _with_priors(config: Config, updates: Any, before: Seen, after: Seen) -> Any:
+    """Adds to the heads' updates what their biases' priors have changed by."""
+    if not config.head_priors:
+        return updates
+    change = word_prior(after.words) - word_prior(before.words)
+    more = {f"{name}/bias": change for name in _WORDS}
+    if before.replaced is not None and after.replaced is not None:
+        odds = original_prior(after.replaced) - original_prior(before.replaced)
+        more[_REPLACED] = odds[None]
+
+    def added(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return leaf + more[name] if name in more else leaf
+
+    return jax.tree_util.tree_map_with_path(added, updates)
