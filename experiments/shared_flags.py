@@ -98,6 +98,39 @@ flags.DEFINE_string(
     "Encoder that every model of the run begins with (section 4.1): a name of"
     " scripts/prepare_pretrained.py, or a checkpoint folder. If empty, random weights.",
 )
+
+# What keeps a pretrained encoder from being spoiled by new heads.
+flags.DEFINE_integer(
+    "head_warmup_steps",
+    0,
+    "Steps in which the new heads train alone, the encoder and its embeddings frozen.",
+    lower_bound=0,
+)
+flags.DEFINE_float(
+    "head_learning_rate",
+    0.0,
+    "Peak learning rate of the new heads; 0 for --learning_rate.",
+    lower_bound=0.0,
+)
+flags.DEFINE_bool(
+    "head_priors",
+    False,
+    "Set the biases of the new heads to the frequencies of the text, counted in"
+    " --head_warmup_steps, so that the encoder need not learn them.",
+)
+flags.DEFINE_float(
+    "layer_decay",
+    1.0,
+    "Learning rate of a layer, as a share of that of the layer above; 1 for one rate"
+    " everywhere.",
+    lower_bound=0.01,
+    upper_bound=1.0,
+)
+flags.DEFINE_bool(
+    "freeze_embeddings", False, "Leave the embeddings as they are, and train the rest."
+)
+
+# Sequences and masks.
 flags.DEFINE_integer("max_length", 64, "Tokens of a sequence.", lower_bound=8)
 flags.DEFINE_float(
     "mask_rate", 0.15, "Share of tokens masked.", lower_bound=0.01, upper_bound=0.9

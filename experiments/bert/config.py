@@ -18,7 +18,7 @@ from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer
 from nebula_jax.runtime import devices
-from nebula_jax.training import all_reduce, bert, optimizers
+from nebula_jax.training import all_reduce, bert, optimizers, warm_start
 
 # The model.
 flags.DEFINE_enum("model_size", "mini", list(transformer.SIZES), "Size of the encoder.")
@@ -252,7 +252,11 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             f"--emulate_compute={given}: expected one number, as in 50"
         )
-    agreed.seconds()
+    if agreed.seconds() and agreed.start() != warm_start.NONE:
+        raise errors.SettingsError(
+            f"--total_time={agreed.total_time} is not for a warm start of heads, which"
+            " counts steps"
+        )
     rows = agreed.rows()
     if local.cluster not in ("all", "whole"):
         rows = (rows[index_of(agreed, local.cluster)],)
@@ -313,6 +317,7 @@ def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:
         adapter_dim=0 if agreed.trains == "all" else agreed.adapter_dim,
         warmup=agreed.warmup_ratio if by_time else by_steps,
         by_time=by_time,
+        start=agreed.start(),
         **{
             name: getattr(agreed, name)
             for name in (

@@ -77,6 +77,15 @@ flags.DEFINE_float(
     "clm_weight", 1.0, "Weight of the CLM loss, γ of eq. 11.", lower_bound=0.0
 )
 
+flags.DEFINE_float(
+    "teacher_gate",
+    0.0,
+    "Share of masked tokens, such as 0.05, that the generators must sample right before"
+    " the discriminator's encoder begins to train; 0 for no such gate.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
+
 AUTO = "auto"
 EMULATED = (
     "--emulate_compute: sleeps of {} ms for a generator's micro-batch and {} ms for a"
@@ -113,6 +122,8 @@ class Agreed(pretraining_config.Agreed):
     """λ of eq. 11."""
     clm_weight: float
     """γ of eq. 11."""
+    teacher_gate: float
+    """Share of masked tokens that generators must sample right first; 0 for none."""
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of each generator."""
@@ -176,6 +187,7 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             "--fan_out=auto measures two clusters; with --cluster=whole give a number"
         )
+    agreed.start(agreed.teacher_gate)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     hot_start.check(
         *(local, "the heads of eq. 6 and 10 are"),
@@ -204,6 +216,7 @@ def model(
     return m3.Config(
         generator=generator,
         discriminator=discriminator,
+        start=agreed.start(agreed.teacher_gate),
         **{
             name: getattr(agreed, name)
             for name in (

@@ -6,6 +6,8 @@ Their flags are in `shared_flags`.
 import dataclasses
 
 from experiments import configuration
+from nebula_jax import errors
+from nebula_jax.training import warm_start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,10 +29,37 @@ class Agreed(configuration.Agreed):
     weight_decay: float
     clip_norm: float
     """Largest global norm of a model's gradient; 0 for no clipping."""
+    head_warmup_steps: int
+    """In which new heads train alone."""
+    head_learning_rate: float
+    """At its peak; 0 for `learning_rate`."""
+    head_priors: bool
+    """True to set the new heads' biases to the frequencies of the text."""
+    layer_decay: float
+    """Learning rate of a layer, as a share of that of the layer above."""
+    freeze_embeddings: bool
+    """True to leave the embeddings as they are."""
     eval_every: int
     """Steps."""
     eval_batches: int
     """Batches of each language."""
+
+    def start(self, teacher_gate: float = 0.0) -> warm_start.Config:
+        """Returns what keeps a pretrained encoder from being spoiled by new heads.
+
+        Args:
+          teacher_gate: of M3.
+
+        Raises:
+          errors.SettingsError: if the settings do not go together.
+        """
+        try:
+            return warm_start.Config(
+                *(self.head_warmup_steps, self.head_learning_rate, self.layer_decay),
+                *(self.freeze_embeddings, self.head_priors, teacher_gate),
+            )
+        except ValueError as error:
+            raise errors.SettingsError(f"--{error}") from None
 
     def is_evaluated(self, step: int) -> bool:
         """Returns True if held-out text is evaluated after `step`."""

@@ -52,9 +52,6 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "trim_vocabulary", True, "Keep only rows of the table that some pair here needs."
 )
-flags.DEFINE_bool(
-    "freeze_embeddings", False, "Train the encoder and the classifier only."
-)
 flags.DEFINE_enum(
     "pooling",
     "cls",
@@ -66,14 +63,6 @@ flags.DEFINE_float(
     0.0,
     "Times that each training pair is seen; if 0, --steps counts.",
     lower_bound=0,
-)
-flags.DEFINE_float(
-    "layer_decay",
-    0.8,
-    "Learning rate of a layer, as a share of that of the layer above; 1 for one rate"
-    " everywhere.",
-    lower_bound=0.01,
-    upper_bound=1.0,
 )
 flags.DEFINE_float(
     "encoder_dropout",
@@ -117,6 +106,7 @@ flags.DEFINE_string(
 DEFAULTS = {
     "languages": list(text_folder.LANGUAGES),
     "learning_rate": 5e-5,
+    "layer_decay": 0.8,
     "length_buckets": ["24", "32", "48", "64", "96"],
     "eval_every": 500,
 }

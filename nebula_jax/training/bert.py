@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from nebula_jax import errors
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import mask_slots, masked_lm, transformer
 from nebula_jax.training import (
     accumulate,
@@ -28,6 +29,7 @@ from nebula_jax.training import (
     masking,
     optimizers,
     partition,
+    warm_start,
 )
 from nebula_jax.training import state as train_state
 
@@ -92,6 +94,8 @@ class Config:
     """Decoupled; none for biases and layer norms."""
     clip_norm: float = 1.0
     """Largest global norm of the gradient; 0 for no clipping."""
+    start: warm_start.Config = warm_start.NONE
+    """The protection of a pretrained encoder; not with `by_time`."""
 
     def rows(self, batch_size: int, replicas: int) -> int:
         """Returns R, which the devices and their micro-batches divide.
@@ -119,14 +123,28 @@ class Config:
             done = jnp.asarray(progress) if self.by_time else count / self.steps
             return self.learning_rate * optimizers.rise_and_fall(done, self.warmup)
 
-        return optimizers.BY_NAME[self.optimizer](
-            rate,
+        make = functools.partial(
+            optimizers.BY_NAME[self.optimizer],
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
             weight_decay=self.weight_decay,
+        )
+        if self.start == warm_start.NONE:
+            return make(rate, clip_norm=self.clip_norm)
+        return warm_start.optimizer(
+            self.start,
+            make(lambda _: 1.0),
+            peak=self.learning_rate,
+            warmup_steps=round(self.warmup * self.steps),
+            steps=self.steps,
+            layers=self.encoder.layers,
             clip_norm=self.clip_norm,
         )
+
+    def is_trained(self, path: str) -> bool:
+        """Returns True if the parameter of this path trains."""
+        return TRAINS[self.trains](path) and warm_start.is_trained(self.start, path)
 
 
 class Sums(NamedTuple):
@@ -180,7 +198,7 @@ def init(
             return {name: tree for name, tree in draw().items() if name not in given}
 
         params = jax.tree.map(jnp.asarray, given) | jax.jit(rest)()
-    trained, frozen = partition.split(params, TRAINS[config.trains])
+    trained, frozen = partition.split(params, config.is_trained)
     state = train_state.create(trained, config.transformation(), step_rng)
     return state, frozen
 
@@ -308,7 +326,11 @@ def step(
         "tokens": jnp.sum(rows.is_text),
         "masked": weight,
     }
-    return state.apply_gradients(grads, config.transformation(progress), metrics)
+    is_text = input_ids >= vocabularies.NUM_SPECIAL
+    words = warm_start.words_seen(input_ids, is_text, config.encoder.vocab_size)
+    optimizer = config.transformation(progress)
+    seen = warm_start.Seen(words)
+    return state.apply_gradients(grads, optimizer, metrics, seen=seen)
 
 
 def evaluate(

@@ -16,6 +16,7 @@ from nebula_jax.training import (
     m3_steps,
     masking,
     sampling,
+    warm_start,
 )
 
 V, L, B = 97, 24, 8
@@ -124,24 +125,37 @@ def test_a_cold_generator_says_its_best_word_and_a_hot_one_guesses(generator):
     assert right(1e6) < 0.5
 
 
-def test_the_split_run_equals_the_whole_model():
+WARM = dataclasses.replace(
+    CONFIG,
+    start=warm_start.Config(
+        head_warmup_steps=2,
+        head_learning_rate=2e-3,
+        layer_decay=0.8,
+        freeze_embeddings=True,
+        head_priors=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("config", [CONFIG, WARM], ids=["plain", "warm"])
+def test_the_split_run_equals_the_whole_model(config):
     """Two generators and a discriminator that exchange packed bytes, against one
     gradient of eq. 11 in all parameters: equal after 5 steps."""
-    generators = [init_generator(0, k) for k in range(2)]
-    discriminator = init_discriminator(0)
+    generators = [m3.init_generator(config, 0, k) for k in range(2)]
+    discriminator = first = m3.init_discriminator(config, 0)
     whole = (tuple(generators), discriminator)
     pack = codecs.pack_ids(V)
-    spec = m3.tokens_spec(CONFIG, B)
+    spec = m3.tokens_spec(config, B)
     encode, decode = jax.jit(pack.encode), jax.jit(pack.decode)
-    whole_step = jax.jit(functools.partial(m3_steps.whole_step, CONFIG))
+    whole_step = jax.jit(functools.partial(m3_steps.whole_step, config))
     for step in range(5):
         batches = [text(100 * k + step) for k in range(2)]
         received = []
         for k in range(2):
-            generators[k], tokens, _ = generator_step(CONFIG, generators[k], batches[k])
+            generators[k], tokens, _ = generator_step(config, generators[k], batches[k])
             payload, _ = encode(tokens, pack.init(spec))
             received.append(decode(payload, ())[0])
-        discriminator, metrics = discriminator_step(CONFIG, discriminator, received)
+        discriminator, metrics = discriminator_step(config, discriminator, received)
         *whole, tokens, of_generators, whole_metrics = whole_step(*whole, batches)
         jax.tree.map(np.testing.assert_array_equal, tuple(received), tokens)
         assert len(of_generators) == 2
@@ -149,6 +163,16 @@ def test_the_split_run_equals_the_whole_model():
     uncut = ([state.params for state in whole[0]], whole[1].params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), split, uncut)
     np.testing.assert_allclose(metrics["loss"], whole_metrics["loss"], rtol=1e-5)
+    if config is WARM:
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            discriminator.params["embeddings"],
+            first.params["embeddings"],
+        )
+        words = [each.opt_state.seen.words for each in (*generators, discriminator)]
+        # Two steps' text, all of which the discriminator sees too.
+        assert np.array_equal(words[0] + words[1], words[2])
+        assert np.sum(words[0]) == sum(np.sum(text(step) >= 5) for step in range(2))
 
 
 def test_micro_batches_take_the_step_of_the_batch():
