@@ -49,11 +49,23 @@ flags.DEFINE_enum(
 flags.DEFINE_enum(
     "discriminator_size", "mini", list(transformer.SIZES), "Size of the discriminator."
 )
+flags.DEFINE_string(
+    "generator_start",
+    "",
+    "Encoder that every generator begins with, if it is not --hot_start's: a name or a"
+    " folder as there. Its tokenizer has the same pieces.",
+)
+flags.DEFINE_string(
+    "discriminator_start",
+    "",
+    "Encoder that the discriminator begins with, if it is not --hot_start's.",
+)
 flags.DEFINE_integer(
     "generator_layers",
     0,
-    "Layers of a generator, the first ones of --hot_start; 0 for a quarter of these, or"
-    " without it for those of --generator_size.",
+    "Layers of a generator, the first ones of --hot_start; 0 for a quarter of these"
+    " (with --generator_start for all of its), or without it for those of"
+    " --generator_size.",
     lower_bound=0,
 )
 flags.DEFINE_integer(
@@ -137,8 +149,25 @@ class Local(pretraining_config.Local):
     `emulate_compute` is of a generator's micro-batch and of a discriminator's step.
     """
 
+    generator_start: str
+    """A name or a folder; empty for `hot_start`."""
+    discriminator_start: str
+    """A name or a folder; empty for `hot_start`."""
     spool: str
     """Bytes, such as 2GB, that a generator keeps while the line is down."""
+
+    def of_generator(self) -> "Local":
+        """Returns the settings with the generators' start as --hot_start."""
+        start = self.generator_start or self.hot_start
+        return dataclasses.replace(self, hot_start=start)
+
+    def of_discriminator(self) -> "Local":
+        """Returns the settings with the discriminator's start as --hot_start.
+
+        Its tokenizer is the run's vocabulary.
+        """
+        start = self.discriminator_start or self.hot_start
+        return dataclasses.replace(self, hot_start=start)
 
     def emulated_seconds(self) -> tuple[float, float]:
         """Returns --emulate_compute in seconds, or zeros."""
@@ -189,19 +218,26 @@ def check(run: Run) -> None:
         )
     agreed.start(agreed.teacher_gate)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
-    hot_start.check(
-        *(local, "the heads of eq. 6 and 10 are"),
-        {
-            "generator_layers": agreed.generator_layers,
-            "discriminator_layers": agreed.discriminator_layers,
-            "max_length": agreed.max_length,
-        },
-    )
+    starts = local.of_generator(), local.of_discriminator()
+    if bool(starts[0].hot_start) != bool(starts[1].hot_start):
+        raise errors.SettingsError(
+            "--generator_start and --discriminator_start go together: give both, or"
+            " --hot_start for the one that is left out"
+        )
+    for start, name in zip(starts, ("generator", "discriminator"), strict=True):
+        layers = {f"{name}_layers": getattr(agreed, f"{name}_layers")}
+        wanted = {**layers, "max_length": agreed.max_length}
+        hot_start.check(start, "the heads of eq. 6 and 10 are", wanted)
 
 
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
-    return pretraining_hello.settings(run.agreed, run.local, vocabulary)
+    local = run.local
+    found = pretraining_hello.settings(run.agreed, local.of_discriminator(), vocabulary)
+    if local.generator_start:
+        digest = hot_start.digest(local.of_generator())
+        found["--generator_start"] = digest[:16]
+    return found
 
 
 def hello(run: Run, settings: dict[str, Any], checkpoints: list[int]) -> frames.Hello:

@@ -75,7 +75,7 @@ def shared_vocabulary(run: config.Run) -> pathlib.Path:
     """Returns --vocabulary, or one made of all of the run's text (once per text)."""
     groups = run.agreed.groups()
     mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups)
-    return shared.shared(run.local, groups, mixes)
+    return shared.shared(run.local.of_discriminator(), groups, mixes)
 
 
 def text_of(

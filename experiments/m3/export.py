@@ -28,4 +28,5 @@ def write(
       params: of the discriminator, on the host; its heads are left out.
     """
     shape = made.config.discriminator
-    export.write(folder, run.agreed, run.local, shape, vocabulary, params)
+    local = run.local.of_discriminator()
+    export.write(folder, run.agreed, local, shape, vocabulary, params)

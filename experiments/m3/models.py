@@ -1,7 +1,8 @@
 """The models that an M3 run begins with.
 
 With --hot_start (section 4.1) generators and discriminator begin with the same encoder:
-a generator with its first layers, the discriminator with all of them.
+a generator with its first layers, the discriminator with all of them. With
+--generator_start and --discriminator_start each side has its own.
 """
 
 import dataclasses
@@ -40,10 +41,11 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
       NebulaError: if --hot_start cannot be had, or the vocabulary is not of it.
     """
     agreed, local = run.agreed, run.local
-    if local.hot_start:
+    with_starts = local.of_generator(), local.of_discriminator()
+    if with_starts[0].hot_start:
         config.check(run)
-    trimmed = hot_start.load(agreed, local, vocabulary)
-    if trimmed is None:
+    small, large = (hot_start.load(agreed, each, vocabulary) for each in with_starts)
+    if small is None or large is None:
         generator, discriminator = (
             hot_start.shape_of_size(agreed, local, size, layers, vocabulary.size)
             for size, layers in (
@@ -52,13 +54,11 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
             )
         )
         return Models(config.model(agreed, generator, discriminator), None, None)
-    of_generator, of_discriminator = layers(agreed, trimmed.config)
-    first = pretrained.first_layers(trimmed, of_generator)
-    all_of_it = pretrained.first_layers(trimmed, of_discriminator)
+    of_generator, of_discriminator = layers(run, small.config, large.config)
+    small = pretrained.first_layers(small, of_generator)
+    large = pretrained.first_layers(large, of_discriminator)
     return Models(
-        config.model(agreed, first.config, all_of_it.config),
-        first.params,
-        all_of_it.params,
+        config.model(agreed, small.config, large.config), small.params, large.params
     )
 
 
@@ -67,19 +67,29 @@ def with_fan_out(models: Models, fan_out: int) -> Models:
     return models._replace(config=dataclasses.replace(models.config, fan_out=fan_out))
 
 
-def layers(agreed: config.Agreed, whole: transformer.Config) -> tuple[int, int]:
-    """Returns how many of --hot_start's layers a generator and a discriminator have."""
-    quarter = max(1, whole.layers // 4)
+def layers(
+    run: config.Run, small: transformer.Config, large: transformer.Config
+) -> tuple[int, int]:
+    """Returns how many layers a generator and a discriminator have.
+
+    Args:
+      run: of this process.
+      small, large: shapes of what they begin with.
+    """
+    has_own = bool(run.local.generator_start)
+    most = small.layers if has_own else max(1, small.layers // 4)
     return (
-        agreed.generator_layers or quarter,
-        agreed.discriminator_layers or whole.layers,
+        run.agreed.generator_layers or most,
+        run.agreed.discriminator_layers or large.layers,
     )
 
 
 def describe(run: config.Run, models: Models) -> dict[str, Any]:
     """Returns what a summary has of the models."""
+    local = run.local
     return {
-        "hot_start": run.local.hot_start,
+        "hot_start": local.of_discriminator().hot_start,
+        "generator_start": local.of_generator().hot_start,
         **{
             name: {"layers": config.layers, "width": config.width}
             for name, config in (

@@ -51,10 +51,18 @@ def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
         "dtype": agreed.dtype,
         "remat": local.remat,
     }
-    if local.hot_start:
-        whole = shapes.of("hot_start", local.hot_start, **fields).config
-        of_layers = models.layers(agreed, whole)
-        pair = [dataclasses.replace(whole, layers=layers) for layers in of_layers]
+    starts = [
+        each.hot_start for each in (local.of_generator(), local.of_discriminator())
+    ]
+    if all(starts):
+        small, large = (
+            shapes.of("hot_start", each, **fields).config for each in starts
+        )
+        of_layers = models.layers(run, small, large)
+        pair = [
+            dataclasses.replace(shape, layers=layers)
+            for shape, layers in zip((small, large), of_layers, strict=True)
+        ]
     else:
         pair = [
             transformer.config_of_size(size, layers, **fields)

@@ -236,3 +236,51 @@ def test_a_vocabulary_is_made_of_given_languages_or_of_all(tmp_path, capsys):
         assert "60 pieces, de, en, sw" in capsys.readouterr().out
         digests.append(vocabularies.load(out).digest)
     assert digests[0] == digests[1]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Flags of two checkpoints of one tokenizer, and their vocabulary."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    tiny_hot_start.write_model(small, seed=1, layers=1)
+    tiny_hot_start.write_model(large, seed=2, layers=3)
+    given = {
+        "data_dir": str(tiny_runs.write_text(tmp_path / "text")),
+        "generators": "en de|sw",
+        "max_length": tiny_hot_start.LENGTH,
+    }
+    vocabulary = {"hot_start": str(large), "out": str(tmp_path / "v")}
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(**given, **vocabulary):
+        assert train_vocabulary.main() == 0
+    starts = {"generator_start": str(small), "discriminator_start": str(large)}
+    return {**given, **starts}, vocabularies.load(tmp_path / "v")
+
+
+def test_each_side_begins_with_a_checkpoint_of_its_own(pair):
+    """Section 4.1: a base model in the generator, a large one in the discriminator."""
+    given, vocabulary = pair
+    run = configured.run(config, **given)
+    config.check(run)
+    made = models.load(run, vocabulary)
+    assert (made.config.generator.layers, made.config.discriminator.layers) == (1, 3)
+    for side, flag in (
+        (made.generator, "generator_start"),
+        (made.discriminator, "discriminator_start"),
+    ):
+        whole = pretrained.load(given[flag]).params["encoder"]
+        jax.tree.map(np.testing.assert_array_equal, side["encoder"], whole)
+    both = config.settings(run, vocabulary)
+    assert both["--hot_start"] != both["--generator_start"]
+    described = models.describe(run, made)
+    assert described["generator_start"] == given["generator_start"]
+    fewer = configured.run(config, **given, generator_layers=2)
+    with pytest.raises(errors.SettingsError, match="generator_layers=2:"):
+        config.check(fewer)
+
+
+def test_one_side_alone_cannot_begin_with_a_checkpoint(pair):
+    given, _ = pair
+    run = configured.run(config, **given | {"discriminator_start": ""})
+    with pytest.raises(errors.SettingsError, match="go together"):
+        config.check(run)
