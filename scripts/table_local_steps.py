@@ -28,8 +28,8 @@ for _name in config.FLAGS:
 
 BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
 SEEDS = 3
-BATCH = 64  # rows of a step, of all clusters together
-STEPS = 3000
+BATCH = 192  # rows of a step, of all clusters together
+STEPS = 1000
 LINE = "60mbit,15ms"
 TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
 
@@ -47,24 +47,52 @@ class Row(NamedTuple):
     reference: str = ""
     """The key of the row that it is compared with; empty for none."""
     is_fine_tuned: bool = False
+    is_explored: bool = False
+    """True for a way that was tried: the first seed alone."""
+
+    def seeds(self, table: config.Table) -> Sequence[str]:
+        """Returns the seeds of this row."""
+        return table.seeds[:1] if self.is_explored else table.seeds
 
 
 ALL_REDUCE = Row("all-reduce", "all_reduce", 1, ("--sync=allreduce",), "", True)
 MUON = ("--optimizer=muon", "--learning_rate=5e-3")
-SPARSE = ("--sync=sparse", "--inner_steps=5", "--fragments=1", "--delay=0")
-KEPT = (*SPARSE, "--delta_codec=error_feedback(sparse_loco(64, 4096))")
-"""Nothing is forgotten: a value waits some 64 rounds, and there are hundreds."""
-SENDERS = (*KEPT, "--sparse_average=senders")
+FASTER = ("--learning_rate=3e-3",)
+OUTER = ("--outer_learning_rate=1.0",)
+FREQUENT = (*OUTER, "--inner_steps=20", "--delay=1", "--outer_momentum=0")
+SPARSE = ("--sync=sparse", "--inner_steps=3", "--fragments=1", "--delay=0")
+KEPT = (*SPARSE, "--unsent=parameters")
+SENDERS = (
+    *(*SPARSE, "--sparse_average=senders"),
+    "--delta_codec=error_feedback(sparse_loco(64, 4096))",
+)
 ROWS = (
     ALL_REDUCE,
-    Row("streaming, e3m0", "streaming2", 2, (), ALL_REDUCE.key, True),
-    Row("streaming, e3m0", "streaming4", 4, (), ALL_REDUCE.key),
-    Row("sparse, 146x", "sparse2", 2, SENDERS, ALL_REDUCE.key),
-    Row("sparse, 146x", "sparse4", 4, SENDERS, ALL_REDUCE.key),
-    Row("sparse, divided by clusters", "clusters2", 2, KEPT, ALL_REDUCE.key),
-    Row("sparse, SparseLoCo's decay", "decay2", 2, SPARSE, ALL_REDUCE.key),
+    Row("streaming, e3m0", "streaming2", 2, OUTER, ALL_REDUCE.key, True),
+    Row("streaming, e3m0", "streaming4", 4, OUTER, ALL_REDUCE.key),
+    Row("sparse, 146x, unsent in parameters", "sparse2", 2, KEPT, ALL_REDUCE.key),
+    Row("sparse, 146x, unsent in parameters", "sparse4", 4, KEPT, ALL_REDUCE.key),
     Row("all-reduce, Muon", "muon", 1, ("--sync=allreduce", *MUON), ALL_REDUCE.key),
-    Row("streaming, e3m0, Muon", "muon2", 2, MUON, "muon"),
+    Row("streaming, e3m0, Muon", "muon2", 2, (*OUTER, *MUON), "muon"),
+    Row(
+        *("all-reduce, rate 3e-3", "faster", 1, ("--sync=allreduce", *FASTER)),
+        *(ALL_REDUCE.key, False, True),
+    ),
+    Row(
+        *("streaming, e3m0, rate 3e-3", "faster2", 2, (*OUTER, *FASTER)),
+        *("faster", False, True),
+    ),
+    Row(
+        *("averaging, e3m0", "averaging2", 2, FREQUENT, ALL_REDUCE.key, False, True),
+    ),
+    Row(
+        *("sparse, SparseLoCo's residual", "decay2", 2, SPARSE, ALL_REDUCE.key),
+        *(False, True),
+    ),
+    Row(
+        *("sparse, residual kept, by senders", "senders2", 2, SENDERS),
+        *(ALL_REDUCE.key, False, True),
+    ),
 )
 
 
@@ -195,7 +223,8 @@ def gather(
     """
     rows = []
     for row in ROWS:
-        found = {seed: runs.found(run_of(row, seed, table)) for seed in table.seeds}
+        seeds = row.seeds(table)
+        found = {seed: runs.found(run_of(row, seed, table)) for seed in seeds}
         done = {seed: each for seed, each in found.items() if each is not None}
         if not done:
             continue
@@ -217,6 +246,7 @@ def gather(
                     for name in ("clusters", "inner_steps", "fragments", "delay")
                 },
                 "is_all_reduce": row.clusters == 1,
+                "is_explored": row.is_explored,
                 "codec": codec_of(one["flags"]),
                 "losses": losses[row.key],
                 "difference": difference(losses, row),
@@ -277,6 +307,8 @@ def main() -> int:
         runs = table_runs.Runs(table.workdir, figures)
         for seed in table.seeds:
             for row in ROWS:
+                if seed not in row.seeds(table):
+                    continue
                 runs.result(run_of(row, seed, table))
                 if row.is_fine_tuned:
                     runs.result(fine_tuning_of(row, seed, table, runs))

@@ -98,6 +98,15 @@ flags.DEFINE_float(
     upper_bound=1.0,
 )
 
+flags.DEFINE_integer(
+    "probe_pairs",
+    32,
+    "Pairs of translations of each language, from the dev text in --data_dir, on which"
+    " the discriminator's cluster measures at every evaluation how near translations"
+    " lie in its encoder; 0 for none. Without such text there it measures none.",
+    lower_bound=0,
+)
+
 AUTO = "auto"
 EMULATED = (
     "--emulate_compute: sleeps of {} ms for a generator's micro-batch and {} ms for a"
@@ -153,6 +162,8 @@ class Local(pretraining_config.Local):
     """A name or a folder; empty for `hot_start`."""
     discriminator_start: str
     """A name or a folder; empty for `hot_start`."""
+    probe_pairs: int
+    """Pairs of each language on which the discriminator is probed; 0 for none."""
     spool: str
     """Bytes, such as 2GB, that a generator keeps while the line is down."""
 

@@ -5,7 +5,7 @@ import time
 
 import jax
 
-from experiments.m3 import channels, config, export, fan_out, models
+from experiments.m3 import channels, config, export, fan_out, models, probes
 from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import trace as trace_lib
@@ -24,7 +24,7 @@ from nebula_jax.runtime import (
     progress,
     run_folder,
 )
-from nebula_jax.training import m3_predictions, m3_steps
+from nebula_jax.training import m3, m3_predictions, m3_steps
 
 
 def train(run: config.Run) -> int:
@@ -45,6 +45,8 @@ def train(run: config.Run) -> int:
         in_shardings=(fresh.sharding.params, batch_at),
         out_shardings=everywhere,
     )
+
+    probe = probes.Probes(run, made, vocabulary, mesh, fresh)
 
     settings = config.settings(run, vocabulary)
     saved = checkpoints.Checkpoints(
@@ -87,6 +89,7 @@ def train(run: config.Run) -> int:
         )
         saved.before_save = record.settle
         saved.after_save = connect.recorder(local.connection(), local.cluster).saved
+        received: list[m3.Tokens] = []
 
         def evaluate(step: int) -> None:
             found = rtd.RtdAccumulator()
@@ -96,7 +99,9 @@ def train(run: config.Run) -> int:
                     for micro_batch, (language, _) in enumerate(order):
                         received = end.held_out.recv(step, micro_batch)
                         found.add(language, predict(state.params, received))
+                figures = probe.measure(state.params, received)
             record.evaluation(step, found.report())
+            record.probe(step, figures)
 
         def position() -> dict[str, int]:
             return {"fan_out": n}
@@ -111,7 +116,9 @@ def train(run: config.Run) -> int:
             *(interrupt.requested, process.message),
         )
         for step in trace.each("wait", ranks.in_step(iter(steps))):
-            received = [each for end in ends for each in end.tokens.recv_all(step, n)]
+            received[:] = [
+                each for end in ends for each in end.tokens.recv_all(step, n)
+            ]
             with trace.span("compute", step=step):
                 state, metrics = trace.ready(train_step(state, received))
                 jax.block_until_ready(metrics)  # the token means: this step is done

@@ -15,6 +15,7 @@ from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.channels import Sender
 from nebula_jax.communication.wire import activity, spool
+from nebula_jax.evaluation import unigrams
 from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
@@ -96,6 +97,7 @@ def train(run: config.Run, index: int) -> int:
         if start == 0:
             send_held_out(0)
         emulated, _ = local.emulated_seconds()
+        frequencies = unigrams.Unigrams(vocabulary.size)
         interrupt.is_graceful = True
         step = start
         steps = pace.follow(
@@ -104,7 +106,9 @@ def train(run: config.Run, index: int) -> int:
         )
         for step in trace.each("wait", ranks.in_step(steps)):
             with trace.span("next batch"):
-                batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
+                ids = next(text.batches)
+                frequencies.add(ids)
+                batch = mesh_lib.put_rows(mesh, ids, rows)
             with trace.span("compute", step=step):
                 send = functools.partial(_send, tokens, step, emulated)
                 state, metrics = trace.ready(train_step(state, batch, send))
@@ -114,7 +118,8 @@ def train(run: config.Run, index: int) -> int:
             saved.after(step, state, text.position)
         saved.at_end(step, state, text.position)
         link.wait_for_step(step)
-        record.finish(step, {"ledger": link.ledger, "outages": link.outages})
+        described = {"ledger": link.ledger, "outages": link.outages}
+        record.finish(step, described | {"unigram_entropy": frequencies.entropy()})
     if text.end is not None:
         process.message(str(text.end))
     return interrupt.exit_status(local.cluster, step, agreed.steps)

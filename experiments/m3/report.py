@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.m3 import config
@@ -13,7 +13,14 @@ from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3
 """Share of fakes among the masked tokens below which RTD has little to find."""
-FIGURES = ("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy")
+FIGURES = (
+    *("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy"),
+    "unigram_accuracy",
+)
+GAP_KEPT = 0.9
+"""Share of the start's translation gap below which the report warns."""
+BETTER = 0.98
+"""Share of the unigram entropy above which a generator counts as no better."""
 
 
 def report(
@@ -61,6 +68,8 @@ def _gather(
             name: run_report.first_and_last(each) for name, each in records.items()
         },
         "held_out": _held_out(next(iter(records.values()))),
+        "probes": _probes(next(iter(records.values()))),
+        "generators": _generators(found, records),
     }
 
 
@@ -101,13 +110,64 @@ def _held_out(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "step": record["step"],
                 "languages": {
                     name: {
-                        figure: record[f"held_out_{figure}"][name] for figure in FIGURES
+                        figure: record[f"held_out_{figure}"][name]
+                        for figure in FIGURES
+                        if f"held_out_{figure}" in record
                     }
                     for name in languages
                 },
             }
         )
     return evaluations
+
+
+def _probes(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lists the probes of every evaluation: its step, and figures by name."""
+    return [
+        {
+            name.removeprefix("probe_"): value
+            for name, value in record.items()
+            if name == "step" or name.startswith("probe_")
+        }
+        for record in records
+        if any(name.startswith("probe_") for name in record)
+    ]
+
+
+def _generators(
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """Lists the generators: name, last MLM loss, entropy of their text."""
+    of_run = []
+    for name, entropy, losses in generator_curves(found, records):
+        last = losses[-1][1] if losses else None
+        of_run.append({"name": name, "loss": last, "unigram_entropy": entropy})
+    return of_run
+
+
+def generator_curves(
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[dict[str, Any]]],
+) -> list[tuple[str, float | None, list[tuple[int, float]]]]:
+    """Returns name, unigram entropy and (step, MLM loss) of every generator.
+
+    Args:
+      found: cluster -> its summary.
+      records: cluster -> its metrics; the first one has the discriminator, or with
+        --cluster=whole all of them.
+    """
+    first = next(iter(records))
+    entropies = found.get(first, {}).get("unigram_entropies", [])
+    curves = []
+    for k, entropy in enumerate(entropies):
+        key = f"generator_{k}_loss"
+        curve = [(each["step"], each[key]) for each in records[first] if key in each]
+        curves.append((f"generator:{k}", entropy, curve))
+    for name, of_cluster in list(records.items())[1:]:
+        curve = [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
+        curves.append((name, found.get(name, {}).get("unigram_entropy"), curve))
+    return curves
 
 
 def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
@@ -120,24 +180,32 @@ def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
     # Imported here, so that clusters, which draw nothing, need not wait for it.
     import matplotlib.figure
 
-    figure = matplotlib.figure.Figure(figsize=(14, 4.2), layout="constrained")
-    losses, rtd_loss, auc = figure.subplots(1, 3)
+    figure = matplotlib.figure.Figure(figsize=(11, 8), layout="constrained")
+    (losses, rtd_loss), (auc, probed) = figure.subplots(2, 2)
     discriminator = next(iter(clusters))
-    for name, folder in clusters.items():
-        records = [record for record in metrics.read(folder) if "loss" in record]
-        steps = [record["step"] for record in records]
-        if name == discriminator:
-            values = [record["clm_loss"] for record in records]
-            losses.plot(steps, values, label=f"{name} CLM (eq. 10)")
-            rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
-        else:
-            values = [record["loss"] for record in records]
-            losses.plot(steps, values, label=f"{name} MLM (eq. 6)")
-    losses.set(xlabel="step", ylabel="nats per masked token", title="Language models")
+    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+    of_all = {name: metrics.read(each) for name, each in clusters.items()}
+    records = [record for record in of_all[discriminator] if "loss" in record]
+    steps = [record["step"] for record in records]
+    values = [record["clm_loss"] for record in records]
+    losses.plot(steps, values, label=f"{discriminator} CLM (eq. 10)", color="black")
+    rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
+    for name, entropy, curve in generator_curves(found, of_all):
+        (line,) = losses.plot(*zip(*curve, strict=True), label=f"{name} MLM (eq. 6)")
+        if entropy is not None:
+            losses.axhline(
+                entropy, color=line.get_color(), linewidth=0.8, linestyle=":"
+            )
+    losses.set(
+        xlabel="step",
+        ylabel="nats per masked token",
+        title="Language models (dotted: frequencies alone)",
+    )
     losses.legend(fontsize=8)
     rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
+    _plot_probes(probed, _probes(of_all[discriminator]))
 
-    evaluations = _held_out(metrics.read(clusters[discriminator]))
+    evaluations = _held_out(of_all[discriminator])
     colors = matplotlib.colormaps["tab20"].colors
     languages = list(evaluations[-1]["languages"]) if evaluations else []
     for index, language in enumerate(languages):
@@ -148,12 +216,41 @@ def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
             color=colors[index % len(colors)],
         )
     auc.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-    auc.set(xlabel="step", ylabel="AUC", title="RTD on held-out text (0.5: a guess)")
+    auc.set(
+        xlabel="step",
+        ylabel="AUC",
+        title="RTD on held-out text (0.5: a guess; better fakes lower it)",
+    )
     if languages:
         auc.legend(fontsize=7, ncols=3)
-    for axes in (losses, rtd_loss, auc):
+    for axes in (losses, rtd_loss, auc, probed):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
+
+
+def _plot_probes(axes: Any, probes: Sequence[Mapping[str, Any]]) -> None:
+    """Draws how near translations lie, and how often the nearest is the right one."""
+    labels = {
+        "translation_gap": "cosine of translations, less that of others",
+        "retrieval": "translations found as the nearest",
+    }
+    for name, label in labels.items():
+        points = [
+            (each["step"], _mean(each[name].values()))
+            for each in probes
+            if name in each
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    if axes.lines:
+        axes.legend(fontsize=8)
+    axes.set(xlabel="step", title="Translations in the discriminator's encoder")
+    axes.set_ylim(bottom=0)
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
@@ -169,7 +266,65 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _sizes_markdown(summary["bytes"]),
         run_report.outages(summary["clusters"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
+        *_probes_markdown(summary.get("probes", ())),
+        *warnings(summary),
     )
+
+
+def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Renders the last probe, with the first one in brackets."""
+    found = []
+    with_pairs = [each for each in probes if "translation_gap" in each]
+    if with_pairs:
+        gaps, right = (
+            [_mean(each[name].values()) for each in (with_pairs[-1], with_pairs[0])]
+            for name in ("translation_gap", "retrieval")
+        )
+        found.append(
+            f"Translations in the discriminator's encoder: cosine above that of others"
+            f" {gaps[0]:.3f} ({gaps[1]:.3f}), found as the nearest {right[0]:.0%}"
+            f" ({right[1]:.0%})."
+        )
+    if probes and "rtd_encoder_gradient" in probes[-1]:
+        last = probes[-1]
+        parts = [
+            f"{term.upper()} {last[f'{term}_encoder_gradient']:.2g} in the encoder,"
+            f" {last[f'{term}_heads_gradient']:.2g} in the heads"
+            for term in ("rtd", "clm")
+        ]
+        found.append(f"Norms of the gradients, weighted: {'; '.join(parts)}.")
+    return found
+
+
+def warnings(summary: Mapping[str, Any]) -> list[str]:
+    """Returns sentences about what a newcomer would not see in the curves.
+
+    Args:
+      summary: of the run.
+    """
+    found = []
+    for each in summary.get("generators", ()):
+        loss, entropy = each["loss"], each["unigram_entropy"]
+        if loss is not None and entropy and loss >= BETTER * entropy:
+            found.append(
+                f"Warning: {each['name']} is no better than word frequencies: its loss"
+                f" is {loss:.2f} nats, theirs {entropy:.2f}. Its samples are noise, which"
+                " is easily detected and teaches little; train it longer, or begin with"
+                " a masked language model."
+            )
+    gaps = [
+        _mean(each["translation_gap"].values())
+        for each in summary.get("probes", ())
+        if "translation_gap" in each
+    ]
+    if len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
+        found.append(
+            f"Warning: translations lie less close together in the discriminator's"
+            f" encoder than at the start (cosine above that of others {gaps[-1]:.3f},"
+            f" then {gaps[0]:.3f}). New heads may be spoiling it: --head_warmup_steps,"
+            " --head_priors, --layer_decay and a lower --learning_rate protect it."
+        )
+    return found
 
 
 def _emulated(settings: Mapping[str, Any]) -> str:
@@ -196,14 +351,17 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{_auc(figures['rtd_auc'])} ({_auc(before['rtd_auc'])})",
             f"{figures['fake_token_rate']:.1%} ({before['fake_token_rate']:.1%})",
             f"{figures['sampled_mlm_accuracy']:.1%}",
-            f"{figures['clm_accuracy']:.1%}",
+            _clm(figures),
         ]
         for language, figures in last["languages"].items()
         for before in [first["languages"][language]]
     ]
     auc, right = (mean(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy"))
     rows.append([f"mean of {len(rows)}", _auc(auc), "", "", ""])
-    columns = ("RTD AUC", "fake tokens", "sampled-MLM accuracy", "CLM accuracy")
+    columns = (
+        *("RTD AUC", "fake tokens", "sampled-MLM accuracy"),
+        "CLM accuracy (most frequent piece)",
+    )
     found = [
         f"Held-out text after step {last['step']} (in brackets: {first['step']}; an RTD"
         " AUC of 0.5 is a guess):",
@@ -221,6 +379,12 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
             " makes more fakes."
         )
     return found
+
+
+def _clm(figures: Mapping[str, float]) -> str:
+    found = f"{figures['clm_accuracy']:.1%}"
+    frequent = figures.get("unigram_accuracy")
+    return found if frequent is None else f"{found} ({frequent:.1%})"
 
 
 def mean(evaluation: Mapping[str, Any], figure: str) -> float:

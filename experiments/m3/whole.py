@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
-from experiments.m3 import config, data, export, models
+from experiments.m3 import config, data, export, models, probes
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
-from nebula_jax.evaluation import rtd
+from nebula_jax.evaluation import rtd, unigrams
 from nebula_jax.parallel import fan_out, pace
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
@@ -57,6 +57,8 @@ def train(run: config.Run) -> int:
         corrupted = m3.corrupt(made.config, generator, rng, batch)
         return m3_predictions.predict(made.config, discriminator, corrupted)
 
+    probe = probes.Probes(run, made, vocabulary, mesh, parts[0])
+
     settings = config.settings(run, vocabulary)
     names = ["discriminator", *(f"generator:{k}" for k in range(len(groups)))]
     saved = [
@@ -92,7 +94,9 @@ def train(run: config.Run) -> int:
                 for micro_batch, (language, batch) in enumerate(text.held_out()):
                     rng = text_lib.held_out_rng(micro_batch)
                     found.add(language, predict(*params, rng, batch))
+            figures = probe.measure(discriminator.params, sent)
         record.evaluation(step, found.report())
+        record.probe(step, figures)
 
     def save(step: int, when: Callable[..., None]) -> None:
         states = (discriminator, *generators)
@@ -100,16 +104,20 @@ def train(run: config.Run) -> int:
         for each, state, position in zip(saved, states, positions, strict=True):
             when(each, step, state, position)
 
+    frequencies = [unigrams.Unigrams(vocabulary.size) for _ in texts]
+    sent: list[m3.Tokens] = []
     if start == 0:
         evaluate(0)
     interrupt.is_graceful = True
     step = start
-    sent: list[m3.Tokens] = []
     for step in pace.alone(start, agreed.steps, interrupt.requested):
         of_generators = []
+        sent.clear()
         for k, text in enumerate(texts):
             with trace.span("next batch"):
-                batch = mesh_lib.put_rows(mesh, next(text.batches), rows)
+                ids = next(text.batches)
+                frequencies[k].add(ids)
+                batch = mesh_lib.put_rows(mesh, ids, rows)
             with trace.span("compute", step=step, part=names[k + 1]):
                 generators[k], metrics = trace.ready(
                     generator_step(
@@ -121,16 +129,22 @@ def train(run: config.Run) -> int:
             discriminator, metrics = trace.ready(
                 discriminator_step(discriminator, sent)
             )
-        sent.clear()
         loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
         for each in of_generators:
             metrics["is_finite"] &= each["is_finite"]
-        record.step(step, {**metrics, "loss": loss})
+        of_mlm = {
+            f"generator_{k}_loss": each["loss"] for k, each in enumerate(of_generators)
+        }
+        record.step(step, {**metrics, "loss": loss, **of_mlm})
         if agreed.is_evaluated(step):
             evaluate(step)
         save(step, checkpoints.Checkpoints.after)
     save(step, checkpoints.Checkpoints.at_end)
-    record.finish(step, {"models": models.describe(run, made)})
+    described = {
+        "models": models.describe(run, made),
+        "unigram_entropies": [each.entropy() for each in frequencies],
+    }
+    record.finish(step, described)
     if step >= agreed.steps:
         folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
         params = jax.device_get(discriminator.params)

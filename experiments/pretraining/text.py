@@ -70,11 +70,16 @@ def folder(local: config.Local) -> pathlib.Path:
         raise errors.SettingsError(
             f"--data_dir={local.data_dir}: the only package is package:django"
         )
-    written = local.prepared_dir / "django_messages"
-    if not (written / "mono" / "families.json").is_file():  # written last
+    made = written(local)
+    if not (made / "mono" / "families.json").is_file():  # written last
         with process.timed("writing Django's messages as a text folder"):
-            django_messages.write_text_folder(written)
-    return written
+            django_messages.write_text_folder(made)
+    return made
+
+
+def written(local: config.Local) -> pathlib.Path:
+    """Returns the folder of a package's text, which is there once `folder` made it."""
+    return local.prepared_dir / "django_messages"
 
 
 def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:

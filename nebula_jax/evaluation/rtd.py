@@ -46,6 +46,8 @@ def report(predictions: Sequence[m3_predictions.Predictions]) -> dict[str, float
         step's metric of that name counts [CLS] and [SEP] among the tokens.)
       sampled_mlm_accuracy: share of masked tokens that the generator sampled right.
       clm_accuracy: share of masked tokens that the discriminator predicted right.
+      unigram_accuracy: the same of a guess that is the most frequent of them, always:
+        the most that frequencies alone can reach.
       tokens: number of text tokens.
     """
     text = np.concatenate([np.asarray(p.text).ravel() for p in predictions])
@@ -58,8 +60,16 @@ def report(predictions: Sequence[m3_predictions.Predictions]) -> dict[str, float
         "fake_token_rate": float(replaced[text].mean()) if text.any() else 0.0,
         "sampled_mlm_accuracy": sampled_correct / masked,
         "clm_accuracy": sum(int(p.clm_correct) for p in predictions) / masked,
+        "unigram_accuracy": _most_frequent(predictions) / masked,
         "tokens": int(text.sum()),
     }
+
+
+def _most_frequent(predictions: Sequence[m3_predictions.Predictions]) -> int:
+    """Returns how often the most frequent original of all masked tokens comes."""
+    originals = np.concatenate([np.ravel(p.originals) for p in predictions])
+    originals = originals[originals > 0]  # [PAD] in empty slots
+    return int(np.bincount(originals).max()) if len(originals) else 0
 
 
 class RtdAccumulator:

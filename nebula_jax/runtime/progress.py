@@ -181,6 +181,18 @@ class Progress:
             },
         )
 
+    def probe(
+        self, step: int, figures: Mapping[str, float | Mapping[str, float]]
+    ) -> None:
+        """Records figures of probes: numbers, or language -> number.
+
+        Args:
+          step: after which they were measured.
+          figures: by name; recorded as `probe_<name>`. If there are none, nothing is.
+        """
+        if figures:
+            self._write(step, {f"probe_{name}": each for name, each in figures.items()})
+
     def finish(self, last: int, more: Mapping[str, Any]) -> None:
         """Closes the files; writes summary.json unless nothing was left to do.
 

@@ -1,16 +1,19 @@
-"""Predictions of M3's discriminator on held-out text.
+"""Probes of M3's discriminator: its predictions, its sentences, its gradients.
 
-B batch, L length, M mask capacity.
+B batch, L length, D width, M mask capacity.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, mask_slots
-from nebula_jax.training import m3
+from nebula_jax.models import electra, mask_slots, transformer
+from nebula_jax.training import accumulate, m3, m3_steps, partition, warm_start
 
 
 class Predictions(NamedTuple):
@@ -22,6 +25,7 @@ class Predictions(NamedTuple):
     clm_correct: [] int32, masked positions whose original CLM predicted.
     sampled_correct: [] int32, masked positions whose original the generator sampled.
     masked: [] int32, masked positions.
+    originals: [B, M] int32, the original tokens there; 0 in empty slots.
     """
 
     replaced_score: jax.Array
@@ -30,6 +34,7 @@ class Predictions(NamedTuple):
     clm_correct: jax.Array
     sampled_correct: jax.Array
     masked: jax.Array
+    originals: jax.Array
 
 
 def predict(config: m3.Config, params: Any, tokens: m3.Tokens) -> Predictions:
@@ -48,4 +53,60 @@ def predict(config: m3.Config, params: Any, tokens: m3.Tokens) -> Predictions:
         clm_correct=jnp.sum((predicted == tokens.originals) & filled),
         sampled_correct=jnp.sum((sampled == tokens.originals) & filled),
         masked=jnp.sum(filled),
+        originals=tokens.originals,
     )
+
+
+def sentence_vectors(config: m3.Config, params: Any, input_ids: jax.Array) -> jax.Array:
+    """Returns the mean of a sentence's hidden states, [B, D] float32.
+
+    Args:
+      config: of the run.
+      params: of the discriminator.
+      input_ids: [B, L] int32, padded text.
+    """
+    shape, is_token = config.discriminator, input_ids != vocabularies.SPECIAL.pad
+    hidden = transformer.Embeddings(shape).apply(
+        {"params": params["embeddings"]}, input_ids, True
+    )
+    hidden = transformer.Encoder(shape).apply(
+        {"params": params["encoder"]}, hidden, is_token, True
+    )
+    weight = is_token.astype(jnp.float32)[..., None]
+    total = jnp.sum(hidden.astype(jnp.float32) * weight, axis=1)
+    return total / jnp.maximum(jnp.sum(weight, axis=1), 1)
+
+
+def gradient_norms(
+    config: m3.Config, params: Any, tokens: Sequence[m3.Tokens]
+) -> dict[str, jax.Array]:
+    """Returns the norms of the gradients of both terms of eq. 11, [] float32 each.
+
+    Of each term's share of the loss, with its weight, without dropout: in the encoder
+    with its embeddings, and in the heads.
+
+    Args:
+      config: of the run.
+      params: of the discriminator.
+      tokens: of one step, as `m3_steps.discriminator_step` has them.
+    """
+    found = {}
+    quiet = dataclasses.replace(config.discriminator, dropout=0.0)
+    joined = m3_steps.join(tokens)
+    for name, weights in (
+        ("rtd", (config.rtd_weight, 0.0)),
+        ("clm", (0.0, config.clm_weight)),
+    ):
+        alone = dataclasses.replace(
+            config,
+            discriminator=quiet,
+            rtd_weight=weights[0],
+            clm_weight=weights[1],
+            start=warm_start.NONE,
+        )
+        part, batch, _ = m3.discriminator_parts(alone, jax.random.key(0), joined)
+        grads, _ = accumulate.gradients(part, params, batch, config.micro_batches)
+        heads, encoder = partition.split(grads, warm_start.is_head)
+        found[f"{name}_heads_gradient"] = optax.tree.norm(heads)
+        found[f"{name}_encoder_gradient"] = optax.tree.norm(encoder)
+    return found

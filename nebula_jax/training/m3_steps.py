@@ -146,7 +146,7 @@ def discriminator_step(
     Returns:
       The next state and metrics.
     """
-    joined = _join(tokens)
+    joined = join(tokens)
     part, batch, metrics = m3.discriminator_parts(config, state.key(), joined)
     grads, outcome = accumulate.gradients(
         part, state.params, batch, config.micro_batches
@@ -220,7 +220,7 @@ def whole_step(
             for each in tokens
             for i in range(config.fan_out)
         ]
-        joined = _join(sent)
+        joined = join(sent)
         loss, metrics = m3.discriminator_loss(
             config, discriminator_params, discriminator.key(), joined
         )
@@ -246,7 +246,7 @@ def whole_step(
     return states, discriminator, tokens, generator_metrics, metrics
 
 
-def _join(parts: Sequence[m3.Tokens]) -> m3.Tokens:
+def join(parts: Sequence[m3.Tokens]) -> m3.Tokens:
     """Joins micro-batches to one batch, to which each gives a row in turn.
 
     So every device of the cluster holds some of each, and nothing is moved.

@@ -39,13 +39,17 @@ def test_a_report_counts_text_only_and_adds_batches():
         clm_correct=1,
         sampled_correct=0,
         masked=2,
+        originals=np.asarray([[7, 9, 0, 0]]),
     )
-    two = one._replace(clm_correct=0, sampled_correct=1, masked=2)
+    two = one._replace(
+        clm_correct=0, sampled_correct=1, originals=np.asarray([[9, 5, 0, 0]])
+    )
     report = rtd.report([one, two])
     assert report == {
         "rtd_auc": 1.0,
         "fake_token_rate": 0.5,
         "sampled_mlm_accuracy": 0.25,
         "clm_accuracy": 0.25,
+        "unigram_accuracy": 0.5,  # always 9
         "tokens": 4,
     }

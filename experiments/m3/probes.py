@@ -1,0 +1,101 @@
+"""The probes of a discriminator, at every evaluation: seconds each.
+
+How near translations lie in its encoder, and how large the gradients of its two losses
+are. Both change long before a fine-tuned encoder would show that something is wrong.
+
+B rows of a micro-batch, L length, P pairs of a language.
+"""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.m3 import config, models
+from experiments.pretraining import text
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.evaluation import translations
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.training import m3, m3_predictions
+
+
+class Probes:
+    """The probes of one run's discriminator."""
+
+    def __init__(
+        self,
+        run: config.Run,
+        made: models.Models,
+        vocabulary: vocabularies.Vocabulary,
+        mesh: Mesh,
+        fresh: mesh_lib.ShardedInit,
+    ) -> None:
+        """Reads the pairs, if there are any here; compiles nothing yet.
+
+        Args:
+          run: of this process.
+          made: the run's models.
+          vocabulary: of the run.
+          mesh: of the discriminator's cluster.
+          fresh: its state at step 0.
+        """
+        everywhere = mesh_lib.replicated(mesh)
+        params = fresh.sharding.params
+        self._put = functools.partial(mesh_lib.put, where=everywhere)
+        self._embed = jax.jit(
+            functools.partial(m3_predictions.sentence_vectors, made.config),
+            in_shardings=(params, everywhere),
+            out_shardings=everywhere,
+        )
+        self._norms = jax.jit(
+            functools.partial(m3_predictions.gradient_norms, made.config),
+            out_shardings=everywhere,
+        )
+        self._pairs = _pairs(run, vocabulary)
+
+    def measure(
+        self, params: Any, tokens: Sequence[m3.Tokens]
+    ) -> dict[str, float | dict[str, float]]:
+        """Returns the figures: numbers, or language -> number.
+
+        Args:
+          params: of the discriminator.
+          tokens: of the last step; none before the first, which has no gradient yet.
+        """
+        found: dict[str, float | dict[str, float]] = {}
+        if tokens:
+            norms = jax.device_get(self._norms(params, list(tokens)))
+            found |= {name: float(norm) for name, norm in norms.items()}
+
+        def embed(batch: np.ndarray) -> np.ndarray:
+            return jax.device_get(self._embed(params, self._put(batch)))
+
+        probed = translations.probe(self._pairs, embed)
+        for name in translations.FIGURES if probed else ():
+            found[name] = {language: each[name] for language, each in probed.items()}
+        return found
+
+
+def _pairs(
+    run: config.Run, vocabulary: vocabularies.Vocabulary
+) -> dict[str, translations.Pairs]:
+    """Returns the dev pairs of this cluster's --data_dir; none where it has none.
+
+    A cluster of several processes has none: each would have to have the text.
+    """
+    local, agreed = run.local, run.agreed
+    if not local.probe_pairs or local.coordinator:
+        return {}
+    folder = pathlib.Path(local.data_dir)
+    if local.data_dir.startswith("package:"):
+        folder = text.written(local)
+    if not folder.is_dir():
+        return {}
+    languages = [language for group in agreed.groups() for language in group]
+    return translations.read(
+        folder, languages, vocabulary, local.probe_pairs, agreed.max_length
+    )

@@ -1,0 +1,76 @@
+"""Probes of the discriminator against gradients and hidden states taken by hand."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from nebula_jax.models import transformer
+from nebula_jax.training import m3, m3_predictions
+
+V, L, B = 97, 12, 4
+SHAPE = transformer.Config(
+    vocab_size=V, layers=1, width=32, heads=4, feed_forward=64, max_length=L
+)
+CONFIG = m3.Config(SHAPE, SHAPE, steps=20, rtd_weight=7.0, clm_weight=3.0)
+
+
+@pytest.fixture(scope="module")
+def discriminator():
+    return jax.jit(functools.partial(m3.init_discriminator, CONFIG))(0)
+
+
+def tokens(seed):
+    random = np.random.RandomState(seed)
+    ids = jnp.asarray(random.randint(5, V, (B, L)), jnp.int32)
+    (ids, masked), _ = m3.mask(CONFIG, jax.random.key(seed), ids)
+    sampled = masked.input_ids.at[:, 3].set(9)
+    marks = masked.input_ids == 4
+    return m3.Tokens(sampled, marks, masked.originals)
+
+
+def test_gradients_are_those_of_each_term_by_itself(discriminator):
+    batch = tokens(0)
+    found = jax.jit(functools.partial(m3_predictions.gradient_norms, CONFIG))(
+        discriminator.params, [batch]
+    )
+    assert len(found) == 4
+    for term, other in (("rtd", "clm_weight"), ("clm", "rtd_weight")):
+        alone = dataclasses.replace(CONFIG, **{other: 0.0})
+        grads = jax.jit(
+            jax.grad(
+                lambda params, alone=alone: m3.discriminator_loss(
+                    alone, params, jax.random.key(1), batch
+                )[0]
+            )
+        )(discriminator.params)
+        heads = [grads[name] for name in ("rtd_head", "clm_head")]
+        rest = [grads[name] for name in ("embeddings", "encoder")]
+        expected = optax.tree.norm(heads), optax.tree.norm(rest)
+        assert min(expected) > 0
+        names = f"{term}_heads_gradient", f"{term}_encoder_gradient"
+        np.testing.assert_allclose([found[name] for name in names], expected, rtol=1e-5)
+
+
+def test_a_sentence_is_the_mean_of_its_tokens_and_of_no_padding(discriminator):
+    embed = jax.jit(functools.partial(m3_predictions.sentence_vectors, CONFIG))
+    ids = np.asarray(tokens(1).input_ids)
+    one = np.where(np.arange(L) < 5, ids, 0)
+    found = embed(discriminator.params, one)
+    assert found.shape == (B, 32)
+    other = np.where(np.arange(L) < 6, ids, 0)
+    assert not np.allclose(found, embed(discriminator.params, other))
+    params = discriminator.params
+    for row in range(B):  # by itself, without a token of padding
+        short = one[row : row + 1, :5]
+        hidden = transformer.Embeddings(SHAPE).apply(
+            {"params": params["embeddings"]}, short, True
+        )
+        hidden = transformer.Encoder(SHAPE).apply(
+            {"params": params["encoder"]}, hidden, short > 0, True
+        )
+        np.testing.assert_allclose(found[row], hidden[0].mean(0), atol=1e-5)
