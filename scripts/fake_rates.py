@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import shared_flags
+from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime import report, run_folder
 from scripts.tables import config
@@ -89,7 +90,7 @@ def _row(setting: Setting, summaries: Sequence[dict[str, Any]]) -> dict[str, Any
         "steps": summaries[0]["held_out"][-1]["step"],
         "seconds": sum(each["seconds"] for each in summaries),
         "commits": sorted({each["commit"] for each in summaries}),
-        **{figure: mean(figure) for figure in m3_report.FIGURES},
+        **{figure: mean(figure) for figure in m3_curves.FIGURES},
     }
 
 

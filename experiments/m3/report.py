@@ -2,10 +2,10 @@
 
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.m3 import config
+from experiments.m3 import config, curves
 from nebula_jax.communication import codecs
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, traces
@@ -13,10 +13,6 @@ from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3
 """Share of fakes among the masked tokens below which RTD has little to find."""
-FIGURES = (
-    *("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy"),
-    "unigram_accuracy",
-)
 GAP_KEPT = 0.9
 """Share of the start's translation gap below which the report warns."""
 BETTER = 0.98
@@ -41,7 +37,7 @@ def report(
     """
     path = folder / "summary.json"
     if run_report.is_stale(path, clusters.values()):
-        plot(clusters, folder / "losses.png")
+        curves.plot(clusters, folder / "losses.png")
         summary = _gather(folder, clusters, settings, vocab_size, seconds)
         run_report.write(path, summary)
     run_report.show(markdown(run_report.read_summary(folder)))
@@ -67,8 +63,8 @@ def _gather(
         "losses": {
             name: run_report.first_and_last(each) for name, each in records.items()
         },
-        "held_out": _held_out(next(iter(records.values()))),
-        "probes": _probes(next(iter(records.values()))),
+        "held_out": curves.held_out(next(iter(records.values()))),
+        "probes": curves.probes(next(iter(records.values()))),
         "generators": _generators(found, records),
     }
 
@@ -98,159 +94,16 @@ def _bytes(
     }
 
 
-def _held_out(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lists every evaluation: its step, and language -> figures."""
-    evaluations = []
-    for record in records:
-        if "held_out_rtd_auc" not in record:
-            continue
-        languages = record["held_out_rtd_auc"]
-        evaluations.append(
-            {
-                "step": record["step"],
-                "languages": {
-                    name: {
-                        figure: record[f"held_out_{figure}"][name]
-                        for figure in FIGURES
-                        if f"held_out_{figure}" in record
-                    }
-                    for name in languages
-                },
-            }
-        )
-    return evaluations
-
-
-def _probes(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lists the probes of every evaluation: its step, and figures by name."""
-    return [
-        {
-            name.removeprefix("probe_"): value
-            for name, value in record.items()
-            if name == "step" or name.startswith("probe_")
-        }
-        for record in records
-        if any(name.startswith("probe_") for name in record)
-    ]
-
-
 def _generators(
     found: Mapping[str, Mapping[str, Any]],
     records: Mapping[str, Sequence[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Lists the generators: name, last MLM loss, entropy of their text."""
     of_run = []
-    for name, entropy, losses in generator_curves(found, records):
+    for name, entropy, losses in curves.of_generators(found, records):
         last = losses[-1][1] if losses else None
         of_run.append({"name": name, "loss": last, "unigram_entropy": entropy})
     return of_run
-
-
-def generator_curves(
-    found: Mapping[str, Mapping[str, Any]],
-    records: Mapping[str, Sequence[dict[str, Any]]],
-) -> list[tuple[str, float | None, list[tuple[int, float]]]]:
-    """Returns name, unigram entropy and (step, MLM loss) of every generator.
-
-    Args:
-      found: cluster -> its summary.
-      records: cluster -> its metrics; the first one has the discriminator, or with
-        --cluster=whole all of them.
-    """
-    first = next(iter(records))
-    entropies = found.get(first, {}).get("unigram_entropies", [])
-    curves = []
-    for k, entropy in enumerate(entropies):
-        key = f"generator_{k}_loss"
-        curve = [(each["step"], each[key]) for each in records[first] if key in each]
-        curves.append((f"generator:{k}", entropy, curve))
-    for name, of_cluster in list(records.items())[1:]:
-        curve = [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
-        curves.append((name, found.get(name, {}).get("unigram_entropy"), curve))
-    return curves
-
-
-def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
-    """Draws losses of all clusters and RTD AUC by language against steps.
-
-    Args:
-      clusters: name -> folder; the first one has the discriminator.
-      path: of the PNG to write.
-    """
-    # Imported here, so that clusters, which draw nothing, need not wait for it.
-    import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(11, 8), layout="constrained")
-    (losses, rtd_loss), (auc, probed) = figure.subplots(2, 2)
-    discriminator = next(iter(clusters))
-    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
-    of_all = {name: metrics.read(each) for name, each in clusters.items()}
-    records = [record for record in of_all[discriminator] if "loss" in record]
-    steps = [record["step"] for record in records]
-    values = [record["clm_loss"] for record in records]
-    losses.plot(steps, values, label=f"{discriminator} CLM (eq. 10)", color="black")
-    rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
-    for name, entropy, curve in generator_curves(found, of_all):
-        (line,) = losses.plot(*zip(*curve, strict=True), label=f"{name} MLM (eq. 6)")
-        if entropy is not None:
-            losses.axhline(
-                entropy, color=line.get_color(), linewidth=0.8, linestyle=":"
-            )
-    losses.set(
-        xlabel="step",
-        ylabel="nats per masked token",
-        title="Language models (dotted: frequencies alone)",
-    )
-    losses.legend(fontsize=8)
-    rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
-    _plot_probes(probed, _probes(of_all[discriminator]))
-
-    evaluations = _held_out(of_all[discriminator])
-    colors = matplotlib.colormaps["tab20"].colors
-    languages = list(evaluations[-1]["languages"]) if evaluations else []
-    for index, language in enumerate(languages):
-        auc.plot(
-            [each["step"] for each in evaluations],
-            [each["languages"][language]["rtd_auc"] for each in evaluations],
-            label=language,
-            color=colors[index % len(colors)],
-        )
-    auc.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-    auc.set(
-        xlabel="step",
-        ylabel="AUC",
-        title="RTD on held-out text (0.5: a guess; better fakes lower it)",
-    )
-    if languages:
-        auc.legend(fontsize=7, ncols=3)
-    for axes in (losses, rtd_loss, auc, probed):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-
-
-def _plot_probes(axes: Any, probes: Sequence[Mapping[str, Any]]) -> None:
-    """Draws how near translations lie, and how often the nearest is the right one."""
-    labels = {
-        "translation_gap": "cosine of translations, less that of others",
-        "retrieval": "translations found as the nearest",
-    }
-    for name, label in labels.items():
-        points = [
-            (each["step"], _mean(each[name].values()))
-            for each in probes
-            if name in each
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=label)
-    if axes.lines:
-        axes.legend(fontsize=8)
-    axes.set(xlabel="step", title="Translations in the discriminator's encoder")
-    axes.set_ylim(bottom=0)
-
-
-def _mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
@@ -277,7 +130,10 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
     with_pairs = [each for each in probes if "translation_gap" in each]
     if with_pairs:
         gaps, right = (
-            [_mean(each[name].values()) for each in (with_pairs[-1], with_pairs[0])]
+            [
+                curves.mean(each[name].values())
+                for each in (with_pairs[-1], with_pairs[0])
+            ]
             for name in ("translation_gap", "retrieval")
         )
         found.append(
@@ -308,12 +164,12 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
         if loss is not None and entropy and loss >= BETTER * entropy:
             found.append(
                 f"Warning: {each['name']} is no better than word frequencies: its loss"
-                f" is {loss:.2f} nats, theirs {entropy:.2f}. Its samples are noise, which"
-                " is easily detected and teaches little; train it longer, or begin with"
-                " a masked language model."
+                f" is {loss:.2f} nats, theirs {entropy:.2f}. Its samples are noise,"
+                " which is easily detected and teaches little; train it longer, or"
+                " begin with a masked language model."
             )
     gaps = [
-        _mean(each["translation_gap"].values())
+        curves.mean(each["translation_gap"].values())
         for each in summary.get("probes", ())
         if "translation_gap" in each
     ]

@@ -3,7 +3,7 @@ import json
 import pytest
 import tiny_tables
 
-from experiments.m3 import report as m3_report
+from experiments.m3 import curves as m3_curves
 from scripts import fake_rates
 from scripts.tables import runs as table_runs
 
@@ -19,7 +19,7 @@ class Stub:
         given = dict(each.lstrip("-").split("=") for each in run.arguments)
         temperature, seed = float(given["temperature"]), int(given["seed"])
         at = {
-            step: dict.fromkeys(m3_report.FIGURES, 0.1 * temperature + step / 1000)
+            step: dict.fromkeys(m3_curves.FIGURES, 0.1 * temperature + step / 1000)
             for step in (0, 20, 60)
         }
         at[60]["rtd_auc"] += 0.01 * seed

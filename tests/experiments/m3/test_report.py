@@ -1,7 +1,7 @@
 import json
 import pathlib
 
-from experiments.m3 import report
+from experiments.m3 import curves, report
 
 QUICKSTART = (
     pathlib.Path(__file__).parents[3] / "experiments/results/m3_quickstart.json"
@@ -20,3 +20,59 @@ def test_a_generator_that_was_cut_off_is_named_with_what_waited():
         "generator:1 lost its line 2 times, for 7.2 s in all. At most 9 tensors of 4.2"
         " MB waited for it, 1.1 MB of them on disk." in block
     )
+
+
+def probe(step, gap, **more):
+    """The probes of an evaluation in two languages."""
+    nearest = {"de": 1.0, "sw": 0.5}
+    gaps = {"de": gap + 0.01, "sw": gap - 0.01}
+    return {"step": step, "translation_gap": gaps, "retrieval": nearest, **more}
+
+
+def test_a_spoiled_encoder_and_generators_that_learn_nothing_are_named():
+    summary = {
+        "probes": [probe(0, 0.147), probe(50, 0.14), probe(100, 0.05)],
+        "generators": [
+            {"name": "generator:0", "loss": 7.15, "unigram_entropy": 7.2},
+            {"name": "generator:1", "loss": 5.0, "unigram_entropy": 7.2},
+            {"name": "generator:2", "loss": None, "unigram_entropy": None},
+        ],
+    }
+    generator, encoder = report.warnings(summary)
+    assert "generator:0 is no better than word frequencies" in generator
+    assert "7.15 nats, theirs 7.20" in generator
+    assert "(cosine above that of others 0.050, then 0.147)" in encoder
+    summary["probes"][-1] = probe(100, 0.134)
+    summary["generators"][0]["loss"] = 7.0
+    assert report.warnings(summary) == []
+    assert report.warnings({}) == []
+
+
+def test_the_report_has_the_last_probe_beside_the_first():
+    norms = {
+        f"{term}_{part}_gradient": 1.5
+        for term in ("rtd", "clm")
+        for part in ("encoder", "heads")
+    }
+    summary = json.loads(QUICKSTART.read_text())
+    summary["probes"] = [probe(0, 0.147), probe(50, 0.131, **norms)]
+    block = report.markdown(summary)
+    assert "others 0.131 (0.147), found as the nearest 75% (75%)." in block
+    assert "RTD 1.5 in the encoder, 1.5 in the heads; CLM 1.5 in the" in block
+    for each in summary["held_out"][-1]["languages"].values():
+        each["unigram_accuracy"] = 0.077
+    assert "% (7.7%)" in report.markdown(summary)
+
+
+def test_generators_are_found_in_one_process_and_in_several():
+    records = [{"step": 1, "loss": 9.0}, {"step": 2, "loss": 8.0}, {"step": 2, "x": 1}]
+    apart = curves.of_generators(
+        {"generator:0": {"unigram_entropy": 7.0}},
+        {"discriminator": records, "generator:0": records},
+    )
+    assert apart == [("generator:0", 7.0, [(1, 9.0), (2, 8.0)])]
+    records = [{"step": 1, "loss": 50.0, "generator_0_loss": 9.0}]
+    whole = curves.of_generators(
+        {"whole": {"unigram_entropies": [7.0]}}, {"whole": records}
+    )
+    assert whole == [("generator:0", 7.0, [(1, 9.0)])]
