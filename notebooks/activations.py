@@ -29,7 +29,7 @@ from nebula_jax.data import (
 )
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import heads, mask_slots, transformer
-from nebula_jax.training import checkpoint, checkpoint_files, losses, m3
+from nebula_jax.training import checkpoint, checkpoint_files, losses, m3, m3_predictions
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COMMAND = (
@@ -217,7 +217,7 @@ def corrupted_batches(
     rows = batch_size // len(run.groups)
     if not rows:
         raise RunError(f"a batch needs a row for each of {len(run.groups)} generators")
-    corrupt = jax.jit(functools.partial(m3.corrupt, run.config))
+    corrupt = jax.jit(functools.partial(m3_predictions.corrupt, run.config))
     parts = []
     for index, group in enumerate(run.groups):
         params = generator(run, index)

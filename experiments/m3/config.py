@@ -82,6 +82,13 @@ flags.DEFINE_float(
     " makes few fakes, above 1 it makes more; below 1 fakes are harder to detect.",
     lower_bound=0.01,
 )
+flags.DEFINE_enum(
+    "fakes",
+    "generator",
+    list(m3.FAKES),
+    "Tokens at masked positions: generator (its samples), or unigrams (drawn from the"
+    " same text by how frequent they are: a control without a teacher).",
+)
 flags.DEFINE_float(
     "rtd_weight", 50.0, "Weight of the RTD loss, λ of eq. 11.", lower_bound=0.0
 )
@@ -138,6 +145,7 @@ class Agreed(pretraining_config.Agreed):
     """0 for a quarter of --hot_start's, or those of the size."""
     discriminator_layers: int
     """0 for all of --hot_start's, or those of the size."""
+    fakes: str
     temperature: float
     rtd_weight: float
     """λ of eq. 11."""
@@ -267,9 +275,9 @@ def model(
         **{
             name: getattr(agreed, name)
             for name in (
-                *("steps", "mask_rate", "mask_policy", "temperature", "rtd_weight"),
-                *("clm_weight", "learning_rate", "warmup_steps", "weight_decay"),
-                *("clip_norm", "micro_batches"),
+                *("steps", "mask_rate", "mask_policy", "fakes", "temperature"),
+                *("rtd_weight", "clm_weight", "learning_rate", "warmup_steps"),
+                *("weight_decay", "clip_norm", "micro_batches"),
             )
         },
     )

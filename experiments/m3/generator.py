@@ -28,7 +28,7 @@ from nebula_jax.runtime import (
     progress,
     run_folder,
 )
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_predictions
 
 
 def train(run: config.Run, index: int) -> int:
@@ -46,7 +46,7 @@ def train(run: config.Run, index: int) -> int:
     batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
     corrupt = jax.jit(
-        functools.partial(m3.corrupt, made.config),
+        functools.partial(m3_predictions.corrupt, made.config),
         in_shardings=(fresh.sharding.params, everywhere, batch_at),
         out_shardings=batch_at,
     )

@@ -54,7 +54,7 @@ def train(run: config.Run) -> int:
 
     @functools.partial(jax.jit, out_shardings=everywhere)
     def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
-        corrupted = m3.corrupt(made.config, generator, rng, batch)
+        corrupted = m3_predictions.corrupt(made.config, generator, rng, batch)
         return m3_predictions.predict(made.config, discriminator, corrupted)
 
     probe = probes.Probes(run, made, vocabulary, mesh, parts[0])

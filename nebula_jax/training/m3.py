@@ -26,6 +26,10 @@ from nebula_jax.training import (
 )
 from nebula_jax.training import state as train_state
 
+FAKES = ("generator", "unigrams")
+"""The tokens at masked positions: the generator's samples; or, as a control, tokens of
+the same text by how frequent they are, whatever the generator has learned."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -39,6 +43,8 @@ class Config:
     """Share of tokens that are masked."""
     mask_policy: str = "electra"
     """A name in masking.POLICIES."""
+    fakes: str = "generator"
+    """A name in FAKES."""
     temperature: float = 1.0
     """Temperature of the generators' samples; above 1, fakes are less convincing."""
     rtd_weight: float = 50.0
@@ -237,7 +243,11 @@ def generator_loss_of(
         entropy, _ = losses.masked_cross_entropy(logits, masked.originals, filled)
         # Nothing flows back through the sample.
         scores = jax.lax.stop_gradient(logits) / config.temperature
-        sampled = sampling.categorical(accumulate.key(rngs.sample, number), scores)
+        key = accumulate.key(rngs.sample, number)
+        if config.fakes == "generator":
+            sampled = sampling.categorical(key, scores)
+        else:
+            sampled = sampling.of_text(key, input_ids, masked.originals.shape)
         tokens = Tokens(
             mask_slots.scatter(input_ids, masked.positions, sampled),
             mask_slots.mark(masked.positions, length),
@@ -386,10 +396,3 @@ def discriminator_loss(
     part, batch, metrics = discriminator_parts(config, rng, tokens)
     outcome = accumulate.total(part, params, batch, config.micro_batches)
     return outcome.loss, {"loss": outcome.loss, **outcome.sums, **metrics}
-
-
-def corrupt(
-    config: Config, params: Any, rng: jax.Array, input_ids: jax.Array
-) -> Tokens:
-    """Corrupts held-out text [B, L] as the generator does, without dropout."""
-    return generator_loss(config, params, rng, input_ids, training=False)[1][0]

@@ -37,6 +37,13 @@ class Predictions(NamedTuple):
     originals: jax.Array
 
 
+def corrupt(
+    config: m3.Config, params: Any, rng: jax.Array, input_ids: jax.Array
+) -> m3.Tokens:
+    """Corrupts held-out text [B, L] as the generator does, without dropout."""
+    return m3.generator_loss(config, params, rng, input_ids, training=False)[1][0]
+
+
 def predict(config: m3.Config, params: Any, tokens: m3.Tokens) -> Predictions:
     """Applies the discriminator to `tokens` without dropout."""
     inputs = m3.inputs_of(tokens)

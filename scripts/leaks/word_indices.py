@@ -13,7 +13,7 @@ from nebula_jax.communication import codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import leakage
 from nebula_jax.models import transformer
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_predictions
 from scripts.leaks import victim as victims
 
 SIZE = "nano"  # of the generator: whatever it samples, the originals are sent
@@ -34,7 +34,7 @@ def recovered(rows: victims.Rows, chosen: np.ndarray, seed: int = 0) -> dict[str
     """
     text, config = _as_m3(rows, chosen)
     state = jax.jit(m3.init_generator, static_argnums=0)(config, seed, 0)
-    corrupt = jax.jit(m3.corrupt, static_argnums=0)
+    corrupt = jax.jit(m3_predictions.corrupt, static_argnums=0)
     tokens = corrupt(config, state.params, jax.random.key(seed + 1), text)
     codec = codecs.pack_ids(config.generator.vocab_size)
     payload, _ = codec.encode(tokens, ())

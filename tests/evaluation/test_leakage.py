@@ -9,7 +9,7 @@ from nebula_jax.communication import codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import leakage
 from nebula_jax.models import transformer
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_predictions
 
 # N vectors, D width, V pieces, L length, B rows.
 V, D, L, LAYERS = 60, 32, 8, 2
@@ -210,7 +210,7 @@ def test_what_m3_sends_is_the_text():
     ids = text(8, length, seed=6) % (V - 5) + vocabularies.NUM_SPECIAL
     ids[:, -3:] = pad
     init = jax.jit(m3.init_generator, static_argnums=0)
-    corrupt = jax.jit(m3.corrupt, static_argnums=0)
+    corrupt = jax.jit(m3_predictions.corrupt, static_argnums=0)
     tokens = corrupt(M3, init(M3, 0, 0).params, jax.random.key(1), ids)
     codec = codecs.pack_ids(V)
     arrived, _ = codec.decode(codec.encode(tokens, ())[0], ())

@@ -13,7 +13,7 @@ from nebula_jax import errors
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import BATCH, RULES
-from nebula_jax.training import m3, m3_steps
+from nebula_jax.training import m3, m3_predictions, m3_steps
 
 MODEL = transformer.Config(96, 4, 32, 4, 64, max_length=16)
 ROWS = 16
@@ -125,7 +125,7 @@ def test_what_does_not_divide_is_an_error_in_words(
 
 
 def test_without_a_mesh_the_layers_are_applied_in_turn():
-    corrupt = jax.jit(m3.corrupt, static_argnums=0)
+    corrupt = jax.jit(m3_predictions.corrupt, static_argnums=0)
     piped, plain = (
         corrupt(each, initial().params, jax.random.key(0), jnp.asarray(text()))
         for each in (config(pipeline=4), config())

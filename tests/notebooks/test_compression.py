@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
-from nebula_jax.training import m3
+from nebula_jax.training import m3, m3_predictions
 
 NOTEBOOK = pathlib.Path(activations.__file__).with_name("compression.ipynb")
 FIGURES = ("hidden", "gradient", "spectra", "cost", "cosine", "yours", "time")
@@ -145,7 +145,7 @@ def small():
     ids = rng.integers(vocabularies.NUM_SPECIAL, 50, (4, 12)).astype(np.int32)
     ids[1, 7:] = ids[3, 4:] = vocabularies.SPECIAL.pad
     generator = jax.jit(lambda: m3.init_generator(config, seed=1, index=0).params)()
-    corrupt = jax.jit(functools.partial(m3.corrupt, config))
+    corrupt = jax.jit(functools.partial(m3_predictions.corrupt, config))
     return config, params, corrupt(generator, jax.random.key(3), ids)
 
 
