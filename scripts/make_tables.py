@@ -44,6 +44,7 @@ from scripts.tables import (
     local_steps_markdown,
     main_results,
     paper,
+    recipe_markdown,
     xnli_markdown,
 )
 
@@ -60,6 +61,7 @@ def _table1(record: Mapping[str, Any]) -> str:
 
 
 MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "m3_recipe": recipe_markdown.markdown,  # before the others of `m3_`
     "m3_": m3_report.markdown,
     "abnet_": abnet_report.markdown,
     "xnli_": xnli_report.markdown,
