@@ -52,6 +52,18 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "trim_vocabulary", True, "Keep only rows of the table that some pair here needs."
 )
+flags.DEFINE_integer(
+    "encoder_layers",
+    0,
+    "Layers of --encoder that are kept, the first ones; 0 for all.",
+    lower_bound=0,
+)
+flags.DEFINE_integer(
+    "freeze_layers",
+    0,
+    "First layers that are left as they are, with --freeze_embeddings.",
+    lower_bound=0,
+)
 flags.DEFINE_enum(
     "pooling",
     "cls",
@@ -133,8 +145,12 @@ class Agreed(configuration.Agreed):
     """Test pairs of each language; 0 for all."""
     length_buckets: tuple[int, ...]
     """Tokens of a row, ascending."""
+    encoder_layers: int
+    """The first ones; 0 for all."""
     trim_vocabulary: bool
     freeze_embeddings: bool
+    freeze_layers: int
+    """First layers that do not train."""
     pooling: str
     dtype: str
     encoder_dropout: float
@@ -199,6 +215,11 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             f"--length_buckets={','.join(map(str, lengths))}: must ascend, from 6 or"
             " more, at most 250 of them"
+        )
+    if run.agreed.freeze_layers and not run.agreed.freeze_embeddings:
+        raise errors.SettingsError(
+            f"--freeze_layers={run.agreed.freeze_layers} needs --freeze_embeddings,"
+            " which are below them"
         )
     languages = run.local.languages
     if not languages or len(set(languages)) != len(languages) or not all(languages):

@@ -54,6 +54,13 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
         dropout=agreed.encoder_dropout,
         dtype=agreed.dtype,
     )
+    if agreed.encoder_layers:
+        model = pretrained.first_layers(model, agreed.encoder_layers)
+    if agreed.freeze_layers > model.config.layers:
+        raise errors.SettingsError(
+            f"--freeze_layers={agreed.freeze_layers}: the encoder has"
+            f" {model.config.layers}"
+        )
     local = run.local
     shape = dataclasses.replace(
         model.config, remat=local.remat, pipeline=local.pipeline
@@ -86,10 +93,10 @@ def split_params(
     """Returns all parameters at step 0: the trained ones, the frozen ones."""
     rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 0)
     params = classifier.init(shape, rng, text.model)
-    is_frozen = run.agreed.freeze_embeddings
-    return partition.split(
-        params, classification.is_trained if is_frozen else partition.train_all
-    )
+    if not run.agreed.freeze_embeddings:
+        return partition.split(params, partition.train_all)
+    layers = run.agreed.freeze_layers
+    return partition.split(params, lambda path: classification.is_trained(path, layers))
 
 
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:
