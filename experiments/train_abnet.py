@@ -131,7 +131,7 @@ def _reported(local: config.Local) -> dict[str, Any]:
     """Returns what the summary has of this process's own settings."""
     names = (
         *("source_model", "target_model", "data_dir", "corpora", "max_pairs", "wan"),
-        *("max_in_flight", "mlm_head_steps"),
+        *("max_in_flight", "mlm_head_steps", "held_out_pairs"),
     )
     return {name: getattr(local, name) for name in names}
 

@@ -15,7 +15,10 @@ from experiments.abnet import config
 from nebula_jax import errors
 from nebula_jax.data import parallel_side, split_parallel
 
-for name in ("out", "data_dir", "pair", "corpora", "max_pairs", "max_words"):
+for name in (
+    *("out", "data_dir", "pair", "corpora", "max_pairs", "max_words"),
+    "held_out_pairs",
+):
     flags.declare_key_flag(name)
 
 
@@ -32,6 +35,7 @@ def main() -> int:
         values.corpora or None,
         values.max_pairs,
         values.max_words,
+        values.held_out_pairs,
     )
     for folder, language in zip(folders, languages, strict=True):
         sizes = {

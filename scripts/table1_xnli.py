@@ -1,21 +1,25 @@
-"""Reproduces Table 1 on two cores: XNLI before M3, after it, and from scratch.
+"""Reproduces Table 1 on two cores: does M3 help an encoder? XNLI before and after it.
 
-    python -m scripts.table1_xnli --scale=small --seeds=3 --data_dir=../shared/data
+    python -m scripts.table1_xnli --scale=six --data_dir=../shared/data
 
-Every row is an encoder fine-tuned on the same English pairs and tested in 15 languages:
-the pretrained one; the same after M3 in one cluster; after M3 across four clusters on
-this machine; and a smaller one that M3 trained from random weights, with other flags of
-fine-tuning (see ROWS). Where M3 across clusters leaves, byte for byte, the encoder that
-M3 in one cluster leaves, one fine-tuning counts for both. Runs are done once, one after
-the other; after a stop, the same command goes on.
+All rows begin with the first layers of the same encoder, as many as `--scale` names: as
+it comes; after masked language modeling went on for as many seconds; after M3; after M3
+without translations. Each is fine-tuned on the same English pairs, and tested in 15
+languages. Rows are compared seed by seed, and by a bootstrap over the test rows. A
+control (CONTROLS) has the first seed alone. M3 across clusters should leave, byte for
+byte, what it leaves in one process; that is checked for the first seed. Runs are done
+once, one after the other; after a stop, the same command goes on.
 """
 
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from absl import flags
 
 from experiments import shared_flags
+from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime import report, run_folder
@@ -26,145 +30,177 @@ for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 
 SEEDS = 3  # by default
-WARM, SCRATCH = "m3_xnli15_warm", "m3_xnli15_tiny"
-FINE_TUNING = "xnli_warm"
-MOST_APART = 0.5  # points, M3 across clusters from M3 in one
+BERT, M3, XNLI = (
+    f"experiments.{name}" for name in ("pretrain_bert", "pretrain_m3", "finetune_xnli")
+)
+FAR = ("sw", "ur", "hi", "th")
+"""Languages with the least text in the encoder's own pre-training."""
+SAMPLES, SURE = 2000, 0.95  # of the bootstrap, and of its intervals
+LAYERS = {"six": 6, "twelve": 12}
+"""Scale -> layers of the encoder that all rows begin with."""
+STEPS = 1000
+CHEAPER = 2
+"""Steps of masked language modeling in the time of one of M3, which is a step of the
+generators and one of the discriminator, on the same text."""
+RECIPE = (
+    *("--head_warmup_steps=200", "--head_learning_rate=5e-4", "--head_priors"),
+    *("--learning_rate=2e-5", "--layer_decay=0.9", "--freeze_embeddings"),
+)
+"""What both kinds of pre-training have; chosen by `table_m3_recipe`."""
+FINE_TUNING = (
+    *("--max_train_pairs=20000", "--epochs=1", "--max_test_pairs=0"),
+    *("--checkpoint_selection=last", "--eval_every=125", "--checkpoint_every=625"),
+)
 
 
 class Row(NamedTuple):
     """An encoder."""
 
     name: str
-    pretraining: str = ""
-    """Flagfile of the M3 run that makes it; empty for the pretrained encoder."""
-    cluster: str = ""
-    """The value of --cluster in that run."""
-    more: tuple[str, ...] = ()
-    """More flags of the fine-tuning."""
+    key: str
+    """In the names of files."""
+    module: str = ""
+    """The experiment that makes it; empty for the encoder as it comes."""
+    arguments: tuple[str, ...] = ()
+    """Flags of that beside those of all."""
+    fine_tuning: tuple[str, ...] = ()
+    """Flags of the fine-tuning beside those of all."""
+    is_control: bool = False
+    """True for the first seed alone."""
 
 
-IN_ONE = Row("after M3 in one cluster", WARM, "whole")
-ACROSS = Row("after M3 across clusters", WARM, "all")
-ROWS = (
-    Row("as it comes"),
-    IN_ONE,
-    ACROSS,
+AS_IT_COMES = Row("as it comes", "as_it_comes")
+MLM = Row("masked language modeling went on", "mlm", BERT)
+WHOLE = Row("M3", "m3", M3)
+CLS = ("--pooling=cls",)
+CONTROLS = (
     Row(
-        "M3 across clusters, from scratch",
-        SCRATCH,
-        "all",
-        # It has 64 positions, and no pretraining that a high rate could spoil.
-        (
-            *("--length_buckets=20,28,36,48,64", "--nofreeze_embeddings"),
-            *("--layer_decay=1.0", "--learning_rate=5e-4"),
-        ),
+        "M3, fakes drawn by frequency", "unigrams", M3, ("--fakes=unigrams",), (), True
     ),
+    Row("M3, λ 10", "lambda10", M3, ("--rtd_weight=10",), (), True),
+    Row("as it comes, [CLS] pooling", "as_it_comes_cls", "", (), CLS, True),
+    Row("masked language modeling, [CLS] pooling", "mlm", BERT, (), CLS, True),
+    Row("M3, [CLS] pooling", "m3", M3, (), CLS, True),
+)
+ROWS = (
+    AS_IT_COMES,
+    MLM,
+    WHOLE,
+    Row("M3, MRTD alone", "mrtd", M3, ("--task_mix=mrtd=1",)),
+    *CONTROLS,
 )
 """The rows of Table 1, under the paper's."""
 
-SCALES = {
-    "small": {
-        WARM: (),
-        SCRATCH: ("--steps=500",),
-        FINE_TUNING: (
-            *("--max_train_pairs=12000", "--max_test_pairs=1200", "--epochs=1"),
-            *("--eval_every=125", "--checkpoint_every=375"),
-        ),
-    }
-}
-"""Scale -> flagfile -> the flags that replace some of it."""
+
+def seeds_of(row: Row, table: config.Table) -> Sequence[str]:
+    """Returns the seeds of a row."""
+    return table.seeds[:1] if row.is_control else table.seeds
 
 
-def pretraining_run(row: Row, seed: str, table: config.Table) -> table_runs.Run:
-    """Describes the M3 run that makes a row's encoder."""
-    flagfile = table_runs.flagfile(row.pretraining)
+def pretraining_run(
+    row: Row, seed: str, table: config.Table, cluster: str = "whole"
+) -> table_runs.Run:
+    """Describes the run that makes a row's encoder."""
+    layers = LAYERS[table.scale]
+    base = table.arguments(table_runs.flagfile("m3_xnli15_warm"))
+    if row.module == M3:
+        own = (
+            *(f"--discriminator_layers={layers}", f"--generator_layers={layers}"),
+            *(f"--steps={STEPS}", f"--eval_every={STEPS // 5}"),
+            f"--checkpoint_every={STEPS // 2}",
+        )
+        folder = "whole" if cluster == "whole" else "discriminator"
+    else:
+        base = table.arguments(table_runs.flagfile("bert_xnli15_warm"))
+        own = (f"--layers={layers}", f"--steps={CHEAPER * STEPS}")
+        own = (*own, f"--eval_every={STEPS}", f"--checkpoint_every={STEPS}")
+        folder = "whole"
+    name = f"{row.key}-{cluster}-seed{seed}"
     return table_runs.Run(
-        f"{row.pretraining}-{row.cluster}-seed{seed}",
-        "experiments.pretrain_m3",
+        name,
+        row.module,
         (
-            *table.arguments(flagfile),
-            *SCALES[table.scale][row.pretraining],
-            *(f"--cluster={row.cluster}", f"--seed={seed}"),
+            *(*base, *own, *RECIPE, *row.arguments),
+            *(f"--cluster={cluster}", f"--seed={seed}"),
         ),
-        makes=table_runs.Folder(
-            encoder_name(row, seed), f"{_discriminators_folder(row)}/encoder"
-        ),
+        makes=table_runs.Folder(name, f"{folder}/encoder"),
     )
-
-
-def encoder_name(row: Row, seed: str) -> str:
-    """Names the folder that a row's encoder is kept in."""
-    return f"{row.pretraining}-{row.cluster}-seed{seed}"
-
-
-def _discriminators_folder(row: Row) -> str:
-    """Names the discriminator's folder in that of an M3 run."""
-    return "whole" if row.cluster == "whole" else "discriminator"
 
 
 def fine_tuning_run(
     row: Row, seed: str, table: config.Table, runs: table_runs.Runs
 ) -> table_runs.Run:
     """Describes the run that measures a row's accuracies."""
-    flagfile = table_runs.flagfile(FINE_TUNING)
-    encoder, made_by = (), None
-    if row.pretraining:
-        encoder = (f"--encoder={runs.made(encoder_name(row, seed))}",)
+    layers = (f"--encoder_layers={LAYERS[table.scale]}",)
+    made_by = None
+    encoder: tuple[str, ...] = layers
+    if row.module:
         made_by = pretraining_run(row, seed, table)
-    kind = f"{row.pretraining}-{row.cluster}" if row.pretraining else "as_it_comes"
+        encoder = (f"--encoder={runs.made(made_by.name)}",)
+    suffix = "-cls" if row.fine_tuning == CLS else ""
     return table_runs.Run(
-        f"xnli-{kind}-seed{seed}",
-        "experiments.finetune_xnli",
+        f"xnli-{row.key}{suffix}-seed{seed}",
+        XNLI,
         (
-            *table.arguments(flagfile),
-            *SCALES[table.scale][FINE_TUNING],
-            *(*row.more, f"--seed={seed}", *encoder),
+            *table.arguments(table_runs.flagfile("xnli_warm")),
+            *(*FINE_TUNING, *encoder, *row.fine_tuning, f"--seed={seed}"),
         ),
         after=made_by,
     )
 
 
+def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """Reads a finished run's figures: its summary, and which test rows were right."""
+    found = table_runs.summary_of(run, workdir)
+    if run.module != XNLI:
+        return found
+    return found | {"right": right(next(workdir.rglob("predictions")))}
+
+
+def right(folder: pathlib.Path) -> dict[str, str]:
+    """Reads predictions: language -> a 1 for each test row that is right, else a 0."""
+    found = {}
+    for path in sorted(folder.glob("test.*.tsv")):
+        rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
+        marks = ("1" if row[1] == row[2] else "0" for row in rows)
+        found[path.name.split(".")[1]] = "".join(marks)
+    return found
+
+
 def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     """Gathers the table's rows, of the runs that have ended."""
-    rows = []
+    rows, marks = [], {}
     for row in ROWS:
-        found = [
-            runs.found(fine_tuning_run(row, seed, table, runs)) for seed in table.seeds
-        ]
-        summaries = [each["summary"] for each in found if each is not None]
-        if not summaries:
+        found = {
+            seed: runs.found(fine_tuning_run(row, seed, table, runs))
+            for seed in seeds_of(row, table)
+        }
+        done = {seed: each for seed, each in found.items() if each is not None}
+        if not done:
             continue
+        summaries = [each["summary"] for each in done.values()]
         made = []
-        if row.pretraining:
-            made = [
-                runs.found(pretraining_run(row, seed, table)) for seed in table.seeds
-            ]
+        if row.module:
+            made = [runs.found(pretraining_run(row, seed, table)) for seed in done]
         spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
+        marks[row.name] = {seed: each["right"] for seed, each in done.items()}
+        before = [each["summary"] for each in made if each]
         rows.append(
             {
                 "name": row.name,
-                "more": list(row.more),
                 "seeds": len(summaries),
                 "accuracy": {name: each.mean for name, each in spread.items()},
                 "deviation": {name: each.deviation for name, each in spread.items()},
                 "averages": [each["test"]["average"] for each in summaries],
-                "not_fine_tuned_again": sum(
-                    "same_as" in each for each in found if each is not None
-                ),
                 "warnings": sorted(
                     {line for each in summaries for line in each["test"]["warnings"]}
                 ),
-                "pretraining": [
-                    _pretraining_figures(each["summary"]) for each in made if each
-                ],
-                "seconds": sum(each["seconds"] for each in summaries),
+                "pretraining": [_pretraining_figures(each) for each in before],
+                "seconds": sum(each["seconds"] for each in (*summaries, *before)),
                 "commits": sorted(
                     {
                         commit
-                        for each in (
-                            *summaries,
-                            *(one["summary"] for one in made if one),
-                        )
+                        for each in (*summaries, *before)
                         for commit in each["commit"].split(", ")  # it was resumed
                     }
                 ),
@@ -172,67 +208,125 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
                 "rows": min(summaries[0]["test"]["rows"].values()),
             }
         )
+    for row in rows:
+        row["against"] = {
+            other.name: compare(marks[row["name"]], marks[other.name])
+            for other in (AS_IT_COMES, MLM)
+            if other.name != row["name"] and other.name in marks
+        }
     return rows
 
 
-def _pretraining_figures(summary: dict[str, Any]) -> dict[str, Any]:
-    """Picks the table's figures of an M3 run: first and last, means of languages."""
+def compare(
+    one: Mapping[str, Mapping[str, str]], other: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Compares two rows of the table, seed by seed and by a paired bootstrap.
+
+    A test row is the same sentence pair in all languages, and so is drawn with all of
+    them, and for all seeds.
+
+    Args:
+      one: seed -> language -> a mark for each test row; see `right`.
+      other: likewise, of the row that it is compared with.
+
+    Returns:
+      `all` and `far` languages -> `by_seed`, differences of the average accuracy;
+      `mean`; `interval`, which the differences of SURE of the draws are in.
+    """
+    seeds = [seed for seed in one if seed in other]
+    random = np.random.default_rng(0)
+    languages = sorted(next(iter(one.values())))
+    rows = len(one[seeds[0]][languages[0]])
+    draws = random.integers(rows, size=(SAMPLES, rows))
+    weights = np.stack([np.bincount(draw, minlength=rows) for draw in draws]) / rows
+    found = {}
+    for name, chosen in (("all", languages), ("far", FAR)):
+        chosen = [each for each in chosen if each in languages]
+        if not chosen:
+            continue
+        # [seeds, rows], the mean of the languages.
+        apart = np.stack(
+            [_mean(one[seed], chosen) - _mean(other[seed], chosen) for seed in seeds]
+        )
+        edges = np.quantile(weights @ apart.mean(0), [(1 - SURE) / 2, (1 + SURE) / 2])
+        found[name] = {
+            "by_seed": apart.mean(1).tolist(),
+            "mean": float(apart.mean()),
+            "interval": edges.tolist(),
+        }
+    return found
+
+
+def _mean(marks: Mapping[str, str], languages: Sequence[str]) -> np.ndarray:
+    """Returns the share of languages in which each test row is right, [rows]."""
+    return np.mean(
+        [
+            np.frombuffer(marks[each].encode(), np.uint8) == ord("1")
+            for each in languages
+        ],
+        axis=0,
+    )
+
+
+def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Picks the table's figures of a pre-training run: first and last."""
+    found: dict[str, Any] = {"seconds": summary["seconds"]}
+    if "probes" not in summary:
+        (held_out,) = summary["held_out"].values()
+        ends = [m3_curves.mean(held_out[end]["loss"].values()) for end in (0, -1)]
+        return found | {"steps": held_out[-1]["step"], "mlm_loss": ends}
     ends = summary["held_out"][0], summary["held_out"][-1]
-    return {
+    gaps = [
+        m3_curves.mean(each["translation_gap"].values()) for each in summary["probes"]
+    ]
+    return found | {
         "steps": ends[-1]["step"],
-        "seconds": summary["seconds"],
+        "gap": [gaps[0], gaps[-1]],
+        "generators": summary["generators"],
         **{
             figure: [m3_report.mean(each, figure) for each in ends]
-            for figure in ("fake_token_rate", "rtd_auc")
+            for figure in m3_curves.FIGURES
         },
     }
 
 
-def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compares what was measured with the targets."""
-    averages = {row["name"]: row["averages"] for row in rows}
-    one, across = (averages.get(row.name) for row in (IN_ONE, ACROSS))
-    if one is None or across is None:
-        return []
-    apart = max(100 * abs(a - b) for a, b in zip(across, one, strict=False))
-    return [
-        {
-            "what": "points between M3 across clusters and in one, same seed, at most",
-            "value": apart,
-            "at_most": MOST_APART,
-            "met": apart <= MOST_APART,
-        }
-    ]
+def work(runs: table_runs.Runs, table: config.Table) -> dict[str, bool]:
+    """Does the runs that have not been done: seed by seed, controls last.
 
-
-def work(runs: table_runs.Runs, table: config.Table) -> None:
-    """Does the runs that have not been done, seed by seed."""
-    for seed in table.seeds:
-        for row in ROWS:
-            if row.pretraining:
-                runs.result(pretraining_run(row, seed, table))
-            like = None
-            if row is ACROSS:
-                like = fine_tuning_run(IN_ONE, seed, table, runs)
-            runs.result(fine_tuning_run(row, seed, table, runs), like)
+    Returns:
+      If M3 across clusters left, byte for byte, what M3 in one process left.
+    """
+    for control in (False, True):
+        for seed in table.seeds:
+            for row in ROWS:
+                if row.is_control != control or seed not in seeds_of(row, table):
+                    continue
+                if row.module:
+                    runs.result(pretraining_run(row, seed, table))
+                runs.result(fine_tuning_run(row, seed, table, runs))
+    first = table.seeds[0]
+    across = pretraining_run(WHOLE, first, table, "all")
+    runs.result(across)
+    return {first: runs.made_same(across, pretraining_run(WHOLE, first, table))}
 
 
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
-    table = config.from_flags("table1", list(SCALES), SEEDS)
+    table = config.from_flags("table1", list(LAYERS), SEEDS)
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, table_runs.summary_of)
-        work(runs, table)
+        runs = table_runs.Runs(table.workdir, figures)
+        same = work(runs, table)
         rows = gather(runs, table)
     commits = [each for row in rows for each in row["commits"]]
-    seconds = sum(
-        row["seconds"] + sum(each["seconds"] for each in row["pretraining"])
-        for row in rows
-    )
     result = {
-        **report.provenance(seconds, commits=sorted(set(commits)), seeds=table.seeds),
+        **report.provenance(
+            sum(row["seconds"] for row in rows),
+            commits=sorted(set(commits)),
+            seeds=table.seeds,
+        ),
+        "layers": LAYERS[table.scale],
         "rows": rows,
-        "targets": targets(rows),
+        "across_is_same": same,
     }
     markdown = xnli_markdown.table1(result, paper.PAPER["table1"])
     table_runs.write(result, markdown, table.out)

@@ -114,6 +114,7 @@ def random_models(
         text,
         names.split(",") if names else None,
         *limits,
+        int(settings.get("held_out_pairs", 0)),
     )
     made = []
     for side, side_text in zip(("source", "target"), texts, strict=True):

@@ -27,6 +27,13 @@ flags.DEFINE_integer(
     "max_pairs", None, "Most training pairs; all if not given.", lower_bound=1
 )
 flags.DEFINE_integer(
+    "held_out_pairs",
+    0,
+    "Pairs that are taken out of the training pairs; after the last step their loss is"
+    " measured, and their BLEU.",
+    lower_bound=0,
+)
+flags.DEFINE_integer(
     "max_words",
     None,
     "Most words, between spaces, of both sentences of a pair, in dev and test too; then"
@@ -89,10 +96,7 @@ flags.DEFINE_integer(
     "decoder_adapter_dim", 512, "Inner width of a decoder adapter.", lower_bound=1
 )
 flags.DEFINE_integer(
-    "cross_attention_heads",
-    4,
-    "Heads of the decoder adapters' cross attention.",
-    lower_bound=1,
+    "cross_attention_heads", 4, "Heads of the adapters' cross attention.", lower_bound=1
 )
 flags.DEFINE_integer(
     "mlm_head_steps",
@@ -159,10 +163,7 @@ flags.DEFINE_integer(
 
 # Evaluation.
 flags.DEFINE_integer(
-    "bleu_sentences",
-    200,
-    "Most sentences of a split that are translated for a BLEU.",
-    lower_bound=1,
+    "bleu_sentences", 200, "Most sentences of dev and of a test set.", lower_bound=1
 )
 flags.DEFINE_integer(
     "beams", 4, "Beams (ar) or candidate lengths (cmlm) of a sentence.", lower_bound=1
@@ -223,7 +224,7 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     eval_every: int
     """Steps."""
     bleu_sentences: int
-    """At most, of a split."""
+    """At most, of a split; not of held-out pairs."""
     beams: int
     """Or candidate lengths; 4 in section 4.2."""
     iterations: int
@@ -270,6 +271,7 @@ class Local(configuration.Local):
     """Empty for all."""
     max_pairs: int | None
     """None for all."""
+    held_out_pairs: int
     max_words: int | None
     """At most, in a sentence; None for any number."""
     side_dir: str

@@ -35,7 +35,8 @@ class Text(NamedTuple):
     ids: dict[str, list[str]]
     """Split -> ids of its examples, in order."""
     rows: Mapping[str, Rows]
-    """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids."""
+    """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids: of
+    the target side those of training and those held out, of the source side all."""
     sentences: dict[str, list[str]]
     """Split -> its sentences as text; of dev and the tests only, and only from here."""
     session: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -79,6 +80,8 @@ def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
     """
     pair, local = run.agreed.pair, run.local
     made_of = [pair, local.data_dir, local.corpora, local.max_pairs, local.max_words]
+    if local.held_out_pairs:  # else the folder is the one made before there were any
+        made_of.append(local.held_out_pairs)
     name = f"{pair}-{files.digest_of(made_of)[:16]}"
     with process.timed("giving each side its own text"):
         return split_parallel.split(
@@ -88,6 +91,7 @@ def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
             local.corpora or None,
             local.max_pairs,
             local.max_words,
+            local.held_out_pairs,
         )
 
 
@@ -105,7 +109,8 @@ def read(
       folder: of the side.
       tokenizer: of its model.
       is_translated: True if the model reads dev and the tests too. Otherwise they are
-        references, which translations are compared with.
+        references, which translations are compared with. Held-out sentences, whose loss
+        is computed, it reads on both sides.
 
     Raises:
       errors.NebulaError: where it is malformed, or a sentence is too long.
@@ -116,7 +121,7 @@ def read(
         file = parallel_side.path(folder, name)
         if name != "train":
             ids[name], sentences[name] = parallel_side.read(file)
-            if not is_translated:
+            if not is_translated and name != split_parallel.HELD_OUT:
                 continue
         rows[name] = ragged_rows.prepare(
             file,
@@ -169,8 +174,7 @@ def of_source(
         raise errors.NebulaError(f"--data={local.data} has no {', '.join(missing)}")
     for name, examples in rows.items():
         if name != "train":
-            wanted = evaluation_indices(agreed.bleu_sentences, len(examples))
-            examples.keep(wanted)
+            examples.keep(evaluation_indices(agreed, name, len(examples)))
     ids = {name: examples.ids for name, examples in rows.items()}
     return Text(tokenizer, ids, rows, {}, session)
 
@@ -250,9 +254,20 @@ def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.nd
     return np.zeros(min(4, -(-needed // quarter)) * quarter, np.int8)
 
 
-def evaluation_indices(count: int, total: int) -> np.ndarray:
-    """Returns which of `total` examples are translated for a BLEU, [<= count] int64."""
-    return np.arange(total)[:count]
+def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarray:
+    """Returns which of a split's examples are translated for a BLEU.
+
+    Args:
+      agreed: of the run.
+      name: of the split; of those held out all are translated.
+      total: examples of it.
+
+    Returns:
+      [<= total] int64, the first ones.
+    """
+    if name == split_parallel.HELD_OUT:
+        return np.arange(total)
+    return np.arange(total)[: agreed.bleu_sentences]
 
 
 def evaluation_batches(

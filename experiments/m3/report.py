@@ -214,9 +214,10 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     auc, right = (mean(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy"))
     rows.append([f"mean of {len(rows)}", _auc(auc), "", "", ""])
+    frequent = any("unigram_accuracy" in each for each in last["languages"].values())
     columns = (
         *("RTD AUC", "fake tokens", "sampled-MLM accuracy"),
-        "CLM accuracy (most frequent piece)",
+        f"CLM accuracy{' (most frequent piece)' if frequent else ''}",
     )
     found = [
         f"Held-out text after step {last['step']} (in brackets: {first['step']}; an RTD"

@@ -107,23 +107,11 @@ class Runs:
             process.message(f"{path} is of commit {commit}; now it is {self._commit}")
         return result
 
-    def result(self, run: Run, like: Run | None = None) -> dict[str, Any]:
-        """Returns the figures of a run, which is done now unless it has been.
-
-        Args:
-          run: the run.
-          like: a run that has ended, with the same flags but for the folder that it
-            uses, which its `after` made. If both folders have the same bytes, its
-            figures are returned.
-        """
+    def result(self, run: Run) -> dict[str, Any]:
+        """Returns the figures of a run, which is done now unless it has been."""
         found = self.found(run)
         if found is not None:
             return found
-        if like is not None and self._uses_same_bytes(run, like):
-            process.message(f"{run.name}: byte for byte what {like.name} began with")
-            result = self.found(like)
-            summary = result["summary"] | {"seconds": 0.0}
-            return self._write(run, result | {"summary": summary, "same_as": like.name})
         workdir = self.folder / "run"
         before = self._begin(run, workdir)
         begin = time.monotonic()
@@ -152,11 +140,9 @@ class Runs:
         report.write(path, result)
         return result
 
-    def _uses_same_bytes(self, run: Run, like: Run) -> bool:
-        """Returns True if two runs use folders with the same bytes."""
-        first, second = (
-            _digests(self.made(each.after.makes.name)) for each in (run, like)
-        )
+    def made_same(self, one: Run, other: Run) -> bool:
+        """Returns True if two runs made folders with the same bytes."""
+        first, second = (_digests(self.made(each.makes.name)) for each in (one, other))
         return bool(first) and first == second
 
     def _begin(self, run: Run, workdir: pathlib.Path) -> float:

@@ -1,6 +1,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 import tiny_tables
 
@@ -10,12 +11,15 @@ from scripts.tables import paper, xnli_markdown
 from scripts.tables import runs as table_runs
 
 LANGUAGES = paper.PAPER["table1"]["languages"]
+RIGHT = "1110110100"  # of ten test rows
+MADE = [row for row in table1_xnli.ROWS if row.module and not row.fine_tuning]
+GAP = {"de": 0.12, "sw": 0.1}
 
 
 class Stub:
     """Leaves behind what the real commands would; counts."""
 
-    def __init__(self, fails_at="", is_cut_free=False):
+    def __init__(self, fails_at="", is_cut_free=True):
         self.names, self._fails_at = [], fails_at
         self._is_cut_free = is_cut_free
 
@@ -24,39 +28,65 @@ class Stub:
             raise KeyboardInterrupt
         self.names.append(run.name)
         summary = {"commit": "abc123", "seconds": 60.0}
-        if run.module == "experiments.pretrain_m3":
+        if run.module == table1_xnli.XNLI:
+            summary |= _fine_tuned(run, workdir)
+        else:
             encoder = workdir / run.makes.path
             encoder.mkdir(parents=True)
-            name = run.name.replace("-whole-", "-all-")
+            name = run.name.replace("-all-", "-whole-")
             (encoder / "weights").write_text(name if self._is_cut_free else run.name)
-            figures = {"fake_token_rate": 0.1, "rtd_auc": 0.5}
-            summary["held_out"] = [
-                {"step": step, "languages": {"en": figures, "de": figures}}
-                for step in (0, 150)
-            ]
-        else:
-            summary["commit"] = "abc123, def456"  # it went on by another commit
-            seed = int(_flag(run, "seed"))
-            points = 0.6 + 0.01 * seed + 0.002 * ("-all-" in run.name)
-            encoder = _flag(run, "encoder")
-            if encoder:  # it is there when it is needed
-                summary["from"] = (workdir.parents[1] / encoder / "weights").read_text()
-            summary |= {
-                "text": {"labels": {"train": {"en": {"neutral": 24_000}}}},
-                "test": {
-                    "average": points,
-                    "accuracy": dict.fromkeys(LANGUAGES, points),
-                    "rows": dict.fromkeys(LANGUAGES, 3510),
-                    "warnings": [
-                        "ur: 33% of 9 is no better than a guess (40%)",
-                        f"ur: {33 + seed}% of 9 is no better than a guess (40%)",
-                        "sw: 34% of 9 is no better than a guess (40%)",
-                    ]
-                    if seed
-                    else [],
-                },
-            }
+            summary |= _pretrained(run)
         (workdir / "summary.json").write_text(json.dumps(summary))
+
+
+def _pretrained(run):
+    if run.module == table1_xnli.BERT:
+        losses = [{"step": step, "loss": {"en": 7.0 - step}} for step in (0, 2)]
+        return {"held_out": {"whole": losses}}
+    figures = {
+        **{"fake_token_rate": 0.1, "rtd_auc": 0.5, "sampled_mlm_accuracy": 0.02},
+        **{"clm_accuracy": 0.11, "unigram_accuracy": 0.08},
+    }
+    return {
+        "held_out": [
+            {"step": step, "languages": {"en": figures, "de": figures}}
+            for step in (0, 150)
+        ],
+        "probes": [{"step": step, "translation_gap": GAP} for step in (0, 150)],
+        "generators": [],
+    }
+
+
+def _fine_tuned(run, workdir):
+    """As it comes half of the rows are right; of others one more in the far ones."""
+    seed, encoder = int(_flag(run, "seed")), _flag(run, "encoder")
+    folder = workdir / "finetune" / "predictions"
+    folder.mkdir(parents=True)
+    accuracy = {}
+    for language in LANGUAGES:
+        marks = list(RIGHT)
+        if encoder and language in table1_xnli.FAR:
+            marks[3] = "1"
+        accuracy[language] = marks.count("1") / len(marks)
+        lines = ["id\tlabel\tprediction"]
+        lines += [
+            f"{n}\tyes\t{'yes' if m == '1' else 'no'}" for n, m in enumerate(marks)
+        ]
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"test.{language}.tsv").write_text(text)
+    found = {}
+    if encoder:  # it is there when it is needed
+        found["from"] = (workdir.parents[1] / encoder / "weights").read_text()
+    return found | {
+        "commit": "abc123, def456",  # it went on by another commit
+        "text": {"labels": {"train": {"en": {"neutral": 20_000}}}},
+        "test": {
+            "average": float(np.mean(list(accuracy.values()))),
+            "accuracy": accuracy,
+            "rows": dict.fromkeys(LANGUAGES, 10),
+            "warnings": [f"ur: {33 + seed}% of 9 is no better than a guess (40%)"],
+        },
+    }
 
 
 def _flag(run, name):
@@ -74,71 +104,77 @@ def here(tmp_path, monkeypatch):
 
 
 def run_all(stub, seeds=("0", "1")):
-    table = tiny_tables.table(scale="small", seeds=seeds)
-    runs = table_runs.Runs(table.workdir, table_runs.summary_of, stub)
-    table1_xnli.work(runs, table)
-    return table1_xnli.gather(runs, table)
+    table = tiny_tables.table(scale="six", seeds=seeds)
+    runs = table_runs.Runs(table.workdir, table1_xnli.figures, stub)
+    same = table1_xnli.work(runs, table)
+    return table1_xnli.gather(runs, table), same
 
 
 def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
-    stopped = Stub(fails_at="xnli-m3_xnli15_warm-all-seed0")
+    stopped = Stub(fails_at="xnli-m3-seed0")
     with pytest.raises(KeyboardInterrupt):
         run_all(stopped)
     second = Stub()
-    rows = run_all(second)
-    assert second.names[0] == "xnli-m3_xnli15_warm-all-seed0"
-    # Three rows have an M3 run of their own, and all four are fine-tuned, twice.
-    assert len(stopped.names + second.names) == 2 * (3 + 4)
+    rows, same = run_all(second)
+    assert second.names[0] == "xnli-m3-seed0"
+    assert same == {"0": True}
+    controls = [row for row in table1_xnli.ROWS if row.is_control]
+    main = len(table1_xnli.ROWS) - len(controls)
+    made = sum(2 - row.is_control for row in MADE) + 1  # and M3 across clusters
+    fine_tuned = 2 * main + len(controls)
+    assert len(stopped.names + second.names) == made + fine_tuned
     third = Stub()
-    assert run_all(third) == rows
+    assert run_all(third) == (rows, same)
     assert third.names == []
-    assert [row["seeds"] for row in rows] == [2] * 4
-    assert [row["commits"] for row in rows] == [["abc123", "def456"]] * 4
+    assert [row["seeds"] for row in rows] == [2] * main + [1] * len(controls)
     assert rows[0]["pretraining"] == []
-    assert rows[1]["pretraining"][0]["fake_token_rate"] == [0.1, 0.1]
-    for kind in ("whole", "all"):
-        name = f"xnli-m3_xnli15_warm-{kind}-seed1"
-        result = json.loads((here / "table" / "results" / f"{name}.json").read_text())
-        assert result["summary"]["from"] == f"m3_xnli15_warm-{kind}-seed1"
+    assert rows[1]["pretraining"][0]["mlm_loss"] == [7.0, 5.0]
+    assert rows[2]["pretraining"][0]["gap"] == pytest.approx([0.11, 0.11])
+    assert rows[2]["commits"] == ["abc123", "def456"]
+    path = here / "table" / "results" / "xnli-m3-seed1.json"
+    assert json.loads(path.read_text())["summary"]["from"] == "m3-whole-seed1"
 
 
-def test_the_same_encoder_is_not_fine_tuned_twice(here):
-    """M3 across clusters, where it leaves the bytes that M3 in one leaves."""
-    rows = run_all(Stub(), seeds=["0"])
-    assert [row["not_fine_tuned_again"] for row in rows] == [0] * 4
-    stub = Stub(is_cut_free=True)
-    rows = run_all(stub)
-    assert "xnli-m3_xnli15_warm-whole-seed1" in stub.names
-    assert "xnli-m3_xnli15_warm-all-seed1" not in stub.names
-    assert "xnli-m3_xnli15_tiny-all-seed1" in stub.names
-    assert [row["not_fine_tuned_again"] for row in rows] == [0, 0, 1, 0]
-    assert rows[2]["averages"][1] == rows[1]["averages"][1]
-    # Its minutes are counted once, and it is done.
-    assert [row["seconds"] for row in rows] == [120.0, 120.0, 60.0, 120.0]
-    again = Stub(is_cut_free=True)
-    assert run_all(again) == rows
-    assert again.names == []
+def test_flags_are_those_of_the_scale():
+    six, twelve = (tiny_tables.table(scale=scale) for scale in ("six", "twelve"))
+    row = table1_xnli.WHOLE
+    assert (
+        "--discriminator_layers=6"
+        in table1_xnli.pretraining_run(row, "0", six).arguments
+    )
+    assert (
+        "--generator_layers=12"
+        in table1_xnli.pretraining_run(row, "0", twelve).arguments
+    )
+    assert (
+        "--layers=12"
+        in table1_xnli.pretraining_run(table1_xnli.MLM, "0", twelve).arguments
+    )
+
+
+def test_an_encoder_that_differs_across_clusters_is_named(here):
+    _, same = run_all(Stub(is_cut_free=False), seeds=["0"])
+    assert same == {"0": False}
 
 
 def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
     here, monkeypatch
 ):
     run_all(Stub(), seeds=["0"])
-    changed = {**table1_xnli.SCALES["small"], table1_xnli.WARM: ("--steps=7",)}
-    monkeypatch.setitem(table1_xnli.SCALES, "small", changed)
+    monkeypatch.setattr(table1_xnli, "STEPS", 7)
     with pytest.raises(errors.NebulaError, match="with other flags"):
         run_all(Stub(), seeds=["0"])
-    for name in ("whole", "all"):
-        (here / "table/results" / f"m3_xnli15_warm-{name}-seed0.json").unlink()
+    for path in (here / "table/results").glob("[!x]*.json"):
+        path.unlink()
     with pytest.raises(errors.NebulaError, match="what a run with other flags made"):
         run_all(Stub(), seeds=["0"])
 
 
 def test_an_encoder_made_again_replaces_the_old_one(here):
     run = table1_xnli.pretraining_run(
-        table1_xnli.ROWS[1], "0", tiny_tables.table(scale="small")
+        table1_xnli.WHOLE, "0", tiny_tables.table(scale="six")
     )
-    runs = table_runs.Runs(pathlib.Path("table"), table_runs.summary_of, Stub())
+    runs = table_runs.Runs(pathlib.Path("table"), table1_xnli.figures, Stub())
     for _ in range(2):
         made = runs.made(run.makes.name)
         if made.exists():
@@ -148,40 +184,45 @@ def test_an_encoder_made_again_replaces_the_old_one(here):
         assert (made / "weights").read_text() == run.name
 
 
-def test_the_table_has_means_deviations_and_the_papers_rows(here):
-    rows = run_all(Stub())
-    assert rows[0]["accuracy"]["average"] == pytest.approx(0.605)
-    assert rows[0]["deviation"]["en"] == pytest.approx(0.01 / 2**0.5)
+def test_rows_are_compared_by_seed_and_by_test_row():
+    """One test row of four is better in one language of two: an eighth."""
+    plain = {"en": "1010", "sw": "1100"}
+    better = {"en": "1010", "sw": "1101"}
+    found = table1_xnli.compare({"0": better, "1": plain}, {"0": plain, "1": plain})
+    assert found["all"]["by_seed"] == [0.125, 0.0]
+    assert found["all"]["mean"] == pytest.approx(0.0625)
+    assert found["far"]["by_seed"] == [0.25, 0.0]
+    # The row comes 0 to 4 times in a draw of four; in 95 % of them at most 3 times.
+    low, high = found["far"]["interval"]
+    assert low == 0.0
+    assert high == pytest.approx(0.125 * 3)
+    same = table1_xnli.compare({"0": plain}, {"0": plain})
+    assert same["all"]["interval"] == [0.0, 0.0]
+
+
+def test_the_table_has_means_differences_and_the_papers_rows(here):
+    rows, same = run_all(Stub())
     result = {
         "command": "python -m scripts.table1_xnli",
         "commit": "abc123",
         "hardware": {"cores": 2, "cpu": "c", "python": "3", "jax": "0"},
-        "seconds": 60.0,
-        "seeds": ["0", "1"],
-        "rows": rows,
-        "targets": table1_xnli.targets(rows),
+        **{"seconds": 60.0, "seeds": ["0", "1"], "layers": 6},
+        **{"rows": rows, "across_is_same": same},
     }
     block = xnli_markdown.table1(result, paper.PAPER["table1"])
     assert "| paper: ERNIE-M Extra (Nebula-I) | 89.4 | 85.1 |" in block
-    assert "| 75.7 | 82.2 | |" in block
-    assert "| as it comes | 60.5 ± 0.7 |" in block
-    assert "10.0% → 10.0%" in block
-    assert "| after M3 across clusters | +0.2, +0.2 |" in block
-    assert "from scratch: fine-tuned with `--length_buckets=20" in block
-    assert "- as it comes, with some seed: no better than a guess in sw, ur\n" in block
-    assert "| 0.200 | ≤ 0.5 | met |" in block
+    assert "| as it comes | 60.0 ± 0.0 |" in block
+    assert "| M3 | +2.67 (" in block
+    assert "| +2.7, +2.7 | +10.00 (" in block
+    assert "leaves byte for byte the encoder" in block
+    assert "7.000 → 5.000" in block
+    assert "0.110 → 0.110" in block
+    assert "- as it comes, with some seed: no better than a guess in ur\n" in block
 
 
-def test_m3_across_clusters_too_far_from_one_cluster_is_told():
-    rows = [
-        {"name": row.name, "averages": averages}
-        for row, averages in zip(
-            table1_xnli.ROWS,
-            ((0.6, 0.6), (0.61, 0.6), (0.62, 0.6), (0.4, 0.4)),
-            strict=True,
-        )
-    ]
-    (found,) = table1_xnli.targets(rows)
-    assert found["value"] == pytest.approx(1.0)
-    assert not found["met"]
-    assert table1_xnli.targets(rows[:2]) == []
+def test_the_record_of_the_table_before_is_still_rendered():
+    path = table1_xnli.__file__.replace("scripts/table1_xnli.py", "experiments/results")
+    old = json.loads((pathlib.Path(path) / "table1_small.json").read_text())
+    block = xnli_markdown.table1(old, paper.PAPER["table1"])
+    assert "| after M3 across clusters |" in block
+    assert "points above the encoder as it comes" in block
