@@ -59,7 +59,7 @@ ALL_REDUCE = Row("all-reduce", "all_reduce", 1, ("--sync=allreduce",), "", True)
 MUON = ("--optimizer=muon", "--learning_rate=5e-3")
 FASTER = ("--learning_rate=3e-3",)
 OUTER = ("--outer_learning_rate=1.0",)
-FREQUENT = (*OUTER, "--inner_steps=20", "--delay=1", "--outer_momentum=0")
+AVERAGING = (*OUTER, "--fragments=1", "--delay=0", "--outer_momentum=0", "--mixing=0")
 SPARSE = ("--sync=sparse", "--inner_steps=3", "--fragments=1", "--delay=0")
 KEPT = (*SPARSE, "--unsent=parameters")
 SENDERS = (
@@ -89,7 +89,17 @@ ROWS = (
         *("faster", False, True),
     ),
     Row(
-        *("averaging, e3m0", "averaging2", 2, FREQUENT, ALL_REDUCE.key, False, True),
+        *("averaging of parameters", "averaging20", 2),
+        *((*AVERAGING, "--inner_steps=20"), ALL_REDUCE.key, False, True),
+    ),
+    Row(
+        *("averaging of parameters", "averaging1", 2),
+        *((*AVERAGING, "--inner_steps=1"), ALL_REDUCE.key, False, True),
+    ),
+    Row(
+        *("one of two clusters, alone", "alone", 1),
+        *(("--sync=allreduce", f"--batch_size={BATCH // 2}"), ALL_REDUCE.key),
+        *(False, True),
     ),
     Row(
         *("sparse, SparseLoCo's residual", "decay2", 2, SPARSE, ALL_REDUCE.key),
