@@ -172,6 +172,33 @@ def time_run(table: config.Table) -> table_runs.Run:
     )
 
 
+def adapters_run(table: config.Table) -> table_runs.Run:
+    """Describes a run of which adapters and the head alone train, for its bytes."""
+    return table_runs.Run(
+        "adapters",
+        BERT,
+        (
+            *base(table),
+            *("--hot_start=e5-small", "--trains=adapters_and_head", "--cluster=whole"),
+            *("--batch_size=4", "--steps=60", "--eval_every=60", "--eval_batches=1"),
+            "--checkpoint_every=60",
+        ),
+    )
+
+
+def adapters_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what trains of a model with adapters, and the bytes that cross."""
+    summary = result["summary"]
+    rounds, bytes_ = summary["clusters"][0]["rounds"], summary["bytes"]
+    steps = summary["clusters"][0]["last_step"]
+    return {
+        "parameters": rounds["parameters"],
+        "bytes_a_step": bytes_["sent"] / summary["flags"]["clusters"] / steps,
+        "fewer": bytes_["fewer"],
+        "seconds": summary["seconds"],
+    }
+
+
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     """Reads the figures of a finished run: its summary, and the times of its steps."""
     summary = report.read_summary(workdir)
@@ -329,6 +356,7 @@ def main() -> int:
                 if row.is_fine_tuned:
                     runs.result(fine_tuning_of(row, seed, table, runs))
         timed = runs.result(time_run(table))
+        adapters = adapters_of(runs.result(adapters_run(table)))
         for row in ROWS:
             if row.is_explored:
                 runs.result(run_of(row, table.seeds[0], table))
@@ -341,6 +369,7 @@ def main() -> int:
         "steps": STEPS,
         "batch": BATCH,
         "line": LINE,
+        "adapters": adapters,
         "time": {
             **{
                 name: statistics.mean(each[name] for each in timed["step"])

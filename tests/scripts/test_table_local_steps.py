@@ -71,6 +71,18 @@ def record():
     }
 
 
+def test_adapters_are_shown_by_their_bytes():
+    summary = {
+        "clusters": [{"rounds": {"parameters": 1_000_000}, "last_step": 60}] * 2,
+        "bytes": {"sent": 1_200_000, "fewer": 400.0},
+        **{"flags": {"clusters": 2}, "seconds": 3.0},
+    }
+    found = table_local_steps.adapters_of({"summary": summary})
+    assert found["bytes_a_step"] == 10_000
+    text = local_steps_markdown.markdown(record() | {"adapters": found})
+    assert "1,000,000 parameters train, and 10,000 bytes a step leave each" in text
+
+
 def test_what_was_to_be_reached_stands_beside_what_was():
     found = local_steps_markdown.targets(record())
     met = {each["what"]: each["met"] for each in found}
