@@ -97,8 +97,8 @@ def train(run: config.Run) -> int:
                 for end, group in zip(ends, groups, strict=True):
                     order = text.held_out_order(agreed, group)
                     for micro_batch, (language, _) in enumerate(order):
-                        received = end.held_out.recv(step, micro_batch)
-                        found.add(language, predict(state.params, received))
+                        corrupted = end.held_out.recv(step, micro_batch)
+                        found.add(language, predict(state.params, corrupted))
                 figures = probe.measure(state.params, received)
             record.evaluation(step, found.report())
             record.probe(step, figures)
