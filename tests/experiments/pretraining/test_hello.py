@@ -18,8 +18,11 @@ SETTINGS = {
     "--temperature": 1.0, "--rtd_weight": 50.0, "--clm_weight": 1.0,
     "--learning_rate": 1e-4, "--warmup_steps": 10_000, "--weight_decay": 0.0,
     "--clip_norm": 1.0, "--eval_every": 500, "--eval_batches": 2,
+    "--head_warmup_steps": 0, "--head_learning_rate": 0.0, "--head_priors": False,
+    "--layer_decay": 1.0, "--freeze_embeddings": False, "--teacher_gate": 0.0,
+    "--fakes": "generator",
 }  # fmt: skip
-"""M3's, by default: a checkpoint of an earlier version holds these."""
+"""M3's, by default; a checkpoint that holds others is not gone on from."""
 
 
 @pytest.fixture
