@@ -9,6 +9,9 @@ Transformer has no adapters in its encoder, and one feed-forward part less in a 
 its decoder.) It reads the same sentences twice as often, since it begins without
 pretraining. ABNet decodes from left to right, and in another row by mask-predict, as
 ABNet's code does. ABNet-Cloud is two processes that compress what crosses.
+
+Both pairs have the same flags. Chinese has no spaces, so --max_words limits its English
+side alone; of six English words that is enough.
 """
 
 import pathlib
@@ -27,13 +30,15 @@ from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.runtime import process, report, run_folder
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, config
+from scripts.tables import abnet_markdown, config, held_out
 from scripts.tables import runs as table_runs
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 flags.DEFINE_list(
-    "pairs", ["es-en"], "Language pairs of the table: es-en, zh-en or both."
+    "pairs",
+    ["es-en", "zh-en"],
+    "Language pairs of the table: es-en, zh-en or both.",
 )
 
 SCRATCH, ABNET, CLOUD = "Transformer, from scratch", "ABNet", "ABNet-Cloud"
@@ -104,17 +109,18 @@ def random_models(
     made_of = [table.data_dir, sorted(settings.items())]
     text = folder / f"{pair}-text-{files.digest_of(made_of)[:12]}"
     names = settings.get("corpora", "")
-    limits = [
-        int(settings[each]) if each in settings else None
+    limits = {
+        each: int(settings[each])
         for each in ("max_pairs", "max_words")
-    ]
+        if each in settings
+    }
     texts = split_parallel.split(
         table.data_dir,
         tuple(pair.split("-")),
         text,
         names.split(",") if names else None,
-        *limits,
-        int(settings.get("held_out_pairs", 0)),
+        **limits,
+        held_out=int(settings.get("held_out_pairs", 0)),
     )
     made = []
     for side, side_text in zip(("source", "target"), texts, strict=True):
@@ -163,10 +169,12 @@ def gather(
       chosen: (method, pair, seed, run) of each.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for method, pair, _, run in chosen:
+    ended: dict[tuple[str, str], dict[str, Any]] = {}
+    for method, pair, seed, run in chosen:
         found = runs.found(run)
         if found is None:
             continue
+        ended.setdefault((method, pair), {})[seed] = found
         new = {"method": method, "pairs": {}, "seconds": 0.0, "commits": []}
         row = rows.setdefault(method, new)
         scores = {"pair": pair, "bleu": [], "bleu_dev": []}
@@ -178,6 +186,11 @@ def gather(
             each["trained_parameters"] for each in found["summary"]["clusters"]
         )
         row["commits"].append(found["summary"]["commit"])
+    by_seed = {key: held_out.by_seed(results) for key, results in ended.items()}
+    for method, row in rows.items():
+        for pair, scores in row["pairs"].items():
+            beside = by_seed.get((ABNET, pair), {})
+            scores |= held_out.compare(by_seed[method, pair], beside)
     return [row | {"pairs": list(row["pairs"].values())} for row in rows.values()]
 
 

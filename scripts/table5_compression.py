@@ -4,15 +4,15 @@
 
 Runs `train_abnet` once for each row and seed, one after the other; after a stop, the
 same command goes on. Quality and speed are measured apart, since a run that waits for a
-slow line takes hours: BLEU with `--cluster=whole`, where the same codecs stand between
-the halves and the numbers are the same; seconds and bytes a step with a short run of
-two clusters over a line. The first such run measures a step's computation, from which
-the rate and delay of that line follow; all others use the same line.
+slow line takes hours: loss and BLEU of held-out pairs with `--cluster=whole`, where the
+same codecs stand between the halves and the numbers are the same; seconds and bytes a
+step with a short run of two clusters over a line. The first such run measures a step's
+computation, from which the rate and delay of that line follow; all others use it.
 """
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
 from nebula_jax.runtime import report, run_folder
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, config, figures
+from scripts.tables import abnet_markdown, config, figures, held_out
 from scripts.tables import runs as table_runs
 
 for _name in config.FLAGS:
@@ -35,8 +35,8 @@ flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
 flags.DEFINE_list(
     "stages",
     ["quality", "speed", "start"],
-    "Stages of the work: quality measures BLEU, speed seconds and bytes, start is"
-    " Fig. 10.",
+    "Stages of the work: quality measures loss and BLEU, speed seconds and bytes, start"
+    " is Fig. 10.",
 )
 
 SPEED_STEPS = 16  # of a run over the line
@@ -106,7 +106,7 @@ def start_steps(settings: Mapping[str, str]) -> list[int]:
 
 
 def quality_run(row: Row, seed: str, base: Sequence[str]) -> table_runs.Run:
-    """Describes the run that measures BLEU and loss."""
+    """Describes the run that measures loss and BLEU."""
     return abnet_runs.run(
         f"quality-{file_name(row.name)}-seed{seed}",
         (*base, "--cluster=whole", f"--seed={seed}", *_codecs(row)),
@@ -126,7 +126,8 @@ def speed_run(
         f"speed-{file_name(row.name)}",
         (
             *(*base, "--cluster=all", f"--wan={line}", "--seed=0"),
-            *("--log_every=1", "--bleu_sentences=1", f"--steps={steps}"),
+            *("--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"),
+            f"--steps={steps}",
             *_codecs(row),
         ),
         "seed0",
@@ -209,6 +210,7 @@ def gather(
     """Gathers the figures of the runs that have ended."""
     table, commits, line, seconds = [], set(), {}, 0.0
     width = padded = None
+    baseline: held_out.BySeed | None = None
 
     def read(run: table_runs.Run) -> dict[str, Any] | None:
         nonlocal seconds
@@ -217,6 +219,14 @@ def gather(
             commits.add(result["summary"]["commit"])
             seconds += result["summary"]["seconds"]
         return result
+
+    def quality(row: Row) -> dict[str, Any]:
+        nonlocal baseline
+        found = {seed: read(quality_run(row, seed, base)) for seed in seeds}
+        found = {seed: result for seed, result in found.items() if result is not None}
+        scores = held_out.by_seed(found)
+        baseline = scores if baseline is None else baseline  # of the first row
+        return _quality(list(found.values())) | held_out.compare(scores, baseline)
 
     for row in rows(settings):
         found = dict(row._asdict())
@@ -231,14 +241,14 @@ def gather(
                 formula_ratio(codec, settings, width[0]["width"])
                 for codec in (row.forward, row.backward)
             ]
-        found |= _quality(row, seeds, base, read)
+        found |= quality(row)
         if found.keys() != row._asdict().keys():
             table.append(found)
     starts = []
     for row in rows(settings):
         if row.name == START_ROW:
             for step in start_steps(settings):
-                found = _quality(late(row, step), seeds, base, read)
+                found = quality(late(row, step))
                 starts += [{"step": step, **found}] if found else []
     return {
         **report.provenance(seconds, commits=sorted(commits), seeds=seeds),
@@ -251,15 +261,8 @@ def gather(
     }
 
 
-def _quality(
-    row: Row,
-    seeds: Sequence[str],
-    base: Sequence[str],
-    read: Callable[[table_runs.Run], dict[str, Any] | None],
-) -> dict[str, Any]:
-    """Gathers BLEU, losses and bytes of a row, over its seeds."""
-    results = [read(quality_run(row, seed, base)) for seed in seeds]
-    results = [result for result in results if result is not None]
+def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Gathers BLEU on dev and test, training losses and bytes of a row."""
     if not results:
         return {}
     sent = results[0]["summary"]["clusters"][0].get("sent", {})
@@ -281,22 +284,23 @@ def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[di
     found = []
     rated = [row for row in table if "speed" in row]
     scored = [row for row in rated if "bleu" in row]
-    baseline = next((row for row in scored if row["name"] == "baseline"), None)
-    if baseline is not None and padded:
-        noise = pooled_deviation([row["bleu"] for row in scored])
-        small = [
-            row
+    names = [row["name"] for row in scored]
+    if "baseline" in names and padded:
+        bleus = dict(zip(names, held_out.bleus(scored), strict=True))
+        noise = pooled_deviation(list(bleus.values()))
+        small = {
+            row["name"]: statistics.fmean(bleus[row["name"]])
             for row in scored
             if max(row["speed"]["forward"], row["speed"]["backward"])
             <= padded / FEWER_BYTES
-        ]
+        }
         if small:
-            best = max(small, key=lambda row: statistics.fmean(row["bleu"]))
-            lost = statistics.fmean(baseline["bleu"]) - statistics.fmean(best["bleu"])
+            best = max(small, key=small.__getitem__)
+            lost = statistics.fmean(bleus["baseline"]) - small[best]
             found.append(
                 {
                     "what": f"BLEU lost with {FEWER_BYTES:g} times fewer bytes both"
-                    f" ways ({best['name']}), beside one standard deviation of seeds",
+                    f" ways ({best}), beside one standard deviation of seeds",
                     "value": lost,
                     "at_most": noise,
                     "met": lost <= noise,

@@ -4,8 +4,8 @@
                 lengths     target -> source  [N] int32, tokens of a target row (cmlm)
     a batch     hidden      source -> target  H^E, its mask, the examples' numbers; one
                 gradient    target -> source  channel each for every length bucket
-    evaluation  evaluation  source -> target  H^E of dev and test sentences, length
-                                              logits (cmlm)
+    evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
+                                              length logits (cmlm)
 
 Nothing else crosses; the byte ledger counts every frame.
 

@@ -1,21 +1,23 @@
-"""Translation of held-out sentences: the source side encodes, the target side decodes.
+"""Translation of dev and test sets: the source side encodes, the target side decodes.
 
 The source side sends H^E of the sentences; the target side translates them, compares
-the translations with its own sentences and keeps them in the run's folder.
+the translations with its own sentences and keeps them in the run's folder. Held-out
+pairs are one more test set, of which the target side also computes the loss.
 
 B batch, L length of the longest bucket, l length of a batch's bucket, D width of PLM-S,
 Q longest target row.
 """
 
 import itertools
+import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config, data, pairs
+from experiments.abnet import config, data, held_out, pairs
 from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
 from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
@@ -27,6 +29,15 @@ Hidden = dict[str, jax.Array]
 """A batch as it crosses: `hidden` [B, L, D] float32, `mask` [B, L] bool, `index` [B]
 int32, -1 in rows that only fill the batch up; with `cmlm` also `length_logits`
 [B, L + 1] int32, the bits of float32."""
+
+
+class Decoder(NamedTuple):
+    """The target side's part of an evaluation."""
+
+    translate: Callable[[Any, Hidden], jax.Array]
+    """(parameters of the target side, Hidden) -> ids [B, Q] int32."""
+    losses: held_out.LossFn
+    """Computes the losses of held-out sentences, beside their translations."""
 
 
 def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
@@ -89,7 +100,7 @@ def send(
     numbers = itertools.count()
     for split in splits(agreed, text, step):
         rows = text.rows[split]
-        indices = data.evaluation_indices(agreed.bleu_sentences, len(rows))
+        indices = data.evaluation_indices(agreed, split, len(rows))
         for batch in data.evaluation_batches(agreed, rows, indices):
             length = agreed.length_buckets[batch.bucket]
             index = indices[batch.indices].astype(np.int32)
@@ -122,17 +133,12 @@ def translate(
     )
 
 
-def decoder(
-    agreed: config.Agreed, task: abnet_training.Task
-) -> Callable[[Any, Hidden], jax.Array]:
-    """Returns a function that translates a batch of hidden states.
+def decoder(agreed: config.Agreed, task: abnet_training.Task) -> Decoder:
+    """Returns functions of a batch of hidden states.
 
     Args:
       agreed: of the run.
       task: of the target side.
-
-    Returns:
-      (parameters of the target side, Hidden) -> ids [B, Q] int32.
     """
 
     def of_length(params: Any, received: Hidden, length: int) -> jax.Array:
@@ -150,31 +156,33 @@ def decoder(
         lengths = np.asarray(received["mask"]).sum(axis=1)
         return jitted(params, received, data.bucket_length(agreed, lengths))
 
-    return decode_batch
+    return Decoder(decode_batch, held_out.losses(agreed, task))
 
 
 def evaluate(
     run: config.Run,
     text: data.Text,
-    decode_batch: Callable[[Any, Hidden], jax.Array],
+    decode: Decoder,
     params: Any,
     step: int,
     channel: channels.Receiver,
 ) -> dict[str, dict[str, float]]:
     """Translates what `send` sends, and compares it with the target side's sentences.
 
-    The translations are written to the target cluster's folder.
+    The translations are written to the target cluster's folder, and the scores of each
+    held-out sentence.
 
     Args:
       run: of this process.
       text: of the target side.
-      decode_batch: from `decoder`.
+      decode: from `decoder`.
       params: of the target side.
       step: just taken.
       channel: from the source side.
 
     Returns:
-      Split -> {"bleu", "sentences"}.
+      Split -> {"bleu", "sentences"}; of held-out pairs also those of
+      `held_out.figures`.
 
     Raises:
       session.RemoteProtocolError: if the source side sends other sentences.
@@ -182,23 +190,32 @@ def evaluate(
     received = (channel.recv(step, number) for number in itertools.count())
     found = {}
     for split in splits(run.agreed, text, step):
-        wanted = min(run.agreed.bleu_sentences, len(text.ids[split]))
+        total = len(text.ids[split])
+        wanted = len(data.evaluation_indices(run.agreed, split, total))
         translations: dict[int, str] = {}
+        losses: held_out.Losses = {}
         while len(translations) < wanted:
             hidden = next(received)
-            ids = np.asarray(ranks.everywhere(decode_batch(params, hidden)))
+            ids = np.asarray(ranks.everywhere(decode.translate(params, hidden)))
             new = _sentences(text, hidden["index"], ids)
             if not new or not new.keys() <= set(range(wanted)) - translations.keys():
                 raise session.RemoteProtocolError(
                     f"source sent other sentences of {split} than this side has"
                 )
             translations |= new
+            if split == held_out.SPLIT:
+                losses |= decode.losses(params, hidden, text)
         hypotheses = [translations[index] for index in range(wanted)]
         score = bleu.corpus_bleu(hypotheses, text.sentences[split][:wanted])
+        found[split] = {"bleu": score.score, "sentences": float(wanted)}
         if ranks.is_root():
             _write(run, split, step, hypotheses)
             process.message(f"target: step {step}, {split}: {score}")
-        found[split] = {"bleu": score.score, "sentences": float(wanted)}
+        if split == held_out.SPLIT:
+            scores = held_out.scores(text, losses, hypotheses)
+            found[split] |= held_out.figures(scores)
+            if ranks.is_root():
+                held_out.write(_folder(run), step, scores)
     return found
 
 
@@ -212,8 +229,13 @@ def _sentences(text: data.Text, index: jax.Array, ids: np.ndarray) -> dict[int, 
 
 
 def _write(run: config.Run, split: str, step: int, sentences: Sequence[str]) -> None:
-    first = pairs.names(run.agreed, "target")[0]
-    folder = run_folder.of_cluster(run.local.workdir, first) / "translations"
+    folder = _folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{sentence}\n" for sentence in sentences)
     (folder / f"{split}-{step:08d}.txt").write_text(lines, "utf-8")
+
+
+def _folder(run: config.Run) -> pathlib.Path:
+    """Returns the folder of the translations: of the target that evaluates."""
+    first = pairs.names(run.agreed, "target")[0]
+    return run_folder.of_cluster(run.local.workdir, first) / "translations"

@@ -4,10 +4,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nebula_jax.data import split_parallel
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, run_folder, traces
 from nebula_jax.training import metrics
 
+SPLIT = split_parallel.HELD_OUT
 EXAMPLES = 5  # translations that are printed
 FLOAT32 = 4  # bytes
 
@@ -52,6 +54,7 @@ def report(
                 for record in records
                 if "held_out_bleu" in record
             ],
+            "held_out": held_out(records),
             "examples": _examples(_translations(folder, settings), records),
         }
         run_report.write(path, summary)
@@ -154,6 +157,24 @@ def _ledger(summary: Mapping[str, Any], kind: str) -> int:
     return summary["ledger"].get(kind, (0, 0))[1]
 
 
+def held_out(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the figures of held-out pairs after the last step; {} without such pairs.
+
+    Args:
+      records: metrics.jsonl of the cluster that has them.
+
+    Returns:
+      step, loss (nats a token), standard_error, tokens, sentences, bleu.
+    """
+    found: dict[str, float] = {}
+    for record in records:
+        if SPLIT in record.get("held_out_loss", {}):
+            names = ("loss", "standard_error", "tokens", "sentences", "bleu")
+            figures = {name: record[f"held_out_{name}"][SPLIT] for name in names}
+            found = {"step": record["step"], **figures}
+    return found
+
+
 def _examples(folder: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Reads the first translations of the newest test set.
 
@@ -209,6 +230,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _sizes_markdown(summary["bytes"]),
         _deltas_markdown(summary.get("deltas", {})),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
+        _held_out_markdown(summary.get("held_out", {})),
         "\n".join(f"    {line}" for line in examples),
     )
 
@@ -231,6 +253,16 @@ def _deltas_markdown(sizes: Mapping[str, float]) -> str:
         f"Deltas between the pairs: {metrics.in_bytes(sizes['sent'])}"
         f" ({metrics.in_bytes(sizes['formula'])} without frame heads),"
         f" {metrics.in_bytes(sizes['per_step'])} a step."
+    )
+
+
+def _held_out_markdown(found: Mapping[str, float]) -> str:
+    if not found:
+        return ""
+    return (
+        f"{found['sentences']:,.0f} held-out pairs after step {found['step']}: loss"
+        f" {found['loss']:.3f} ± {found['standard_error']:.3f} nats a predicted token,"
+        f" BLEU {found['bleu']:.2f}."
     )
 
 

@@ -4,12 +4,14 @@ OUT/source/  OUT/target/    sides (see `parallel_side`)
 OUT/split.json              what they were made from
 """
 
+import collections
 import contextlib
 import gzip
 import hashlib
 import importlib.metadata
 import json
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +21,8 @@ from nebula_jax.data import django_messages, parallel_side, text_folder, tsv
 
 FLORES = "flores"
 """The split that is made of a text folder's FLORES file."""
+HELD_OUT = "held_out"
+"""The split of training pairs that are not trained on."""
 DJANGO = "package:django"
 """Names Django's messages in the place of a text folder."""
 
@@ -39,6 +43,7 @@ def split(
     sources: Sequence[str] | None = None,
     max_pairs: int | None = None,
     max_words: int | None = None,
+    held_out: int = 0,
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes two sides, neither of which holds any text of the other.
 
@@ -57,14 +62,21 @@ def split(
       max_pairs: at most so many training pairs, chosen by a hash of their ids: a larger
         number chooses these and others.
       max_words: at most so many words, between spaces, on both sides; of dev and test
-        too. FLORES, whose sentences are long, is left out then.
+        too. FLORES, whose sentences are long, is left out then. A text in a language
+        that has no spaces, such as Chinese, is one word, so that the English side
+        alone counts.
+      held_out: so many training pairs that may be taken become the split `held_out`
+        instead: the last by the same hash, so that the first are trained on. No other
+        training pair has the same text on either side, letters' case and punctuation
+        aside. They are the same whatever `max_pairs` is.
 
     Returns:
       The folders of source and target.
 
     Raises:
       CorpusError: at missing or malformed text, at values of `sources` that no pair
-        has, and if `out` holds anything else.
+        has, at fewer pairs than `held_out` and `max_pairs` need, and if `out` holds
+        anything else.
     """
     manifest = {
         "format": _FORMAT,
@@ -74,12 +86,14 @@ def split(
         "max_words": max_words,
         "made_from": _made_from(data_dir, languages),
     }
+    if held_out:  # else it is the manifest of folders made before there were any
+        manifest["held_out"] = held_out
     if not _is_made(out, manifest):
         with _text_folder(data_dir) as folder:
             paths = _paths(folder, languages)
             if max_words is not None:
                 paths.pop(FLORES, None)
-            pairs = _pairs(paths, languages, sources, max_pairs, max_words)
+            pairs = _pairs(paths, languages, sources, max_pairs, max_words, held_out)
             _write(out, manifest, pairs)
     return out / "source", out / "target"
 
@@ -131,6 +145,7 @@ def _pairs(
     sources: Sequence[str] | None,
     max_pairs: int | None,
     max_words: int | None,
+    held_out: int,
 ) -> dict[str, list[_Pair]]:
     """Reads and selects the pairs of each split."""
     pairs = {split: _read(path, languages, split) for split, path in paths.items()}
@@ -139,9 +154,10 @@ def _pairs(
     if max_words is not None:
         for split, of_split in pairs.items():
             pairs[split] = [pair for pair in of_split if _is_short(pair, max_words)]
+    if held_out:
+        pairs |= _hold_out(paths["train"], pairs["train"], held_out, max_pairs)
     if max_pairs is not None:
-        chosen = sorted(pairs["train"], key=lambda pair: _hash(pair.id))[:max_pairs]
-        pairs["train"] = sorted(chosen)
+        pairs["train"] = sorted(_by_hash(pairs["train"])[:max_pairs])
     if "test" not in pairs:
         dev = pairs["dev"]
         pairs["dev"] = dev[0::2]
@@ -172,6 +188,53 @@ def _from_sources(
             f" there are {', '.join(sorted(set(tags)))}"
         )
     return [pair for pair, tag in zip(pairs, tags, strict=True) if tag in sources]
+
+
+def _hold_out(
+    path: pathlib.Path, pairs: Sequence[_Pair], count: int, max_pairs: int | None
+) -> dict[str, list[_Pair]]:
+    """Takes `count` pairs out of training, those whose texts occur once alone.
+
+    Raises:
+      tsv.CorpusError: if there are too few, or fewer than `max_pairs` are left.
+    """
+    seen = [
+        collections.Counter(_letters(getattr(pair, side)) for pair in pairs)
+        for side in ("source", "target")
+    ]
+    alone = [
+        pair
+        for pair in _by_hash(pairs)
+        if seen[0][_letters(pair.source)] == seen[1][_letters(pair.target)] == 1
+    ]
+    if count > len(alone):
+        raise tsv.CorpusError(
+            f"{path}: {count} pairs are to be held out; of {len(pairs)} training pairs"
+            f" that fit, {len(alone)} have texts that no other has"
+        )
+    left = len(pairs) - count
+    if left < (max_pairs or 1):
+        raise tsv.CorpusError(
+            f"{path}: of {len(pairs)} training pairs that fit, {count} are to be held"
+            f" out; {left} are left, not {max_pairs or 1}"
+        )
+    chosen = set(alone[-count:])
+    return {
+        "train": [pair for pair in pairs if pair not in chosen],
+        HELD_OUT: [
+            pair._replace(id=pair.id.replace("train", HELD_OUT, 1))
+            for pair in sorted(chosen)
+        ],
+    }
+
+
+def _letters(text: str) -> str:
+    """Returns a text without case, spaces and punctuation; itself if that is all."""
+    return "".join(re.findall(r"\w+", text.casefold())) or text
+
+
+def _by_hash(pairs: Iterable[_Pair]) -> list[_Pair]:
+    return sorted(pairs, key=lambda pair: _hash(pair.id))
 
 
 def _is_short(pair: _Pair, max_words: int) -> bool:

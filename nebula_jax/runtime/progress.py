@@ -170,16 +170,13 @@ class Progress:
 
         Args:
           step: after which they were measured.
-          figures: language or split -> name -> number; the same names everywhere.
+          figures: language or split -> name -> number.
         """
-        names = next(iter(figures.values()))
-        self._write(
-            step,
-            {
-                f"held_out_{name}": {key: each[name] for key, each in figures.items()}
-                for name in names
-            },
-        )
+        by_name: dict[str, dict[str, float]] = {}
+        for key, each in figures.items():
+            for name, number in each.items():
+                by_name.setdefault(f"held_out_{name}", {})[key] = number
+        self._write(step, by_name)
 
     def probe(
         self, step: int, figures: Mapping[str, float | Mapping[str, float]]

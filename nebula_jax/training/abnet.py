@@ -18,6 +18,8 @@ from nebula_jax.models import abnet
 from nebula_jax.training import abnet_losses as objectives
 from nebula_jax.training import masking
 
+HELD_OUT_SEED = 0  # of the masks in `held_out`, whatever seed a run has
+
 
 class SourceBatch(NamedTuple):
     """The micro-batch of cluster S.
@@ -145,6 +147,50 @@ def back(
             hidden["index"] != batch.example_ids, dtype=jnp.float32
         ),
     }
+
+
+def held_out(
+    task: Task,
+    params: Any,
+    hidden: dict[str, jax.Array],
+    target_ids: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes the loss of each sentence, teacher-forced, without dropout or smoothing.
+
+    With the objective `ar` each token but [CLS] is predicted from those before it. With
+    `cmlm` m ~ U{1..n} of a row's n pieces are [MASK], and these are predicted, as in
+    mask-predict; they follow from the example's number alone, so that they are the same
+    in every run.
+
+    Args:
+      task: of the run.
+      params: of an `abnet.Target`.
+      hidden: from `front`, or as it is sent to be translated: `index` has the numbers
+        of the examples.
+      target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
+
+    Returns:
+      [B] float32, nats, and [B] int32, predicted tokens.
+    """
+    special, slots = task.target_controls, target_ids.size
+    if task.config.objective == "ar":
+        targets = objectives.autoregressive(target_ids, special, slots)
+    else:
+        keys = objectives.example_keys(jax.random.key(HELD_OUT_SEED), hidden["index"])
+        policy = masking.POLICIES["mask"]
+        targets = objectives.conditional_masked(
+            keys, target_ids, special, slots, policy
+        )
+    logits = abnet.decode(
+        task.config,
+        params,
+        targets.input_ids,
+        targets.attention_mask,
+        hidden["hidden"],
+        hidden["mask"],
+        targets.positions,
+    )
+    return objectives.sentence_losses(logits, targets)
 
 
 def front_half(

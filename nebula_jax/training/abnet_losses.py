@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import mask_slots
@@ -131,6 +132,25 @@ def translation_loss(
         logits, targets.labels, is_target.astype(jnp.float32), smoothing
     )
     return total, targets.tokens
+
+
+def sentence_losses(
+    logits: jax.Array, targets: TargetInputs
+) -> tuple[jax.Array, jax.Array]:
+    """Computes -Σ log p(y_q) of each row, and how many of its tokens are predicted.
+
+    Args:
+      logits: [P, V] float32.
+      targets: with the labels of these predictions.
+
+    Returns:
+      [B] float32, nats, and [B] int32.
+    """
+    rows, columns = targets.input_ids.shape
+    row = targets.positions // columns  # B in an empty slot, which is no row
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets.labels)
+    nats = jnp.zeros(rows).at[row].add(each, mode="drop")
+    return nats, jnp.zeros(rows, jnp.int32).at[row].add(1, mode="drop")
 
 
 def length_loss(

@@ -1,15 +1,16 @@
 """Runs of train_abnet for Tables 2 and 5: their flags and figures."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.abnet import held_out
 from nebula_jax.runtime import report
 from nebula_jax.training import metrics
 from scripts.tables import runs as table_runs
 
 MODULE = "experiments.train_abnet"
-SEEDS = 2  # by default
+SEEDS = 3  # by default
 RECORDED = ("step", "time", "bytes_sent", "bytes_received", "waiting_share")
 
 
@@ -31,7 +32,8 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     Returns:
       summary: of the run, without its examples. losses: [[step, loss]] of the cluster
       that has the translation loss. records: metrics.jsonl of the source cluster, if
-      there is one, else of the same, without its losses.
+      there is one, else of the same, without its losses. held_out: the file of the
+      scores of held-out sentences, which has no text; None if there is none.
     """
     del run
     summary = report.read_summary(workdir)
@@ -49,7 +51,15 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
         "records": [
             {name: each[name] for name in RECORDED if name in each} for each in steps
         ],
+        "held_out": _held_out(workdir, summary.get("held_out", {})),
     }
+
+
+def _held_out(workdir: pathlib.Path, found: Mapping[str, float]) -> str | None:
+    if not found:
+        return None
+    path = held_out.path(workdir / "target" / "translations", int(found["step"]))
+    return path.read_text("utf-8")
 
 
 def bleu(result: dict[str, Any], split: str = "test") -> float:

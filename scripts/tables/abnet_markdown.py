@@ -1,13 +1,20 @@
 """Tables 2 and 5 in Markdown, beside the paper's figures."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nebula_jax.runtime import report
+from scripts.tables import held_out
 from scripts.tables.paper import PAPER
 
 NOTHING = report.NOTHING
+BLEU_ALONE = ("BLEU",)
+"""The column of quality in records of runs without held-out pairs: of the test set."""
+MASKED = (
+    "Mask-predict's loss is of masked pieces, from the others on both sides of them; so"
+    " it is not compared with that of pieces from those before."
+)
 
 
 def table5(result: Mapping[str, Any]) -> str:
@@ -15,6 +22,7 @@ def table5(result: Mapping[str, Any]) -> str:
     return report.join(
         report.heading(result, report.seeds(result), " of runs"),
         _line(result),
+        held_out.explanation(result["rows"], "the baseline"),
         _paper_rows(result),
         _our_rows(result),
         *_first_visits(result),
@@ -36,7 +44,7 @@ def _line(result: Mapping[str, Any]) -> str:
 
 
 def _paper_rows(result: Mapping[str, Any]) -> str:
-    plain, cells = _plain_seconds(result), []
+    plain, quality, cells = _plain_seconds(result), _quality(result), []
     for row in result["rows"]:
         if row["is_ours"]:
             continue
@@ -44,7 +52,7 @@ def _paper_rows(result: Mapping[str, Any]) -> str:
         cells.append(
             [
                 row["name"],
-                _bleu(row),
+                *quality.cells(row),
                 f"{paper['bleu']:.2f}",
                 _ratio(row, "forward", result),
                 f"{row['formula'][0]:.3f}" if "formula" in row else NOTHING,
@@ -59,7 +67,8 @@ def _paper_rows(result: Mapping[str, Any]) -> str:
             ]
         )
     header = [
-        *("method", "BLEU", "paper", "forward", "eq. 4", "paper", "backward", "paper"),
+        *("method", *quality.header, "paper"),
+        *("forward", "eq. 4", "paper", "backward", "paper"),
         *("MB a step", "s/step", "paper", "faster", "paper", "/ ideal"),
         "/ with round trip",
     ]
@@ -67,7 +76,7 @@ def _paper_rows(result: Mapping[str, Any]) -> str:
 
 
 def _our_rows(result: Mapping[str, Any]) -> str:
-    plain, cells = _plain_seconds(result), []
+    plain, quality, cells = _plain_seconds(result), _quality(result), []
     for row in result["rows"]:
         if not row["is_ours"]:
             continue
@@ -77,7 +86,7 @@ def _our_rows(result: Mapping[str, Any]) -> str:
             [
                 row["name"],
                 "<br>".join(f"`{name}`" for name in names),
-                _bleu(row),
+                *quality.cells(row),
                 _ratio(row, "forward", result),
                 _ratio(row, "backward", result),
                 *_time(speed)[:2],
@@ -86,10 +95,12 @@ def _our_rows(result: Mapping[str, Any]) -> str:
             ]
         )
     header = [
-        *("ours", "codecs, forward and backward", "BLEU", "forward", "backward"),
+        *("ours", "codecs, forward and backward", *quality.header),
+        *("forward", "backward"),
         *("MB a step", "s/step", "faster", "/ ideal", "/ with round trip"),
     ]
-    return report.table(header, cells, "ll" + "r" * 8) if cells else ""
+    alignment = "ll" + "r" * (len(header) - 2)
+    return report.table(header, cells, alignment) if cells else ""
 
 
 def _first_visits(result: Mapping[str, Any]) -> list[str]:
@@ -106,19 +117,49 @@ def _first_visits(result: Mapping[str, Any]) -> list[str]:
 def table2(result: Mapping[str, Any]) -> str:
     """Renders the record of `table2_bleu` under the paper's rows."""
     pairs = list(PAPER["table2"]["pairs"])
+    ours = [each for row in result["rows"] for each in row["pairs"]]
+    quality = _quality({"rows": ours})
     rows = []
     for row in PAPER["table2"]["rows"]:
         cells = [f"{row[pair]:.2f}" if row[pair] else NOTHING for pair in pairs]
-        rows.append([f"paper: {row['method']}", *cells, "", ""])
+        of_pairs = [each for cell in cells for each in quality.of_paper(cell)]
+        rows.append([f"paper: {row['method']}", *of_pairs, "", ""])
     for row in result["rows"]:
         scores = {each["pair"]: each for each in row["pairs"]}
-        cells = [_bleu(scores[pair]) if pair in scores else NOTHING for pair in pairs]
+        of_pairs = [
+            each for pair in pairs for each in quality.cells(scores.get(pair, {}))
+        ]
         parameters = f"{row['trained_parameters'] / 1e6:.1f} million"
-        rows.append([row["method"], *cells, parameters, f"{row['seconds'] / 60:.1f}"])
+        minutes = f"{row['seconds'] / 60:.1f}"
+        rows.append([row["method"], *of_pairs, parameters, minutes])
+    header = pairs
+    if quality.header != BLEU_ALONE:
+        header = [f"{pair}: {name}" for pair in pairs for name in quality.header]
     return report.join(
         report.heading(result, report.seeds(result), " of runs"),
-        report.table(["method", *pairs, "trained parameters", "minutes"], rows),
+        held_out.explanation(ours, "ABNet"),
+        report.table(["method", *header, "trained parameters", "minutes"], rows),
+        MASKED if any("held_out" in each for each in ours) else "",
     )
+
+
+class _Quality(NamedTuple):
+    """The columns of quality."""
+
+    header: Sequence[str]
+    cells: Callable[[Mapping[str, Any]], list[str]]
+    """Renders those of a row."""
+
+    def of_paper(self, bleu: str) -> list[str]:
+        """Returns those of a row of the paper, which has BLEU alone."""
+        return [bleu if name == "BLEU" else "" for name in self.header]
+
+
+def _quality(result: Mapping[str, Any]) -> _Quality:
+    """Returns loss and BLEU of held-out pairs, if the record has any; else BLEU."""
+    if any("held_out" in row for row in result["rows"]):
+        return _Quality(held_out.HEADER, held_out.cells)
+    return _Quality(BLEU_ALONE, lambda row: [_bleu(row)])
 
 
 def _bleu(row: Mapping[str, Any]) -> str:

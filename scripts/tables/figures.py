@@ -7,6 +7,8 @@ from typing import Any
 
 import matplotlib.figure
 
+from scripts.tables import held_out
+
 SIZE = (10, 4.2)
 
 
@@ -81,29 +83,29 @@ def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
     """Draws BLEU against the step at which FP16(SVD(0.6))+INT8 begins."""
     by_name = {row["name"]: row for row in result["rows"] if "bleu" in row}
-    points = [(start["step"], start["bleu"]) for start in result["starts"]]
+    starts = [(start["step"], start) for start in result["starts"]]
     compressed = by_name.get("FP16(SVD(0.6))+INT8")
     if compressed is not None:
-        points.append((1, compressed["bleu"]))
-    points.sort()
+        starts.append((1, compressed))
+    starts.sort(key=lambda each: each[0])
+    plain = [by_name["baseline"]] if "baseline" in by_name else []
+    bleus = held_out.bleus([*(row for _, row in starts), *plain])
+    points = [(step, each) for (step, _), each in zip(starts, bleus, strict=False)]
     figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
     score, loss = figure.subplots(1, 2)
     steps = [step for step, _ in points]
     score.plot(steps, [statistics.fmean(bleu) for _, bleu in points], marker="o")
     for step, bleu in points:
         score.plot([step] * len(bleu), bleu, "x", color="grey", markersize=5)
-    if "baseline" in by_name:
-        mean = statistics.fmean(by_name["baseline"]["bleu"])
+    if plain:
+        mean = statistics.fmean(bleus[-1])
         score.axhline(mean, color="black", linestyle="--", label="baseline")
         score.legend(fontsize=8)
     score.set(
         xlabel="first compressed step", ylabel="BLEU", title="BLEU (crosses: seeds)"
     )
-    curves = [(start["step"], start["losses"]) for start in result["starts"]]
-    if compressed is not None:
-        curves.append((1, compressed["losses"]))
-    for step, losses in sorted(curves, key=lambda each: each[0]):
-        loss.plot(*mean_curve(losses), label=f"from step {step}")
+    for step, row in starts:
+        loss.plot(*mean_curve(row["losses"]), label=f"from step {step}")
     loss.set(xlabel="step", ylabel="nats per target token", title="Training loss")
     loss.legend(fontsize=8)
     for axes in (score, loss):

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime import report
+from scripts.tables import held_out
 
 Record = Mapping[str, Any]
 
@@ -71,21 +72,41 @@ def _table5(record: Record) -> str:
     plain, int4 = rows["baseline"], rows["int4 both ways"]
     share = int4["speed"]["forward"] / record["padded_bytes"]
     faster = plain["speed"]["seconds"] / int4["speed"]["seconds"]
-    bleu, before = (statistics.fmean(row["bleu"]) for row in (int4, plain))
     return (
-        f"{share:.2f} of the bytes, {faster:.1f} times as many steps a second, BLEU"
-        f" {bleu:.1f} against {before:.1f} ({len(int4['bleu'])} seeds)"
+        f"{share:.2f} of the bytes, {faster:.1f} times as many steps a second,"
+        f" {_beside(int4, plain, ' against {}')}"
     )
 
 
 def _table2(record: Record) -> str:
-    scores = {row["method"]: row["pairs"][0]["bleu"] for row in record["rows"]}
-    means = {name: statistics.fmean(each) for name, each in scores.items()}
-    return (
-        f"BLEU {means['ABNet-Cloud']:.1f} against {means['ABNet']:.1f} in one process;"
-        f" {means['Transformer, from scratch']:.1f} from scratch"
-        f" ({len(scores['ABNet'])} seeds)"
+    rows = {row["method"]: row["pairs"][0] for row in record["rows"]}
+    scratch = "Transformer, from scratch"
+    names = ("ABNet-Cloud", "ABNet", scratch)
+    bleus = held_out.bleus([rows[name] for name in names])
+    alone = f"; {statistics.fmean(bleus[2]):.1f} from scratch"
+    return _beside(
+        rows["ABNet-Cloud"], rows["ABNet"], " against {} in one process" + alone
     )
+
+
+def _beside(row: Record, plain: Record, against: str) -> str:
+    """Renders a row's quality beside that of another: loss, if it is there, and BLEU.
+
+    Args:
+      row: of Table 2 or 5.
+      plain: the other one.
+      against: has {} for the BLEU of the other.
+    """
+    bleus = held_out.bleus([row, plain])
+    bleu, before = map(statistics.fmean, bleus)
+    words = f"BLEU {bleu:.1f}{against.format(f'{before:.1f}')}"
+    seeds = f"({len(bleus[0])} seeds)"
+    found = row.get("held_out", {})
+    if "difference" not in found:
+        return f"{words} {seeds}"
+    loss = held_out.with_error(found["difference"], "+.3f")
+    apart = held_out.interval(found["bleu_difference"])
+    return f"held-out loss {loss} nats, {words}, {apart} {seeds}"
 
 
 def _xnli(record: Record) -> str:

@@ -3,6 +3,7 @@ import doctest
 import math
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -112,6 +113,102 @@ def test_tokenize_none_is_the_definition(pairs):
     hypotheses, references = zip(*pairs, strict=True)
     found = bleu.corpus_bleu(hypotheses, references, tokenize="none").score
     assert found == pytest.approx(by_definition(hypotheses, references), abs=1e-6)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5))
+def test_counts_of_sentences_add_up_to_the_corpus(pairs):
+    hypotheses, references = zip(*pairs, strict=True)
+    counts = bleu.statistics(hypotheses, references)
+    assert counts.shape == (len(pairs), len(bleu.STATISTICS))
+    want = bleu.corpus_bleu(hypotheses, references)
+    assert bleu.of_statistics(counts) == pytest.approx(want.score, abs=1e-9)
+
+
+def test_counts_of_a_sentence_by_hand():
+    """A point is a word; an empty translation has none."""
+    counts = bleu.statistics(["a X c d e f", "", "B"], ["a b c d e f.", "a", "b"])
+    right, every = [5, 3, 2, 1], [6, 5, 4, 3]
+    assert counts.tolist() == [
+        [6, 7, *right, *every],
+        [0, 1, *[0] * 8],
+        [1, 1, 1, 0, 0, 0, 1, 0, 0, 0],
+    ]
+
+
+def test_a_bootstrap_of_two_sentences_is_that_of_all_four_samples():
+    """Each system has one sentence right; both samples of twice one are as likely."""
+    one, other = "a b c d e", "f g h i j"
+    first = bleu.statistics([one, "x"], [one, other])
+    second = bleu.statistics(["x", other], [one, other])
+    found = bleu.paired_bootstrap(first, second, samples=4000)
+    assert found.difference == 0
+    # Sentence 1 twice: 0 less 100. Sentence 2 twice: 100 less 0. Both: no difference.
+    assert (found.low, found.high) == pytest.approx((-100, 100))
+    assert found.p_value == 1
+    same = bleu.paired_bootstrap(first, first)
+    assert same[:3] == (0, 0, 0)
+    assert same == bleu.paired_bootstrap(first, first, seed=5)
+
+
+def systems(count=200):
+    """Two systems of which the second has fewer words right, and the references."""
+    random = np.random.default_rng(0)
+    letters = [f"w{n}" for n in range(30)]
+
+    def spoiled(words, share):
+        return [w if random.random() > share else "x" for w in words]
+
+    references = [list(random.choice(letters, 7)) for _ in range(count)]
+    texts = [[spoiled(each, share) for each in references] for share in (0.3, 0.42)]
+    return [[" ".join(each) for each in system] for system in (*texts, references)]
+
+
+def test_the_bootstrap_is_the_one_of_texts_drawn_again_and_again():
+    """Each sample written out, and scored as any other corpus."""
+    texts = [each[:20] for each in systems()]
+    counts = [bleu.statistics(each, texts[2]) for each in texts[:2]]
+    found = bleu.paired_bootstrap(*counts, samples=50, seed=3)
+    random = np.random.default_rng(3)
+    apart = []
+    for draw in random.multinomial(20, [1 / 20] * 20, size=50):
+        drawn = [np.repeat(each, draw).tolist() for each in texts]
+        first, second = (bleu.corpus_bleu(each, drawn[2]).score for each in drawn[:2])
+        apart.append(second - first)
+    assert (found.low, found.high) == pytest.approx(np.quantile(apart, [0.025, 0.975]))
+    beyond = np.abs(np.asarray(apart) - np.mean(apart)) > abs(found.difference)
+    assert found.p_value == (beyond.sum() + 1) / 51
+    assert 0.05 < found.p_value < 1
+
+
+def test_a_difference_is_found_on_many_sentences_and_not_on_few():
+    first, second, references = systems()
+    counts = [bleu.statistics(each, references) for each in (first, second)]
+    found = bleu.paired_bootstrap(*counts)
+    assert found == bleu.paired_bootstrap(*counts)
+    other = bleu.paired_bootstrap(*counts, seed=1)
+    assert other != found
+    assert other == pytest.approx(found, abs=1.0)
+    scores = [bleu.corpus_bleu(each, references).score for each in (first, second)]
+    assert found.difference == pytest.approx(scores[1] - scores[0])
+    assert found.low < found.difference < found.high < 0
+    back = bleu.paired_bootstrap(*counts[::-1])
+    assert back[:3] == pytest.approx((-found[0], -found[2], -found[1]))
+    assert found.p_value < 0.01
+    few = bleu.paired_bootstrap(*(each[:12] for each in counts))
+    assert few.low < 0 < few.high
+    assert few.p_value > 0.05
+    assert few.high - few.low > 2 * (found.high - found.low)
+
+
+def test_systems_of_other_numbers_of_sentences_cannot_be_paired():
+    counts = bleu.statistics(["a", "b"], ["a", "b"])
+    with pytest.raises(bleu.BleuError, match="2 and 1 sentences"):
+        bleu.paired_bootstrap(counts, counts[:1])
+    with pytest.raises(bleu.BleuError, match="0 and 0 sentences"):
+        bleu.paired_bootstrap(counts[:0], counts[:0])
+    with pytest.raises(bleu.BleuError, match="reference 2 of 2 is empty"):
+        bleu.statistics(["a", "b"], ["a", ""])
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,14 @@ from flax import traverse_util
 
 from experiments import translate as translate_command
 from nebula_jax.communication.wire import frames
+from nebula_jax.data import parallel_side
+from nebula_jax.evaluation import bleu, sentence_scores
 from nebula_jax.runtime import process
 from nebula_jax.training import metrics
 
 STEPS = 5
-RUN = {"steps": STEPS, "checkpoint_every": STEPS}
+HELD_OUT = 4  # more than --bleu_sentences
+RUN = {"steps": STEPS, "checkpoint_every": STEPS, "held_out_pairs": HELD_OUT}
 # Models of one layer, which are soon compiled.
 SHALLOW = {
     "source_model": "models/shallow_spanish",
@@ -50,6 +53,14 @@ def split(runs):
     return runs.folder / "split", output
 
 
+@pytest.fixture(scope="module")
+def whole(runs):
+    """The same run in one process: its folder."""
+    status, output = runs.run(workdir="whole", cluster="whole", **RUN | SHALLOW)
+    assert status == 0, output
+    return runs.folder / "whole"
+
+
 def assert_equal_params(got, want):
     """Parameters within 1e-5, except those that nothing depends on.
 
@@ -65,17 +76,44 @@ def assert_equal_params(got, want):
         tiny_translations.assert_close(ours, theirs, atol=1e-5)
 
 
-def test_the_split_run_equals_the_whole(runs, split):
+def test_the_split_run_equals_the_whole(runs, split, whole):
     """Parameters are equal within 1e-5 after 5 steps."""
-    status, output = runs.run(workdir="whole", cluster="whole", **RUN | SHALLOW)
-    assert status == 0, output
     assert_equal_params(runs.sides("split", STEPS), runs.sides("whole", STEPS))
     scores = [
-        metrics.read(runs.folder / name)[-1]["held_out_bleu"]
-        for name in ("split/target", "whole/whole")
+        metrics.read(folder)[-1]["held_out_bleu"]
+        for folder in (split[0] / "target", whole / "whole")
     ]
-    assert scores[0].keys() == {"dev", "test"}
+    assert scores[0].keys() == {"dev", "test", "held_out"}
     assert scores[0] == scores[1]
+
+
+def scores_of(workdir):
+    """The scores of held-out sentences, and what the summary has of them."""
+    name = f"target/translations/held_out-{STEPS:08d}.scores.tsv"
+    summary = json.loads((workdir / "summary.json").read_text())
+    text = (workdir / name).read_text()
+    return sentence_scores.loads(text), summary["held_out"]
+
+
+def test_held_out_losses_over_two_clusters_are_those_of_the_whole(split, whole):
+    ours, about = scores_of(split[0])
+    theirs, _ = scores_of(whole)
+    assert sentence_scores.are_paired(ours, theirs)
+    np.testing.assert_allclose(ours.nats, theirs.nats, rtol=1e-4)
+    np.testing.assert_array_equal(ours.counts, theirs.counts)
+    assert len(ours.ids) == HELD_OUT
+    assert {each.rpartition("-")[0] for each in ours.ids} == {"held_out"}
+    loss = sentence_scores.loss(ours)
+    assert 0 < loss.standard_error < loss.mean < 8
+    assert about == {
+        "step": STEPS,
+        "loss": pytest.approx(loss.mean, rel=1e-5),
+        "standard_error": pytest.approx(loss.standard_error, rel=1e-4),
+        "tokens": ours.tokens.sum(),
+        "sentences": HELD_OUT,
+        "bleu": pytest.approx(bleu.of_statistics(ours.counts)),
+    }
+    assert f"4 held-out pairs after step 5: loss {loss.mean:.3f} ±" in split[1]
 
 
 @pytest.mark.slow
@@ -127,7 +165,7 @@ def test_a_run_leaves_all_that_was_promised(split):
     assert (folder / "run.flags").is_file()
     assert not (folder / "tls").exists()  # keys do not outlive the run
     assert [each["cluster"] for each in summary["clusters"]] == ["target", "source"]
-    assert summary["bleu"][-1].keys() == {"step", "dev", "test"}
+    assert summary["bleu"][-1].keys() == {"step", "dev", "test", "held_out"}
     assert len(summary["examples"]) == 3
     translations = folder / "target" / "translations" / f"test-{STEPS:08d}.txt"
     assert summary["examples"] == translations.read_text().splitlines()
@@ -189,16 +227,16 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
         }
         for way in ("sent ", "received ")
     )
-    # Buckets of the source's rows; two buckets of hidden states; dev and test.
+    # Buckets of the source's rows; two buckets of hidden states; dev, test, held out.
     assert sent.keys() == {"buckets", "hidden[8]", "hidden[16]", "evaluation"}
     assert sent["buckets"][0] == 1
     assert sent["hidden[8]"][0] + sent["hidden[16]"][0] == 2 * STEPS
-    assert sent["evaluation"][0] == 2
+    assert sent["evaluation"][0] == 3
     # Lengths, once; two buckets of gradients.
     assert back.keys() == {"lengths", "gradient[8]", "gradient[16]"}
     head = frames.HEAD.size + frames.LAYOUTS[frames.Tensor].size
     bits = 5  # of a length up to 16
-    examples = tiny_translations.PAIRS["train"]
+    examples = tiny_translations.PAIRS["train"] - HELD_OUT
     lengths = head + int(np.ceil(examples * bits / 8))
     assert back["lengths"] == [1, lengths]
     frame = head + 4 * 8 * 16 * 4 + 4 * 8 + 4 * 4  # hidden, mask, numbers of a bucket 8
@@ -232,12 +270,13 @@ def test_each_side_has_its_own_language_alone(runs, split):
     """A source that knows nothing of English, a target that knows no Spanish."""
     made = json.loads((split[0] / "target" / "model" / "config.json").read_text())
     side = next((runs.folder / "prepared" / "sides").iterdir())
+    train = parallel_side.read(side / "target" / "train.tsv.gz")
     for name, language, other in (("source", 1, 0), ("target", 0, 1)):
         text = gzip.decompress((side / name / "train.tsv.gz").read_bytes()).decode()
         assert tiny_translations.pair(1)[language] in text
         assert tiny_translations.pair(1)[other] not in text
     # English pieces of the training text, and five that are no text.
-    words = {word for n in range(60) for word in tiny_translations.pair(n)[0].split()}
+    words = {word for sentence in train.texts for word in sentence.split()}
     assert made["vocab_size"] == len(words) + 5
 
 

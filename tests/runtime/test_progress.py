@@ -27,7 +27,7 @@ def take(record, steps, first=1):
 def test_means_are_logged_and_tokens_added_up(tmp_path, capsys):
     record = progress.Progress(tmp_path, "g:0", start=0, steps=5, log_every=2)
     take(record, 5)
-    record.evaluation(5, {"en": {"auc": 0.5}, "de": {"auc": 0.75}})
+    record.evaluation(5, {"en": {"auc": 0.5}, "de": {"auc": 0.75, "loss": 2.0}})
     record.finish(5, {"pairs": 3})
     losses = [each for each in metrics.read(tmp_path / "g-0") if "loss" in each]
     assert [(each["step"], each["loss"]) for each in losses] == [
@@ -37,6 +37,7 @@ def test_means_are_logged_and_tokens_added_up(tmp_path, capsys):
         each for each in metrics.read(tmp_path / "g-0") if "held_out_auc" in each
     ]
     assert held_out["held_out_auc"] == {"en": 0.5, "de": 0.75}
+    assert held_out["held_out_loss"] == {"de": 2.0}
     summary = json.loads((tmp_path / "g-0" / "summary.json").read_text())
     assert (summary["first_step"], summary["last_step"]) == (1, 5)
     assert (summary["tokens"], summary["pairs"]) == (50, 3)

@@ -1,5 +1,6 @@
 import json
 import re
+import statistics
 
 import pytest
 
@@ -7,7 +8,7 @@ from experiments.m3 import report as m3_report
 from nebula_jax import errors
 from nebula_jax.runtime import report
 from scripts import make_tables
-from scripts.tables import main_results
+from scripts.tables import held_out, main_results
 
 SUMMARY = {
     "command": "python -m experiments.pretrain_m3 --flagfile=f.flags",
@@ -111,13 +112,45 @@ def test_the_main_results_are_figures_of_the_records():
     faster = plain["speed"]["seconds"] / int4["speed"]["seconds"]
     (line,) = (line for line in lines if "[table5_tiny]" in line)
     assert f"{faster:.1f} times as many steps" in line
-    assert f"BLEU {sum(int4['bleu']) / 2:.1f} against {sum(plain['bleu']) / 2:.1f}" in (
-        line
-    )
+    bleus = [statistics.fmean(each) for each in held_out.bleus([int4, plain])]
+    assert f"BLEU {bleus[0]:.1f} against {bleus[1]:.1f}" in line
     sections = (make_tables.EXPERIMENTS / "README.md").read_text()
     for name in main_results.ROWS:
         assert f"](experiments/README.md#{name}) |" in "\n".join(lines)
         assert f"\n## {name}\n" in sections  # where the link leads
+
+
+def test_the_main_results_have_held_out_losses_if_the_records_do(tmp_path):
+    """With the difference, its error over seeds, and the interval of BLEU's."""
+    results = make_tables.EXPERIMENTS / "results"
+    for path in results.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for name, kind in (("table5_tiny", "name"), ("table2_tiny", "method")):
+        record = json.loads((results / f"{name}.json").read_text())
+        for row in record["rows"]:
+            rows = row["pairs"] if kind == "method" else [row]
+            for each in rows:
+                each.pop("held_out", None)
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+        old = line_of(main_results.markdown(tmp_path), name)
+        assert "held-out loss" not in old
+        assert "BLEU" in old
+        for row in record["rows"]:
+            is_plain = row[kind] in ("baseline", "ABNet")
+            about = {"bleu": {"0": 20.0 + is_plain, "1": 22.0, "2": 21.0}}
+            if not is_plain:
+                about["difference"] = {"0": 0.01, "1": 0.02, "2": 0.03}
+                about["bleu_difference"] = {"difference": -0.3, "low": -1, "high": 0.4}
+            (row["pairs"][0] if kind == "method" else row)["held_out"] = about
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+        line = line_of(main_results.markdown(tmp_path), name)
+        assert "held-out loss +0.020 ± 0.006 nats, BLEU 21.0 against 21.3" in line
+        assert ", -0.30 (-1.00 to +0.40) (3 seeds) |" in line
+
+
+def line_of(table, name):
+    (line,) = (line for line in table.splitlines() if f"[{name}]" in line)
+    return line
 
 
 def test_the_front_page_has_the_main_results_if_it_has_their_markers(tmp_path):

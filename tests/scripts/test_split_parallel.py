@@ -32,6 +32,15 @@ def test_two_folders_are_written_and_described(text_folder, tmp_path, capsys):
     assert parallel_side.read(out / "source/test.tsv.gz").texts[0] == "neno 0"
 
 
+def test_held_out_pairs_are_a_split_of_their_own(text_folder, tmp_path, capsys):
+    flags.FLAGS(["test"])
+    out = tmp_path / "sides"
+    values = {"data_dir": str(text_folder), "out": str(out), "pair": "sw-en"}
+    with flagsaver.flagsaver(**values, max_pairs=3, held_out_pairs=2):
+        assert split_parallel.main() == 0
+    assert "target: en, train 3, dev 8, test 8, held_out 2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

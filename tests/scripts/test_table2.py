@@ -1,11 +1,15 @@
 import configured
+import held_out_scores
 import numpy as np
+import pytest
 import tiny_translations
+from absl import flags
 from flax import traverse_util
 
 from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
 from experiments.abnet import target_model
+from nebula_jax.evaluation import sentence_scores
 from nebula_jax.models import pretrained, transformer
 from scripts import table2_bleu
 from scripts.tables import abnet_markdown
@@ -30,14 +34,15 @@ class Found:
         return self._results.get(run.name)
 
 
-def result(bleu, parameters=(1_000_000,), commit="abc123"):
+def result(bleu, parameters=(1_000_000,), commit="abc123", scores=None):
     return {
+        "held_out": scores and sentence_scores.dumps(scores),
         "summary": {
             "commit": commit,
             "seconds": 60.0,
             "bleu": [{"step": 2, "dev": bleu - 1, "test": bleu}],
             "clusters": [{"trained_parameters": count} for count in parameters],
-        }
+        },
     }
 
 
@@ -90,6 +95,65 @@ def test_rows_gather_seeds_pairs_and_clusters_and_leave_out_what_has_not_run():
     assert "| ABNet-Cloud | 31.00 ± 1.41 | – | 0.9 million | 2.0 |" in block
     assert "| Transformer, from scratch | 3.00 | – | 1.0 million | 1.0 |" in block
     assert "\n| ABNet | " not in block
+
+
+def test_rows_of_each_pair_are_beside_abnet_on_its_held_out_sentences():
+    """Mask-predict's loss is of other predictions, so only its BLEU is compared."""
+    quality = {
+        table2_bleu.SCRATCH: ([True, False, False, False], 20.0, 5),
+        table2_bleu.MASKED: ([True, True, False, False], 6.0, 3),
+        table2_bleu.ABNET: ([True, True, True, False], 10.0, 5),
+        table2_bleu.CLOUD: ([True, True, True, True], 9.0, 5),
+    }
+    chosen = [
+        (method, pair, seed, run(method, seed, pair))
+        for pair in ("es-en", "zh-en")
+        for seed in "012"
+        for method in METHODS
+    ]
+    ended = {
+        each.name: result(9.0, scores=held_out_scores.scores(*quality[method]))
+        for method, pair, seed, each in chosen
+        if (pair, seed) != ("zh-en", "0") or method != table2_bleu.ABNET
+    }
+    rows = table2_bleu.gather(Found(ended), chosen)
+    found = {
+        (row["method"], each["pair"]): each["held_out"]
+        for row in rows
+        for each in row["pairs"]
+    }
+    zero = dict.fromkeys("012", 0.0)
+    for pair, seeds in (("es-en", "012"), ("zh-en", "12")):
+        assert "difference" not in found[table2_bleu.ABNET, pair]
+        assert "difference" not in found[table2_bleu.MASKED, pair]
+        assert found[table2_bleu.MASKED, pair]["bleu_difference"]["difference"] < 0
+        assert found[table2_bleu.CLOUD, pair]["difference"] == pytest.approx(
+            dict.fromkeys(seeds, -0.2)
+        )
+        assert found[table2_bleu.SCRATCH, pair]["loss"] == dict.fromkeys(zero, 4.0)
+    block = abnet_markdown.table2(
+        {
+            "command": "python -m scripts.table2_bleu",
+            "commit": "abc123",
+            "hardware": {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"},
+            "seconds": 180.0,
+            "seeds": ["0", "1", "2"],
+            "rows": rows,
+        },
+    )
+    assert (
+        "| method | es-en: held-out loss | es-en: difference | es-en: BLEU |" in block
+    )
+    assert "| paper: ABNet-Cloud, ERNIE-M and BERT | | | 43.77 | | | | – | |" in block
+    assert "| ABNet-Cloud | 1.800 ± 0.000 | -0.200 ± 0.000 | 100.00 | +" in block
+    assert "| ABNet, mask-predict | 2.000 ± 0.000 | | " in block
+    assert "On 4 pairs that no run trains on." in block
+    assert "Differences are from ABNet:" in block
+    assert "Mask-predict's loss is of masked pieces" in block
+
+
+def test_both_pairs_are_run_unless_others_are_given():
+    assert flags.FLAGS["pairs"].default == ["es-en", "zh-en"]
 
 
 def test_a_random_model_has_the_shapes_and_nothing_of_the_weights():

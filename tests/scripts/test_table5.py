@@ -1,18 +1,19 @@
 import json
 
+import held_out_scores
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.abnet import scaled_wan
+from experiments.abnet import held_out, scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.runtime import report
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, figures, paper
+from scripts.tables import abnet_markdown, config, figures, paper
 from scripts.tables import runs as table_runs
 
 SETTINGS = {
@@ -37,9 +38,11 @@ FAST = {"forward": 100.0, "backward": 50.0}  # bytes a step of a row that compre
 class Stub:
     """Leaves behind what the real command would; counts."""
 
-    def __init__(self, fails_at: str = "", commit: str = "abc123"):
+    def __init__(
+        self, fails_at: str = "", commit: str = "abc123", has_held_out: bool = False
+    ):
         self.names, self._commit = [], commit
-        self._fails_at = fails_at
+        self._fails_at, self._has_held_out = fails_at, has_held_out
 
     def __call__(self, run, workdir):
         if run.name == self._fails_at:
@@ -65,6 +68,16 @@ class Stub:
             "bleu": [{"step": 10, "dev": 9.0, "test": 20.0 - (not is_plain) + seed}],
             "examples": ["a sentence of somebody's"],
         }
+        if self._has_held_out and arguments.get("held_out_pairs") != "0":
+            summary["held_out"] = {"step": 10}
+            # Half of 40 sentences are right, and two more without a codec.
+            scores = held_out_scores.scores(
+                [number < 20 + 2 * is_plain for number in range(40)],
+                nats=10.0 + seed + 0.5 * (1 + seed) * (not is_plain),
+            )
+            folder = workdir / "target" / "translations"
+            folder.mkdir(parents=True)
+            held_out.write(folder, 10, scores)
         (workdir / "summary.json").write_text(json.dumps(summary))
         for name in names:
             (workdir / name).mkdir(exist_ok=True)
@@ -259,6 +272,69 @@ def test_the_block_holds_the_papers_figures_beside_ours(tmp_path):
         "**not met**",
     ):
         assert part in block
+
+
+def test_held_out_loss_and_bleu_are_beside_the_baseline(tmp_path):
+    """Losses are 2 and 2.2 nats a token; a codec adds 0.1 with seed 0, 0.2 with 1."""
+    stub = Stub(has_held_out=True)
+    result = run_all(tmp_path, stub)
+    rows = {row["name"]: row["held_out"] for row in result["rows"]}
+    assert rows["baseline"].keys() == {"sentences", "loss", "bleu"}
+    assert rows["baseline"]["loss"] == pytest.approx({"0": 2.0, "1": 2.2})
+    int4 = rows["int4 both ways"]
+    assert int4["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
+    bleu = [row["bleu"]["0"] for row in (rows["baseline"], int4)]
+    assert int4["bleu_difference"]["difference"] == pytest.approx(bleu[1] - bleu[0])
+    assert int4["bleu_difference"]["difference"] < 0
+    for start in result["starts"]:
+        assert start["held_out"]["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
+    # Two seeds translate alike, so their deviation is none.
+    lost = result["targets"][0]
+    assert lost["value"] == pytest.approx(bleu[0] - bleu[1])
+    assert lost["at_most"] == 0
+    block = abnet_markdown.table5(result)
+    apart = int4["bleu_difference"]
+    for part in (
+        "On 40 pairs that no run trains on.",
+        "Differences are from the baseline:",
+        "| method | held-out loss | difference | BLEU | difference (95 %) | paper |",
+        f"| baseline | 2.100 ± 0.100 | | {bleu[0]:.2f} | | 43.19 | 1.000 | 1.000 |",
+        rf"`pack_tokens\|hadamard\|int4(64)` | 2.250 ± 0.150 | +0.150 ± 0.050 |"
+        f" {bleu[1]:.2f} | {apart['difference']:+.2f} ({apart['low']:+.2f} to"
+        f" {apart['high']:+.2f}) | 0.100 | 0.050 |",
+    ):
+        assert part in block
+    figures.draw(result, tmp_path, "t")
+    assert (tmp_path / "t_fig10.png").is_file()
+
+
+def test_what_a_run_keeps_of_held_out_sentences_has_no_text(tmp_path):
+    run_all(tmp_path, Stub(has_held_out=True), ["baseline"], ["quality"])
+    text = (tmp_path / "results" / "quality-baseline-seed0.json").read_text()
+    kept = json.loads(text)["held_out"]
+    assert kept.count("\n") == 41
+    assert "a b c" not in text
+    no_pairs = runs(tmp_path / "b", Stub(has_held_out=True))
+    run = table5_compression.speed_run(
+        table5_compression.rows(SETTINGS)[0], "auto-scaled", SETTINGS, base(tmp_path)
+    )
+    assert no_pairs.result(run)["held_out"] is None
+
+
+def test_a_record_without_held_out_pairs_has_the_columns_it_had(tmp_path):
+    """And a row that has not been run anew has none of their figures."""
+    folder = config.FOLDER / "results"
+    old = json.loads((folder / "table5_tiny.json").read_text())
+    for row in old["rows"]:
+        row.pop("held_out", None)
+    assert "| method | BLEU | paper | forward |" in abnet_markdown.table5(old)
+    assert "no run trains on" not in abnet_markdown.table5(old)
+    mixed = run_all(tmp_path, Stub(has_held_out=True))
+    del mixed["rows"][1]["held_out"]
+    assert "| FP16+INT8 | – | – | – | – | 38.82 |" in abnet_markdown.table5(mixed)
+    assert table5_compression.targets(mixed["rows"], PADDED)[0]["value"] == (
+        pytest.approx(1.0)  # of the test set, of which all rows have a BLEU
+    )
 
 
 def test_rows_that_have_not_run_are_absent(tmp_path):

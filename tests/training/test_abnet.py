@@ -10,7 +10,7 @@ import pytest
 from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet as training
-from nebula_jax.training import losses
+from nebula_jax.training import abnet_losses, losses, masking
 
 PAD, CLS, SEP = 1, 0, 2
 CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
@@ -217,3 +217,62 @@ def test_a_corrupted_source_is_masked_in_text_alone():
     )
     np.testing.assert_array_equal(clean["mask"], other["mask"])
     assert not np.allclose(clean["hidden"], other["hidden"])
+
+
+held_out = jax.jit(training.held_out, static_argnums=0)
+
+
+def hidden_states(objective):
+    """Hidden states as they come after training: without dropout."""
+    plain = task(objective, dropout=0.0)
+    return front(plain, init(objective)[0], batches(objective)[0])[0]
+
+
+def log_probs(objective, input_ids):
+    """What the uncut target model predicts everywhere."""
+    hidden, shape = hidden_states(objective), task(objective, dropout=0.0).config
+    logits = all_logits(
+        *(shape, init(objective)[1], input_ids, input_ids != PAD),
+        *(hidden["hidden"], hidden["mask"]),
+    )
+    return np.asarray(jax.nn.log_softmax(logits))
+
+
+def test_the_loss_of_a_held_out_sentence_is_that_of_its_tokens_from_those_before():
+    """`ar`, against the uncut model; dropout and smoothing have no part in it."""
+    noisy, params = task("ar", dropout=0.5)._replace(smoothing=0.3), init("ar")
+    ids = TARGET_IDS[:, :12]
+    nats, tokens = held_out(noisy, params[1], hidden_states("ar"), ids)
+    want = log_probs("ar", ids[:, :-1])
+    for row, length in enumerate(TARGET_LENGTHS):
+        each = [want[row, q, ids[row, q + 1]] for q in range(length - 1)]
+        assert tokens[row] == len(each)
+        np.testing.assert_allclose(nats[row], -sum(each), rtol=1e-5)
+
+
+def test_the_loss_of_a_held_out_sentence_is_that_of_masked_pieces():
+    """`cmlm`: the places follow from an example's number, and all are [MASK]."""
+    plain, params = task("cmlm", dropout=0.0), init("cmlm")
+    ids = TARGET_IDS[:, :12]
+    nats, tokens = held_out(plain, params[1], hidden_states("cmlm"), ids)
+    keys = abnet_losses.example_keys(
+        jax.random.key(training.HELD_OUT_SEED), jnp.asarray(INDEX)
+    )
+    places = masking.mask_random_count(keys, ids, CONTROLS)[1]
+    want = log_probs("cmlm", np.where(places, CONTROLS.mask, ids))
+    for row, chosen in enumerate(np.asarray(places)):
+        each = [want[row, q, ids[row, q]] for q in np.flatnonzero(chosen)]
+        assert 1 <= tokens[row] == len(each) <= TARGET_LENGTHS[row] - 2
+        np.testing.assert_allclose(nats[row], -sum(each), rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_held_out_sentence_has_its_loss_in_every_batch_and_padding(objective):
+    plain, params = task(objective, dropout=0.0), init(objective)
+    hidden = hidden_states(objective)
+    whole = held_out(plain, params[1], hidden, TARGET_IDS[:, :12])
+    some = np.asarray([3, 0])
+    part = jax.tree.map(lambda leaf: leaf[some], hidden)
+    again = held_out(plain, params[1], part, TARGET_IDS[some])
+    np.testing.assert_allclose(again[0], whole[0][some], rtol=1e-5)
+    np.testing.assert_array_equal(again[1], whole[1][some])

@@ -10,11 +10,13 @@ import two_labs
 from nebula_jax.data import tokenizers
 from nebula_jax.runtime import process
 
+HELD_OUT = 4
 STEPS, BATCH = 6, tiny_translations.TINY["batch_size"]
 MORE = {
     "steps": STEPS,
     "checkpoint_every": 100,
     "eval_every": 100,
+    "held_out_pairs": HELD_OUT,
     "source_model": "models/shallow_spanish",
     "target_model": "models/shallow_english",
 }
@@ -54,7 +56,7 @@ def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
     owner, labs, runs, sides
 ):
     """First a grant that is soon spent: both save one step, and go on from there."""
-    held_out = 2 * tiny_translations.TINY["bleu_sentences"]
+    held_out = 2 * tiny_translations.TINY["bleu_sentences"] + HELD_OUT
     operations = ("schema", "lengths", "rows")
 
     def train():
@@ -99,3 +101,6 @@ def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
             runs.state("handle", cluster, STEPS),
             runs.state("plain", cluster, STEPS),
         )
+    scores = f"target/translations/held_out-{STEPS:08d}.scores.tsv"
+    files = [runs.folder / workdir / scores for workdir in ("handle", "plain")]
+    assert files[0].read_bytes() == files[1].read_bytes()

@@ -1,13 +1,17 @@
 """ABNet's clusters of two processes each, beside clusters of two devices."""
 
+import numpy as np
 import pytest
 import tiny_translations
+
+from nebula_jax.evaluation import sentence_scores
 
 STEPS = 5
 RUN = {
     "steps": STEPS,
     "checkpoint_every": STEPS,
     "devices_per_cluster": 2,
+    "held_out_pairs": 12,
     "source_model": "models/shallow_spanish",
     "target_model": "models/shallow_english",
 }
@@ -36,3 +40,10 @@ def test_two_processes_a_cluster_train_what_one_does(runs, forward, backward):
         assert status == 0, output
     one, two = (runs.sides(f"{name}-{each}", STEPS) for each in (1, 2))
     tiny_translations.assert_close(two, one, atol=1e-6)
+    file = f"target/translations/held_out-{STEPS:08d}.scores.tsv"
+    one, two = (
+        sentence_scores.loads((runs.folder / f"{name}-{each}" / file).read_text())
+        for each in (1, 2)
+    )
+    assert sentence_scores.are_paired(one, two)
+    np.testing.assert_allclose(two.nats, one.nats, rtol=1e-4)

@@ -1,0 +1,143 @@
+"""Quality on held-out pairs, for Tables 2 and 5: each row beside the first one.
+
+Losses are compared seed by seed. For BLEU a sentence's translations of all seeds are
+put together, and the sentences are drawn again and again (`bleu.paired_bootstrap`), so
+that the interval is of other sentences, not of other seeds.
+"""
+
+import functools
+import operator
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nebula_jax.evaluation import bleu, sentence_scores
+from nebula_jax.runtime import report
+
+BySeed = Mapping[str, sentence_scores.Scores]
+"""Seed -> scores of a row's run."""
+HEADER = ("held-out loss", "difference", "BLEU", "difference (95 %)")
+NOTHING = [report.NOTHING] * len(HEADER)
+
+
+def scores(result: Mapping[str, Any]) -> sentence_scores.Scores | None:
+    """Returns the scores among a run's figures (`abnet.figures`), if it has any."""
+    text = result.get("held_out")
+    return sentence_scores.loads(text) if text else None
+
+
+def by_seed(results: Mapping[str, Mapping[str, Any]]) -> BySeed:
+    """Returns the scores of a row's runs that have any.
+
+    Args:
+      results: seed -> figures of the run.
+    """
+    found = {seed: scores(result) for seed, result in results.items()}
+    return {seed: each for seed, each in found.items() if each is not None}
+
+
+def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
+    """Returns what a record has of a row.
+
+    Args:
+      row: of the row; {} if there is none.
+      beside: of the row that it is compared with, perhaps itself.
+
+    Returns:
+      As `held_out`: sentences; loss and bleu, seed -> figure. Of the seeds that both
+      rows have also `difference` of the losses, seed -> figure, unless they are losses
+      of other predictions; and `bleu_difference`, a `bleu.Apart`. {} without scores.
+    """
+    if not row:
+        return {}
+    found: dict[str, Any] = {
+        "sentences": len(next(iter(row.values())).ids),
+        "loss": {seed: sentence_scores.loss(each).mean for seed, each in row.items()},
+        "bleu": {seed: bleu.of_statistics(each.counts) for seed, each in row.items()},
+    }
+    seeds = [seed for seed in row if seed in beside]
+    pairs = [(beside[seed], row[seed]) for seed in seeds]
+    names = {tuple(each.ids) for pair in pairs for each in pair}
+    if row is beside or len(names) != 1:
+        return {"held_out": found}
+    if all(sentence_scores.are_paired(*pair) for pair in pairs):
+        found["difference"] = {
+            seed: found["loss"][seed] - sentence_scores.loss(beside[seed]).mean
+            for seed in seeds
+        }
+    one, other = (
+        functools.reduce(operator.add, [pair[side].counts for pair in pairs])
+        for side in (0, 1)
+    )
+    found["bleu_difference"] = bleu.paired_bootstrap(one, other)._asdict()
+    return {"held_out": found}
+
+
+def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Returns each row's BLEU over seeds, all on the same sentences.
+
+    Args:
+      rows: of a record. If one has no held-out pairs, it is BLEU on the test set.
+    """
+    if all("held_out" in row for row in rows):
+        return [list(row["held_out"]["bleu"].values()) for row in rows]
+    return [row["bleu"] for row in rows]
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Renders the figures under HEADER."""
+    found = row.get("held_out")
+    if not found:
+        return NOTHING
+    apart = found.get("bleu_difference")
+    return [
+        with_error(found["loss"], ".3f"),
+        with_error(found.get("difference", {}), "+.3f"),
+        f"{statistics.fmean(found['bleu'].values()):.2f}",
+        interval(apart) if apart else "",
+    ]
+
+
+def with_error(by_seed: Mapping[str, float], form: str) -> str:
+    """Renders a mean over seeds with its standard error; empty without a seed.
+
+    Args:
+      by_seed: seed -> figure.
+      form: of the mean, such as +.3f.
+    """
+    values = list(by_seed.values())
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):{form}}"
+    if not values[1:]:
+        return mean
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean} ± {error:{form.lstrip('+')}}"
+
+
+def interval(apart: Mapping[str, float]) -> str:
+    """Renders a difference of BLEU with the interval that holds it."""
+    return f"{apart['difference']:+.2f} ({apart['low']:+.2f} to {apart['high']:+.2f})"
+
+
+def explanation(rows: Sequence[Mapping[str, Any]], beside: str) -> str:
+    """Describes the columns under HEADER; empty if no row has them.
+
+    Args:
+      rows: of the record.
+      beside: name of the row that the others are compared with.
+    """
+    sizes = sorted(
+        {each["held_out"]["sentences"] for each in rows if "held_out" in each}
+    )
+    if not sizes:
+        return ""
+    count = " and ".join(f"{size:,}" for size in sizes)
+    return (
+        f"On {count} pairs that no run trains on. Loss: teacher-forced, nats a"
+        " predicted token, without dropout and label smoothing; mean and standard error"
+        f" over seeds. Differences are from {beside}: of the loss paired by seed, with"
+        " their standard error over seeds; of BLEU with the 95 % interval of a paired"
+        f" bootstrap of {bleu.SAMPLES:,} samples, each sentence with its translations"
+        " of all seeds."
+    )

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+from nebula_jax.evaluation import bleu, sentence_scores
+
+HEADER = "\t".join(sentence_scores.HEADER)
+
+
+def scores(nats, tokens, ids=None):
+    texts = ["a b c d"] * len(nats)
+    counts = bleu.statistics(texts, texts)
+    ids = ids or [f"held_out-{n}" for n in range(len(nats))]
+    return sentence_scores.Scores(ids, np.asarray(nats), np.asarray(tokens), counts)
+
+
+def test_the_loss_is_per_token_and_its_error_that_of_a_ratio():
+    """By hand: 12 nats of 6 tokens; the sentences are 1 below and 1 above 2 a token."""
+    found = sentence_scores.loss(scores([3.0, 9.0], [2, 4]))
+    assert found.mean == 2.0
+    assert found.standard_error == pytest.approx(np.sqrt(2 * (1 + 1)) / 6)
+    assert sentence_scores.loss(scores([3.0], [2])) == (1.5, 0.0)
+    same = sentence_scores.loss(scores([4.0, 8.0], [2, 4]))
+    assert same == (2.0, 0.0)
+
+
+def test_with_sentences_of_one_length_it_is_the_error_of_a_mean():
+    random = np.random.default_rng(0)
+    nats = random.normal(10, 2, 400)
+    found = sentence_scores.loss(scores(nats, [5] * 400))
+    each = nats / 5
+    assert found.mean == pytest.approx(each.mean())
+    assert found.standard_error == pytest.approx(each.std(ddof=1) / 20)
+
+
+def test_the_error_is_the_spread_of_losses_of_other_sentences():
+    random = np.random.default_rng(1)
+
+    def drawn(count):
+        tokens = random.integers(2, 12, count)
+        return scores(random.gamma(2.0, 1.0, count) * tokens, tokens)
+
+    means = [sentence_scores.loss(drawn(300)).mean for _ in range(300)]
+    found = sentence_scores.loss(drawn(300)).standard_error
+    assert found == pytest.approx(np.std(means), rel=0.2)
+
+
+def test_sentences_are_paired_if_they_are_the_same_with_as_many_tokens():
+    one = scores([3.0, 9.0], [2, 4])
+    assert sentence_scores.are_paired(one, scores([1.0, 2.0], [2, 4]))
+    assert not sentence_scores.are_paired(one, scores([3.0, 9.0], [2, 5]))
+    assert not sentence_scores.are_paired(one, scores([3.0, 9.0], [2, 4], ["a", "b"]))
+    assert not sentence_scores.are_paired(one, scores([3.0], [2]))
+
+
+def test_a_file_gives_back_what_was_written():
+    texts = ["a b c", "", "x y"], ["a b d", "e", "x y z"]
+    one = scores([3.25, 0.1, 1e-5], [4, 2, 3])._replace(counts=bleu.statistics(*texts))
+    text = sentence_scores.dumps(one)
+    assert text.count("\n") == 4
+    again = sentence_scores.loads(text)
+    assert again.ids == one.ids
+    for name in ("nats", "tokens", "counts"):
+        np.testing.assert_allclose(getattr(again, name), getattr(one, name), rtol=1e-6)
+    assert again.counts.shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "id\n", HEADER, "id\tnats\na\t1\n"]
+    + [HEADER + row for row in ("\na\t1\t2\n", "\na" + 12 * "\tb")],
+)
+def test_other_files_are_refused(text):
+    with pytest.raises(sentence_scores.ScoresError, match="no file of the scores"):
+        sentence_scores.loads(text)
