@@ -185,6 +185,7 @@ def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
         )
 
 
+@pytest.mark.slow  # M3's is in every run of the tests
 def test_train_abnet_over_two_switches(labs, translations):
     s, t = labs
     more = {"workdir": "plain", "steps": 4, "checkpoint_every": 4, "eval_every": 4}

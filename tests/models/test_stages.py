@@ -72,10 +72,10 @@ def trained(devices, fsdp, **changes):
 @pytest.mark.parametrize(
     ("devices", "fsdp", "micro_batches", "remat"),
     [
-        (4, 4, 8, True),
+        pytest.param(4, 4, 8, True, marks=pytest.mark.slow),
         pytest.param(4, 4, 4, False, marks=pytest.mark.slow),
         pytest.param(8, 2, 2, False, marks=pytest.mark.slow),
-        pytest.param(2, 2, 1, False, marks=pytest.mark.slow),
+        (2, 2, 1, False),
     ],
 )
 def test_a_pipeline_computes_what_the_layers_in_turn_do(

@@ -49,6 +49,7 @@ def record(tmp_path_factory):
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow  # the rungs' parity: tests/training/test_bert.py
 def test_a_rung_has_the_losses_of_the_one_below(record):
     rungs = record["ladder"]["rungs"]
     first = rungs[0]["losses"]
@@ -62,6 +63,7 @@ def test_a_rung_has_the_losses_of_the_one_below(record):
     assert rungs[1]["difference"] > 0
 
 
+@pytest.mark.slow  # the rungs' parity: tests/training/test_bert.py
 def test_joined_rows_have_less_padding_and_lose_no_text(record):
     padding = {each["name"]: each["padding"] for each in record["ladder"]["rungs"]}
     first, *_, last = padding.values()
@@ -69,6 +71,7 @@ def test_joined_rows_have_less_padding_and_lose_no_text(record):
     assert record["ladder"]["packed_padding"] < first
 
 
+@pytest.mark.slow  # the rungs' parity: tests/training/test_bert.py
 def test_all_reduces_are_those_of_the_compiled_steps(record):
     """In each micro-batch; once; once for head, layer and embeddings."""
     rungs = record["ladder"]["rungs"]
@@ -81,6 +84,7 @@ def test_all_reduces_are_those_of_the_compiled_steps(record):
     assert each > 2 * gradients
 
 
+@pytest.mark.slow  # the rungs' parity: tests/training/test_bert.py
 def test_every_step_is_timed(record):
     ladder = record["ladder"]
     rows = [*ladder["rungs"], *ladder["beside"]]

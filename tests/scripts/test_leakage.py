@@ -22,6 +22,9 @@ SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=30)
 SIZES = leakage.Sizes(12, hidden.Training(steps=3, batch=8), (1, 12))
 
 
+trained = pytest.mark.slow  # models; the attacks: tests/evaluation/test_leakage.py
+
+
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
     """A tiny run at step 0, whose two sides this process holds."""
@@ -85,6 +88,7 @@ def test_every_forward_codec_of_table_5_is_attacked():
         leakage.chosen(["zip"], SETTINGS)
 
 
+@trained
 def test_without_a_layer_every_token_is_recovered(found):
     """Between this and all layers only the depth differs, not the harness."""
     for row in found["rows"]:
@@ -94,6 +98,7 @@ def test_without_a_layer_every_token_is_recovered(found):
             assert [each["first"] for each in first["nearest"]] == [1.0, 1.0]
 
 
+@trained
 def test_among_all_pieces_of_the_tokenizer_too(attacked, found):
     assert found["all_pieces"]["pieces"] > found["candidates"]
     sides = [victim.sides(attacked.rows, 0, 12)]
@@ -103,6 +108,7 @@ def test_among_all_pieces_of_the_tokenizer_too(attacked, found):
     assert first == {"first": 1.0, "among": 1.0}
 
 
+@trained
 def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
     depths = {row["codec"]: row["depths"] for row in found["rows"]}
     plain, packed, svd = (
@@ -119,6 +125,7 @@ def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
     assert packed[0]["ratio"] < 1
 
 
+@trained
 def test_bleu_is_that_of_the_same_codec(found):
     bleu = {row["name"]: row["bleu"] for row in found["rows"]}
     assert bleu == {
@@ -128,12 +135,14 @@ def test_bleu_is_that_of_the_same_codec(found):
     }
 
 
+@trained
 def test_m3_sends_its_text_whole(found):
     words = found["word_indices"]
     assert words["corrupted"] == words["original"] == 1.0
     assert 0 < words["masked"] < 1
 
 
+@trained
 def test_the_span_of_few_rows_shows_them_and_that_of_many_nothing(found):
     few, many = found["span"]
     assert few["recall"] == [1.0, 1.0]
@@ -143,6 +152,7 @@ def test_the_span_of_few_rows_shows_them_and_that_of_many_nothing(found):
     assert max(many["precision"]) < 0.5
 
 
+@trained
 def test_gradients_come_through_every_backward_codec(found):
     of = {(each["what"], each["codec"]): each for each in found["gradients"]}
     assert {codec for _, codec in of} == {"", "identity", "int8(tensor)"}
@@ -150,6 +160,7 @@ def test_gradients_come_through_every_backward_codec(found):
     assert (gradients.X_ALONE, "") in of
 
 
+@trained
 def test_the_gradient_is_the_one_that_the_target_cluster_sends(attacked):
     """That of its half of the cut model, for the first micro-batch."""
     agreed, half = attacked.run.agreed, attacked.both.halves[1]
@@ -238,6 +249,7 @@ def test_what_is_attacked_is_trained_once(tmp_path, monkeypatch):
     assert victim.train(table, flagfile) != first
 
 
+@trained
 def test_the_record_renders_alike_after_a_file(found):
     text = markdown.markdown(found)
     assert text == markdown.markdown(json.loads(json.dumps(found)))

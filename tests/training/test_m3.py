@@ -142,8 +142,10 @@ WARM = dataclasses.replace(
 def test_the_split_run_equals_the_whole_model(config):
     """Two generators and a discriminator that exchange packed bytes, against one
     gradient of eq. 11 in all parameters: equal after 5 steps."""
-    generators = [m3.init_generator(config, 0, k) for k in range(2)]
-    discriminator = first = m3.init_discriminator(config, 0)
+    make = jax.jit(m3.init_generator, static_argnums=(0, 2))
+    generators = [make(config, 0, k) for k in range(2)]
+    make = jax.jit(m3.init_discriminator, static_argnums=0)
+    discriminator = first = make(config, 0)
     whole = (tuple(generators), discriminator)
     pack = codecs.pack_ids(V)
     spec = m3.tokens_spec(config, B)

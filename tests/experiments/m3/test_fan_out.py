@@ -16,6 +16,7 @@ def states(runs, workdir, step=4):
     return [runs.state(workdir, cluster, step) for cluster in CLUSTERS]
 
 
+@pytest.mark.slow  # in one process: tests/parallel/test_fan_out.py
 def test_micro_batches_over_a_line_are_those_of_one_process(runs):
     """One generator; how those of two are joined is in parallel/test_fan_out.py."""
     given = RUN | {"generators": "en", "task_mix": "mrtd", "fan_out": 2, "tls": "off"}

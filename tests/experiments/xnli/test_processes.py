@@ -16,6 +16,7 @@ def runs(tmp_path_factory):
     return tiny_nli.Finetunings(tmp_path_factory.mktemp("xnli"))
 
 
+@pytest.mark.slow  # of several devices: tests/parallel/test_mesh.py
 def test_two_processes_train_and_test_what_one_does(runs):
     status, output = runs.run(**TWO, workdir="one")
     assert status == 0, output
