@@ -118,7 +118,10 @@ def _arguments(run: config.Run, cluster: str, reach: connect.Settings) -> list[s
 
 def _reported(local: config.Local) -> dict[str, Any]:
     """Returns what the summary has of this process's own settings."""
-    names = ("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute")
+    names = (
+        *("hot_start", "discriminator_start", "data_dir", "wan"),
+        *("devices_per_cluster", "emulate_compute"),
+    )
     return {name: getattr(local, name) for name in names}
 
 

@@ -173,7 +173,9 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
         for each in summary.get("probes", ())
         if "translation_gap" in each
     ]
-    if len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
+    settings = summary.get("flags", {})
+    begins_with = settings.get("hot_start") or settings.get("discriminator_start")
+    if begins_with and len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
         found.append(
             f"Warning: translations lie less close together in the discriminator's"
             f" encoder than at the start (cosine above that of others {gaps[-1]:.3f},"

@@ -31,6 +31,7 @@ def probe(step, gap, **more):
 
 def test_a_spoiled_encoder_and_generators_that_learn_nothing_are_named():
     summary = {
+        "flags": {"hot_start": "e5-small"},
         "probes": [probe(0, 0.147), probe(50, 0.14), probe(100, 0.05)],
         "generators": [
             {"name": "generator:0", "loss": 7.15, "unigram_entropy": 7.2},
@@ -42,6 +43,9 @@ def test_a_spoiled_encoder_and_generators_that_learn_nothing_are_named():
     assert "generator:0 is no better than word frequencies" in generator
     assert "7.15 nats, theirs 7.20" in generator
     assert "(cosine above that of others 0.050, then 0.147)" in encoder
+    summary["flags"]["hot_start"] = ""  # random weights have no geometry to lose
+    assert len(report.warnings(summary)) == 1
+    summary["flags"]["hot_start"] = "e5-small"
     summary["probes"][-1] = probe(100, 0.134)
     summary["generators"][0]["loss"] = 7.0
     assert report.warnings(summary) == []
