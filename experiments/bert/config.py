@@ -252,7 +252,13 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             f"--emulate_compute={given}: expected one number, as in 50"
         )
-    if agreed.seconds() and agreed.start() != warm_start.NONE:
+    has_start = agreed.start() != warm_start.NONE
+    if agreed.trains == "adapters" and has_start:
+        raise errors.SettingsError(
+            "--trains=adapters has no head that trains, and so no warm start of heads;"
+            " adapters_and_head has"
+        )
+    if agreed.seconds() and has_start:
         raise errors.SettingsError(
             f"--total_time={agreed.total_time} is not for a warm start of heads, which"
             " counts steps"

@@ -153,10 +153,10 @@ def optimizer(
     def init(params: Any) -> State:
         heads, encoder = _parts(config, params)
         bias = next(params[name]["bias"] for name in _WORDS if name in params)
-        has_gate = config.teacher_gate > 0 and "rtd_head" in params
-        two = jnp.zeros(2) if "rtd_head" in params else None
+        words, finds_fakes = jnp.zeros(bias.shape), "rtd_head" in params
+        has_gate = config.teacher_gate > 0 and finds_fakes
         return State(
-            Seen(jnp.zeros(bias.shape), two, two),
+            Seen(words, jnp.zeros(2), jnp.zeros(2)) if finds_fakes else Seen(words),
             jnp.array(NEVER if has_gate else config.head_warmup_steps, jnp.int32),
             inner.init(heads),
             inner.init(encoder),

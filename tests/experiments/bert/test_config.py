@@ -95,6 +95,15 @@ def test_clusters_have_as_many_rows_as_they_are_given():
         ({"clusters": "1,2"}, "--clusters=1,2: expected one number such as 2"),
         ({"clusters": 0}, "--clusters=0: expected 1 to 8"),
         ({"clusters": 9}, "--clusters=9: expected 1 to 8"),
+        (
+            {"trains": "adapters", "head_warmup_steps": 5},
+            "--trains=adapters has no head that trains",
+        ),
+        (
+            {"total_time": "2h", "head_warmup_steps": 5},
+            "--total_time=2h is not for a warm start of heads",
+        ),
+        ({"head_priors": True}, "--head_priors counts in the steps"),
         ({"clusters": 1}, "--sync=streaming is for several clusters"),
         ({"batch_sizes": "8"}, "--batch_sizes=8: expected 2 numbers above 0"),
         ({"batch_sizes": "8,0"}, "--batch_sizes=8,0: expected 2 numbers above 0"),
