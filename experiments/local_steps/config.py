@@ -97,7 +97,7 @@ flags.DEFINE_enum(
     ["residual", "parameters"],
     "Place of what a cluster has learned and not sent yet, with --sync=sparse: residual"
     " (of the codec: the cluster itself begins each round at the anchor), or parameters"
-    " (the cluster goes on with it: for many clusters' steps between two of a value).",
+    " (the cluster goes on with it, and nothing is forgotten).",
 )
 flags.DEFINE_string(
     "hub",

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import optax
 
 from nebula_jax import errors
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import mask_slots, masked_lm, transformer
 from nebula_jax.training import (
     accumulate,
@@ -326,8 +325,7 @@ def step(
         "tokens": jnp.sum(rows.is_text),
         "masked": weight,
     }
-    is_text = input_ids >= vocabularies.NUM_SPECIAL
-    words = warm_start.words_seen(input_ids, is_text, config.encoder.vocab_size)
+    words = warm_start.words_seen(input_ids, config.encoder.vocab_size)
     optimizer = config.transformation(progress)
     seen = warm_start.Seen(words)
     return state.apply_gradients(grads, optimizer, metrics, seen=seen)

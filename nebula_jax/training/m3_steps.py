@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.training import accumulate, m3, warm_start
 from nebula_jax.training import state as train_state
 
@@ -51,8 +50,7 @@ def _updated_generator(
     metrics: m3.Metrics,
     input_ids: jax.Array,
 ) -> tuple[train_state.TrainState, m3.Metrics]:
-    is_text = input_ids >= vocabularies.NUM_SPECIAL
-    words = warm_start.words_seen(input_ids, is_text, config.generator.vocab_size)
+    words = warm_start.words_seen(input_ids, config.generator.vocab_size)
     optimizer = config.optimizer(config.generator)
     return state.apply_gradients(grads, optimizer, metrics, seen=warm_start.Seen(words))
 
@@ -163,12 +161,10 @@ def _updated_discriminator(
     tokens: m3.Tokens,
 ) -> tuple[train_state.TrainState, m3.Metrics]:
     inputs = m3.inputs_of(tokens)
-    is_text = inputs.text >= vocabularies.NUM_SPECIAL
-    vocab_size = config.discriminator.vocab_size
     replaced = ~inputs.is_original & inputs.attention_mask
     right = inputs.is_original & tokens.masked
     seen = warm_start.Seen(
-        warm_start.words_seen(inputs.text, is_text, vocab_size),
+        warm_start.words_seen(inputs.text, config.discriminator.vocab_size),
         _counts(replaced, inputs.is_original & inputs.attention_mask),
         _counts(right, tokens.masked),
     )

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.training import optimizers, partition
 
 NEVER = 2**31 - 1
@@ -193,16 +194,16 @@ def optimizer(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def words_seen(input_ids: jax.Array, is_text: jax.Array, vocab_size: int) -> jax.Array:
-    """Counts the pieces of text, [V] float32.
+def words_seen(input_ids: jax.Array, vocab_size: int) -> jax.Array:
+    """Counts the pieces of text, without padding and control pieces: [V] float32.
 
     Args:
       input_ids: [B, L] int32.
-      is_text: [B, L] bool, False at padding and control pieces.
       vocab_size: V.
     """
-    count = jnp.ravel(is_text).astype(jnp.float32)
-    return jnp.zeros(vocab_size).at[jnp.ravel(input_ids)].add(count)
+    flat = jnp.ravel(input_ids)
+    is_text = (flat >= vocabularies.NUM_SPECIAL).astype(jnp.float32)
+    return jnp.zeros(vocab_size).at[flat].add(is_text)
 
 
 def word_prior(words: jax.Array) -> jax.Array:
