@@ -29,6 +29,7 @@ from absl import flags
 
 from experiments import cluster_process, configuration, shared_flags
 from experiments.abnet import (
+    checks,
     config,
     data,
     meeting,
@@ -62,7 +63,7 @@ def main() -> int:
     pairs.check_cluster(run)
     scaled_wan.check(run.local)
     meeting.check_place(run, scaled_wan.without(run.local).connection())
-    config.check(run)
+    checks.check(run)
     devices.simulate(run.local.layout(), run.local.num_processes or 1)
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):

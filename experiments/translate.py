@@ -29,7 +29,13 @@ from nebula_jax.training import checkpoint, checkpoint_files, partition
 flags.DEFINE_integer(
     "step", None, "Step of the checkpoint; the newest that both sides have by default."
 )
-for _name in (*config.FLAGS, "run", "step"):
+flags.DEFINE_integer(
+    "rank",
+    None,
+    "Columns of the bottleneck that are used; all of them by default.",
+    lower_bound=1,
+)
+for _name in (*config.FLAGS, "run", "step", "rank"):
     flags.declare_key_flag(_name)
 
 BATCH = 64  # sentences: enough for all cores
@@ -39,13 +45,13 @@ NOTHING = "-"  # stands in for an empty line, whose translation is empty
 def main() -> int:
     """Translates standard input."""
     configuration.parse_run(flags.FLAGS.run, "train_abnet")
-    run, step = config.from_flags(), flags.FLAGS.step
+    run, step, rank = config.from_flags(), flags.FLAGS.step, flags.FLAGS.rank
     sys.stdin.reconfigure(encoding="utf-8")
     text = sys.stdin.read()
     if not text:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    for line in Translator(run, step).translate(lines):
+    for line in Translator(run, step, rank).translate(lines):
         print(line)
     return 0
 
@@ -53,19 +59,23 @@ def main() -> int:
 class Translator:
     """The two sides of a run."""
 
-    def __init__(self, run: config.Run, step: int | None = None) -> None:
+    def __init__(
+        self, run: config.Run, step: int | None = None, rank: int | None = None
+    ) -> None:
         """Reads models and checkpoints.
 
         Args:
           run: that has ended, or saved a step.
           step: of the checkpoint; None for the newest.
+          rank: columns of the bottleneck that are used; None for all.
 
         Raises:
-          errors.NebulaError: if a side is missing, or the checkpoint is of another
-            model.
+          errors.NebulaError: if there are fewer columns, a side is missing, or the
+            checkpoint is of another model.
         """
         agreed, local = run.agreed, run.local
-        self._agreed = agreed
+        check_rank(agreed, rank)
+        self._agreed, self._rank = agreed, rank
         self._source = models.load_source(run)
         self._target = target_model.load(run)
         translator = models.model(
@@ -125,10 +135,33 @@ class Translator:
         """Translates [B, l] int32 to [B, Q] int32."""
         mask = input_ids != self._task.source_controls.pad
         encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
+        if self._rank:
+            first = encoded.hidden.at[..., self._rank :].set(0.0)
+            encoded = encoded._replace(hidden=first)
         translated = evaluation.translate(
             self._agreed, self._task, params[1], encoded, mask
         )
         return translated.ids
+
+
+def check_rank(agreed: config.Agreed, rank: int | None) -> None:
+    """Checks that a run's bottleneck has so many columns; names it if it is another.
+
+    Args:
+      agreed: of the run.
+      rank: None for all.
+
+    Raises:
+      errors.SettingsError: if not.
+    """
+    if rank is None:
+        return
+    trained = ", ".join(map(str, agreed.bottleneck))
+    if rank > agreed.rank:
+        there = f"a bottleneck of {trained} columns" if trained else "no bottleneck"
+        raise errors.SettingsError(f"--rank={rank}: the run has {there}")
+    if rank not in agreed.bottleneck:
+        process.message(f"--rank={rank} was not trained; these were: {trained}")
 
 
 def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], int]:

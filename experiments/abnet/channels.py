@@ -1,6 +1,7 @@
 """Everything that crosses in an ABNet run, as one table of channels.
 
     once        buckets     source -> target  [N] uint8, length bucket of a source row
+                bottleneck  source -> target  how the target begins to read it, if any
                 lengths     target -> source  [N] int32, tokens of a target row (cmlm)
     a batch     hidden      source -> target  H^E, its mask, the examples' numbers; one
                 gradient    target -> source  channel each for every length bucket
@@ -20,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config
+from experiments.abnet import config, crossing
 from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.models import bottleneck
 from nebula_jax.training import cut
 
 Role = Literal["source", "target"]
@@ -49,11 +51,12 @@ class Channel(NamedTuple):
 class Ends(NamedTuple):
     """One role's ends of all channels: Senders and Receivers.
 
-    lengths is None unless the objective is cmlm; hidden and gradient have one channel
-    for each length bucket.
+    lengths is None unless the objective is cmlm, and bottleneck unless there is one;
+    hidden and gradient have one channel for each length bucket.
     """
 
     buckets: Any
+    bottleneck: Any
     lengths: Any
     hidden: list[Any]
     gradient: list[Any]
@@ -68,20 +71,24 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
       examples: N, of the training set.
       width: D of PLM-S.
     """
-    forward = codecs.from_string(agreed.forward_codec)
-    backward = codecs.from_string(agreed.backward_codec)
+    forward, backward = crossing.forward(agreed), crossing.backward(agreed)
+    sent = agreed.sent_width(width)
     index = jax.ShapeDtypeStruct((examples,), jnp.uint8)
     lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
-    spec = evaluation_spec(agreed, width)
+    spec = evaluation_spec(agreed, sent)
     of_bucket = _in_range(0, len(agreed.length_buckets))
     level = codecs.Compression(zstd=1)
     rows = [Channel("buckets", "source", index, level, of_bucket)]
+    if agreed.rank:
+        start = jax.eval_shape(lambda: bottleneck.blank(width, agreed.rank))
+        plain = codecs.Compression()
+        rows += [Channel("bottleneck", "source", start, plain, _check_start)]
     if agreed.objective == "cmlm":
         past = agreed.length_buckets[-1] + 1
         pack = codecs.Compression(codecs.pack_ids(past))
         rows += [Channel("lengths", "target", lengths, pack, _in_range(1, past))]
     for length in agreed.length_buckets:
-        hidden = hidden_spec(agreed, length, width)
+        hidden = hidden_spec(agreed, length, sent)
         rows += [
             Channel(f"hidden[{length}]", "source", hidden, forward),
             Channel(f"gradient[{length}]", "target", hidden, backward),
@@ -95,6 +102,11 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
 
 def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
     return functools.partial(arrivals.check_range, low=low, high=high)
+
+
+def _check_start(start: codec_lib.Arrays) -> None:
+    for part in start:
+        arrivals.check_finite(part)
 
 
 def _check_evaluation(arrays: codec_lib.Arrays) -> None:
@@ -140,6 +152,7 @@ def open_ends(
 
     return Ends(
         ends["buckets"],
+        ends.get("bottleneck"),
         ends.get("lengths"),
         of_buckets("hidden"),
         of_buckets("gradient"),
@@ -158,24 +171,28 @@ def init_codecs(
       width: D of PLM-S.
     """
     return [
-        program.init_codecs(hidden_spec(agreed, length, width))
+        program.init_codecs(hidden_spec(agreed, length, agreed.sent_width(width)))
         for length in agreed.length_buckets
     ]
 
 
 def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
     """Tries the codecs on the last examples: some choose by the contents."""
+    width = agreed.sent_width(width)
     spec = hidden_spec(agreed, agreed.length_buckets[0], width)
     arrays = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
     arrays["index"] += np.arange(examples - len(arrays["index"]), examples, dtype="i4")
-    for name in ("forward_codec", "backward_codec"):
-        text = getattr(agreed, name)
-        made = selector.as_selector(codecs.from_string(text).codec)
+    for name, compression in (
+        ("forward_codec", crossing.forward(agreed)),
+        ("backward_codec", crossing.backward(agreed)),
+    ):
+        made = selector.as_selector(compression.codec)
         try:
             for codec in made.codecs:
                 codec_lib.payload_spec(codec, spec)
             made.choose(arrays, made.init(spec), agreed.steps)
         except ValueError as error:
+            text = getattr(agreed, name)
             raise errors.SettingsError(f"--{name}={text}: {error}") from None
 
 
@@ -187,7 +204,7 @@ def hidden_spec(
     Args:
       agreed: of the run.
       length: L, of the length bucket.
-      width: D of PLM-S.
+      width: of what crosses.
     """
     return _hidden_spec(agreed.batch_size // agreed.micro_batches, length, width)
 

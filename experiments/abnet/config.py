@@ -9,9 +9,7 @@ from absl import flags
 from experiments import configuration
 from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
-from nebula_jax.communication import codecs
 from nebula_jax.models import abnet
-from nebula_jax.runtime import devices
 
 # The text.
 flags.DEFINE_string(
@@ -151,6 +149,13 @@ flags.DEFINE_string(
     "identity",
     "Codec of the gradients in the hidden states, such as pack_tokens|int8(64).",
 )
+flags.DEFINE_list(
+    "bottleneck",
+    [],
+    "Columns that cross of a learned linear layer at the cut, in place of those of the"
+    " hidden states, such as 96. Several, such as 192,96,48, the most first: each step"
+    " trains another number of them, and the model then works with each.",
+)
 flags.DEFINE_integer(
     "replicas",
     1,
@@ -182,10 +187,6 @@ DEFAULTS = {
 }
 """Shared flags that have another default in this experiment."""
 
-MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
-NO_HUB = ("hub", "quorum", "grace")
-"""Flags of local steps that pairs have no use for."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed(configuration.Agreed, local_steps_config.Settings):
@@ -215,6 +216,8 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     """Codec of hidden states."""
     backward_codec: str
     """Codec of their gradients."""
+    bottleneck: tuple[int, ...]
+    """Ranks of a learned layer at the cut, the highest first; empty for none."""
     learning_rate: float
     """At its peak."""
     warmup_steps: int
@@ -229,6 +232,19 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     """Or candidate lengths; 4 in section 4.2."""
     iterations: int
     """Passes of mask-predict; 10 in ABNet's code."""
+
+    @property
+    def rank(self) -> int:
+        """The columns of the bottleneck, R; 0 without one."""
+        return self.bottleneck[0] if self.bottleneck else 0
+
+    def sent_width(self, width: int) -> int:
+        """Returns the width of what crosses: R, or that of PLM-S without a bottleneck.
+
+        Args:
+          width: D of PLM-S.
+        """
+        return self.rank or width
 
     def is_evaluated(self, step: int) -> bool:
         """Returns True if dev is translated after `step`."""
@@ -293,9 +309,12 @@ def from_flags() -> Run:
 def settings(agreed: Agreed) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against.
 
-    Of one pair it is what it was before there were several: its runs go on.
+    Of one pair, and without a bottleneck, it is what it was before there were these:
+    runs of then go on.
     """
     found = configuration.settings(agreed)
+    if not agreed.bottleneck:
+        del found["--bottleneck"]
     if agreed.replicas > 1:
         return found
     unused = {each.name for each in dataclasses.fields(local_steps_config.Settings)}
@@ -304,68 +323,6 @@ def settings(agreed: Agreed) -> dict[str, Any]:
         for name, value in found.items()
         if name.removeprefix("--") not in unused | {"replicas"}
     }
-
-
-def check(run: Run) -> None:
-    """Raises errors.NebulaError at what cannot work, before anything starts."""
-    agreed, local = run.agreed, run.local
-    languages(agreed.pair)
-    _check_buckets(agreed.length_buckets)
-    _check_replicas(agreed)
-    codecs.from_string(agreed.forward_codec)
-    codecs.from_string(agreed.backward_codec)
-    devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
-    if local.data:
-        if local.cluster.partition(":")[0] != "source" or local.side_dir:
-            raise errors.SettingsError(
-                f"--data={local.data} is for --cluster=source, in place of --side_dir"
-            )
-        if agreed.replicas > 1:  # they end later than a text may that is withdrawn
-            raise errors.SettingsError(
-                f"--data={local.data} is for one pair, not --replicas={agreed.replicas}"
-            )
-    elif local.cluster not in ("all", "whole"):
-        side_dir(local)
-    elif local.side_dir:
-        raise errors.SettingsError(
-            f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
-            " of --data_dir"
-        )
-
-
-def _check_replicas(agreed: Agreed) -> None:
-    """Raises errors.NebulaError if the flags of local steps do not go together."""
-    for name in NO_HUB:
-        if value := getattr(agreed, name):
-            raise errors.SettingsError(
-                f"--{name}={value} is not for train_abnet: the clusters of a side all"
-                " meet each other, and wait for all"
-            )
-    if agreed.replicas == 1:
-        return
-    if agreed.sync == "allreduce":
-        raise errors.SettingsError(
-            f"--sync=allreduce is not for --replicas={agreed.replicas}: give"
-            " --sync=streaming or --sync=sparse"
-        )
-    if agreed.delta_weights != "equal":
-        raise errors.SettingsError(
-            f"--delta_weights={agreed.delta_weights} is not for train_abnet: the loss"
-            " of each pair is divided by the tokens of all, so its weight is in it"
-        )
-    local_steps_config.check(agreed, list(map(str, range(agreed.replicas))))
-
-
-def _check_buckets(buckets: tuple[int, ...]) -> None:
-    text = ",".join(map(str, buckets))
-    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 4:
-        raise errors.SettingsError(
-            f"--length_buckets={text}: must ascend, from 4 or more"
-        )
-    if len(buckets) > MOST_BUCKETS:
-        raise errors.SettingsError(
-            f"--length_buckets={text}: at most {MOST_BUCKETS} numbers"
-        )
 
 
 def languages(pair: str) -> tuple[str, str]:

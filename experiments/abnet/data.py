@@ -47,6 +47,11 @@ class Text(NamedTuple):
         """The training sentences."""
         return self.rows["train"]
 
+    @property
+    def is_served(self) -> bool:
+        """True if the training sentences come from elsewhere, as they are due."""
+        return isinstance(self.train, remote_side.RemoteExamples)
+
     def begin(self, order: length_buckets.Schedule, start: int, last: int) -> None:
         """Begins to read the steps after `start`, if the text is served elsewhere.
 

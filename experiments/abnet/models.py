@@ -13,14 +13,14 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.abnet import config
+from experiments.abnet import config, crossing
 from nebula_jax import errors, files
-from nebula_jax.communication import codecs
 from nebula_jax.data import tokenizers
 from nebula_jax.models import (
     abnet,
     abnet_params,
     activations,
+    bottleneck,
     mixed_precision,
     pretrained,
     transformer,
@@ -137,8 +137,8 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     mesh = _mesh(run)
     front = cut.front(
         activations.on(mesh, functools.partial(abnet_training.front_half, task)),
-        codecs.from_string(agreed.forward_codec).codec,
-        codecs.from_string(agreed.backward_codec).codec,
+        crossing.forward(agreed).codec,
+        crossing.backward(agreed).codec,
         is_trained=is_trained,
         has_loss=True,
     )
@@ -169,8 +169,8 @@ def target_half(
     mesh = _mesh(run)
     back = cut.back(
         activations.on(mesh, functools.partial(abnet_training.back_half, task)),
-        codecs.from_string(agreed.forward_codec).codec,
-        codecs.from_string(agreed.backward_codec).codec,
+        crossing.forward(agreed).codec,
+        crossing.backward(agreed).codec,
         is_trained=is_trained,
         sharding=mesh_lib.batch_sharding(mesh),
     )
@@ -194,16 +194,61 @@ def _half(
 ) -> Half:
     optimizer = make_optimizer(run.agreed)
     trained, frozen = partition.split(params, is_trained)
-    key = jax.random.fold_in(jax.random.key(run.agreed.seed), STATE_RNG + side)
-    fresh = mesh_lib.sharded_init_from_arrays(
-        mesh, functools.partial(train_state.create, trained, optimizer, key)
-    )
+    fresh = _fresh(run, side, mesh, trained)
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
         *(mesh, rules.RULES, fresh.shapes),
         inputs=(None, None),  # gradients come as the half's program leaves them
     )
     return Half(task, mesh, fresh, place_frozen(mesh, frozen, plm), half, apply, rng)
+
+
+def _fresh(
+    run: config.Run, side: int, mesh: Mesh, trained: Any
+) -> mesh_lib.ShardedInit:
+    """Plans the state of a side at step 0."""
+    key = jax.random.fold_in(jax.random.key(run.agreed.seed), STATE_RNG + side)
+    create = functools.partial(
+        train_state.create, trained, make_optimizer(run.agreed), key
+    )
+    return mesh_lib.sharded_init_from_arrays(mesh, create)
+
+
+def narrowed_source(
+    run: config.Run, plm: Plm, half: Half, beginning: bottleneck.Start
+) -> Half:
+    """Returns the source's half with the beginning of its bottleneck.
+
+    Args:
+      run: of this process.
+      plm: PLM-S.
+      half: from `source_half`.
+      beginning: see `experiments.abnet.bottleneck`.
+    """
+    params = source_params(run.agreed, half.task.config, plm.model, beginning)
+    trained, _ = partition.split(params, is_trained_source(run.local))
+    return half._replace(fresh=_fresh(run, SOURCE, half.mesh, trained))
+
+
+def narrowed_target(
+    run: config.Run,
+    plm: Plm,
+    half: Half,
+    is_trained: partition.IsTrained,
+    beginning: bottleneck.Start,
+) -> Half:
+    """Returns the target's half with the beginning of what reads the bottleneck.
+
+    Args:
+      run: of this process.
+      plm: PLM-T.
+      half: from `target_half`.
+      is_trained: as of `target_half`.
+      beginning: see `experiments.abnet.bottleneck`.
+    """
+    params = target_params(run.agreed, half.task.config, plm.model, beginning)
+    trained, _ = partition.split(params, is_trained)
+    return half._replace(fresh=_fresh(run, TARGET, half.mesh, trained))
 
 
 def _mesh(run: config.Run) -> Mesh:
@@ -231,12 +276,18 @@ def model(
       target: shape of PLM-T.
 
     Raises:
-      errors.SettingsError: if the cross attention's heads do not divide its width.
+      errors.SettingsError: if the cross attention's heads do not divide its width, or
+        a bottleneck is wider than what it narrows.
     """
     if target.width % agreed.cross_attention_heads:
         raise errors.SettingsError(
             f"--cross_attention_heads={agreed.cross_attention_heads} does not divide"
             f" the target model's width, {target.width}"
+        )
+    if agreed.rank > source.width:
+        raise errors.SettingsError(
+            f"--bottleneck={agreed.rank}: more than the source model's width,"
+            f" {source.width}"
         )
     return abnet.Config(
         source=source,
@@ -247,6 +298,7 @@ def model(
         heads=agreed.cross_attention_heads,
         dropout=agreed.adapter_dropout,
         max_target_length=agreed.length_buckets[-1],
+        bottleneck=agreed.rank,
     )
 
 
@@ -281,17 +333,38 @@ def make_optimizer(agreed: config.Agreed) -> optax.GradientTransformation:
 
 
 def source_params(
-    agreed: config.Agreed, translator: abnet.Config, plm: pretrained.Pretrained
+    agreed: config.Agreed,
+    translator: abnet.Config,
+    plm: pretrained.Pretrained,
+    beginning: bottleneck.Start | None = None,
 ) -> Any:
-    """Returns all parameters of the source side at step 0."""
-    return _params(agreed, translator, plm, abnet_params.init_source, SOURCE)
+    """Returns all parameters of the source side at step 0.
+
+    Args:
+      agreed: of the run.
+      translator: its shape.
+      plm: PLM-S.
+      beginning: of the bottleneck, if there is one; None: zeros.
+    """
+    params = _params(agreed, translator, plm, abnet_params.init_source, SOURCE)
+    if not translator.bottleneck:
+        return params
+    blank = bottleneck.blank(translator.source.width, translator.bottleneck)
+    return abnet_params.narrowed_source(params, beginning or blank)
 
 
 def target_params(
-    agreed: config.Agreed, translator: abnet.Config, plm: pretrained.Pretrained
+    agreed: config.Agreed,
+    translator: abnet.Config,
+    plm: pretrained.Pretrained,
+    beginning: bottleneck.Start | None = None,
 ) -> Any:
-    """Returns all parameters of the target side at step 0."""
-    return _params(agreed, translator, plm, abnet_params.init_target, TARGET)
+    """Returns all parameters of the target side at step 0; see `source_params`."""
+    params = _params(agreed, translator, plm, abnet_params.init_target, TARGET)
+    if not translator.bottleneck:
+        return params
+    blank = bottleneck.blank(translator.source.width, translator.bottleneck)
+    return abnet_params.narrowed_target(params, beginning or blank)
 
 
 def _params(
@@ -301,9 +374,11 @@ def _params(
     init: Callable[[abnet.Config, jax.Array], Any],
     side: int,
 ) -> Any:
+    """Returns the parameters of a side without a bottleneck."""
+    wide = dataclasses.replace(translator, bottleneck=0)
     rng = jax.random.fold_in(jax.random.key(agreed.seed), side)
-    new = jax.jit(functools.partial(init, translator))(rng)
-    return abnet_params.with_pretrained(translator, new, plm.params)
+    new = jax.jit(functools.partial(init, wide))(rng)
+    return abnet_params.with_pretrained(wide, new, plm.params)
 
 
 def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:

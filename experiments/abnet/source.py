@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.abnet import (
     batches,
+    bottleneck,
     channels,
     config,
     data,
@@ -66,6 +67,10 @@ def train(run: config.Run) -> int:
         member = replicas.member(agreed, local.cluster, half)
         rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
         start = met.start()
+        if agreed.rank and start == 0:
+            beginning = bottleneck.of_text(run, plm, text, half.task.config.target)
+            beginning = bottleneck.send(ends.bottleneck, beginning)
+            half = models.narrowed_source(run, plm, half, beginning)
         new_codecs = channels.init_codecs(agreed, half.program, width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         fresh = replicas.planned(fresh, half.mesh, member)

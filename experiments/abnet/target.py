@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.abnet import (
     batches,
+    bottleneck,
     channels,
     config,
     data,
@@ -68,12 +69,16 @@ def train(run: config.Run) -> int:
         link = met.link
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         source = hello.peer_model(link.peer)
-        half = models.target_half(run, plm, source, target_model.is_trained(local))
+        is_trained = target_model.is_trained(local)
+        half = models.target_half(run, plm, source, is_trained)
         decode = evaluation.decoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
         member = replicas.member(agreed, local.cluster, half)
         rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
         start = met.start()
+        if agreed.rank and start == 0:
+            beginning = bottleneck.receive(ends.bottleneck)
+            half = models.narrowed_target(run, plm, half, is_trained, beginning)
         new_codecs = channels.init_codecs(agreed, half.program, source.width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         fresh = replicas.planned(fresh, half.mesh, member)

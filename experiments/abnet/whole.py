@@ -15,6 +15,7 @@ import jax
 
 from experiments.abnet import (
     batches,
+    bottleneck,
     channels,
     config,
     data,
@@ -81,10 +82,17 @@ def load(run: config.Run, folders: Folders) -> Both:
         for folder, plm, is_source in zip(folders, plms, (True, False), strict=True)
     )
     source, target = (plm.model.config for plm in plms)
+    is_trained = target_model.is_trained(run.local)
     halves = (
         models.source_half(run, plms[0], target),
-        models.target_half(run, plms[1], source, target_model.is_trained(run.local)),
+        models.target_half(run, plms[1], source, is_trained),
     )
+    if run.agreed.rank:
+        beginning = bottleneck.of_text(run, plms[0], texts[0], target)
+        halves = (
+            models.narrowed_source(run, plms[0], halves[0], beginning),
+            models.narrowed_target(run, plms[1], halves[1], is_trained, beginning),
+        )
     buckets = batches.row_buckets(run.agreed, texts[0])
     return Both(plms, texts, halves, batches.Schedule(run.agreed, buckets))
 
@@ -189,9 +197,10 @@ def _fresh(agreed: config.Agreed, both: Both) -> mesh_lib.ShardedInit:
 
 
 def is_uncut(agreed: config.Agreed) -> bool:
-    """Returns True if no codec lies between the halves."""
+    """Returns True if no codec lies between the halves, and all columns cross."""
     codecs = (agreed.forward_codec, agreed.backward_codec)
-    return all(codec in ("", "identity") for codec in codecs)
+    are_plain = all(codec in ("", "identity") for codec in codecs)
+    return are_plain and len(agreed.bottleneck) < 2
 
 
 def uncut(agreed: config.Agreed, both: Both) -> StepFn:

@@ -8,7 +8,7 @@ number. The number crosses the line in the frame's header.
 All codecs of a Selector share one spec and one state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -98,6 +98,50 @@ def map_options(
     return codec._replace(
         codecs=tuple(map(wrap, codec.codecs)),
         choose=lambda arrays, state, step: codec.choose(arrays, inner(state), step),
+    )
+
+
+def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> Selector:
+    """Uses one of several codecs in each step, each with a state of its own.
+
+    Args:
+      codecs: of the same arrays.
+      which: step, counted from 1 -> number of the codec of that step.
+    """
+    parts = list(map(as_selector, codecs))
+    firsts = [sum(len(each.codecs) for each in parts[:n]) for n in range(len(parts))]
+
+    def init(spec: codec_lib.Spec) -> codec_lib.State:
+        return tuple(each.init(spec) for each in parts)
+
+    def wrap(number: int, codec: codec_lib.Codec) -> codec_lib.Codec:
+        def encode(
+            arrays: codec_lib.Arrays, states: codec_lib.State
+        ) -> tuple[codec_lib.Payload, codec_lib.State]:
+            payload, state = codec.encode(arrays, states[number])
+            return payload, _replace(states, number, state)
+
+        def decode(
+            payload: codec_lib.Payload, states: codec_lib.State
+        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
+            arrays, state = codec.decode(payload, states[number])
+            return arrays, _replace(states, number, state)
+
+        return codec_lib.Codec(init, encode, decode)
+
+    def choose(arrays: codec_lib.Arrays, states: codec_lib.State, step: int) -> int:
+        number = which(step)
+        return firsts[number] + parts[number].choose(arrays, states[number], step)
+
+    return Selector(
+        tuple(
+            wrap(number, codec)
+            for number, each in enumerate(parts)
+            for codec in each.codecs
+        ),
+        choose,
+        ends_chain=any(each.ends_chain for each in parts),
+        name=f"by_step({', '.join(each.name for each in parts)})",
     )
 
 

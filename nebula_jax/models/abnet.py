@@ -50,6 +50,8 @@ class Config:
     """Scale of the adapters' initial output; see `adapters`. ABNet's code: 1."""
     max_target_length: int = 64
     """Longest target row, [CLS] and [SEP] included, section 4.2."""
+    bottleneck: int = 0
+    """Columns that S sends, R; 0: H^E itself. Ours, not the paper's."""
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -58,12 +60,23 @@ class Config:
             raise ValueError(
                 f"{self.heads} heads do not divide the target width {self.target.width}"
             )
+        if not 0 <= self.bottleneck <= self.source.width:
+            raise ValueError(
+                f"bottleneck {self.bottleneck}: more than PLM-S's width,"
+                f" {self.source.width}"
+            )
+
+    @property
+    def sent_width(self) -> int:
+        """The width of what S sends: D of PLM-S, or R."""
+        return self.bottleneck or self.source.width
 
 
 class Encoded(NamedTuple):
     """The output of S for a batch of sentences.
 
-    hidden: [B, L, D of PLM-S] float32, H^E of eq. 12 and 13.
+    hidden: [B, L, D of PLM-S] float32, H^E of eq. 12 and 13; with a bottleneck
+      [B, L, R], what it makes of H^E.
     length_logits: [B, T] float32, T = max_target_length + 1, for the number of tokens
       in the target row; -inf for 0. None with the objective `ar`.
     """
@@ -93,6 +106,8 @@ class Source(nn.Module):
                 transformer.INITIALIZER,
                 (config.max_target_length + 1, config.source.width),
             )
+        if config.bottleneck:
+            self.bottleneck = transformer.dense(config.bottleneck, config.source, None)
 
     def __call__(
         self,
@@ -129,11 +144,14 @@ class Source(nn.Module):
             lambda layer, hidden: self.adapters[layer](hidden),
         )
         if not named:
-            return Encoded(hidden, None)
+            return Encoded(self._narrowed(hidden), None)
         logits = transformer.einsum(
             "bd,td->bt", hidden[:, 0], self.length_table, self.config.source
         )
-        return Encoded(hidden[:, 1:], logits.at[:, 0].set(-jnp.inf))
+        return Encoded(self._narrowed(hidden[:, 1:]), logits.at[:, 0].set(-jnp.inf))
+
+    def _narrowed(self, hidden: jax.Array) -> jax.Array:
+        return self.bottleneck(hidden) if self.config.bottleneck else hidden
 
 
 class Target(nn.Module):
@@ -174,7 +192,7 @@ class Target(nn.Module):
         Args:
           input_ids: [B, Q] int32.
           attention_mask: [B, Q] bool, false at padding.
-          source_hidden: [B, L, D of PLM-S] float32.
+          source_hidden: [B, L, D of PLM-S or R] float32, as S sends it.
           source_mask: [B, L] bool, false at padding.
           positions: [P] int32, places b Q + q in the batch laid out in one row; B Q in
             empty slots, whose logits are arbitrary. None: everywhere.
@@ -195,7 +213,7 @@ class Target(nn.Module):
         return self.logits(mask_slots.gather_positions(hidden, positions))
 
     def read(self, source_hidden: jax.Array) -> Memory:
-        """Projects H^E [B, L, D of PLM-S] to the keys and values of every adapter."""
+        """Projects what S sends to the keys and values of every adapter."""
         return tuple(adapter.read(source_hidden) for adapter in self.adapters)
 
     def hidden(

@@ -8,7 +8,13 @@ import re
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.models import abnet, adapters, param_shapes, transformer
+from nebula_jax.models import (
+    abnet,
+    adapters,
+    bottleneck,
+    param_shapes,
+    transformer,
+)
 
 RANDOM_PIECES = (8, 16)  # B and L: enough for a mean over pieces and units
 
@@ -22,7 +28,7 @@ def init_source(config: abnet.Config, rng: jax.Array) -> abnet.Params:
 def init_target(config: abnet.Config, rng: jax.Array) -> abnet.Params:
     """Draws the parameters of a Target."""
     ids = jnp.zeros((1, 1), jnp.int32)
-    hidden = jnp.zeros((1, 1, config.source.width))
+    hidden = jnp.zeros((1, 1, config.sent_width))
     return abnet.Target(config).init(rng, ids, ids == 0, hidden, ids == 0)["params"]
 
 
@@ -63,6 +69,30 @@ def with_pretrained(
     return new
 
 
+def narrowed_source(params: abnet.Params, beginning: bottleneck.Start) -> abnet.Params:
+    """Returns parameters of a Source with a bottleneck, from those of one without."""
+    return params | {"bottleneck": bottleneck.narrowing(beginning)}
+
+
+def narrowed_target(params: abnet.Params, beginning: bottleneck.Start) -> abnet.Params:
+    """Returns parameters of a Target that reads a bottleneck, from those of one of H^E.
+
+    At rank D of PLM-S it computes the same; below, the same of the approximation.
+    """
+
+    def of_adapter(adapter: abnet.Params) -> abnet.Params:
+        readers = {
+            name: bottleneck.read_through(adapter[name], beginning)
+            for name in ("key", "value")
+        }
+        return adapter | readers
+
+    return {
+        name: of_adapter(value) if name.startswith("adapters_") else value
+        for name, value in params.items()
+    }
+
+
 def _layers_of_random_pieces(
     config: transformer.Config, pretrained: abnet.Params
 ) -> list[jax.Array]:
@@ -92,12 +122,15 @@ def _layers_of_random_pieces(
 
 
 def is_trained(path: str, mlm_head: bool = False) -> bool:
-    """Returns True if ABNet trains a parameter: adapters and the length table only.
+    """Returns True if ABNet trains a parameter: those that no pretrained model has.
+
+    These are the adapters, the length table and a bottleneck.
 
     Args:
       path: of a Source's or Target's parameter, as in `adapters_0/down/kernel`.
       mlm_head: train the MLM head as well, where the checkpoint had none. (The table
         that it is tied to stays frozen.)
     """
-    trained = r"adapters_\d+/|length_table$" + (r"|mlm_head/" if mlm_head else "")
+    trained = r"adapters_\d+/|length_table$|bottleneck/"
+    trained += r"|mlm_head/" if mlm_head else ""
     return re.match(trained, path) is not None

@@ -35,6 +35,8 @@ the new one). Whoever trains holds it beside the codecs' states, in WithAux:
 
     front_half = cut.front(front, forward_codec, backward_codec, has_aux=True)
     states = cut.WithAux(front_half.init_codecs(spec), stats)
+
+`bottleneck` is a learned pair around the line, for h of which fewer columns cross.
 """
 
 import functools
@@ -47,6 +49,7 @@ import jax.numpy as jnp
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
+from nebula_jax.models import bottleneck as bottlenecks
 from nebula_jax.training import partition, residuals
 
 Params = partition.Params
@@ -78,6 +81,8 @@ class WithAux(NamedTuple):
 
 
 States = CodecStates | WithAux
+
+bottleneck = bottlenecks.pair
 
 
 class Front(NamedTuple):

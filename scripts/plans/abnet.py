@@ -176,7 +176,7 @@ def traced(
     state = jax.eval_shape(
         lambda: train_state.create(_zeros(trained), optimizer, jax.random.key(0))
     )
-    length, width = agreed.length_buckets[-1], config.source.width
+    length, width = agreed.length_buckets[-1], config.sent_width
 
     def batch(number: int) -> Any:
         ids = jax.ShapeDtypeStruct((number, length), jnp.int32)
@@ -288,7 +288,7 @@ def bytes_each_way(
     """
     agreed = settings.run.agreed
     length = agreed.length_buckets[-1]
-    width = translator(settings)[0].source.width
+    width = translator(settings)[0].sent_width
     arrays = {
         name: np.zeros(leaf.shape, leaf.dtype)
         for name, leaf in spec(

@@ -5,11 +5,13 @@ run has ended. The same command goes on with the runs that are missing, and with
 that it was stopped in.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -204,7 +206,11 @@ def start(run: Run, workdir: pathlib.Path) -> None:
     ]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent.resolve() / "compiled")}
     log = workdir / "log.txt"
-    with log.open("w") as stream:
+    # An exception in `subprocess.run` ends the run; as it is, SIGTERM would leave it.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with contextlib.ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, before)
+        stream = stack.enter_context(log.open("w"))
         status = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.models import abnet, abnet_params, adapters, electra, heads, transformer
+from nebula_jax.models import (
+    abnet,
+    abnet_params,
+    adapters,
+    bottleneck,
+    electra,
+    heads,
+    transformer,
+)
 from nebula_jax.training import partition
 
 SOURCE = transformer.Config(
@@ -356,3 +364,66 @@ def _paths(tree):
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
+
+
+NARROW = dataclasses.replace(CMLM, bottleneck=5)
+
+
+@functools.cache
+def beginning(rank):
+    params = init_source(CMLM, jax.random.key(0))
+    hidden = encode(CMLM, params, X, X_MASK).hidden
+    return bottleneck.start(bottleneck.moments(hidden, X_MASK), rank)
+
+
+def approximated(hidden, start):
+    return (hidden - start.mean) @ start.down @ start.up + start.mean
+
+
+@pytest.mark.parametrize("rank", [5, 24])
+def test_a_bottleneck_begins_as_the_translator_with_the_approximation(
+    source_params, target_params, rank
+):
+    """At the rank of PLM-S's width it changes nothing."""
+    config, start = dataclasses.replace(CMLM, bottleneck=rank), beginning(rank)
+    hidden = np.asarray(encode(CMLM, source_params, X, X_MASK).hidden)
+    want = everywhere(
+        CMLM, target_params, Y, Y_MASK, approximated(hidden, start), X_MASK
+    )
+    if rank == 24:
+        whole = everywhere(CMLM, target_params, Y, Y_MASK, hidden, X_MASK)
+        np.testing.assert_allclose(want, whole, atol=1e-4)
+    narrow = abnet_params.narrowed_source(source_params, start)
+    sent = encode(config, narrow, X, X_MASK)
+    assert sent.hidden.shape == (2, 7, rank)
+    np.testing.assert_array_equal(
+        sent.length_logits, encode(CMLM, source_params, X, X_MASK).length_logits
+    )
+    readers = abnet_params.narrowed_target(target_params, start)
+    got = everywhere(config, readers, Y, Y_MASK, sent.hidden, X_MASK)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_parameters_of_a_bottleneck_have_the_shapes_of_its_model(
+    source_params, target_params
+):
+    for init, params in (
+        (init_source, abnet_params.narrowed_source(source_params, beginning(5))),
+        (init_target, abnet_params.narrowed_target(target_params, beginning(5))),
+    ):
+        wanted = jax.eval_shape(lambda init=init: init(NARROW, jax.random.key(0)))
+        shapes = jax.tree.map(lambda leaf: leaf.shape, params)
+        assert shapes == jax.tree.map(lambda leaf: leaf.shape, wanted)
+        trained, _ = partition.split(params, abnet_params.is_trained)
+        assert set(trained) <= {
+            "adapters_0",
+            "adapters_1",
+            "length_table",
+            "bottleneck",
+        }
+    assert "bottleneck" in abnet_params.narrowed_source(source_params, beginning(5))
+
+
+def test_a_bottleneck_wider_than_the_model_is_refused():
+    with pytest.raises(ValueError, match="bottleneck 25: more than PLM-S's width, 24"):
+        dataclasses.replace(CMLM, bottleneck=25)

@@ -209,7 +209,7 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
     others |= {"backward_codec": "int8(64)"}
     others |= {"sync": "sparse", "delta_codec": "zstd", "hub": "target"}
     others |= {"delta_weights": "tokens", "sparse_average": "senders"}
-    others |= {"unsent": "parameters"}
+    others |= {"unsent": "parameters", "bottleneck": (8,)}
     run = configured()
     before = getattr(run.agreed, name)
 

@@ -14,6 +14,7 @@ import tiny_translations
 
 from experiments import translate as translate_command
 from experiments.abnet import (
+    checks,
     config,
     data,
     hello,
@@ -81,7 +82,7 @@ def trained_here(runs, monkeypatch):
         run = tiny_translations.run(
             **runs.flags() | flags, workdir=workdir, cluster="whole"
         )
-        config.check(run)
+        checks.check(run)
         folders = data.split(run)
         target_model.prepare(run, folders[1])
         loop = several if run.agreed.replicas > 1 else whole
@@ -158,7 +159,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, words):
     flags = {"replicas": 2, "workdir": "w", "cluster": "whole"} | flags
     run = tiny_translations.run(**tiny_translations.TINY | flags)
     with pytest.raises(errors.SettingsError) as refused:
-        config.check(run)
+        checks.check(run)
     assert words in str(refused.value)
 
 

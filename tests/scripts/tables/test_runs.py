@@ -1,4 +1,10 @@
 import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -50,3 +56,29 @@ def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tm
             path.write_text(json.dumps(about))
         assert runs().result(other if is_other else one)["summary"]["seconds"] == 1.0
         assert seen[-1][1] == []
+
+
+def test_a_table_that_is_ended_leaves_no_run_behind(tmp_path):
+    (tmp_path / "sleeper.py").write_text(
+        "import os, pathlib, time\n"
+        f"with pathlib.Path({str(tmp_path)!r}, 'new').open('w') as file:\n"
+        "    file.write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\n"
+        "time.sleep(300)\n"
+    )
+    table = (
+        "import pathlib, sys\n"
+        "from scripts.tables import runs\n"
+        "runs.start(runs.Run('a', 'sleeper', ()), pathlib.Path(sys.argv[1]))\n"
+    )
+    root = pathlib.Path(table_runs.__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, "-c", table, str(tmp_path)]
+    with subprocess.Popen(command, env=environment) as process:
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,0 +1,87 @@
+"""Checks of the settings of an ABNet run, before anything starts."""
+
+from experiments.abnet import config, crossing
+from experiments.local_steps import config as local_steps_config
+from nebula_jax import errors
+from nebula_jax.runtime import devices
+
+MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
+NO_HUB = ("hub", "quorum", "grace")
+"""Flags of local steps that pairs have no use for."""
+
+
+def check(run: config.Run) -> None:
+    """Raises errors.NebulaError at what cannot work, before anything starts."""
+    agreed, local = run.agreed, run.local
+    config.languages(agreed.pair)
+    _check_buckets(agreed.length_buckets)
+    _check_replicas(agreed)
+    _check_bottleneck(agreed)
+    crossing.forward(agreed)
+    crossing.backward(agreed)
+    devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
+    if local.data:
+        if local.cluster.partition(":")[0] != "source" or local.side_dir:
+            raise errors.SettingsError(
+                f"--data={local.data} is for --cluster=source, in place of --side_dir"
+            )
+        if agreed.replicas > 1:  # they end later than a text may that is withdrawn
+            raise errors.SettingsError(
+                f"--data={local.data} is for one pair, not --replicas={agreed.replicas}"
+            )
+    elif local.cluster not in ("all", "whole"):
+        config.side_dir(local)
+    elif local.side_dir:
+        raise errors.SettingsError(
+            f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
+            " of --data_dir"
+        )
+
+
+def _check_replicas(agreed: config.Agreed) -> None:
+    """Raises errors.NebulaError if the flags of local steps do not go together."""
+    for name in NO_HUB:
+        if value := getattr(agreed, name):
+            raise errors.SettingsError(
+                f"--{name}={value} is not for train_abnet: the clusters of a side all"
+                " meet each other, and wait for all"
+            )
+    if agreed.replicas == 1:
+        return
+    if agreed.sync == "allreduce":
+        raise errors.SettingsError(
+            f"--sync=allreduce is not for --replicas={agreed.replicas}: give"
+            " --sync=streaming or --sync=sparse"
+        )
+    if agreed.delta_weights != "equal":
+        raise errors.SettingsError(
+            f"--delta_weights={agreed.delta_weights} is not for train_abnet: the loss"
+            " of each pair is divided by the tokens of all, so its weight is in it"
+        )
+    local_steps_config.check(agreed, list(map(str, range(agreed.replicas))))
+
+
+def _check_buckets(buckets: tuple[int, ...]) -> None:
+    text = ",".join(map(str, buckets))
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 4:
+        raise errors.SettingsError(
+            f"--length_buckets={text}: must ascend, from 4 or more"
+        )
+    if len(buckets) > MOST_BUCKETS:
+        raise errors.SettingsError(
+            f"--length_buckets={text}: at most {MOST_BUCKETS} numbers"
+        )
+
+
+def _check_bottleneck(agreed: config.Agreed) -> None:
+    """Raises errors.SettingsError at ranks that do not descend."""
+    ranks = agreed.bottleneck
+    text = ",".join(map(str, ranks))
+    if list(ranks) != sorted(set(ranks), reverse=True) or (ranks and ranks[-1] < 1):
+        raise errors.SettingsError(
+            f"--bottleneck={text}: must descend, down to 1 or more"
+        )
+    if ranks and agreed.replicas > 1:
+        raise errors.SettingsError(
+            f"--bottleneck={text} is for one pair, not --replicas={agreed.replicas}"
+        )

@@ -1,0 +1,213 @@
+"""A learned narrow layer at the cut: fewer columns cross, forward and back.
+
+    z = (h - m) A        the front sends R columns of D
+    h' = z B + m         the back makes D of them again
+
+At the start A has the first right-singular vectors of activations less their mean m,
+so h' is the best approximation of them of rank R, and with R = D it is h. Both matrices
+are then trained like any other. The columns are in the order of singular values: the
+first r of them are a bottleneck of rank r.
+
+A back whose readers of h are all linear needs no B: W and b of a reader become B W and
+b + m W, and the gradient that goes back is as narrow as z (`read_through`).
+
+N tokens, D width, R rank.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+POWER = 0.25
+"""Columns of z are divided by their second moment to this power, and rows of B
+multiplied: 0 leaves z as the singular vectors make it, 1/2 makes all columns alike.
+Between them, since Adam and a quantizer treat columns alike, but noise is in the last
+ones. Measured: `experiments/README.md`, the bottleneck."""
+
+
+class Moments(NamedTuple):
+    """The sums over tokens that a bottleneck begins with.
+
+    tokens: [] float32, how many.
+    total: [D] float32, of activations.
+    products: [D, D] float32, of their products.
+    """
+
+    tokens: jax.Array
+    total: jax.Array
+    products: jax.Array
+
+
+class Start(NamedTuple):
+    """A bottleneck before its first step.
+
+    down: [D, R] float32, A.
+    up: [R, D] float32, B.
+    mean: [D] float32, m.
+    """
+
+    down: np.ndarray
+    up: np.ndarray
+    mean: np.ndarray
+
+
+def moments(hidden: jax.Array, mask: jax.Array) -> Moments:
+    """Sums over the tokens of a batch; add those of several with `jax.tree.map`.
+
+    Args:
+      hidden: [..., D] float32.
+      mask: [...] bool, false at padding.
+    """
+    rows = jnp.where(mask[..., None], hidden, 0.0).reshape(-1, hidden.shape[-1])
+    return Moments(
+        jnp.sum(mask, dtype=jnp.float32),
+        jnp.sum(rows, axis=0),
+        jnp.matmul(rows.T, rows, precision=jax.lax.Precision.HIGHEST),
+    )
+
+
+def start(found: Moments, rank: int, power: float = POWER) -> Start:
+    """Returns the best bottleneck of a rank for activations with these moments.
+
+    Args:
+      found: of tokens of the run's own text.
+      rank: R, 1 to D.
+      power: of the columns' second moments; see POWER.
+
+    Raises:
+      ValueError: if R is out of its range, there is no token, or a sum is not finite.
+    """
+    count, total, products = (np.asarray(part, np.float64) for part in found)
+    width = len(total)
+    if not 1 <= rank <= width:
+        raise ValueError(f"rank must be 1 to {width}, not {rank}")
+    if count < 1 or not np.isfinite(products).all():
+        raise ValueError("a bottleneck needs tokens with finite activations to begin")
+    mean = total / count
+    values, vectors = np.linalg.eigh(products / count - np.outer(mean, mean))
+    order = np.argsort(-values, kind="stable")[:rank]
+    values, vectors = values[order], vectors[:, order]
+    # Directions in which tokens hardly differ are not blown up without end.
+    scale = np.maximum(values, 1e-6 * max(values[0], 1e-30)) ** power
+    return Start(
+        (vectors / scale).astype(np.float32),
+        (vectors * scale).T.astype(np.float32),
+        mean.astype(np.float32),
+    )
+
+
+def blank(width: int, rank: int) -> Start:
+    """Returns zeros of a start's shapes, in the place of what a checkpoint brings."""
+    return Start(
+        np.zeros((width, rank), np.float32),
+        np.zeros((rank, width), np.float32),
+        np.zeros(width, np.float32),
+    )
+
+
+def narrowing(beginning: Start) -> dict[str, np.ndarray]:
+    """Returns the parameters of the front's linear layer, `kernel` and `bias`."""
+    down = beginning.down
+    return {"kernel": down, "bias": -(beginning.mean @ down)}
+
+
+def widening(beginning: Start) -> dict[str, np.ndarray]:
+    """Returns the parameters of the back's linear layer, `kernel` and `bias`."""
+    return {"kernel": beginning.up, "bias": beginning.mean}
+
+
+def read_through(
+    reader: dict[str, jax.Array], beginning: Start
+) -> dict[str, jax.Array]:
+    """Returns a linear reader of h as a reader of z.
+
+    Args:
+      reader: `kernel` [D, ...] and `bias` [...].
+      beginning: of the bottleneck.
+
+    Returns:
+      `kernel` [R, ...] and `bias` [...].
+    """
+    kernel = reader["kernel"]
+    highest = jax.lax.Precision.HIGHEST
+    return {
+        "kernel": jnp.tensordot(beginning.up, kernel, 1, precision=highest),
+        "bias": reader["bias"]
+        + jnp.tensordot(beginning.mean, kernel, 1, precision=highest),
+    }
+
+
+class Pair(NamedTuple):
+    """A bottleneck around the line for any cut; see `cut.bottleneck`."""
+
+    width: int
+    rank: int
+
+    def init(self, key: jax.Array) -> tuple[dict[str, jax.Array], ...]:
+        """Draws the parameters of both ends where no activations are at hand.
+
+        Returns:
+          Those of `narrow`, for the front, and of `widen`, for the back: an orthonormal
+          projection, and the way back.
+        """
+        square = jax.random.normal(key, (self.width, self.rank))
+        down, _ = jnp.linalg.qr(square)
+        return (
+            {"kernel": down, "bias": jnp.zeros(self.rank)},
+            {"kernel": down.T, "bias": jnp.zeros(self.width)},
+        )
+
+    def fit(self, hidden: jax.Array) -> tuple[dict[str, np.ndarray], ...]:
+        """Returns the best parameters for these activations; see `init`.
+
+        Args:
+          hidden: [..., D] float32, of more than a few examples.
+
+        Raises:
+          ValueError: if they are of another width, or not finite.
+        """
+        if hidden.shape[-1] != self.width:
+            raise ValueError(f"width {hidden.shape[-1]}, not {self.width}")
+        everywhere = jnp.ones(hidden.shape[:-1], bool)
+        beginning = start(moments(hidden, everywhere), self.rank)
+        return narrowing(beginning), widening(beginning)
+
+    def narrow(self, params: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
+        """Computes z: [..., D] float32 -> [..., R] float32, which the front sends."""
+        return _linear(params, hidden)
+
+    def widen(self, params: dict[str, jax.Array], sent: jax.Array) -> jax.Array:
+        """Computes h': [..., R] float32 -> [..., D] float32, which the back reads."""
+        return _linear(params, sent)
+
+
+def _linear(params: dict[str, jax.Array], values: jax.Array) -> jax.Array:
+    product = values @ params["kernel"]
+    return product + jnp.broadcast_to(params["bias"], product.shape)
+
+
+def pair(width: int, rank: int) -> Pair:
+    """Makes a learned pair around the line: the front narrows, the back widens.
+
+        narrow = cut.bottleneck(width=768, rank=96)
+        of_front, of_back = narrow.init(key)      # or narrow.fit(activations)
+
+        def front(params, batch, rng):
+            hidden = stem.apply(params["stem"], batch)
+            return narrow.narrow(params["narrow"], hidden)
+
+        def back(params, sent, batch, rng):
+            hidden = narrow.widen(params["widen"], sent)
+
+    Args:
+      width: D, of the activations' last axis.
+      rank: R, columns that cross.
+
+    Raises:
+      ValueError: if R is out of its range.
+    """
+    if not 1 <= rank <= width:
+        raise ValueError(f"rank must be 1 to {width}, not {rank}")
+    return Pair(width, rank)
