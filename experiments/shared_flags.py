@@ -61,18 +61,6 @@ flags.DEFINE_list(
     ' ur", or all for those of the text folder.',
 )
 flags.DEFINE_string(
-    "task_mix",
-    "mrtd=1 trtd=1",
-    "Weights of the tasks of every cluster with text, or of each, as in"
-    ' "mrtd|trtd|mrtd=1 trtd=3": mrtd reads single languages, trtd translations.',
-)
-flags.DEFINE_float(
-    "mono_alpha", 0.3, "Sampling exponent of single languages.", lower_bound=0.0
-)
-flags.DEFINE_float(
-    "parallel_alpha", 0.7, "Sampling exponent of translations.", lower_bound=0.0
-)
-flags.DEFINE_string(
     "vocabulary",
     "",
     "File of the sentencepiece model that all clusters share, or with --hot_start the"
@@ -99,25 +87,7 @@ flags.DEFINE_string(
     " scripts/prepare_pretrained.py, or a checkpoint folder. If empty, random weights.",
 )
 
-# What keeps a pretrained encoder from being spoiled by new heads.
-flags.DEFINE_integer(
-    "head_warmup_steps",
-    0,
-    "Steps in which the new heads train alone, the encoder and its embeddings frozen.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "head_learning_rate",
-    0.0,
-    "Peak learning rate of the new heads; 0 for --learning_rate.",
-    lower_bound=0.0,
-)
-flags.DEFINE_bool(
-    "head_priors",
-    False,
-    "Set the biases of the new heads to the frequencies of the text, counted in"
-    " --head_warmup_steps, so that the encoder need not learn them.",
-)
+# What keeps a pretrained encoder from being spoiled.
 flags.DEFINE_float(
     "layer_decay",
     1.0,
@@ -327,6 +297,13 @@ flags.DEFINE_enum(
     "float32",
     list(transformer.DTYPES),
     "Type of the operands of matrix products; sums are float32.",
+)
+flags.DEFINE_list(
+    "bottleneck",
+    [],
+    "Columns that cross of a learned linear layer at the cut, in place of those of the"
+    " hidden states, such as 96. Several, such as 192,96,48, the most first: each step"
+    " trains another number of them, and the model then works with each.",
 )
 flags.DEFINE_list(
     "length_buckets",

@@ -6,8 +6,8 @@ trains a small network that classifies images of six shapes. Cluster `front` has
 images and the first layers, cluster `back` the labels and the rest; hidden states go
 one way, their gradients the other. Then the same model is trained uncut, in one
 process: without --codec all parameters agree to 1e-5, and both classify about 19 of 20
-images correctly. It takes half a minute on two cores. On two machines each runs its own
-part:
+images correctly. It takes half a minute on two cores. With --bottleneck=8 a learned
+layer at the cut sends 8 columns in place of 32. On two machines each runs its own part:
 
     ... --cluster=back --listen=0.0.0.0:7070 --tls=FOLDER
     ... --cluster=front --peer=back.example:7070 --tls=FOLDER
@@ -35,6 +35,7 @@ from nebula_jax import errors, files
 from nebula_jax.communication import codecs
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
+from nebula_jax.models import bottleneck
 from nebula_jax.parallel import pipeline
 from nebula_jax.runtime import connect, launcher, process, progress, run_folder
 from nebula_jax.training import cut
@@ -48,7 +49,7 @@ flags.DEFINE_string(
 SIDE = 16  # pixels
 SHAPES = 6
 BATCH, MICRO_BATCHES = 64, 4  # B, M
-HIDDEN = jax.ShapeDtypeStruct((BATCH // MICRO_BATCHES, 4, 4, 32), jnp.float32)
+WIDTH = 32  # of the hidden states, D
 HELD_OUT = 1_000_000  # number of the first batch that is not trained on
 # A large ε, because the uncut model is to be compared with: otherwise Adam makes as
 # much of a gradient that is 0 but for rounding as of any other.
@@ -63,7 +64,7 @@ class Stem(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         hidden = nn.gelu(nn.Conv(16, (3, 3), strides=2)(images))
-        return nn.gelu(nn.Conv(32, (3, 3), strides=2)(hidden))
+        return nn.gelu(nn.Conv(WIDTH, (3, 3), strides=2)(hidden))
 
 
 class Classifier(nn.Module):
@@ -79,21 +80,23 @@ class Classifier(nn.Module):
 
 
 def front(params, images, rng):
-    return Stem().apply({"params": params}, images)
+    hidden = Stem().apply({"params": params["stem"]}, images)
+    return bottleneck.narrow(params.get("narrow"), hidden)
 
 
-def back(params, hidden, labels, rng):
-    logits = Classifier().apply({"params": params}, hidden)
+def back(params, sent, labels, rng):
+    hidden = bottleneck.widen(params.get("widen"), sent)
+    logits = Classifier().apply({"params": params["classifier"]}, hidden)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels) / BATCH
     hits = jnp.sum(logits.argmax(-1) == labels) / BATCH
     return losses.sum(), {"accuracy": hits}
 
 
-def train_front(link, params, batches, codec, zstd, record):
+def train_front(link, params, batches, sent, codec, zstd, record):
     half, state = cut.front(front, codec, codec), OPTIMIZER.init(params)
-    hidden = link.sender("hidden", HIDDEN, codec, zstd)
-    gradient = link.receiver("gradient", HIDDEN, codec, zstd)
-    states = half.init_codecs(HIDDEN)
+    hidden = link.sender("hidden", sent, codec, zstd)
+    gradient = link.receiver("gradient", sent, codec, zstd)
+    states = half.init_codecs(sent)
     link.wait_for_welcome(60.0)
     for step, images in enumerate(batches, 1):
         grads, states, _ = pipeline.front_step(
@@ -105,11 +108,11 @@ def train_front(link, params, batches, codec, zstd, record):
     return params
 
 
-def train_back(link, params, batches, codec, zstd, record):
+def train_back(link, params, batches, sent, codec, zstd, record):
     half, state = cut.back(back, codec, codec), OPTIMIZER.init(params)
-    hidden = link.receiver("hidden", HIDDEN, codec, zstd)
-    gradient = link.sender("gradient", HIDDEN, codec, zstd)
-    states = half.init_codecs(HIDDEN)
+    hidden = link.receiver("hidden", sent, codec, zstd)
+    gradient = link.sender("gradient", sent, codec, zstd)
+    states = half.init_codecs(sent)
     link.welcome(0)
     for step, labels in enumerate(batches, 1):
         grads, states, metrics = pipeline.back_step(
@@ -143,8 +146,8 @@ def train_whole(params: Any, batches: Iterator[Any]) -> Any:
     @jax.jit
     def gradient(params: Any, images: jax.Array, labels: jax.Array) -> Any:
         def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            hidden = front(params["front"], images, RNG)
-            return back(params["back"], hidden, labels, RNG)
+            sent = front(params["front"], images, RNG)
+            return back(params["back"], sent, labels, RNG)
 
         return jax.grad(loss, has_aux=True)(params)[0]
 
@@ -154,15 +157,32 @@ def train_whole(params: Any, batches: Iterator[Any]) -> Any:
     return params
 
 
-def init(seed: int, cluster: str) -> Any:
+def spec(rank: int) -> jax.ShapeDtypeStruct:
+    """Returns the shape and type of what crosses for a micro-batch.
+
+    Args:
+      rank: of the bottleneck; 0 without one.
+    """
+    shape = BATCH // MICRO_BATCHES, 4, 4, rank or WIDTH
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def init(seed: int, rank: int, cluster: str) -> Any:
     """Returns the parameters that a cluster begins with."""
-    modules = {
-        "front": (Stem(), (1, SIDE, SIDE, 1)),
-        "back": (Classifier(), (1, *HIDDEN.shape[1:])),
-    }
-    module, shape = modules[cluster]
-    rng = jax.random.fold_in(jax.random.key(seed), list(modules).index(cluster))
-    return jax.jit(module.init)(rng, jnp.zeros(shape))["params"]
+    keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(3)]
+    if cluster == "front":
+        params = {"stem": _init(Stem(), keys[0], jnp.zeros((1, SIDE, SIDE, 1)))}
+    else:
+        hidden = jnp.zeros((1, 4, 4, WIDTH))
+        params = {"classifier": _init(Classifier(), keys[1], hidden)}
+    if rank:
+        of_front, of_back = cut.bottleneck(WIDTH, rank).init(keys[2])
+        params |= {"narrow": of_front} if cluster == "front" else {"widen": of_back}
+    return params
+
+
+def _init(module: nn.Module, key: jax.Array, inputs: jax.Array) -> Any:
+    return jax.jit(module.init)(key, inputs)["params"]
 
 
 def draw(seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -193,8 +213,8 @@ def accuracy(params: Any, seed: int) -> float:
 
     @jax.jit
     def hits(images: jax.Array, labels: jax.Array) -> jax.Array:
-        hidden = front(params["front"], images, RNG)
-        return back(params["back"], hidden, labels, RNG)[1]["accuracy"]
+        sent = front(params["front"], images, RNG)
+        return back(params["back"], sent, labels, RNG)[1]["accuracy"]
 
     numbers = range(HELD_OUT, HELD_OUT + 16)
     return float(np.mean([hits(*draw(seed, number)) for number in numbers]))
@@ -213,10 +233,27 @@ class Run:
     cluster: str
     workdir: pathlib.Path
     codec: str
+    bottleneck: tuple[int, ...]
     seed: int
     steps: int
     log_every: int
     """Steps."""
+
+    @property
+    def rank(self) -> int:
+        """The columns of the bottleneck; 0 without one."""
+        return self.bottleneck[0] if self.bottleneck else 0
+
+    def check(self) -> None:
+        """Raises errors.NebulaError at what cannot work."""
+        codecs.from_string(self.codec)
+        if self.bottleneck and not (
+            len(self.bottleneck) == 1 and 1 <= self.rank <= WIDTH
+        ):
+            raise errors.SettingsError(
+                f"--bottleneck={','.join(map(str, self.bottleneck))}: expected one"
+                f" number, 1 to {WIDTH}"
+            )
 
 
 FLAGS = configuration.names(Run, connect.Settings)
@@ -257,7 +294,7 @@ def main() -> int:
     """Runs the part that --cluster names."""
     run, connection = configuration.read(Run), configuration.read(connect.Settings)
     connect.check_role(connection, run.cluster, "back", "front")
-    codecs.from_string(run.codec)
+    run.check()
     match run.cluster:
         case "all":
             with run_folder.lock(run.workdir):
@@ -285,6 +322,7 @@ def main() -> int:
 def arguments(run: Run, cluster: str, reach: connect.Settings) -> list[str]:
     """Returns the flags of one cluster's process."""
     values = dataclasses.asdict(run) | dataclasses.asdict(reach) | {"cluster": cluster}
+    values["bottleneck"] = ",".join(map(str, run.bottleneck))
     return [f"--{name}={value}" for name, value in values.items()]
 
 
@@ -292,20 +330,22 @@ def train(run: Run, connection: connect.Settings) -> Any:
     """Trains one half; returns its parameters."""
     process.Interrupt().install()
     settings = {f"--{each}": getattr(run, each) for each in ("codec", "seed", "steps")}
+    settings["--bottleneck"] = run.rank
     hello = frames.Hello(run.cluster, nebula_jax.__version__, settings)
-    compression, params = codecs.from_string(run.codec), init(run.seed, run.cluster)
+    params = init(run.seed, run.rank, run.cluster)
+    about = spec(run.rank), *codecs.from_string(run.codec)
     if run.cluster == "front":
         images = micro_batches(run.seed, run.steps, 0)
         with connect.dial(connection, hello, peer="back") as link:
-            return train_front(link, params, images, *compression, printer(run, link))
+            return train_front(link, params, images, *about, printer(run, link))
     labels = micro_batches(run.seed, run.steps, 1)
     with connect.listen(connection, hello, ["front"]) as [link]:
-        return train_back(link, params, labels, *compression, printer(run, link))
+        return train_back(link, params, labels, *about, printer(run, link))
 
 
 def compare(run: Run) -> int:
     """Trains the model uncut; prints how far the split one is from it."""
-    params = {cluster: init(run.seed, cluster) for cluster in ("front", "back")}
+    params = {name: init(run.seed, run.rank, name) for name in ("front", "back")}
     split = {}
     for cluster, fresh in params.items():
         path = run_folder.of_cluster(run.workdir, cluster) / PARAMS

@@ -149,13 +149,6 @@ flags.DEFINE_string(
     "identity",
     "Codec of the gradients in the hidden states, such as pack_tokens|int8(64).",
 )
-flags.DEFINE_list(
-    "bottleneck",
-    [],
-    "Columns that cross of a learned linear layer at the cut, in place of those of the"
-    " hidden states, such as 96. Several, such as 192,96,48, the most first: each step"
-    " trains another number of them, and the model then works with each.",
-)
 flags.DEFINE_integer(
     "replicas",
     1,

@@ -1,13 +1,48 @@
 """The settings that every pre-training experiment has; its own `config` adds to them.
 
-Their flags are in `shared_flags`.
+Flags that other experiments have as well are in `shared_flags`.
 """
 
 import dataclasses
 
+from absl import flags
+
 from experiments import configuration
 from nebula_jax import errors
 from nebula_jax.training import warm_start
+
+flags.DEFINE_string(
+    "task_mix",
+    "mrtd=1 trtd=1",
+    "Weights of the tasks of every cluster with text, or of each, as in"
+    ' "mrtd|trtd|mrtd=1 trtd=3": mrtd reads single languages, trtd translations.',
+)
+flags.DEFINE_float(
+    "mono_alpha", 0.3, "Sampling exponent of single languages.", lower_bound=0.0
+)
+flags.DEFINE_float(
+    "parallel_alpha", 0.7, "Sampling exponent of translations.", lower_bound=0.0
+)
+
+# What keeps a pretrained encoder from being spoiled by new heads.
+flags.DEFINE_integer(
+    "head_warmup_steps",
+    0,
+    "Steps in which the new heads train alone, the encoder and its embeddings frozen.",
+    lower_bound=0,
+)
+flags.DEFINE_float(
+    "head_learning_rate",
+    0.0,
+    "Peak learning rate of the new heads; 0 for --learning_rate.",
+    lower_bound=0.0,
+)
+flags.DEFINE_bool(
+    "head_priors",
+    False,
+    "Set the biases of the new heads to the frequencies of the text, counted in"
+    " --head_warmup_steps, so that the encoder need not learn them.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -139,27 +139,54 @@ def read_through(
     }
 
 
+Params = dict[str, jax.Array]
+"""`kernel` and `bias` of one end."""
+
+
+def narrow(params: Params | None, hidden: jax.Array) -> jax.Array:
+    """Computes z, which the front sends: [..., D] float32 -> [..., R] float32.
+
+    Without parameters there is no bottleneck, and h is returned.
+    """
+    return hidden if params is None else _linear(params, hidden)
+
+
+def widen(params: Params | None, sent: jax.Array) -> jax.Array:
+    """Computes h', which the back reads: [..., R] float32 -> [..., D] float32.
+
+    Without parameters there is no bottleneck, and what was sent is returned.
+    """
+    return sent if params is None else _linear(params, sent)
+
+
+def _linear(params: Params, values: jax.Array) -> jax.Array:
+    product = values @ params["kernel"]
+    return product + jnp.broadcast_to(params["bias"], product.shape)
+
+
 class Pair(NamedTuple):
-    """A bottleneck around the line for any cut; see `cut.bottleneck`."""
+    """A bottleneck around the line for any cut; see `pair`."""
 
     width: int
     rank: int
 
-    def init(self, key: jax.Array) -> tuple[dict[str, jax.Array], ...]:
+    def init(self, key: jax.Array) -> tuple[Params, Params]:
         """Draws the parameters of both ends where no activations are at hand.
+
+        Args:
+          key: the same on both sides, of which each keeps its own part.
 
         Returns:
           Those of `narrow`, for the front, and of `widen`, for the back: an orthonormal
           projection, and the way back.
         """
-        square = jax.random.normal(key, (self.width, self.rank))
-        down, _ = jnp.linalg.qr(square)
+        down, _ = jnp.linalg.qr(jax.random.normal(key, (self.width, self.rank)))
         return (
             {"kernel": down, "bias": jnp.zeros(self.rank)},
             {"kernel": down.T, "bias": jnp.zeros(self.width)},
         )
 
-    def fit(self, hidden: jax.Array) -> tuple[dict[str, np.ndarray], ...]:
+    def fit(self, hidden: jax.Array) -> tuple[Params, Params]:
         """Returns the best parameters for these activations; see `init`.
 
         Args:
@@ -172,34 +199,32 @@ class Pair(NamedTuple):
             raise ValueError(f"width {hidden.shape[-1]}, not {self.width}")
         everywhere = jnp.ones(hidden.shape[:-1], bool)
         beginning = start(moments(hidden, everywhere), self.rank)
-        return narrowing(beginning), widening(beginning)
+        return (
+            jax.tree.map(jnp.asarray, narrowing(beginning)),
+            jax.tree.map(jnp.asarray, widening(beginning)),
+        )
 
-    def narrow(self, params: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
-        """Computes z: [..., D] float32 -> [..., R] float32, which the front sends."""
-        return _linear(params, hidden)
+    def narrow(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """Computes z: see the function of this name."""
+        return narrow(params, hidden)
 
-    def widen(self, params: dict[str, jax.Array], sent: jax.Array) -> jax.Array:
-        """Computes h': [..., R] float32 -> [..., D] float32, which the back reads."""
-        return _linear(params, sent)
-
-
-def _linear(params: dict[str, jax.Array], values: jax.Array) -> jax.Array:
-    product = values @ params["kernel"]
-    return product + jnp.broadcast_to(params["bias"], product.shape)
+    def widen(self, params: Params, sent: jax.Array) -> jax.Array:
+        """Computes h': see the function of this name."""
+        return widen(params, sent)
 
 
 def pair(width: int, rank: int) -> Pair:
     """Makes a learned pair around the line: the front narrows, the back widens.
 
-        narrow = cut.bottleneck(width=768, rank=96)
-        of_front, of_back = narrow.init(key)      # or narrow.fit(activations)
+        around = cut.bottleneck(width=768, rank=96)
+        of_front, of_back = around.init(key)      # or around.fit(activations)
 
         def front(params, batch, rng):
             hidden = stem.apply(params["stem"], batch)
-            return narrow.narrow(params["narrow"], hidden)
+            return around.narrow(params["narrow"], hidden)
 
         def back(params, sent, batch, rng):
-            hidden = narrow.widen(params["widen"], sent)
+            hidden = around.widen(params["widen"], sent)
 
     Args:
       width: D, of the activations' last axis.

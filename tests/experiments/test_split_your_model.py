@@ -81,25 +81,26 @@ def test_when_a_cluster_dies_all_processes_end(command):
         time.sleep(0.05)
 
 
-def whole():
-    return {cluster: example.init(0, cluster) for cluster in ("front", "back")}
+def whole(rank=0):
+    return {cluster: example.init(0, rank, cluster) for cluster in ("front", "back")}
 
 
-def trained(named, steps):
+def trained(named, steps, rank=0):
     """The split model after some steps, its accuracy by step, and bytes received."""
-    compression, params, history = codecs.from_string(named), whole(), []
+    params, history = whole(rank), []
+    about = example.spec(rank), *codecs.from_string(named)
     with two_halves.met() as (there, here):
 
         def front():
             with there:
                 batches = example.micro_batches(0, steps, 0)
-                args = there, params["front"], batches, *compression
+                args = there, params["front"], batches, *about
                 return example.train_front(*args, lambda step, metrics: None)
 
         def back():
             with here:
                 batches = example.micro_batches(0, steps, 1)
-                args = here, params["back"], batches, *compression
+                args = here, params["back"], batches, *about
                 own = example.train_back(
                     *args, lambda step, metrics: history.append(metrics["accuracy"])
                 )
@@ -127,7 +128,33 @@ def test_the_two_sides_read_the_same_batches_each_its_part():
         np.testing.assert_array_equal(np.concatenate(labels[number]), want[1])
     params = whole()["front"]
     shape = jax.eval_shape(example.front, params, images[0][0], example.RNG)
-    assert (shape.shape, shape.dtype) == (example.HIDDEN.shape, example.HIDDEN.dtype)
+    wanted = example.spec(0)
+    assert (shape.shape, shape.dtype) == (wanted.shape, wanted.dtype)
+
+
+def test_a_bottleneck_sends_fewer_columns_and_is_the_uncut_one_with_it(command):
+    run = command(steps=6, log_every=3, bottleneck=5)
+    output = run.communicate(timeout=60)[0]
+    assert run.returncode == 0, output
+    moved = re.search(r"back  step    6/6 .* ([\d,]+) bytes/step sent", output)[1]
+    plain = 64 * 4 * 4 * 5 * 4
+    assert plain < int(moved.replace(",", "")) < plain + 1000
+    difference = re.search(r"largest difference of a parameter: (\S+)", output)[1]
+    assert float(difference) < 1e-5
+
+
+def test_it_learns_behind_a_bottleneck():
+    steps = 60
+    params, history, received = trained("int4(16)", steps, rank=16)
+    assert history[-10:].mean() > 0.7
+    assert received < steps * 64 * 4 * 4 * 32 * 4 / 10
+    assert example.accuracy(params, 0) > 0.7
+
+
+@pytest.mark.parametrize("given", ["33", "8,4", "0"])
+def test_ranks_that_cannot_be_are_named(command, given):
+    output = command(bottleneck=given).communicate(timeout=30)[0]
+    assert f"error: --bottleneck={given}: expected one number, 1 to 32" in output
 
 
 def test_flags_that_mean_nothing_are_named(command):
