@@ -6,7 +6,8 @@
     a batch     hidden      source -> target  H^E, its mask, the examples' numbers; one
                 gradient    target -> source  channel each for every length bucket
     evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
-                                              length logits (cmlm)
+                                              length logits (cmlm); one channel for
+                                              each rank of a bottleneck
 
 Nothing else crosses; the byte ledger counts every frame.
 
@@ -52,7 +53,8 @@ class Ends(NamedTuple):
     """One role's ends of all channels: Senders and Receivers.
 
     lengths is None unless the objective is cmlm, and bottleneck unless there is one;
-    hidden and gradient have one channel for each length bucket.
+    hidden and gradient have one channel for each length bucket, evaluation has one for
+    each rank of a bottleneck, the highest first.
     """
 
     buckets: Any
@@ -60,7 +62,7 @@ class Ends(NamedTuple):
     lengths: Any
     hidden: list[Any]
     gradient: list[Any]
-    evaluation: Any
+    evaluation: list[Any]
 
 
 def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
@@ -93,11 +95,21 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
             Channel(f"hidden[{length}]", "source", hidden, forward),
             Channel(f"gradient[{length}]", "target", hidden, backward),
         ]
-    evaluation = evaluation_codec(agreed, spec)
-    return [
-        *rows,
-        Channel("evaluation", "source", spec, evaluation, _check_evaluation),
+    return rows + [
+        Channel(
+            name,
+            "source",
+            spec,
+            crossing.of_rank(agreed, evaluation_codec(agreed, spec), place),
+            _check_evaluation,
+        )
+        for place, name in enumerate(_evaluations(agreed))
     ]
+
+
+def _evaluations(agreed: config.Agreed) -> list[str]:
+    """Returns the names of the channels for evaluation."""
+    return ["evaluation", *(f"evaluation[{rank}]" for rank in agreed.bottleneck[1:])]
 
 
 def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
@@ -156,7 +168,7 @@ def open_ends(
         ends.get("lengths"),
         of_buckets("hidden"),
         of_buckets("gradient"),
-        ends["evaluation"],
+        [ends[name] for name in _evaluations(agreed)],
     )
 
 

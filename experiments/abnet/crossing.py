@@ -42,6 +42,25 @@ def _of_ranks(agreed: config.Agreed, text: str) -> codecs.Compression:
     compression = codecs.from_string(text)
     if len(agreed.bottleneck) < 2:
         return compression
-    narrow = [codecs.columns(compression.codec, rank) for rank in agreed.bottleneck]
-    chosen = selector.by_step(narrow, functools.partial(rank_of_step, agreed))
+    of_each = [
+        of_rank(agreed, compression, place).codec
+        for place in range(len(agreed.bottleneck))
+    ]
+    chosen = selector.by_step(of_each, functools.partial(rank_of_step, agreed))
     return compression._replace(codec=chosen)
+
+
+def of_rank(
+    agreed: config.Agreed, compression: codecs.Compression, place: int
+) -> codecs.Compression:
+    """Returns a compression that sends the columns of one rank alone.
+
+    Args:
+      agreed: of the run.
+      compression: of what is sent.
+      place: of the rank, in --bottleneck.
+    """
+    if len(agreed.bottleneck) < 2:
+        return compression
+    narrow = codecs.columns(compression.codec, agreed.bottleneck[place])
+    return compression._replace(codec=narrow)

@@ -2,7 +2,8 @@
 
 The source side sends H^E of the sentences; the target side translates them, compares
 the translations with its own sentences and keeps them in the run's folder. Held-out
-pairs are one more test set, of which the target side also computes the loss.
+pairs are one more test set, of which the target side also computes the loss. The lower
+ranks of a bottleneck are evaluated once, after the last step.
 
 B batch, L length of the longest bucket, l length of a batch's bucket, D width of PLM-S,
 Q longest target row.
@@ -47,6 +48,29 @@ def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
     return [name for name in text.ids if name != "train"]
 
 
+class Pass(NamedTuple):
+    """A split that is translated, with a number of columns."""
+
+    split: str
+    place: int
+    """Of the rank, in --bottleneck; 0 without one."""
+    name: str
+    """In files and figures."""
+
+
+def passes(agreed: config.Agreed, text: data.Text, step: int) -> list[Pass]:
+    """Returns what is translated after `step`, and with which columns."""
+    found = [Pass(split, 0, split) for split in splits(agreed, text, step)]
+    if step < agreed.steps:
+        return found
+    split = held_out.SPLIT if held_out.SPLIT in text.ids else "dev"
+    return found + [
+        Pass(split, place, f"{split}_rank{rank}")
+        for place, rank in enumerate(agreed.bottleneck)
+        if place
+    ]
+
+
 def encoder(
     agreed: config.Agreed, task: abnet_training.Task
 ) -> Callable[[Any, np.ndarray, np.ndarray], Hidden]:
@@ -85,7 +109,7 @@ def send(
     encode: Callable[[Any, np.ndarray, np.ndarray], Hidden],
     params: Any,
     step: int,
-    channel: channels.Sender,
+    ends: Sequence[channels.Sender],
 ) -> None:
     """Sends the hidden states of the sentences that are translated after `step`.
 
@@ -95,10 +119,10 @@ def send(
       encode: from `encoder`.
       params: of the source side.
       step: just taken.
-      channel: to the target side.
+      ends: to the target side, one for each rank.
     """
     numbers = itertools.count()
-    for split in splits(agreed, text, step):
+    for split, place, _ in passes(agreed, text, step):
         rows = text.rows[split]
         indices = data.evaluation_indices(agreed, split, len(rows))
         for batch in data.evaluation_batches(agreed, rows, indices):
@@ -106,7 +130,7 @@ def send(
             index = indices[batch.indices].astype(np.int32)
             ids = rows.rows(index, length, text.tokenizer.special.pad)
             index[batch.count :] = -1  # they only fill the batch up
-            channel.send(step, encode(params, ids, index), next(numbers))
+            ends[place].send(step, encode(params, ids, index), next(numbers))
 
 
 def translate(
@@ -165,7 +189,7 @@ def evaluate(
     decode: Decoder,
     params: Any,
     step: int,
-    channel: channels.Receiver,
+    ends: Sequence[channels.Receiver],
 ) -> dict[str, dict[str, float]]:
     """Translates what `send` sends, and compares it with the target side's sentences.
 
@@ -178,24 +202,24 @@ def evaluate(
       decode: from `decoder`.
       params: of the target side.
       step: just taken.
-      channel: from the source side.
+      ends: from the source side, one for each rank.
 
     Returns:
-      Split -> {"bleu", "sentences"}; of held-out pairs also those of
+      Name of a pass -> {"bleu", "sentences"}; of held-out pairs also those of
       `held_out.figures`.
 
     Raises:
       session.RemoteProtocolError: if the source side sends other sentences.
     """
-    received = (channel.recv(step, number) for number in itertools.count())
+    numbers = itertools.count()
     found = {}
-    for split in splits(run.agreed, text, step):
+    for split, place, name in passes(run.agreed, text, step):
         total = len(text.ids[split])
         wanted = len(data.evaluation_indices(run.agreed, split, total))
         translations: dict[int, str] = {}
         losses: held_out.Losses = {}
         while len(translations) < wanted:
-            hidden = next(received)
+            hidden = ends[place].recv(step, next(numbers))
             ids = np.asarray(ranks.everywhere(decode.translate(params, hidden)))
             new = _sentences(text, hidden["index"], ids)
             if not new or not new.keys() <= set(range(wanted)) - translations.keys():
@@ -207,15 +231,15 @@ def evaluate(
                 losses |= decode.losses(params, hidden, text)
         hypotheses = [translations[index] for index in range(wanted)]
         score = bleu.corpus_bleu(hypotheses, text.sentences[split][:wanted])
-        found[split] = {"bleu": score.score, "sentences": float(wanted)}
+        found[name] = {"bleu": score.score, "sentences": float(wanted)}
         if ranks.is_root():
-            _write(run, split, step, hypotheses)
-            process.message(f"target: step {step}, {split}: {score}")
+            _write(run, name, step, hypotheses)
+            process.message(f"target: step {step}, {name}: {score}")
         if split == held_out.SPLIT:
             scores = held_out.scores(text, losses, hypotheses)
-            found[split] |= held_out.figures(scores)
+            found[name] |= held_out.figures(scores)
             if ranks.is_root():
-                held_out.write(_folder(run), step, scores)
+                held_out.write(_folder(run), name, step, scores)
     return found
 
 
@@ -228,11 +252,11 @@ def _sentences(text: data.Text, index: jax.Array, ids: np.ndarray) -> dict[int, 
     }
 
 
-def _write(run: config.Run, split: str, step: int, sentences: Sequence[str]) -> None:
+def _write(run: config.Run, name: str, step: int, sentences: Sequence[str]) -> None:
     folder = _folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{sentence}\n" for sentence in sentences)
-    (folder / f"{split}-{step:08d}.txt").write_text(lines, "utf-8")
+    (folder / f"{name}-{step:08d}.txt").write_text(lines, "utf-8")
 
 
 def _folder(run: config.Run) -> pathlib.Path:

@@ -103,17 +103,20 @@ def figures(found: sentence_scores.Scores) -> dict[str, float]:
     }
 
 
-def path(translations: pathlib.Path, step: int) -> pathlib.Path:
+def path(translations: pathlib.Path, step: int, name: str = SPLIT) -> pathlib.Path:
     """Returns the file of the scores after `step`.
 
     Args:
       translations: folder of the target cluster's translations.
       step: the last one.
+      name: of the evaluation: with another rank, see `evaluation.passes`.
     """
-    return translations / f"{SPLIT}-{step:08d}.scores.tsv"
+    return translations / f"{name}-{step:08d}.scores.tsv"
 
 
-def write(translations: pathlib.Path, step: int, found: sentence_scores.Scores) -> None:
-    """Writes the scores beside the translations."""
-    with files.writing(path(translations, step)) as partial:
+def write(
+    translations: pathlib.Path, name: str, step: int, found: sentence_scores.Scores
+) -> None:
+    """Writes the scores beside the translations; see `path`."""
+    with files.writing(path(translations, step, name)) as partial:
         partial.write_text(sentence_scores.dumps(found), "utf-8")

@@ -27,7 +27,7 @@ def report(
     Args:
       folder: of the run.
       clusters: name -> folder; the first one has the target model.
-      settings: flag -> value, with batch_size, objective and replicas.
+      settings: flag -> value, with batch_size, objective, replicas and bottleneck.
       buckets: lengths of the padded batches, in tokens, ascending.
       line: from `scaled_wan.read`; {} if --wan was given.
       seconds: wall time of this command.
@@ -55,6 +55,7 @@ def report(
                 if "held_out_bleu" in record
             ],
             "held_out": held_out(records),
+            "ranks": of_ranks(records, settings.get("bottleneck", ())),
             "examples": _examples(_translations(folder, settings), records),
         }
         run_report.write(path, summary)
@@ -157,20 +158,39 @@ def _ledger(summary: Mapping[str, Any], kind: str) -> int:
     return summary["ledger"].get(kind, (0, 0))[1]
 
 
-def held_out(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def of_ranks(
+    records: Sequence[Mapping[str, Any]], ranks: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    """Returns the figures of held-out pairs with the lower ranks of a bottleneck.
+
+    Args:
+      records: metrics.jsonl of the cluster that has them.
+      ranks: of the bottleneck.
+
+    Returns:
+      Rank -> as `held_out`; {} without held-out pairs, or with one rank.
+    """
+    found = {str(each): held_out(records, f"{SPLIT}_rank{each}") for each in ranks[1:]}
+    return {rank: figures for rank, figures in found.items() if figures}
+
+
+def held_out(
+    records: Sequence[Mapping[str, Any]], name: str = SPLIT
+) -> dict[str, float]:
     """Returns the figures of held-out pairs after the last step; {} without such pairs.
 
     Args:
       records: metrics.jsonl of the cluster that has them.
+      name: of the evaluation.
 
     Returns:
       step, loss (nats a token), standard_error, tokens, sentences, bleu.
     """
     found: dict[str, float] = {}
     for record in records:
-        if SPLIT in record.get("held_out_loss", {}):
-            names = ("loss", "standard_error", "tokens", "sentences", "bleu")
-            figures = {name: record[f"held_out_{name}"][SPLIT] for name in names}
+        if name in record.get("held_out_loss", {}):
+            wanted = ("loss", "standard_error", "tokens", "sentences", "bleu")
+            figures = {each: record[f"held_out_{each}"][name] for each in wanted}
             found = {"step": record["step"], **figures}
     return found
 
@@ -231,6 +251,10 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _deltas_markdown(summary.get("deltas", {})),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
         _held_out_markdown(summary.get("held_out", {})),
+        *(
+            _held_out_markdown(each, f" with {rank} columns")
+            for rank, each in summary.get("ranks", {}).items()
+        ),
         "\n".join(f"    {line}" for line in examples),
     )
 
@@ -256,12 +280,13 @@ def _deltas_markdown(sizes: Mapping[str, float]) -> str:
     )
 
 
-def _held_out_markdown(found: Mapping[str, float]) -> str:
+def _held_out_markdown(found: Mapping[str, float], how: str = "") -> str:
     if not found:
         return ""
+    pairs = f"{found['sentences']:,.0f} held-out pairs{how}"
     return (
-        f"{found['sentences']:,.0f} held-out pairs after step {found['step']}: loss"
-        f" {found['loss']:.3f} ± {found['standard_error']:.3f} nats a predicted token,"
+        f"{pairs} after step {found['step']}: loss {found['loss']:.3f}"
+        f" ± {found['standard_error']:.3f} nats a predicted token,"
         f" BLEU {found['bleu']:.2f}."
     )
 

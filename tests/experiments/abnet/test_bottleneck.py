@@ -1,5 +1,6 @@
 """A run with a bottleneck of several ranks: over clusters, in one process, resumed."""
 
+import json
 import shutil
 
 import numpy as np
@@ -33,6 +34,7 @@ RUN = {
     "forward_codec": "pack_tokens|int8(row)",
     "backward_codec": "pack_tokens|int8(row)",
     "bottleneck": ",".join(map(str, RANKS)),
+    "held_out_pairs": 4,
     "tls": "off",
 }
 
@@ -48,6 +50,7 @@ def split(runs):
     status, output = runs.run(workdir="split", **RUN)
     assert status == 0, output
     assert "best directions" in output
+    assert "4 held-out pairs with 3 columns after step 4: loss" in output
     return runs.folder / "split"
 
 
@@ -88,6 +91,18 @@ def test_a_run_over_two_clusters_is_that_in_one_process_and_goes_on(
     shutil.rmtree(last)
     (runs.folder / "resumed" / "summary.json").unlink(missing_ok=True)
     tiny_translations.assert_same(trained_here("resumed"), here)
+
+
+def test_held_out_pairs_are_evaluated_with_each_rank(split):
+    summary = json.loads((split / "summary.json").read_text())
+    widest, narrow = summary["held_out"], summary["ranks"]["3"]
+    assert widest.keys() == narrow.keys()
+    assert 0 < abs(widest["loss"] - narrow["loss"]) < 2
+    assert widest["tokens"] == narrow["tokens"]
+    names = {path.name for path in (split / "target" / "translations").iterdir()}
+    for name in ("held_out", "held_out_rank3"):
+        assert {f"{name}-00000004.txt", f"{name}-00000004.scores.tsv"} <= names
+    assert "dev_rank3-00000004.txt" not in names
 
 
 def agreed_of(**flags):
