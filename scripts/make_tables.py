@@ -93,6 +93,7 @@ PICTURES = {
     "_fig8": "Fig. 8: a run that moved",
     "_fig9": "Fig. 9: training loss",
     "_fig10": "Fig. 10: first compressed step",
+    "_bytes": "Quality against bytes",
 }
 """End of a picture's name, after the record's -> its text."""
 

@@ -13,7 +13,7 @@ computation, from which the rate and delay of that line follow; all others use i
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
 from nebula_jax.runtime import report, run_folder
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, config, figures, held_out
+from scripts.tables import abnet_markdown, compression_rows, config, figures, held_out
 from scripts.tables import runs as table_runs
 
 for _name in config.FLAGS:
@@ -41,81 +41,30 @@ flags.DEFINE_list(
 
 SPEED_STEPS = 16  # of a run over the line
 TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
-STARTS = (16, 8, 2)  # Fig. 10: compression begins at 1/16, 1/8, 1/2 of the steps
-START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 FEWER_BYTES = 8.0
 OVER_IDEAL = 1.2
 IDEALS = {
     "ideal": "max(compute, wire)",
     "with_round_trip": "the same with one round trip in the wire",
 }
-RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 
-class Row(NamedTuple):
-    """A way to compress both directions."""
-
-    name: str
-    forward: str
-    backward: str
-    is_ours: bool = True
-
-
-def rows(settings: Mapping[str, str]) -> list[Row]:
-    """Lists the paper's ten rows, which send padding, and six more, which do not.
-
-    Args:
-      settings: of the flagfile.
-    """
-    int4 = "hadamard|int4(64)"
-    paper = [
-        Row("baseline", "identity", "identity", False),
-        Row("FP16+INT8", "fp16", "int8(tensor)", False),
-        *(
-            Row(f"FP16(SVD({r}))+INT8", f"svd({r})|fp16", "int8(tensor)", False)
-            for r in RATIOS
-        ),
-    ]
-    more = [
-        Row("no padding", *["pack_tokens"] * 2),
-        Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
-        Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
-        Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2),
-        Row("top_k", "pack_tokens|top_k(0.3)|fp16", "pack_tokens|top_k(0.1)|fp16"),
-        Row(
-            "delta",
-            f"delta(pack_tokens|{int4}, {settings['max_pairs']})",
-            f"pack_tokens|{int4}",
-        ),
-    ]
-    return paper + more
-
-
-def late(row: Row, step: int) -> Row:
-    """Delays a row's compression until `step` (Fig. 10)."""
-    return row._replace(
-        name=f"{row.name} from {step}",
-        forward=f"from_step({step}, {row.forward})",
-        backward=f"from_step({step}, {row.backward})",
-    )
-
-
-def start_steps(settings: Mapping[str, str]) -> list[int]:
-    """Lists the first compressed steps of Fig. 10's runs."""
-    return [max(2, int(settings["steps"]) // part) for part in STARTS]
-
-
-def quality_run(row: Row, seed: str, base: Sequence[str]) -> table_runs.Run:
+def quality_run(
+    row: compression_rows.Row, seed: str, base: Sequence[str]
+) -> table_runs.Run:
     """Describes the run that measures loss and BLEU."""
     return abnet_runs.run(
-        f"quality-{file_name(row.name)}-seed{seed}",
-        (*base, "--cluster=whole", f"--seed={seed}", *_codecs(row)),
+        f"quality-{compression_rows.file_name(row.name)}-seed{seed}",
+        (*base, "--cluster=whole", f"--seed={seed}", *row.flags),
         f"seed{seed}",
     )
 
 
 def speed_run(
-    row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
+    row: compression_rows.Row,
+    line: str,
+    settings: Mapping[str, str],
+    base: Sequence[str],
 ) -> table_runs.Run:
     """Describes the run that measures time and bytes."""
     steps = SPEED_STEPS
@@ -123,29 +72,15 @@ def speed_run(
         # In the first epoch nothing has been seen before: all of it crosses in full.
         steps += int(settings["max_pairs"]) // int(settings["batch_size"])
     return abnet_runs.run(
-        f"speed-{file_name(row.name)}",
+        f"speed-{compression_rows.file_name(row.name)}",
         (
             *(*base, "--cluster=all", f"--wan={line}", "--seed=0"),
             *("--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"),
             f"--steps={steps}",
-            *_codecs(row),
+            *row.flags,
         ),
         "seed0",
     )
-
-
-def _codecs(row: Row) -> list[str]:
-    return [f"--forward_codec={row.forward}", f"--backward_codec={row.backward}"]
-
-
-def file_name(name: str) -> str:
-    """Turns a row's name into a file name.
-
-    >>> file_name("FP16(SVD(0.9))+INT8")
-    'fp16_svd_0_9_int8'
-    """
-    letters = "".join(c if c.isalnum() else " " for c in name.lower())
-    return "_".join(letters.split())
 
 
 def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
@@ -220,15 +155,20 @@ def gather(
             seconds += result["summary"]["seconds"]
         return result
 
-    def quality(row: Row) -> dict[str, Any]:
+    def quality(row: compression_rows.Row) -> dict[str, Any]:
         nonlocal baseline
         found = {seed: read(quality_run(row, seed, base)) for seed in seeds}
         found = {seed: result for seed, result in found.items() if result is not None}
         scores = held_out.by_seed(found)
         baseline = scores if baseline is None else baseline  # of the first row
-        return _quality(list(found.values())) | held_out.compare(scores, baseline)
+        ranks = held_out.of_ranks(found, baseline)
+        return (
+            _quality(list(found.values()))
+            | held_out.compare(scores, baseline)
+            | ({"ranks": ranks} if ranks else {})
+        )
 
-    for row in rows(settings):
+    for row in compression_rows.rows(settings):
         found = dict(row._asdict())
         speed = read(speed_run(row, line.get("wan", scaled_wan.AUTO), settings, base))
         if speed is not None:
@@ -245,10 +185,10 @@ def gather(
         if found.keys() != row._asdict().keys():
             table.append(found)
     starts = []
-    for row in rows(settings):
-        if row.name == START_ROW:
-            for step in start_steps(settings):
-                found = quality(late(row, step))
+    for row in compression_rows.rows(settings):
+        if row.name == compression_rows.START_ROW:
+            for step in compression_rows.start_steps(settings):
+                found = quality(compression_rows.late(row, step))
                 starts += [{"step": step, **found}] if found else []
     return {
         **report.provenance(seconds, commits=sorted(commits), seeds=seeds),
@@ -354,9 +294,11 @@ def work(
     names: Sequence[str],
 ) -> None:
     """Does the runs that have not been done."""
-    chosen = [row for row in rows(settings) if not names or row.name in names]
+    chosen = [
+        row for row in compression_rows.rows(settings) if not names or row.name in names
+    ]
     if "speed" in stages:
-        plain = rows(settings)[0]
+        plain = compression_rows.rows(settings)[0]
         first = runs.result(speed_run(plain, scaled_wan.AUTO, settings, base))
         line = first["summary"]["line"]["wan"]
         for row in chosen:
@@ -368,9 +310,9 @@ def work(
                 runs.result(quality_run(row, seed, base))
         if "start" in stages:
             for row in chosen:
-                if row.name == START_ROW:
-                    for step in start_steps(settings):
-                        after = late(row, step)
+                if row.name == compression_rows.START_ROW:
+                    for step in compression_rows.start_steps(settings):
+                        after = compression_rows.late(row, step)
                         runs.result(quality_run(after, seed, base))
 
 
@@ -380,7 +322,7 @@ def main() -> int:
     table = config.from_flags("table5", ["tiny"], abnet_runs.SEEDS)
     flagfile = table_runs.flagfile(f"abnet_{table.name}")
     settings = table_runs.settings(flagfile)
-    known = [row.name for row in rows(settings)]
+    known = [row.name for row in compression_rows.rows(settings)]
     for given in names:
         if given not in known:
             raise errors.SettingsError(

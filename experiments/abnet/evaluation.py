@@ -53,7 +53,7 @@ class Pass(NamedTuple):
 
     split: str
     place: int
-    """Of the rank, in --bottleneck; 0 without one."""
+    """The place of its rank in --bottleneck; 0 without one."""
     name: str
     """In files and figures."""
 
@@ -63,12 +63,13 @@ def passes(agreed: config.Agreed, text: data.Text, step: int) -> list[Pass]:
     found = [Pass(split, 0, split) for split in splits(agreed, text, step)]
     if step < agreed.steps:
         return found
-    split = held_out.SPLIT if held_out.SPLIT in text.ids else "dev"
-    return found + [
-        Pass(split, place, f"{split}_rank{rank}")
-        for place, rank in enumerate(agreed.bottleneck)
-        if place
-    ]
+    lower = list(enumerate(agreed.bottleneck))[1:]
+    if held_out.SPLIT in text.ids:
+        return found + [
+            Pass(held_out.SPLIT, place, held_out.with_rank(rank))
+            for place, rank in lower
+        ]
+    return found + [Pass("dev", place, f"dev_rank{rank}") for place, rank in lower]
 
 
 def encoder(

@@ -103,13 +103,18 @@ def figures(found: sentence_scores.Scores) -> dict[str, float]:
     }
 
 
+def with_rank(rank: int | str) -> str:
+    """Returns the name of their evaluation with so many columns of a bottleneck."""
+    return f"{SPLIT}_rank{rank}"
+
+
 def path(translations: pathlib.Path, step: int, name: str = SPLIT) -> pathlib.Path:
     """Returns the file of the scores after `step`.
 
     Args:
       translations: folder of the target cluster's translations.
       step: the last one.
-      name: of the evaluation: with another rank, see `evaluation.passes`.
+      name: of the evaluation; see `with_rank`.
     """
     return translations / f"{name}-{step:08d}.scores.tsv"
 

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.abnet import held_out as held_out_lib
 from nebula_jax.data import split_parallel
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, run_folder, traces
@@ -170,7 +171,9 @@ def of_ranks(
     Returns:
       Rank -> as `held_out`; {} without held-out pairs, or with one rank.
     """
-    found = {str(each): held_out(records, f"{SPLIT}_rank{each}") for each in ranks[1:]}
+    found = {
+        str(rank): held_out(records, held_out_lib.with_rank(rank)) for rank in ranks[1:]
+    }
     return {rank: figures for rank, figures in found.items() if figures}
 
 

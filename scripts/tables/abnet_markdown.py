@@ -82,6 +82,8 @@ def _our_rows(result: Mapping[str, Any]) -> str:
             continue
         speed = row.get("speed")
         names = dict.fromkeys((row["forward"], row["backward"]))
+        if row.get("bottleneck"):
+            names = [f"--bottleneck={row['bottleneck']}", *names]
         cells.append(
             [
                 row["name"],
@@ -94,6 +96,10 @@ def _our_rows(result: Mapping[str, Any]) -> str:
                 *_time(speed)[2:],
             ]
         )
+        for rank, found in row.get("ranks", {}).items():
+            name = f"with {rank} of its columns"
+            figures = quality.cells({"held_out": found})
+            cells.append([name, "", *figures, *[""] * 7])
     header = [
         *("ours", "codecs, forward and backward", *quality.header),
         *("forward", "backward"),

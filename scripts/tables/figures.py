@@ -7,18 +7,20 @@ from typing import Any
 
 import matplotlib.figure
 
-from scripts.tables import held_out
+from scripts.tables import held_out, quality_against_bytes
 
 SIZE = (10, 4.2)
 
 
 def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Writes NAME_fig9.png and NAME_fig10.png, if the record has their curves."""
+    """Writes NAME_fig9.png, _fig10.png and _bytes.png, as far as the record has them."""
     rows = [row for row in result["rows"] if "losses" in row]
     if rows:
         figure9(rows, folder / f"{name}_fig9.png")
     if rows and result["starts"]:
         figure10(result, folder / f"{name}_fig10.png")
+    if quality_against_bytes.points(result):
+        quality_against_bytes.draw(result, folder / f"{name}_bytes.png")
 
 
 def moved(record: Mapping[str, Any], path: pathlib.Path) -> None:

@@ -13,7 +13,14 @@ from nebula_jax.communication import codecs, selector
 from nebula_jax.runtime import report
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, config, figures, paper
+from scripts.tables import (
+    abnet_markdown,
+    compression_rows,
+    config,
+    figures,
+    paper,
+    quality_against_bytes,
+)
 from scripts.tables import runs as table_runs
 
 SETTINGS = {
@@ -77,7 +84,10 @@ class Stub:
             )
             folder = workdir / "target" / "translations"
             folder.mkdir(parents=True)
-            held_out.write(folder, 10, scores)
+            held_out.write(folder, held_out.SPLIT, 10, scores)
+            for rank in arguments.get("bottleneck", "").split(",")[1:]:
+                summary.setdefault("ranks", {})[rank] = {"step": 10}
+                held_out.write(folder, held_out.with_rank(rank), 10, scores)
         (workdir / "summary.json").write_text(json.dumps(summary))
         for name in names:
             (workdir / name).mkdir(exist_ok=True)
@@ -118,7 +128,7 @@ def run_all(folder, stub, rows=(), stages=("quality", "speed", "start")):
 
 
 def test_the_papers_ten_rows_and_ours_are_legal_codecs():
-    rows = table5_compression.rows(SETTINGS)
+    rows = compression_rows.rows(SETTINGS)
     assert [row.name for row in rows if not row.is_ours] == list(paper.PAPER["table5"])
     spec = {
         "hidden": jax.ShapeDtypeStruct((8, 12, 32), jnp.float32),
@@ -126,9 +136,9 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
         "index": jax.ShapeDtypeStruct((8,), jnp.int32),
     }
     late = [
-        table5_compression.late(row, 2)
+        compression_rows.late(row, 2)
         for row in rows
-        if row.name == table5_compression.START_ROW
+        if row.name == compression_rows.START_ROW
     ]
     for row in rows + late:
         if row.is_ours:  # padding never crosses
@@ -138,7 +148,7 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
         made = codecs.from_string(text).codec
         payload = codec_lib.payload_spec(selector.variants(made)[-1], spec)
         assert codec_lib.nbytes(payload), text
-    assert len({table5_compression.file_name(row.name) for row in rows}) == len(rows)
+    assert len({compression_rows.file_name(row.name) for row in rows}) == len(rows)
 
 
 def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
@@ -151,8 +161,8 @@ def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
     result = run_all(tmp_path, second)
     assert second.names[0] == "quality-int8_both_ways-seed0"
     assert not set(done) & set(second.names)
-    rows = table5_compression.rows(SETTINGS)
-    starts = table5_compression.STARTS
+    rows = compression_rows.rows(SETTINGS)
+    starts = compression_rows.STARTS
     assert len(done + second.names) == 3 * len(rows) + 2 * len(starts)
     third = Stub()
     again = run_all(tmp_path, third)
@@ -191,7 +201,7 @@ def test_stored_figures_of_other_flags_are_refused_and_of_other_commits_told(
     assert capsys.readouterr().err.count(f"is of commit abc123; now it is {head}") == 1
     (tmp_path / "tiny.flags").write_text("--steps=999\n")
     run = table5_compression.quality_run(
-        table5_compression.rows(SETTINGS)[0],
+        compression_rows.rows(SETTINGS)[0],
         "0",
         (f"--flagfile={tmp_path}/tiny.flags",),
     )
@@ -308,6 +318,26 @@ def test_held_out_loss_and_bleu_are_beside_the_baseline(tmp_path):
     assert (tmp_path / "t_fig10.png").is_file()
 
 
+def test_one_run_has_the_figures_of_all_its_ranks_and_a_picture_has_them(tmp_path):
+    result = run_all(tmp_path, Stub(has_held_out=True))
+    rows = {row["name"]: row for row in result["rows"]}
+    one = rows[compression_rows.ONE_RUN]
+    wide, *lower = map(str, compression_rows.RANKS)
+    assert list(one["ranks"]) == lower
+    for found in one["ranks"].values():
+        assert found["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
+    assert "ranks" not in rows[f"bottleneck of {wide}"]
+    block = abnet_markdown.table5(result)
+    assert f"`--bottleneck={wide}`<br>`pack_tokens" in block
+    assert f"| with {lower[0]} of its columns | | 2.250 ± 0.150 |" in block
+    figures.draw(result, tmp_path, "t")
+    assert (tmp_path / "t_bytes.png").read_bytes()[:4] == b"\x89PNG"
+    points = quality_against_bytes.one_run(result)
+    assert [each["fewer"] for each in points] == [
+        pytest.approx(2 * PADDED / sum(FAST.values()))
+    ] * len(compression_rows.RANKS)
+
+
 def test_what_a_run_keeps_of_held_out_sentences_has_no_text(tmp_path):
     run_all(tmp_path, Stub(has_held_out=True), ["baseline"], ["quality"])
     text = (tmp_path / "results" / "quality-baseline-seed0.json").read_text()
@@ -316,7 +346,7 @@ def test_what_a_run_keeps_of_held_out_sentences_has_no_text(tmp_path):
     assert "a b c" not in text
     no_pairs = runs(tmp_path / "b", Stub(has_held_out=True))
     run = table5_compression.speed_run(
-        table5_compression.rows(SETTINGS)[0], "auto-scaled", SETTINGS, base(tmp_path)
+        compression_rows.rows(SETTINGS)[0], "auto-scaled", SETTINGS, base(tmp_path)
     )
     assert no_pairs.result(run)["held_out"] is None
 

@@ -1,0 +1,91 @@
+"""The rows of Table 5: the paper's ten, and ours."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+STARTS = (16, 8, 2)  # Fig. 10: compression begins at 1/16, 1/8, 1/2 of the steps
+START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
+RANKS = (192, 128, 96, 64)
+NARROW = "pack_tokens|hadamard|int4(64)|fp16"
+"""The codec behind a bottleneck; scales as fp16."""
+ONE_RUN = "bottleneck of all four"
+RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+
+
+class Row(NamedTuple):
+    """A way to compress both directions."""
+
+    name: str
+    forward: str
+    backward: str
+    is_ours: bool = True
+    bottleneck: str = ""
+    """Ranks of a bottleneck."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of this row's runs."""
+        codecs = f"--forward_codec={self.forward}", f"--backward_codec={self.backward}"
+        return (*codecs, f"--bottleneck={self.bottleneck}")[
+            : 3 if self.bottleneck else 2
+        ]
+
+
+def rows(settings: Mapping[str, str]) -> list[Row]:
+    """Lists the paper's ten rows, which send padding, and ours, which do not.
+
+    Args:
+      settings: of the flagfile.
+    """
+    int4 = "hadamard|int4(64)"
+    paper = [
+        Row("baseline", "identity", "identity", False),
+        Row("FP16+INT8", "fp16", "int8(tensor)", False),
+        *(
+            Row(f"FP16(SVD({r}))+INT8", f"svd({r})|fp16", "int8(tensor)", False)
+            for r in RATIOS
+        ),
+    ]
+    more = [
+        Row("no padding", *["pack_tokens"] * 2),
+        Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
+        Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
+        Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2),
+        Row("top_k", "pack_tokens|top_k(0.3)|fp16", "pack_tokens|top_k(0.1)|fp16"),
+        Row(
+            "delta",
+            f"delta(pack_tokens|{int4}, {settings['max_pairs']})",
+            f"pack_tokens|{int4}",
+        ),
+    ]
+    narrow = [
+        Row(f"bottleneck of {rank}", *[NARROW] * 2, bottleneck=str(rank))
+        for rank in RANKS
+    ]
+    several = ",".join(map(str, RANKS))
+    one = Row(ONE_RUN, *[NARROW] * 2, bottleneck=several)
+    return [*paper, *more, *narrow, one]
+
+
+def late(row: Row, step: int) -> Row:
+    """Delays a row's compression until `step` (Fig. 10)."""
+    return row._replace(
+        name=f"{row.name} from {step}",
+        forward=f"from_step({step}, {row.forward})",
+        backward=f"from_step({step}, {row.backward})",
+    )
+
+
+def start_steps(settings: Mapping[str, str]) -> list[int]:
+    """Lists the first compressed steps of Fig. 10's runs."""
+    return [max(2, int(settings["steps"]) // part) for part in STARTS]
+
+
+def file_name(name: str) -> str:
+    """Turns a row's name into a file name.
+
+    >>> file_name("FP16(SVD(0.9))+INT8")
+    'fp16_svd_0_9_int8'
+    """
+    letters = "".join(c if c.isalnum() else " " for c in name.lower())
+    return "_".join(letters.split())

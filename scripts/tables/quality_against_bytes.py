@@ -1,0 +1,143 @@
+"""A picture of Table 5: quality on held-out pairs against the bytes that cross."""
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib.figure
+
+
+class Method(NamedTuple):
+    """The rows of one kind, in the picture of quality against bytes."""
+
+    label: str
+    marker: str
+    is_curve: bool
+    points: list[dict[str, Any]]
+
+
+def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows that are compared on held-out pairs, and how few they send.
+
+    Args:
+      result: record of Table 5.
+
+    Returns:
+      Rows of the record with `fewer`: times fewer bytes both ways than padded float32.
+    """
+    return [
+        row | {"fewer": _fewer(row, result)}
+        for row in result["rows"]
+        if "speed" in row and row.get("held_out", {}).get("difference")
+    ]
+
+
+def _fewer(row: Mapping[str, Any], result: Mapping[str, Any]) -> float:
+    speed = row["speed"]
+    return 2 * result["padded_bytes"] / (speed["forward"] + speed["backward"])
+
+
+def one_run(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the ranks of the run that serves several, as `points`.
+
+    Bytes are those of the rows that have one of its ranks alone, and its codec.
+    """
+    found = points(result)
+    alone = {row["bottleneck"]: row for row in found if row.get("bottleneck")}
+    several = [row for row in found if "ranks" in row]
+    of_ranks: list[dict[str, Any]] = []
+    for row in several:
+        ranks = row["bottleneck"].split(",")
+        figures = [row["held_out"], *(row["ranks"][rank] for rank in ranks[1:])]
+        of_ranks += [
+            {"name": rank, "held_out": each, "fewer": alone[rank]["fewer"]}
+            for rank, each in zip(ranks, figures, strict=True)
+            if rank in alone
+        ]
+    return of_ranks
+
+
+def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws held-out loss and BLEU, beside the baseline, against bytes.
+
+    Args:
+      result: record of Table 5, with `points`.
+      path: of the PNG.
+    """
+    rows = [row for row in points(result) if "ranks" not in row]
+    narrow = [row for row in rows if row.get("bottleneck")]
+    others = [row for row in rows if row["is_ours"] and not row.get("bottleneck")]
+    methods = (
+        Method("the paper's", "s", False, [row for row in rows if not row["is_ours"]]),
+        Method("ours, all columns", "o", False, others),
+        Method("a bottleneck, a run for each rank", "D", True, narrow),
+        Method("a bottleneck, one run for all", "^", True, one_run(result)),
+    )
+    figure = matplotlib.figure.Figure(figsize=(13, 5.6), layout="constrained")
+    loss, score = figure.subplots(1, 2)
+    for method in methods:
+        fewer = [row["fewer"] for row in method.points]
+        if not fewer:
+            continue
+        line = "-" if method.is_curve else ""
+        differences = [
+            list(row["held_out"]["difference"].values()) for row in method.points
+        ]
+        loss.errorbar(
+            fewer,
+            [statistics.fmean(each) for each in differences],
+            [_error(each) for each in differences],
+            label=method.label,
+            marker=method.marker,
+            linestyle=line,
+            linewidth=1,
+        )
+        apart = [row["held_out"]["bleu_difference"] for row in method.points]
+        score.errorbar(
+            fewer,
+            [each["difference"] for each in apart],
+            [
+                [each["difference"] - each["low"] for each in apart],
+                [each["high"] - each["difference"] for each in apart],
+            ],
+            label=method.label,
+            marker=method.marker,
+            linestyle=line,
+            linewidth=1,
+        )
+        for row, each, difference in zip(
+            method.points, apart, differences, strict=True
+        ):
+            name = row["name"].removeprefix("bottleneck of ")
+            for axes, y in (
+                (loss, statistics.fmean(difference)),
+                (score, each["difference"]),
+            ):
+                axes.annotate(
+                    *(name, (row["fewer"], y)),
+                    xytext=(4, 4),
+                    textcoords="offset points",
+                    fontsize=6,
+                )
+    for axes in (loss, score):
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set(xlabel="times fewer bytes than padded float32, both ways")
+        axes.grid(alpha=0.3, which="both")
+    loss.set_yscale("symlog", linthresh=0.01)
+    loss.set(
+        ylabel="nats a predicted token",
+        title="Held-out loss, less the baseline's (bars: standard error over seeds)",
+    )
+    score.set(
+        ylabel="BLEU",
+        title="BLEU, less the baseline's (bars: 95 % of a paired bootstrap)",
+    )
+    loss.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _error(values: Sequence[float]) -> float:
+    """Returns the standard error of a mean; 0 of one value."""
+    return statistics.stdev(values) / len(values) ** 0.5 if values[1:] else 0.0
