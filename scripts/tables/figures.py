@@ -13,7 +13,7 @@ SIZE = (10, 4.2)
 
 
 def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Writes NAME_fig9.png, _fig10.png and _bytes.png, as far as the record has them."""
+    """Writes NAME_fig9.png, _fig10.png and _bytes.png, where the record has them."""
     rows = [row for row in result["rows"] if "losses" in row]
     if rows:
         figure9(rows, folder / f"{name}_fig9.png")
