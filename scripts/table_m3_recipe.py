@@ -32,6 +32,9 @@ KEPT = m3_report.GAP_KEPT
 COMMON = (
     *("--cluster=whole", f"--steps={STEPS}", f"--eval_every={EVERY}"),
     *("--discriminator_layers=6", "--warmup_steps=20", f"--checkpoint_every={STEPS}"),
+    # As it was before there was a recipe: the flagfile has the one that was chosen.
+    *("--learning_rate=1e-4", "--head_warmup_steps=0", "--head_learning_rate=0"),
+    *("--nohead_priors", "--layer_decay=1", "--nofreeze_embeddings"),
 )
 ALONE = (*("--head_warmup_steps=25", "--head_learning_rate=1e-3"),)
 PRIORS = (*ALONE, "--head_priors")
