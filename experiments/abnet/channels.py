@@ -5,6 +5,9 @@
                 lengths     target -> source  [N] int32, tokens of a target row (cmlm)
     a batch     hidden      source -> target  H^E, its mask, the examples' numbers; one
                 gradient    target -> source  channel each for every length bucket
+    a probe     probe.front source -> target  cosines, seconds and what both write: with
+                probe.back  target -> source  `auto` codecs; see `control`
+                tape        source -> target
     evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
                                               length logits (cmlm); one channel for
                                               each rank of a bottleneck
@@ -27,9 +30,16 @@ from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.models import bottleneck
+from nebula_jax.parallel import codec_control
 from nebula_jax.training import cut
 
 Role = Literal["source", "target"]
+PROBE: tuple[tuple[str, Role, int], ...] = (
+    ("probe.front", "source", 1),
+    ("probe.back", "target", 2),
+    ("tape", "source", codec_control.FIGURES),
+)
+"""Channels of a probe: name, sender, figures."""
 
 
 class Channel(NamedTuple):
@@ -49,6 +59,14 @@ class Channel(NamedTuple):
     check: Callable[[codec_lib.Arrays], None] = channels.accept
 
 
+class ControlEnds(NamedTuple):
+    """One role's ends of the channels of `auto` codecs; see `control`."""
+
+    front: Any
+    back: Any
+    tape: Any
+
+
 class Ends(NamedTuple):
     """One role's ends of all channels: Senders and Receivers.
 
@@ -63,6 +81,8 @@ class Ends(NamedTuple):
     hidden: list[Any]
     gradient: list[Any]
     evaluation: list[Any]
+    control: ControlEnds | None
+    """None with fixed codecs."""
 
 
 def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
@@ -95,6 +115,10 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
             Channel(f"hidden[{length}]", "source", hidden, forward),
             Channel(f"gradient[{length}]", "target", hidden, backward),
         ]
+    if crossing.is_auto(agreed):
+        for name, sender, size in PROBE:
+            figures = jax.ShapeDtypeStruct((size,), jnp.float32)
+            rows += [Channel(name, sender, figures, codecs.Compression())]
     return rows + [
         Channel(
             name,
@@ -169,6 +193,9 @@ def open_ends(
         of_buckets("hidden"),
         of_buckets("gradient"),
         [ends[name] for name in _evaluations(agreed)],
+        ControlEnds(*(ends[name] for name, *_ in PROBE))
+        if crossing.is_auto(agreed)
+        else None,
     )
 
 
@@ -252,7 +279,7 @@ def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codecs.Comp
       agreed: of the run.
       spec: from `evaluation_spec`.
     """
-    compression = codecs.from_string(agreed.forward_codec)
+    compression = crossing.evaluation(agreed)
     if jax.tree.leaves(jax.eval_shape(lambda: compression.codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
     return compression

@@ -17,6 +17,7 @@ def check(run: config.Run) -> None:
     _check_buckets(agreed.length_buckets)
     _check_replicas(agreed)
     _check_bottleneck(agreed)
+    _check_auto(run)
     crossing.forward(agreed)
     crossing.backward(agreed)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
@@ -70,6 +71,23 @@ def _check_buckets(buckets: tuple[int, ...]) -> None:
     if len(buckets) > MOST_BUCKETS:
         raise errors.SettingsError(
             f"--length_buckets={text}: at most {MOST_BUCKETS} numbers"
+        )
+
+
+def _check_auto(run: config.Run) -> None:
+    """Raises errors.SettingsError where codecs cannot be chosen by the run."""
+    agreed = run.agreed
+    if not crossing.is_auto(agreed):
+        for name in ("forward_codec", "backward_codec"):
+            if getattr(agreed, name) == crossing.AUTO:
+                raise errors.SettingsError(
+                    f"--{name}=auto: --forward_codec and --backward_codec are auto"
+                    " together"
+                )
+    elif run.local.cluster == "whole" or agreed.replicas > 1:
+        raise errors.SettingsError(
+            "--forward_codec=auto is for one pair of clusters, with a line between"
+            " them: not for --cluster=whole, nor for --replicas"
         )
 
 

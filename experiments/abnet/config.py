@@ -142,12 +142,28 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "forward_codec",
     "identity",
-    "Codec of the hidden states, such as pack_tokens|svd(0.6)|fp16.",
+    "Codec of the hidden states, such as pack_tokens|svd(0.6)|fp16; auto if the run is"
+    " to choose codecs by itself, by what they do to gradients and by the line.",
 )
 flags.DEFINE_string(
     "backward_codec",
     "identity",
-    "Codec of the gradients in the hidden states, such as pack_tokens|int8(64).",
+    "Codec of the gradients in them, such as pack_tokens|int8(64); or auto.",
+)
+flags.DEFINE_float(
+    "quality",
+    0.98,
+    "With auto codecs: smallest cosine of gradients, with the codecs in use and with"
+    " the gentlest ones.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
+flags.DEFINE_integer(
+    "probe_every",
+    50,
+    "With auto codecs: steps from one comparison of gradients to the next; each takes"
+    " two more micro-batches.",
+    lower_bound=2,
 )
 flags.DEFINE_integer(
     "replicas",
@@ -209,6 +225,10 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     """Codec of hidden states."""
     backward_codec: str
     """Codec of their gradients."""
+    quality: float
+    """Smallest cosine of gradients, with `auto` codecs."""
+    probe_every: int
+    """Steps, with `auto` codecs."""
     bottleneck: tuple[int, ...]
     """Ranks of a learned layer at the cut, the highest first; empty for none."""
     learning_rate: float
@@ -302,12 +322,14 @@ def from_flags() -> Run:
 def settings(agreed: Agreed) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against.
 
-    Of one pair, and without a bottleneck, it is what it was before there were these:
-    runs of then go on.
+    Of one pair, without a bottleneck and with fixed codecs, it is what it was before
+    there were these: runs of then go on.
     """
     found = configuration.settings(agreed)
     if not agreed.bottleneck:
         del found["--bottleneck"]
+    if "auto" not in (agreed.forward_codec, agreed.backward_codec):
+        del found["--quality"], found["--probe_every"]
     if agreed.replicas > 1:
         return found
     unused = {each.name for each in dataclasses.fields(local_steps_config.Settings)}

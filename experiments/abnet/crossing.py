@@ -3,13 +3,33 @@
 With a bottleneck of several ranks each step sends another number of columns, a pure
 function of seed and step: so one model learns to work with each of them, and both sides
 find the same number without a word.
+
+With `auto` codecs the rungs of a ladder are used that `control` names before each step.
 """
 
+import dataclasses
 import functools
 import hashlib
+from collections.abc import Callable, Sequence
 
 from experiments.abnet import config
 from nebula_jax.communication import codecs, selector
+from nebula_jax.parallel import codec_control
+
+AUTO = "auto"
+LADDER = (
+    "pack_tokens|fp16",
+    "pack_tokens|int8(64)",
+    "pack_tokens|hadamard|int4(64)|fp16",
+)
+"""Codecs for `auto`, the gentlest first; then come fewer columns by the last one."""
+
+
+@dataclasses.dataclass
+class InUse:
+    """The rungs that `auto` codecs have now."""
+
+    rungs: codec_control.Rungs = dataclasses.field(default_factory=codec_control.Rungs)
 
 
 def rank_of_step(agreed: config.Agreed, step: int) -> int:
@@ -24,18 +44,62 @@ def rank_of_step(agreed: config.Agreed, step: int) -> int:
     return drawn % len(agreed.bottleneck)
 
 
-def forward(agreed: config.Agreed) -> codecs.Compression:
+def is_auto(agreed: config.Agreed) -> bool:
+    """Returns True if the run chooses its codecs by itself."""
+    return agreed.forward_codec == agreed.backward_codec == AUTO
+
+
+def ladder(agreed: config.Agreed) -> list[selector.CodecOrSelector]:
+    """Returns the codecs that `auto` chooses from, the gentlest first."""
+    return [codecs.from_string(text).codec for text in ladder_texts(agreed.bottleneck)]
+
+
+def ladder_texts(ranks: Sequence[int]) -> list[str]:
+    """Returns the codecs of the ladder as flags have them.
+
+    Args:
+      ranks: of the bottleneck.
+    """
+    return [*LADDER, *(f"columns({LADDER[-1]}, {rank})" for rank in ranks[1:])]
+
+
+def forward(agreed: config.Agreed, in_use: InUse | None = None) -> codecs.Compression:
     """Returns how hidden states are made smaller in training.
+
+    Args:
+      agreed: of the run.
+      in_use: the rungs of `auto` codecs, for the end that sends.
 
     Raises:
       codecs.CodecError: at a codec that cannot be read.
     """
+    if is_auto(agreed):
+        rungs = in_use or InUse()
+        return _of_ladder(agreed, lambda step: rungs.rungs.forward)
     return _of_ranks(agreed, agreed.forward_codec)
 
 
-def backward(agreed: config.Agreed) -> codecs.Compression:
+def backward(agreed: config.Agreed, in_use: InUse | None = None) -> codecs.Compression:
     """Returns how gradients are made smaller; see `forward`."""
+    if is_auto(agreed):
+        rungs = in_use or InUse()
+        return _of_ladder(agreed, lambda step: rungs.rungs.backward)
     return _of_ranks(agreed, agreed.backward_codec)
+
+
+def evaluation(agreed: config.Agreed) -> codecs.Compression:
+    """Returns how hidden states are made smaller in evaluation, with all columns.
+
+    As in training; with `auto` by the gentlest of its codecs.
+    """
+    text = LADDER[0] if is_auto(agreed) else agreed.forward_codec
+    return codecs.from_string(text)
+
+
+def _of_ladder(
+    agreed: config.Agreed, which: Callable[[int], int]
+) -> codecs.Compression:
+    return codecs.Compression(selector.by_step(ladder(agreed), which))
 
 
 def _of_ranks(agreed: config.Agreed, text: str) -> codecs.Compression:

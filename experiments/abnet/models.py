@@ -120,13 +120,19 @@ def load_source(run: config.Run) -> Plm:
     return load(run, folder_of(local, local.source_model), local.source_layers)
 
 
-def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
+def source_half(
+    run: config.Run,
+    plm: Plm,
+    target: transformer.Config,
+    in_use: crossing.InUse | None = None,
+) -> Half:
     """Puts the source side's model on this cluster's devices.
 
     Args:
       run: of this process.
       plm: PLM-S.
       target: shape of PLM-T.
+      in_use: the rungs of `auto` codecs.
     """
     agreed = run.agreed
     translator = model(agreed, plm.model.config, target)
@@ -137,8 +143,8 @@ def source_half(run: config.Run, plm: Plm, target: transformer.Config) -> Half:
     mesh = _mesh(run)
     front = cut.front(
         activations.on(mesh, functools.partial(abnet_training.front_half, task)),
-        crossing.forward(agreed).codec,
-        crossing.backward(agreed).codec,
+        crossing.forward(agreed, in_use).codec,
+        crossing.backward(agreed, in_use).codec,
         is_trained=is_trained,
         has_loss=True,
     )
@@ -154,6 +160,7 @@ def target_half(
     plm: Plm,
     source: transformer.Config,
     is_trained: partition.IsTrained,
+    in_use: crossing.InUse | None = None,
 ) -> Half:
     """Puts the target side's model on this cluster's devices.
 
@@ -162,6 +169,7 @@ def target_half(
       plm: PLM-T.
       source: shape of PLM-S.
       is_trained: True for the paths that are trained (`target_model.is_trained`).
+      in_use: the rungs of `auto` codecs.
     """
     agreed = run.agreed
     translator = model(agreed, source, plm.model.config)
@@ -169,8 +177,8 @@ def target_half(
     mesh = _mesh(run)
     back = cut.back(
         activations.on(mesh, functools.partial(abnet_training.back_half, task)),
-        crossing.forward(agreed).codec,
-        crossing.backward(agreed).codec,
+        crossing.forward(agreed, in_use).codec,
+        crossing.backward(agreed, in_use).codec,
         is_trained=is_trained,
         sharding=mesh_lib.batch_sharding(mesh),
     )
@@ -194,61 +202,22 @@ def _half(
 ) -> Half:
     optimizer = make_optimizer(run.agreed)
     trained, frozen = partition.split(params, is_trained)
-    fresh = _fresh(run, side, mesh, trained)
+    planned = fresh(run, side, mesh, trained)
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
-        *(mesh, rules.RULES, fresh.shapes),
+        *(mesh, rules.RULES, planned.shapes),
         inputs=(None, None),  # gradients come as the half's program leaves them
     )
-    return Half(task, mesh, fresh, place_frozen(mesh, frozen, plm), half, apply, rng)
+    return Half(task, mesh, planned, place_frozen(mesh, frozen, plm), half, apply, rng)
 
 
-def _fresh(
-    run: config.Run, side: int, mesh: Mesh, trained: Any
-) -> mesh_lib.ShardedInit:
+def fresh(run: config.Run, side: int, mesh: Mesh, trained: Any) -> mesh_lib.ShardedInit:
     """Plans the state of a side at step 0."""
     key = jax.random.fold_in(jax.random.key(run.agreed.seed), STATE_RNG + side)
     create = functools.partial(
         train_state.create, trained, make_optimizer(run.agreed), key
     )
     return mesh_lib.sharded_init_from_arrays(mesh, create)
-
-
-def narrowed_source(
-    run: config.Run, plm: Plm, half: Half, beginning: bottleneck.Start
-) -> Half:
-    """Returns the source's half with the beginning of its bottleneck.
-
-    Args:
-      run: of this process.
-      plm: PLM-S.
-      half: from `source_half`.
-      beginning: see `experiments.abnet.bottleneck`.
-    """
-    params = source_params(run.agreed, half.task.config, plm.model, beginning)
-    trained, _ = partition.split(params, is_trained_source(run.local))
-    return half._replace(fresh=_fresh(run, SOURCE, half.mesh, trained))
-
-
-def narrowed_target(
-    run: config.Run,
-    plm: Plm,
-    half: Half,
-    is_trained: partition.IsTrained,
-    beginning: bottleneck.Start,
-) -> Half:
-    """Returns the target's half with the beginning of what reads the bottleneck.
-
-    Args:
-      run: of this process.
-      plm: PLM-T.
-      half: from `target_half`.
-      is_trained: as of `target_half`.
-      beginning: see `experiments.abnet.bottleneck`.
-    """
-    params = target_params(run.agreed, half.task.config, plm.model, beginning)
-    trained, _ = partition.split(params, is_trained)
-    return half._replace(fresh=_fresh(run, TARGET, half.mesh, trained))
 
 
 def _mesh(run: config.Run) -> Mesh:

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.abnet import crossing
 from experiments.abnet import held_out as held_out_lib
 from nebula_jax.data import split_parallel
 from nebula_jax.runtime import report as run_report
@@ -251,6 +252,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         traces.markdown(summary["clusters"]),
         run_report.outages(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
+        _tape_markdown(summary),
         _deltas_markdown(summary.get("deltas", {})),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
         _held_out_markdown(summary.get("held_out", {})),
@@ -271,6 +273,21 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
         f" {metrics.in_bytes(sizes['backward'])} of gradients"
         f" ({sizes['backward_ratio']:.3f})."
     )
+
+
+def _tape_markdown(summary: Mapping[str, Any]) -> str:
+    """Renders which codecs the run has chosen, and when."""
+    rows = next((each["tape"] for each in summary["clusters"] if "tape" in each), [])
+    names = crossing.ladder_texts(summary["flags"].get("bottleneck", ()))
+    cells, before, last = [], None, 0
+    for step, forward, backward, there, here, _ in rows:
+        rungs = int(forward), int(backward)
+        if rungs != before:
+            texts = (f"`{names[rung]}`" for rung in rungs)
+            cells.append([str(last + 1), *texts, f"{there:.4f}, {here:.4f}"])
+        before, last = rungs, int(step)
+    header = ["from step", "forward", "backward", "cosines there"]
+    return run_report.table(header, cells, "rlll") if cells else ""
 
 
 def _deltas_markdown(sizes: Mapping[str, float]) -> str:

@@ -13,6 +13,7 @@ from experiments.abnet import (
     bottleneck,
     channels,
     config,
+    control,
     data,
     evaluation,
     hello,
@@ -27,7 +28,14 @@ from nebula_jax.communication.wire import activity
 from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import checkpoints, cluster, connect, process, progress
+from nebula_jax.runtime import (
+    checkpoints,
+    cluster,
+    connect,
+    process,
+    progress,
+    run_folder,
+)
 from nebula_jax.training import cut
 
 
@@ -61,7 +69,9 @@ def train(run: config.Run) -> int:
     ):
         link = met.link
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
-        half = models.source_half(run, plm, hello.peer_model(link.peer))
+        folder = run_folder.of_cluster(local.workdir, local.cluster)
+        choice = control.Control(agreed, width, folder)
+        half = models.source_half(run, plm, hello.peer_model(link.peer), choice.in_use)
         encode = evaluation.encoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "source", len(text.train), width)
         member = replicas.member(agreed, local.cluster, half)
@@ -70,13 +80,14 @@ def train(run: config.Run) -> int:
         if agreed.rank and start == 0:
             beginning = bottleneck.of_text(run, plm, text, half.task.config.target)
             beginning = bottleneck.send(ends.bottleneck, beginning)
-            half = models.narrowed_source(run, plm, half, beginning)
+            half = bottleneck.narrowed_source(run, plm, half, beginning)
         new_codecs = channels.init_codecs(agreed, half.program, width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         fresh = replicas.planned(fresh, half.mesh, member)
         restored, position = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
         rounds.go_on([restored], [position])
+        choice.go_on(position)
         del restored
         buckets = batches.row_buckets(agreed, text)
         target_lengths = exchange_lengths(ends, buckets)
@@ -94,6 +105,9 @@ def train(run: config.Run) -> int:
         def arrays() -> dict[str, Any]:
             return {"state": state, "codecs": codecs} | rounds.arrays()
 
+        def position_now() -> Any:
+            return rounds.position() or choice.position
+
         interrupt.is_graceful = True
         step = start
         steps = pace.follow(
@@ -101,6 +115,7 @@ def train(run: config.Run) -> int:
             lambda: interrupt.requested() or text.end is not None,
         )
         for step in trace.each("wait", ranks.in_step(steps)):
+            choice.begin(step)
             with trace.span("next batch", step=step):
                 text.next_batch()
                 bucket, micro_batches = batches.source_batch(
@@ -113,6 +128,14 @@ def train(run: config.Run) -> int:
                 grads=cut.zero_grads(state.params),
                 ahead=local.max_in_flight,
             )
+            if choice.is_probed(step):
+                _, again = batches.source_batch(
+                    agreed, half.mesh, text, order, target_lengths, step
+                )
+                first = next(half.with_key(again, state))
+                codecs[bucket] = choice.probe_source(
+                    step, half, state, first, ends, bucket, codecs[bucket]
+                )
             metrics = {"loss": length_loss, "tokens": tokens(text, order, step)}
             with trace.span("compute", step=step):
                 state, metrics = trace.ready(half.apply(state, grads, metrics))
@@ -125,8 +148,8 @@ def train(run: config.Run) -> int:
                 with work.busy(activity.Activity.EVALUATING):
                     evaluation.send(agreed, text, encode, params, step, ends.evaluation)
             if agreed.is_saved_after(step):
-                saved.save(step, arrays(), rounds.position())
-        saved.at_end(step, arrays(), rounds.position)
+                saved.save(step, arrays(), position_now())
+        saved.at_end(step, arrays(), position_now)
         link.wait_for_step(step)
         described = {
             "ledger": link.ledger,
@@ -135,6 +158,7 @@ def train(run: config.Run) -> int:
             "trained_parameters": models.trained_parameters(state),
             "outages": link.outages,
             **met.described(rounds.described),
+            **choice.described,
         }
         record.finish(step, described)
     if text.end is not None:

@@ -16,6 +16,7 @@ from experiments.abnet import (
     bottleneck,
     channels,
     config,
+    control,
     data,
     evaluation,
     hello,
@@ -70,7 +71,8 @@ def train(run: config.Run) -> int:
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
         source = hello.peer_model(link.peer)
         is_trained = target_model.is_trained(local)
-        half = models.target_half(run, plm, source, is_trained)
+        choice = control.Control(agreed, source.width)
+        half = models.target_half(run, plm, source, is_trained, choice.in_use)
         decode = evaluation.decoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
         member = replicas.member(agreed, local.cluster, half)
@@ -78,13 +80,14 @@ def train(run: config.Run) -> int:
         start = met.start()
         if agreed.rank and start == 0:
             beginning = bottleneck.receive(ends.bottleneck)
-            half = models.narrowed_target(run, plm, half, is_trained, beginning)
+            half = bottleneck.narrowed_target(run, plm, half, is_trained, beginning)
         new_codecs = channels.init_codecs(agreed, half.program, source.width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         fresh = replicas.planned(fresh, half.mesh, member)
         restored, position = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
         rounds.go_on([restored], [position])
+        choice.go_on(position)
         del restored
         replica = pairs.replica_of(local.cluster)
         order = batches.Schedule(agreed, exchange_lengths(ends, text), replica)
@@ -99,6 +102,9 @@ def train(run: config.Run) -> int:
         def arrays() -> dict[str, Any]:
             return {"state": state, "codecs": codecs} | rounds.arrays()
 
+        def position_now() -> Any:
+            return rounds.position() or choice.position
+
         interrupt.is_graceful = True
         step = start
         ending = replicas.Ending(agreed, link, start, interrupt.requested)
@@ -107,6 +113,7 @@ def train(run: config.Run) -> int:
             *(ending.is_due, process.message),
         )
         for step in trace.each("wait", ranks.in_step(iter(steps))):
+            choice.begin(step)
             with trace.span("next batch", step=step):
                 bucket, micro_batches = batches.target_batch(
                     agreed, half.mesh, text, order, step
@@ -118,6 +125,12 @@ def train(run: config.Run) -> int:
                 grads=cut.zero_grads(state.params),
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
+            if choice.is_probed(step):
+                _, again = batches.target_batch(agreed, half.mesh, text, order, step)
+                first = next(half.with_key(again, state))
+                codecs[bucket] = choice.probe_target(
+                    step, half, state, first, ends, bucket, codecs[bucket]
+                )
             steps.done(step)
             with trace.span("compute", step=step):
                 metrics = step_metrics(metrics)
@@ -135,13 +148,14 @@ def train(run: config.Run) -> int:
                     )
                 record.evaluation(step, figures)
             if agreed.is_saved_after(step):
-                saved.save(step, arrays(), rounds.position())
-        saved.at_end(step, arrays(), rounds.position)
+                saved.save(step, arrays(), position_now())
+        saved.at_end(step, arrays(), position_now)
         described = {
             "ledger": link.ledger,
             "text": data.describe(text),
             "trained_parameters": models.trained_parameters(state),
             **met.described(rounds.described),
+            **choice.described,
         }
         record.finish(step, described)
     return interrupt.exit_status(local.cluster, step, agreed.steps)

@@ -90,8 +90,8 @@ def load(run: config.Run, folders: Folders) -> Both:
     if run.agreed.rank:
         beginning = bottleneck.of_text(run, plms[0], texts[0], target)
         halves = (
-            models.narrowed_source(run, plms[0], halves[0], beginning),
-            models.narrowed_target(run, plms[1], halves[1], is_trained, beginning),
+            bottleneck.narrowed_source(run, plms[0], halves[0], beginning),
+            bottleneck.narrowed_target(run, plms[1], halves[1], is_trained, beginning),
         )
     buckets = batches.row_buckets(run.agreed, texts[0])
     return Both(plms, texts, halves, batches.Schedule(run.agreed, buckets))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import channels, data, models
+from experiments.abnet import channels, crossing, data, models
 from experiments.abnet import config as abnet_config
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
@@ -317,6 +317,8 @@ def pace(
     """Returns the run as the planner takes it; see `scripts.plans.m3.pace`."""
     agreed, local = settings.run.agreed, settings.run.local
     texts = agreed.forward_codec, agreed.backward_codec
+    if crossing.is_auto(agreed):  # it begins with these
+        texts = crossing.LADDER[0], crossing.LADDER[0]
     return planner.ABNet(
         compute["source"],
         compute["target"],

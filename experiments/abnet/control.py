@@ -1,0 +1,279 @@
+"""Codecs that the run chooses by itself: `--forward_codec=auto --backward_codec=auto`.
+
+Every --probe_every steps the first micro-batch of a step crosses twice more, by the
+codecs in use and by the gentlest ones, and each side compares what it would train with.
+Then, in this order:
+
+    probe.front  source -> target  [1] float32, cosine of the source's gradients
+    probe.back   target -> source  [2] float32, that of the target's; its seconds
+    tape         source -> target  [6] float32, the probe as both write it
+
+The source measures how long the line takes, and so proposes; `parallel.codec_control`
+decides, the same on both sides. What was measured is also in the file `tape.jsonl` of
+the source's folder: a run that goes on takes it from there, and so comes to the same
+parameters. With fixed codecs nothing here does anything.
+"""
+
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.abnet import channels, config, crossing, models
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import ranks, selector
+from nebula_jax.communication.wire import session
+from nebula_jax.parallel import codec_control
+from nebula_jax.training import cut
+from nebula_jax.training import state as train_state
+
+FILE = "tape.jsonl"
+DELAY = 1  # step: both sides write the tape before the next one
+SHORTEST = 1e-6  # seconds
+Now = Callable[[], float]
+
+
+class Passed(NamedTuple):
+    """A micro-batch that crossed once more.
+
+    grads: that this side would train with.
+    computed: seconds in which this side computed.
+    total: seconds from its beginning to its end.
+    """
+
+    grads: Any
+    computed: float
+    total: float
+
+
+class Control:
+    """The choice of codecs in one cluster.
+
+    Attributes:
+      in_use: the rungs that the codecs of this cluster's half have now.
+    """
+
+    def __init__(
+        self,
+        agreed: config.Agreed,
+        width: int,
+        folder: pathlib.Path | None = None,
+        now: Now = time.perf_counter,
+    ) -> None:
+        """Begins with the gentlest codecs, or with the fixed ones.
+
+        Args:
+          agreed: of the run.
+          width: D of PLM-S.
+          folder: of the cluster that proposes, for what its clock measured.
+          now: a clock, in seconds.
+        """
+        self.in_use = crossing.InUse()
+        self._now = now
+        self._tape: codec_control.Tape | None = None
+        if crossing.is_auto(agreed):
+            self._tape = codec_control.Tape(policy(agreed, width))
+        self._path = None if folder is None else folder / FILE
+        self._recorded: dict[int, float] = {}
+        self._round_trip = math.inf
+
+    def go_on(self, position: Any) -> None:
+        """Goes on from what `position` was when a checkpoint was saved; None at step 0.
+
+        Raises:
+          ValueError: if it is no tape.
+        """
+        if self._tape is None:
+            return
+        self._tape.go_on(np.asarray(position or [], np.float32))
+        if self._path is not None and self._path.is_file():
+            rows = map(json.loads, self._path.read_text().splitlines())
+            self._recorded = {int(row[0]): row[-1] for row in rows}
+
+    @property
+    def position(self) -> Any:
+        """The tape as JSON values, for a checkpoint; None with fixed codecs."""
+        return None if self._tape is None else self._tape.rows.tolist()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The tape for a summary; {} with fixed codecs."""
+        return {} if self._tape is None else {"tape": self._tape.rows.tolist()}
+
+    def begin(self, step: int) -> None:
+        """Uses the codecs of a step."""
+        if self._tape is not None:
+            self.in_use.rungs = self._tape.rungs(step)
+
+    def is_probed(self, step: int) -> bool:
+        """Returns True if a micro-batch of this step crosses twice more."""
+        return self._tape is not None and self._tape.policy.is_probed(step)
+
+    def probe_source(
+        self,
+        step: int,
+        half: models.Half,
+        state: train_state.TrainState,
+        micro_batch: tuple[Any, Any],
+        ends: channels.Ends,
+        bucket: int,
+        states: cut.States,
+    ) -> cut.States:
+        """Probes the codecs on the source side, and writes the tape.
+
+        Args:
+          step: that is probed; its batch has crossed.
+          half: of the source.
+          state: before the step.
+          micro_batch: the first one of the step, with its key.
+          ends: of the source.
+          bucket: of the step.
+          states: of the half's codecs; used up.
+
+        Returns:
+          The states of the codecs.
+        """
+        tape = self._tape
+        assert tape is not None
+        in_use, params, passes = tape.rungs(step), half.params(state), []
+        for number, rungs in enumerate((in_use, codec_control.Rungs())):
+            self.in_use.rungs = rungs
+            begin = self._now()
+            selected, kept, _, states = half.program.forward(
+                params, micro_batch, None, states, step
+            )
+            jax.block_until_ready(selected.payload)
+            sent = self._now()
+            ends.hidden[bucket].send_payload(step, selected, number)
+            received = ends.gradient[bucket].recv_payload(step, number)
+            came = self._now()
+            grads, states = half.program.backward(
+                *(params, micro_batch, None, kept, received, states),
+                cut.zero_grads(state.params),
+            )
+            jax.block_until_ready(grads)
+            end = self._now()
+            passes.append(Passed(grads, (sent - begin) + (end - came), end - begin))
+        cosine = similarity(*(each.grads for each in passes))
+        asked = self._now()
+        ends.control.front.send(step, np.asarray([cosine], np.float32))
+        there, computed = np.asarray(ends.control.back.recv(step)).tolist()
+        # The least so far: at first programs are compiled in between.
+        self._round_trip = min(self._round_trip, self._now() - asked)
+        wire = passes[0].total - passes[0].computed - computed - self._round_trip
+        busier = max(passes[0].computed, computed, SHORTEST)
+        line_bound = max(0.0, wire) * self._share(in_use) / busier
+        line_bound = self._recorded.get(step, line_bound)
+        row = codec_control.as_row(
+            codec_control.Probe(step, in_use, there, cosine, line_bound)
+        )
+        row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
+        ends.control.tape.send(step, row)
+        tape.write(codec_control.of_row(row))
+        self._record(row)
+        return states
+
+    def probe_target(
+        self,
+        step: int,
+        half: models.Half,
+        state: train_state.TrainState,
+        micro_batch: tuple[Any, Any],
+        ends: channels.Ends,
+        bucket: int,
+        states: cut.States,
+    ) -> cut.States:
+        """Probes the codecs on the target side, and writes what the source proposes.
+
+        Args, Returns: as of `probe_source`.
+
+        Raises:
+          session.RemoteProtocolError: if the source writes what cannot follow.
+        """
+        tape = self._tape
+        assert tape is not None
+        in_use, params, passes = tape.rungs(step), half.params(state), []
+        for number, rungs in enumerate((in_use, codec_control.Rungs())):
+            self.in_use.rungs = rungs
+            received = ends.hidden[bucket].recv_payload(step, number)
+            begin = self._now()
+            reply, grads, _, states = half.program.step(
+                *(params, micro_batch, None, received, states),
+                *(cut.zero_grads(state.params), step),
+            )
+            jax.block_until_ready((reply.payload, grads))
+            seconds = self._now() - begin
+            ends.gradient[bucket].send_payload(step, reply, number)
+            passes.append(Passed(grads, seconds, seconds))
+        cosine = np.float32(similarity(*(each.grads for each in passes)))
+        ends.control.front.recv(step)
+        figures = np.asarray([cosine, passes[0].computed], np.float32)
+        ends.control.back.send(step, figures)
+        probe = codec_control.of_row(np.asarray(ends.control.tape.recv(step)))
+        try:
+            if not np.array_equal(probe.forward, cosine, equal_nan=True):
+                raise ValueError(f"a cosine of {probe.forward} where it was {cosine}")
+            tape.write(probe)
+        except ValueError as error:
+            raise session.RemoteProtocolError(
+                f"source wrote on the tape what cannot follow: {error}"
+            ) from None
+        return states
+
+    def _share(self, rungs: codec_control.Rungs) -> float:
+        """Returns the busier direction's share of the bytes that crossed."""
+        assert self._tape is not None
+        sizes = [
+            of_way[rung]
+            for of_way, rung in zip(self._tape.policy.sizes, rungs, strict=True)
+        ]
+        return max(sizes) / sum(sizes)
+
+    def _record(self, row: np.ndarray) -> None:
+        """Keeps a row, so that a run that goes on has not to measure it again."""
+        if self._path is not None and ranks.is_root() and row[0] not in self._recorded:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row.tolist()) + "\n")
+
+
+def similarity(one: Any, other: Any) -> float:
+    """Returns the cosine of two trees of gradients; NaN if one is 0 or not finite."""
+    return float(_similarity(one, other))
+
+
+@jax.jit
+def _similarity(one: Any, other: Any) -> jax.Array:
+    def product(a: Any, b: Any) -> jax.Array:
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
+
+    return product(one, other) * jax.lax.rsqrt(
+        product(one, one) * product(other, other)
+    )
+
+
+def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:
+    """Returns the rule of a run, with the sizes of what its codecs send.
+
+    Args:
+      agreed: of the run.
+      width: D of PLM-S.
+    """
+    spec = channels.hidden_spec(
+        agreed, agreed.length_buckets[-1], agreed.sent_width(width)
+    )
+    sizes = tuple(
+        max(
+            codec_lib.nbytes(codec_lib.payload_spec(each, spec))
+            for each in selector.variants(codec)
+        )
+        for codec in crossing.ladder(agreed)
+    )
+    return codec_control.Policy(
+        agreed.probe_every, DELAY, agreed.quality, (sizes, sizes)
+    )

@@ -1,0 +1,253 @@
+"""The choice of codecs while a run goes on, by what they do to gradients.
+
+Each direction of a cut has a ladder of codecs, the gentlest first. Every P steps one
+micro-batch crosses twice, by the codecs in use and by the gentlest ones; each side
+compares the gradients that it would train with, and what both found is a Probe. From
+the probes so far `decide` finds the rungs that are in use from a later step on: the
+cheapest that change gradients little, and only while the line is what a step waits for.
+It begins at the gentlest: so the step at which compression begins (Fig. 10) is found as
+well.
+
+A decision is a pure function of the probes. Clocks enter through these alone, and both
+sides keep the same Tape of them, in their checkpoints: what is on it is not measured
+again.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+WAYS = ("forward", "backward")
+
+
+class Rungs(NamedTuple):
+    """The places on the ladders of both directions, 0 for the gentlest."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+class Probe(NamedTuple):
+    """The figures of a step.
+
+    step: of the probe.
+    rungs: in use then.
+    forward: cosine of the back's gradients, with the hidden states as they came and as
+      the gentlest codec brings them.
+    backward: cosine of the front's gradients, likewise; what was lost on the way there
+      counts as well.
+    line_bound: seconds that the busier direction of the line takes for a micro-batch,
+      over those that the busier side computes for it; above 1 a step waits for the
+      line.
+    """
+
+    step: int
+    rungs: Rungs
+    forward: float
+    backward: float
+    line_bound: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The rule.
+
+    every: P, steps.
+    delay: steps from a probe to what follows from it; the decision has to arrive.
+    quality: smallest cosine that is good.
+    bad: probes in a row below it, after which a gentler rung is used.
+    good: probes in a row, not below it, after which a harder one is.
+    sizes: bytes of a micro-batch by the rungs of each direction.
+    """
+
+    every: int
+    delay: int
+    quality: float
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    bad: int = 2
+    good: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delay < self.every:
+            raise ValueError(
+                f"a decision comes after 1 to {self.every - 1} steps, before the next"
+                f" probe, not after {self.delay}"
+            )
+
+    def is_probed(self, step: int) -> bool:
+        """Returns True if a micro-batch of `step` crosses twice."""
+        return step % self.every == 0
+
+
+def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
+    """Returns the rungs that follow from the probes so far.
+
+    - `bad` probes in a row below `quality`: one rung gentler. The front's gradients
+      have the errors of both directions, the back's those of the forward one: so that
+      one comes first.
+    - `good` probes in a row of quality, in all of which the step waits for the line:
+      one rung harder, in the direction of which more crosses, or in both.
+    - As many in none of which it waits: one rung gentler, since there is room.
+
+    Each time that rungs were left, the harder ones as bad or the gentler ones because
+    the line was waited for, the probes that it takes to try them again are doubled: so
+    changes at the edge of two rungs become rare.
+
+    Args:
+      policy: of the run.
+      probes: in their order; all have the rungs that followed from those before.
+    """
+    if not probes:
+        return Rungs()
+    now, here = probes[-1].rungs, _at_these_rungs(probes)
+    for way in WAYS:
+        gentler, last = _moved(policy, now, (way,), -1), here[-policy.bad :]
+        is_enough = len(last) == policy.bad and gentler != now
+        if is_enough and not any(_is_good(policy, each, way) for each in last):
+            return gentler
+    for by, is_due in ((1, _asks_for_less), (-1, _has_room)):
+        wanted = _moved(policy, now, _wider(policy, now), by)
+        needed = policy.good * 2 ** _left(policy, probes, wanted, -by)
+        last = here[-needed:]
+        is_enough = len(last) == needed and wanted != now
+        if is_enough and all(is_due(policy, each) for each in last):
+            return wanted
+    return now
+
+
+def _at_these_rungs(probes: Sequence[Probe]) -> Sequence[Probe]:
+    """Returns the last probes that have the same rungs."""
+    count = 0
+    while count < len(probes) and probes[-1 - count].rungs == probes[-1].rungs:
+        count += 1
+    return probes[len(probes) - count :]
+
+
+def _is_good(policy: Policy, probe: Probe, way: str) -> bool:
+    cosine: float = getattr(probe, way)
+    return cosine >= policy.quality  # NaN is not
+
+
+def _asks_for_less(policy: Policy, probe: Probe) -> bool:
+    is_good = all(_is_good(policy, probe, way) for way in WAYS)
+    return is_good and probe.line_bound > 1
+
+
+def _has_room(policy: Policy, probe: Probe) -> bool:
+    del policy
+    return probe.line_bound <= 1
+
+
+def _wider(policy: Policy, rungs: Rungs) -> tuple[str, ...]:
+    """Returns the direction of which more crosses: a full-duplex line waits for it."""
+    sizes = [policy.sizes[place][rung] for place, rung in enumerate(rungs)]
+    return tuple(
+        way for way, size in zip(WAYS, sizes, strict=True) if size == max(sizes)
+    )
+
+
+def _moved(policy: Policy, rungs: Rungs, ways: Sequence[str], by: int) -> Rungs:
+    """Returns the rungs one further, as far as the ladders go."""
+    tops = {way: len(policy.sizes[place]) - 1 for place, way in enumerate(WAYS)}
+    return rungs._replace(
+        **{way: min(tops[way], max(0, getattr(rungs, way) + by)) for way in ways}
+    )
+
+
+def _left(policy: Policy, probes: Sequence[Probe], rungs: Rungs, by: int) -> int:
+    """Returns how often these rungs were left: for gentler ones as bad, or for harder.
+
+    Args:
+      policy, probes: as of `decide`.
+      rungs: that were left.
+      by: -1 for gentler, 1 for harder.
+    """
+    count = 0
+    for before, after in itertools.pairwise(probes):
+        if before.rungs != rungs:
+            continue
+        apart = sum(after.rungs) - sum(before.rungs)
+        was_bad = not all(_is_good(policy, before, way) for way in WAYS)
+        count += apart > 0 if by > 0 else apart < 0 and was_bad
+    return count
+
+
+FIGURES = 6  # of a probe
+
+
+def as_row(probe: Probe) -> np.ndarray:
+    """Returns a probe as [6] float32, for a line and for a checkpoint."""
+    figures = *probe.rungs, probe.forward, probe.backward, probe.line_bound
+    return np.asarray([probe.step, *figures], np.float32)
+
+
+def of_row(row: np.ndarray) -> Probe:
+    """Returns the probe that `as_row` made a row of."""
+    step, forward, backward, *figures = row.tolist()
+    return Probe(int(step), Rungs(int(forward), int(backward)), *figures)
+
+
+class Tape:
+    """The probes of a run, and the rungs of each step that follow from them.
+
+    Both sides have the same one; it is saved with the parameters.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        """Begins without a probe."""
+        self.policy = policy
+        self.probes: list[Probe] = []
+
+    def rungs(self, step: int) -> Rungs:
+        """Returns the rungs that are in use in a step."""
+        known = [each for each in self.probes if each.step + self.policy.delay <= step]
+        return decide(self.policy, known)
+
+    def write(self, probe: Probe) -> None:
+        """Adds what was found in a step.
+
+        Raises:
+          ValueError: if it is not the next probe, its rungs were not in use, or a
+            number cannot be.
+        """
+        every, before = self.policy.every, len(self.probes)
+        if probe.step != (before + 1) * every:
+            raise ValueError(f"a probe of step {probe.step} after {before} probes")
+        if probe.rungs != self.rungs(probe.step):
+            raise ValueError(
+                f"a probe of step {probe.step} with {probe.rungs}, where the tape has"
+                f" {self.rungs(probe.step)}"
+            )
+        cosines = probe.forward, probe.backward
+        # Of gradients that are not finite nothing is better than the gentlest rung.
+        if not all(-1.001 <= each <= 1.001 or np.isnan(each) for each in cosines):
+            raise ValueError(f"a probe of step {probe.step} has cosines {cosines}")
+        if not (np.isfinite(probe.line_bound) and probe.line_bound >= 0):
+            raise ValueError(
+                f"a probe of step {probe.step} has a ratio of times of"
+                f" {probe.line_bound}"
+            )
+        self.probes.append(probe)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The tape for a checkpoint: [probes, 6] float32."""
+        return np.asarray(list(map(as_row, self.probes)), np.float32).reshape(
+            -1, FIGURES
+        )
+
+    def go_on(self, rows: np.ndarray) -> None:
+        """Takes the probes of a checkpoint, in place of those so far.
+
+        Args:
+          rows: as `rows`.
+
+        Raises:
+          ValueError: if they do not follow from each other.
+        """
+        self.probes = []
+        for row in rows.reshape(-1, FIGURES):
+            self.write(of_row(row))

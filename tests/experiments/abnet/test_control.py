@@ -1,0 +1,177 @@
+"""Codecs that a run over two clusters chooses by itself."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny_translations
+
+from experiments.abnet import channels, checks, config, control, crossing, report
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.parallel import codec_control
+
+STEPS, EVERY, SAVED = 24, 2, 12
+RUN = {
+    "data_dir": "alike",
+    "source_model": "models/shallow_spanish",
+    "target_model": "models/shallow_english",
+    "length_buckets": "8",
+    "objective": "ar",
+    "steps": STEPS,
+    "checkpoint_every": SAVED,
+    "forward_codec": "auto",
+    "backward_codec": "auto",
+    "quality": 0.5,  # gradients of so small a model are coarse
+    "probe_every": EVERY,
+    "bottleneck": "8,3",
+    "tls": "off",
+    # Slow, so that whatever crosses is waited for.
+    "wan": "60kbit,1ms",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tiny_translations.Translations(tmp_path_factory.mktemp("translations"))
+
+
+@pytest.fixture(scope="module")
+def split(runs):
+    """A run over a slow line: its folder."""
+    status, output = runs.run(workdir="split", **RUN)
+    assert status == 0, output
+    return runs.folder / "split"
+
+
+def tape_of(workdir):
+    """The rows of the tape, as the summaries of both sides have them."""
+    source, target = (
+        json.loads((workdir / name / "summary.json").read_text())["tape"]
+        for name in ("source", "target")
+    )
+    assert source == target
+    return np.array(source)
+
+
+def test_it_begins_gentle_and_goes_on_harder_while_the_line_is_waited_for(split):
+    tape = tape_of(split)
+    np.testing.assert_array_equal(tape[:, 0], np.arange(EVERY, STEPS + 1, EVERY))
+    np.testing.assert_array_equal(tape[:4, 1:3], 0)
+    np.testing.assert_allclose(tape[:4, 3:5], 1.0, atol=1e-5)  # the same codecs
+    assert (tape[1:, 5] > 1).all()  # in the first programs are compiled
+    harder = tape[:, 1:3].sum(axis=1)
+    assert (np.diff(harder) >= 0).all()
+    assert set(harder[:8]) == {0, 2}
+    assert harder[-1] > 2
+
+
+def test_only_what_the_rungs_send_crosses(split):
+    """Bytes of a step fall with the rungs."""
+    records = [
+        json.loads(line)
+        for line in (split / "source" / "metrics.jsonl").read_text().splitlines()
+    ]
+    sent = {
+        each["step"]: each["bytes_sent"] for each in records if "bytes_sent" in each
+    }
+    early = sent[6] - sent[4]
+    late = sent[STEPS - 2] - sent[STEPS - 4]
+    assert late < early
+
+
+def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_tape(runs, split):
+    """And ends with the same parameters, bit for bit, whatever they would measure."""
+    resumed = runs.folder / "resumed"
+    shutil.copytree(split, resumed)
+    for side in ("source", "target"):
+        shutil.rmtree(resumed / side / "checkpoints" / f"{STEPS:08d}")
+        (resumed / side / "summary.json").unlink()
+    (resumed / "summary.json").unlink()
+    status, output = runs.run(workdir="resumed", **RUN | {"wan": ""})
+    assert status == 0, output
+    np.testing.assert_array_equal(tape_of(resumed), tape_of(split))
+    for got, want in zip(
+        runs.sides("resumed", STEPS), runs.sides("split", STEPS), strict=True
+    ):
+        tiny_translations.assert_same(got, want)
+
+
+def test_the_report_names_the_codecs_and_their_steps(split):
+    summary = json.loads((split / "summary.json").read_text())
+    text = report.markdown(summary)
+    assert "| from step | forward | backward | cosines there |" in text
+    assert r"| 1 | `pack_tokens\|fp16` | `pack_tokens\|fp16` | 1.0000, 1.0000 |" in text
+    assert r"`pack_tokens\|int8(64)`" in text
+
+
+def agreed_of(**flags):
+    return tiny_translations.run(
+        **tiny_translations.TINY | RUN | {"workdir": "w"} | flags
+    ).agreed
+
+
+def test_the_ladder_ends_with_fewer_columns_and_every_rung_is_smaller():
+    agreed = agreed_of(bottleneck="96,64,32")
+    policy = control.policy(agreed, 384)
+    assert len(policy.sizes[0]) == len(crossing.LADDER) + 2
+    for of_way in policy.sizes:
+        assert list(of_way) == sorted(set(of_way), reverse=True)
+    plain = control.policy(agreed_of(bottleneck=""), 384)
+    assert len(plain.sizes[0]) == len(crossing.LADDER)
+
+
+def test_a_rung_is_what_the_codec_encodes_with():
+    agreed, in_use = agreed_of(), crossing.InUse()
+    spec = channels.hidden_spec(agreed, 8, 8)
+    arrays = {
+        "hidden": np.ones(spec["hidden"].shape, np.float32),
+        "mask": np.ones(spec["mask"].shape, bool),
+        "index": np.arange(len(spec["index"].shape), dtype=np.int32),
+    }
+    codec = crossing.backward(agreed, in_use).codec
+    sizes = []
+    for rung in range(4):
+        in_use.rungs = codec_control.Rungs(0, rung)
+        sent, _ = codec.encode(arrays, codec.init(spec))
+        sizes.append(codec_lib.nbytes(sent.payload))
+    assert sizes == sorted(set(sizes), reverse=True)
+
+
+def test_gradients_that_are_no_numbers_have_no_cosine():
+    one = {"a": np.float32([1, 2]), "b": np.float32([[3]])}
+    assert control.similarity(one, one) == pytest.approx(1)
+    other = {"a": np.float32([-1, -2]), "b": np.float32([[-3]])}
+    assert control.similarity(one, other) == pytest.approx(-1)
+    assert np.isnan(control.similarity(one, {"a": one["a"] * np.nan, "b": one["b"]}))
+    nothing = {"a": np.zeros(2, np.float32), "b": np.zeros((1, 1), np.float32)}
+    assert np.isnan(control.similarity(one, nothing))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (
+            {"backward_codec": "fp16"},
+            "--forward_codec=auto: --forward_codec and --back",
+        ),
+        (
+            {"forward_codec": "fp16"},
+            "--backward_codec=auto: --forward_codec and --back",
+        ),
+        ({"cluster": "whole"}, "not for --cluster=whole, nor for --replicas"),
+        ({"replicas": 2, "bottleneck": ""}, "not for --cluster=whole, nor for --repl"),
+    ],
+)
+def test_where_nothing_can_be_chosen_it_is_refused(flags, problem):
+    values = tiny_translations.TINY | RUN | {"workdir": "w", "cluster": "all"} | flags
+    with pytest.raises(errors.SettingsError) as refused:
+        checks.check(tiny_translations.run(**values))
+    assert problem in str(refused.value)
+
+
+def test_runs_with_fixed_codecs_have_the_settings_they_had():
+    found = config.settings(agreed_of(forward_codec="fp16", backward_codec="fp16"))
+    assert not {"--quality", "--probe_every"} & found.keys()
+    assert {"--quality", "--probe_every"} <= config.settings(agreed_of()).keys()

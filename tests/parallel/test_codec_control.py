@@ -1,0 +1,153 @@
+"""The rule that chooses codecs, alone and on lines that a formula stands for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from nebula_jax.parallel import codec_control
+from nebula_jax.parallel.codec_control import Probe, Rungs
+
+EVERY, DELAY = 5, 2
+SIZES = (1000, 500, 250, 120, 60)
+POLICY = codec_control.Policy(EVERY, DELAY, 0.98, (SIZES, SIZES))
+WAITS, COMPUTES = 2.0, 1.0
+
+
+def probes(*figures):
+    """Probes of (rungs, forward, backward, line_bound), in turn."""
+    return [
+        Probe(EVERY * (number + 1), Rungs(*rungs), *rest)
+        for number, (rungs, *rest) in enumerate(figures)
+    ]
+
+
+def decided(*figures):
+    return codec_control.decide(POLICY, probes(*figures))
+
+
+GOOD = (0.99, 0.99, WAITS)
+
+
+def test_it_begins_at_the_gentlest():
+    assert decided() == Rungs(0, 0)
+
+
+def test_one_rung_harder_after_four_good_probes_and_only_if_the_line_is_waited_for():
+    assert decided(*[((0, 0), *GOOD)] * 3) == Rungs(0, 0)
+    assert decided(*[((0, 0), *GOOD)] * 4) == Rungs(1, 1)
+    for bad in ((0.97, 0.99, WAITS), (0.99, 0.97, WAITS), (0.99, 0.99, COMPUTES)):
+        figures = [((0, 0), *GOOD)] * 3 + [((0, 0), *bad)]
+        assert decided(*figures) == Rungs(0, 0)
+
+
+def test_what_crosses_less_is_left_as_it_is():
+    assert decided(*[((2, 1), *GOOD)] * 4) == Rungs(2, 2)
+    assert decided(*[((1, 3), *GOOD)] * 4) == Rungs(2, 3)
+    assert decided(*[((4, 4), *GOOD)] * 9) == Rungs(4, 4)
+
+
+def test_one_rung_gentler_after_two_bad_probes_in_the_direction_that_is_to_blame():
+    forward, backward = (0.9, 0.9, WAITS), (0.99, 0.9, WAITS)
+    assert decided(((2, 2), *forward)) == Rungs(2, 2)
+    assert decided(*[((2, 2), *forward)] * 2) == Rungs(1, 2)
+    assert decided(*[((2, 2), *backward)] * 2) == Rungs(2, 1)
+    assert decided(*[((0, 2), *forward)] * 2) == Rungs(0, 1)
+    assert decided(((2, 2), *forward), ((2, 2), *GOOD)) == Rungs(2, 2)
+    assert decided(*[((2, 2), np.nan, np.nan, WAITS)] * 2) == Rungs(1, 2)
+    # Those of other rungs do not count.
+    assert decided(((3, 3), *forward), ((2, 3), *forward)) == Rungs(2, 3)
+
+
+def test_one_rung_gentler_where_bytes_are_to_be_had():
+    room = (0.99, 0.99, COMPUTES)
+    assert decided(*[((2, 2), *room)] * 3) == Rungs(2, 2)
+    assert decided(*[((2, 2), *room)] * 4) == Rungs(1, 1)
+    assert decided(*[((0, 0), *room)] * 9) == Rungs(0, 0)
+
+
+def test_rungs_that_were_left_are_tried_again_later_and_later():
+    bad = (0.9, 0.9, WAITS)
+    once = [((0, 0), *GOOD)] * 4 + [((1, 1), *bad)] * 2
+    once += [((0, 1), *bad)] * 2 + [((0, 0), *GOOD)] * 7
+    assert decided(*once) == Rungs(0, 0)
+    assert decided(*once, ((0, 0), *GOOD)) == Rungs(1, 1)
+
+
+def run(line, cosines, steps=2000, compute=1.0, every=EVERY):
+    """A run on a line of so many bytes a second; returns its tape and step times.
+
+    line: step -> bytes a second.
+    cosines: of each rung.
+    """
+    policy = dataclasses.replace(POLICY, every=every)
+    tape, times = codec_control.Tape(policy), []
+    for step in range(1, steps + 1):
+        rungs = tape.rungs(step)
+        wire = max(SIZES[rung] for rung in rungs) / line(step)
+        times.append(max(compute, wire))
+        if policy.is_probed(step):
+            forward = cosines[rungs.forward]
+            both = forward * cosines[rungs.backward]
+            row = codec_control.as_row(
+                Probe(step, rungs, forward, both, wire / compute)
+            )
+            tape.write(codec_control.of_row(row))
+    return tape, np.array(times)
+
+
+COSINES = (1.0, 0.9999, 0.995, 0.96, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("rate", "wanted"), [(10.0, 2), (100.0, 2), (300.0, 2), (600.0, 1), (2000.0, 0)]
+)
+def test_it_settles_on_the_gentlest_that_the_line_takes_or_the_hardest_of_quality(
+    rate, wanted
+):
+    tape, times = run(lambda step: rate, COSINES)
+    best = min(max(1.0, SIZES[rung] / rate) for rung in (0, 1, 2))
+    assert times[-500:].mean() <= 1.05 * best
+    last = [max(tape.rungs(step)) for step in range(1500, 2000)]
+    assert np.mean(np.array(last) == wanted) > 0.9
+
+
+def test_it_follows_a_line_that_changes():
+    tape, times = run(lambda step: 2000.0 if step < 1000 else 250.0, COSINES)
+    assert tape.rungs(999) == Rungs(0, 0)
+    assert times[-500:].mean() <= 1.05
+    assert max(tape.rungs(2000)) == 2
+
+
+def test_a_rung_that_costs_quality_is_not_used_for_long():
+    tape, _ = run(lambda step: 10.0, COSINES, steps=4000)
+    used = np.array([max(tape.rungs(step)) for step in range(1, 4001)])
+    assert np.mean(used > 2) < 0.05
+    assert used[:20].max() == 0
+
+
+def test_a_tape_that_was_saved_goes_on_as_it_was():
+    tape, _ = run(lambda step: 100.0, COSINES, steps=200)
+    other = codec_control.Tape(POLICY)
+    other.go_on(tape.rows)
+    assert other.probes == tape.probes
+    assert tape.rows.shape == (40, 6)
+    half = codec_control.Tape(POLICY)
+    half.go_on(tape.rows[:20])
+    assert half.probes == tape.probes[:20]
+    assert half.rungs(104) == tape.rungs(104)
+
+
+def test_what_cannot_follow_is_refused():
+    tape = codec_control.Tape(POLICY)
+    for probe, problem in (
+        (Probe(10, Rungs(), 1, 1, 1), "a probe of step 10 after 0 probes"),
+        (Probe(5, Rungs(1, 0), 1, 1, 1), "where the tape has"),
+        (Probe(5, Rungs(), 1.5, 1, 1), "has cosines"),
+        (Probe(5, Rungs(), 1, 1, np.inf), "a ratio of times of inf"),
+        (Probe(5, Rungs(), 1, 1, -1), "a ratio of times of -1"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            tape.write(probe)
+    with pytest.raises(ValueError, match="after 1 to 4 steps, before the next probe"):
+        dataclasses.replace(POLICY, delay=5)
