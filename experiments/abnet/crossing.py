@@ -35,13 +35,16 @@ class InUse:
 def rank_of_step(agreed: config.Agreed, step: int) -> int:
     """Returns which of --bottleneck a step uses, its place in the list.
 
+    Half of the steps use the first, which has most to learn; the others share the rest.
+
     Args:
-      agreed: of the run.
+      agreed: of the run, with two ranks or more.
       step: counted from 1.
     """
     text = f"rank of step {step} with seed {agreed.seed}"
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-    return drawn % len(agreed.bottleneck)
+    others = len(agreed.bottleneck) - 1
+    return max(0, drawn % (2 * others) - others + 1)
 
 
 def is_auto(agreed: config.Agreed) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 STARTS = (16, 8, 2)  # Fig. 10: compression begins at 1/16, 1/8, 1/2 of the steps
 START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 RANKS = (192, 128, 96, 64)
+NARROWEST = 48
 NARROW = "pack_tokens|hadamard|int4(64)|fp16"
 """The codec behind a bottleneck; scales as fp16."""
 ONE_RUN = "bottleneck of all four"
@@ -60,7 +61,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
     ]
     narrow = [
         Row(f"bottleneck of {rank}", *[NARROW] * 2, bottleneck=str(rank))
-        for rank in RANKS
+        for rank in (*RANKS, NARROWEST)
     ]
     several = ",".join(map(str, RANKS))
     one = Row(ONE_RUN, *[NARROW] * 2, bottleneck=several)
