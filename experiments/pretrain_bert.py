@@ -1,6 +1,6 @@
 """BERT in every cluster: masked language modeling, with local steps over a slow line.
 
-    python -m experiments.pretrain_bert \
+    python -m experiments.pretrain_bert \\
         --flagfile=experiments/flags/bert_quickstart.flags
 
 starts two clusters here, each of which trains a copy on its own rows of real text; they

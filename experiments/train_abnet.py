@@ -1,6 +1,6 @@
 """Scenario II: a translator whose halves never show each other their text (Fig. 5, 7).
 
-    python -m experiments.train_abnet \
+    python -m experiments.train_abnet \\
         --flagfile=experiments/flags/abnet_quickstart.flags
 
 starts the source and the target cluster here. On real clusters each runs its own part

@@ -1,8 +1,8 @@
 """Plans a run before any cluster is started: its time, its bottleneck, its settings.
 
-    python -m scripts.plan --flagfile=experiments/flags/m3_paper.flags \
+    python -m scripts.plan --flagfile=experiments/flags/m3_paper.flags \\
         --cluster_devices=8,64 --device_tflops=50,50 --wan=170mbit,15ms
-    python -m scripts.plan --flagfile=experiments/flags/m3_quickstart.flags \
+    python -m scripts.plan --flagfile=experiments/flags/m3_quickstart.flags \\
         --wan=60mbit,15ms --calibrate
 
 Nothing is started, and no weights are made: both models are traced, the codecs give the

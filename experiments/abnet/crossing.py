@@ -90,13 +90,19 @@ def backward(agreed: config.Agreed, in_use: InUse | None = None) -> codecs.Compr
     return _of_ranks(agreed, agreed.backward_codec)
 
 
+def texts(agreed: config.Agreed) -> tuple[str, str]:
+    """Returns the codecs that the run begins with, in both directions, as flags."""
+    if is_auto(agreed):
+        return LADDER[0], LADDER[0]
+    return agreed.forward_codec, agreed.backward_codec
+
+
 def evaluation(agreed: config.Agreed) -> codecs.Compression:
     """Returns how hidden states are made smaller in evaluation, with all columns.
 
     As in training; with `auto` by the gentlest of its codecs.
     """
-    text = LADDER[0] if is_auto(agreed) else agreed.forward_codec
-    return codecs.from_string(text)
+    return codecs.from_string(texts(agreed)[0])
 
 
 def _of_ladder(

@@ -316,9 +316,7 @@ def pace(
 ) -> planner.ABNet:
     """Returns the run as the planner takes it; see `scripts.plans.m3.pace`."""
     agreed, local = settings.run.agreed, settings.run.local
-    texts = agreed.forward_codec, agreed.backward_codec
-    if crossing.is_auto(agreed):  # it begins with these
-        texts = crossing.LADDER[0], crossing.LADDER[0]
+    texts = crossing.texts(agreed)
     return planner.ABNet(
         compute["source"],
         compute["target"],

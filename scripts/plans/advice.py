@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from experiments.abnet import crossing
 from nebula_jax import errors
 from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import planner
@@ -231,7 +232,7 @@ def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
     """
     agreed = plan.run.agreed
     share = run.micro_batches / number
-    texts = agreed.forward_codec, agreed.backward_codec
+    texts = crossing.texts(agreed)
     forward, backward = abnet.bytes_each_way(plan, texts, number)
 
     def part(compute: planner.Compute) -> planner.Compute:
