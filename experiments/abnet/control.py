@@ -14,6 +14,7 @@ the source's folder: a run that goes on takes it from there, and so comes to the
 parameters. With fixed codecs nothing here does anything.
 """
 
+import contextlib
 import json
 import math
 import pathlib
@@ -93,8 +94,11 @@ class Control:
             return
         self._tape.go_on(np.asarray(position or [], np.float32))
         if self._path is not None and self._path.is_file():
-            rows = map(json.loads, self._path.read_text().splitlines())
-            self._recorded = {int(row[0]): row[-1] for row in rows}
+            for line in self._path.read_text().splitlines():
+                # A process that is killed may leave half a line.
+                with contextlib.suppress(ValueError):
+                    step, *_, line_bound = json.loads(line)
+                    self._recorded[int(step)] = float(line_bound)
 
     @property
     def position(self) -> Any:
@@ -217,7 +221,7 @@ class Control:
         ends.control.back.send(step, figures)
         probe = codec_control.of_row(np.asarray(ends.control.tape.recv(step)))
         try:
-            if not np.array_equal(probe.forward, cosine, equal_nan=True):
+            if probe.forward != cosine:
                 raise ValueError(f"a cosine of {probe.forward} where it was {cosine}")
             tape.write(probe)
         except ValueError as error:
@@ -239,12 +243,13 @@ class Control:
         """Keeps a row, so that a run that goes on has not to measure it again."""
         if self._path is not None and ranks.is_root() and row[0] not in self._recorded:
             with self._path.open("a") as file:
-                file.write(json.dumps(row.tolist()) + "\n")
+                file.write(f"\n{json.dumps(row.tolist())}\n")
 
 
 def similarity(one: Any, other: Any) -> float:
-    """Returns the cosine of two trees of gradients; NaN if one is 0 or not finite."""
-    return float(_similarity(one, other))
+    """Returns the cosine of two trees of gradients; -1 if one is 0 or not finite."""
+    cosine = float(_similarity(one, other))
+    return cosine if math.isfinite(cosine) else -1.0
 
 
 @jax.jit

@@ -128,7 +128,7 @@ def _at_these_rungs(probes: Sequence[Probe]) -> Sequence[Probe]:
 
 def _is_good(policy: Policy, probe: Probe, way: str) -> bool:
     cosine: float = getattr(probe, way)
-    return cosine >= policy.quality  # NaN is not
+    return cosine >= policy.quality
 
 
 def _asks_for_less(policy: Policy, probe: Probe) -> bool:
@@ -222,8 +222,7 @@ class Tape:
                 f" {self.rungs(probe.step)}"
             )
         cosines = probe.forward, probe.backward
-        # Of gradients that are not finite nothing is better than the gentlest rung.
-        if not all(-1.001 <= each <= 1.001 or np.isnan(each) for each in cosines):
+        if not all(-1.001 <= each <= 1.001 for each in cosines):
             raise ValueError(f"a probe of step {probe.step} has cosines {cosines}")
         if not (np.isfinite(probe.line_bound) and probe.line_bound >= 0):
             raise ValueError(
