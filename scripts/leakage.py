@@ -27,10 +27,9 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.models import pretrained
 from nebula_jax.runtime import process, report, run_folder
-from scripts import table5_compression
 from scripts.leaks import gradients, hidden, markdown, victim, word_indices
 from scripts.leaks.line import Line
-from scripts.tables import config
+from scripts.tables import compression_rows, config
 from scripts.tables import runs as table_runs
 
 for _name in (*config.FLAGS, "rows"):
@@ -63,13 +62,15 @@ SIZES = Sizes()
 
 def chosen(
     names: Sequence[str], settings: Mapping[str, str]
-) -> list[table5_compression.Row]:
+) -> list[compression_rows.Row]:
     """Returns the rows of Table 5 of these names; all if there is none.
+
+    Those with a bottleneck are left out: they have another model.
 
     Raises:
       errors.SettingsError: at a name that is no row's.
     """
-    rows = table5_compression.rows(settings)
+    rows = [row for row in compression_rows.rows(settings) if not row.bottleneck]
     known = [row.name for row in rows]
     for name in names:
         if name not in known:
@@ -88,7 +89,7 @@ def thirds(layers: int) -> list[int]:
     return sorted({round(layers * part / 3) for part in range(4)})
 
 
-def bleu(record: Mapping[str, Any], row: table5_compression.Row) -> list[float]:
+def bleu(record: Mapping[str, Any], row: compression_rows.Row) -> list[float]:
     """Returns the BLEU that Table 5's record has of a row, for each of its seeds."""
     for each in record.get("rows", ()):
         if (each["name"], each["forward"]) == (row.name, row.forward):
@@ -98,7 +99,7 @@ def bleu(record: Mapping[str, Any], row: table5_compression.Row) -> list[float]:
 
 def gather(
     attacked: victim.Victim,
-    rows: Sequence[table5_compression.Row],
+    rows: Sequence[compression_rows.Row],
     table5: Mapping[str, Any],
     seeds: Sequence[int],
     sizes: Sizes = SIZES,
