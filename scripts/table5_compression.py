@@ -31,7 +31,7 @@ from scripts.tables import runs as table_runs
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
-flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
+flags.declare_key_flag("rows")
 flags.DEFINE_list(
     "stages",
     ["quality", "speed", "start"],

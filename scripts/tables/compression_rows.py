@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from absl import flags
+
+flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
+
 STARTS = (16, 8, 2)  # Fig. 10: compression begins at 1/16, 1/8, 1/2 of the steps
 START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 RANKS = (192, 128, 96, 64)
