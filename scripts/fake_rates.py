@@ -18,6 +18,7 @@ from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime import report, run_folder
+from scripts import table_m3_recipe
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
@@ -51,6 +52,7 @@ def run_of(setting: Setting, seed: str, table: config.Table) -> table_runs.Run:
         "experiments.pretrain_m3",
         (
             *table.arguments(table_runs.flagfile(PRETRAINING)),
+            *table_m3_recipe.BEFORE,
             *(
                 f"--temperature={setting.temperature}",
                 f"--mask_rate={setting.mask_rate}",

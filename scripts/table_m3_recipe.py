@@ -29,12 +29,15 @@ PRETRAINING = "m3_xnli15_warm"
 STEPS, EVERY = 100, 25
 KEPT = m3_report.GAP_KEPT
 """Share of the start's translation gap that a recipe has to keep."""
+BEFORE = (
+    *("--learning_rate=1e-4", "--head_warmup_steps=0", "--head_learning_rate=0"),
+    *("--head_priors=false", "--layer_decay=1", "--freeze_embeddings=false"),
+)
+"""Flags of before there was a recipe: the flagfile has the one that was chosen."""
 COMMON = (
     *("--cluster=whole", f"--steps={STEPS}", f"--eval_every={EVERY}"),
     *("--discriminator_layers=6", "--warmup_steps=20", f"--checkpoint_every={STEPS}"),
-    # As it was before there was a recipe: the flagfile has the one that was chosen.
-    *("--learning_rate=1e-4", "--head_warmup_steps=0", "--head_learning_rate=0"),
-    *("--nohead_priors", "--layer_decay=1", "--nofreeze_embeddings"),
+    *BEFORE,
 )
 ALONE = (*("--head_warmup_steps=25", "--head_learning_rate=1e-3"),)
 PRIORS = (*ALONE, "--head_priors")

@@ -200,11 +200,12 @@ class Tape:
         """Begins without a probe."""
         self.policy = policy
         self.probes: list[Probe] = []
+        self._decided = [Rungs()]  # after so many probes
 
     def rungs(self, step: int) -> Rungs:
         """Returns the rungs that are in use in a step."""
-        known = [each for each in self.probes if each.step + self.policy.delay <= step]
-        return decide(self.policy, known)
+        known = (step - self.policy.delay) // self.policy.every
+        return self._decided[max(0, min(known, len(self.probes)))]
 
     def write(self, probe: Probe) -> None:
         """Adds what was found in a step.
@@ -230,6 +231,7 @@ class Tape:
                 f" {probe.line_bound}"
             )
         self.probes.append(probe)
+        self._decided.append(decide(self.policy, self.probes))
 
     @property
     def rows(self) -> np.ndarray:
@@ -247,6 +249,6 @@ class Tape:
         Raises:
           ValueError: if they do not follow from each other.
         """
-        self.probes = []
+        self.probes, self._decided = [], [Rungs()]
         for row in rows.reshape(-1, FIGURES):
             self.write(of_row(row))

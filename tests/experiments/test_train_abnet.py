@@ -30,12 +30,7 @@ SHALLOW = {
     "target_model": "models/shallow_english",
 }
 # All sentences in one shape, which is soon compiled.
-ALIKE = {
-    "data_dir": "alike",
-    "length_buckets": "8",
-    "objective": "ar",
-    "tls": "off",
-} | SHALLOW
+ALIKE = tiny_translations.ALIKE | {"tls": "off"}
 
 
 @pytest.fixture(scope="module")

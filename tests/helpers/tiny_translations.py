@@ -46,6 +46,16 @@ TINY = {
 }
 
 
+# Models of one layer and sentences of one length: soon compiled.
+ALIKE = {
+    "data_dir": "alike",
+    "source_model": "models/shallow_spanish",
+    "target_model": "models/shallow_english",
+    "length_buckets": "8",
+    "objective": "ar",
+}
+
+
 def pair(n: int) -> tuple[str, str]:
     """The n-th sentence in English and in Spanish; every third is long."""
     names = list(THINGS)

@@ -24,11 +24,7 @@ from nebula_jax.training import checkpoint
 
 STEPS, EVERY, RANKS = 4, 2, (8, 3)
 RUN = {
-    "data_dir": "alike",
-    "source_model": "models/shallow_spanish",
-    "target_model": "models/shallow_english",
-    "length_buckets": "8",
-    "objective": "ar",
+    **tiny_translations.ALIKE,
     "steps": STEPS,
     "checkpoint_every": EVERY,
     "forward_codec": "pack_tokens|int8(row)",

@@ -14,11 +14,7 @@ from nebula_jax.parallel import codec_control
 
 STEPS, EVERY, SAVED = 24, 2, 12
 RUN = {
-    "data_dir": "alike",
-    "source_model": "models/shallow_spanish",
-    "target_model": "models/shallow_english",
-    "length_buckets": "8",
-    "objective": "ar",
+    **tiny_translations.ALIKE,
     "steps": STEPS,
     "checkpoint_every": SAVED,
     "forward_codec": "auto",

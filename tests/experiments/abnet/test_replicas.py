@@ -47,11 +47,7 @@ EACH_STEP = {
 }
 # Rounds under way while the clusters train, and codecs with a memory, of both kinds.
 RUN = {
-    "data_dir": "alike",
-    "source_model": "models/shallow_spanish",
-    "target_model": "models/shallow_english",
-    "length_buckets": "8",
-    "objective": "ar",
+    **tiny_translations.ALIKE,
     "steps": STEPS,
     "checkpoint_every": EVERY,
     "forward_codec": "from_step(3,error_feedback(int8(8)))",
