@@ -452,7 +452,7 @@ def test_nobody_there_is_an_error_after_the_timeout():
     start = time.monotonic()
     with pytest.raises(bridge.ConnectError, match="nobody answers at 127"):
         connect(address, connect_timeout=0.5)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
 
 
 def test_nobody_coming_is_an_error_after_the_timeout():
@@ -664,7 +664,7 @@ def test_a_silent_peer_is_noticed_within_the_timeout():
         start = time.monotonic()
         with pytest.raises(session.PeerGone, match="generator:0 has been silent"):
             here.wait_for_step(1)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
         raw.close()
 
 

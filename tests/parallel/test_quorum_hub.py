@@ -66,7 +66,7 @@ def test_the_hub_waits_for_a_quorum_and_then_for_the_grace_alone(star):
     star[1].to(2)
     came = time.monotonic()
     waiting.result(5.0)
-    assert 0.3 <= time.monotonic() - came < 1.5
+    assert 0.3 <= time.monotonic() - came < SECONDS
     assert time.monotonic() - began >= 0.5
     assert not star[0].end._work.waiting
 
@@ -155,7 +155,7 @@ def test_the_hub_does_not_wait_for_a_leaf_that_does_not_read(star, monkeypatch):
     star = star()
     began = time.monotonic()
     star.together(25, (0, 1))
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < SECONDS
     lines = [
         "the round of step 2 goes on without cluster:2",
         "rounds go on without cluster:2: it does not take what it is sent",
@@ -186,7 +186,7 @@ def test_too_few_clusters_end_the_hub(star):
     began = time.monotonic()
     with pytest.raises(quorum.TooFew) as caught:
         star[0].to(3)
-    assert 0.3 <= time.monotonic() - began < 2.0
+    assert 0.3 <= time.monotonic() - began < SECONDS
     assert str(caught.value) == (
         "1 of 3 clusters are left, for 0.3 s (--reconnect_timeout); a round needs 2"
         " (--quorum)"
@@ -196,7 +196,7 @@ def test_too_few_clusters_end_the_hub(star):
 
 def test_a_leaf_that_gets_nothing_done_is_not_waited_for_for_ever(star):
     """It lives, and a quorum needs it; then it counts as gone."""
-    star = star(quorum=3, patience=0.2, stuck_timeout=0.3, peer_timeout=0.4)
+    star = star(quorum=3, patience=0.2, stuck_timeout=0.3, peer_timeout=3.0)
     star[0].to(2)
     star[1].to(2)
     for name in NAMES[1:]:
@@ -204,7 +204,8 @@ def test_a_leaf_that_gets_nothing_done_is_not_waited_for_for_ever(star):
         star.links[name].work.step_done()
     with pytest.raises(quorum.TooFew, match="2 of 3 clusters are left"):
         star[0].to(3)
-    assert "rounds go on without cluster:2: cluster:0 has waited" in star.log[0]
+    found = "rounds go on without cluster:2: cluster:0 has waited"
+    assert any(found in line for line in star.log)
 
 
 def test_the_last_rounds_go_by_quorum_too(star):
