@@ -230,6 +230,11 @@ def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
             for codec in made.codecs:
                 codec_lib.payload_spec(codec, spec)
             made.choose(arrays, made.init(spec), agreed.steps)
+            if agreed.staleness and jax.tree.leaves(made.init(spec)):
+                raise ValueError(
+                    "it remembers what was sent, and with --staleness=1 two steps cross"
+                    " at once"
+                )
         except ValueError as error:
             text = getattr(agreed, name)
             raise errors.SettingsError(f"--{name}={text}: {error}") from None

@@ -18,6 +18,7 @@ def check(run: config.Run) -> None:
     _check_replicas(agreed)
     _check_bottleneck(agreed)
     _check_auto(run)
+    _check_staleness(agreed)
     crossing.forward(agreed)
     crossing.backward(agreed)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
@@ -88,6 +89,15 @@ def _check_auto(run: config.Run) -> None:
         raise errors.SettingsError(
             "--forward_codec=auto is for one pair of clusters, with a line between"
             " them: not for --cluster=whole, nor for --replicas"
+        )
+
+
+def _check_staleness(agreed: config.Agreed) -> None:
+    """Raises errors.SettingsError where gradients cannot be a step late."""
+    if agreed.staleness and (crossing.is_auto(agreed) or agreed.replicas > 1):
+        raise errors.SettingsError(
+            f"--staleness={agreed.staleness} is for one pair of clusters with fixed"
+            " codecs: not for auto codecs, nor for --replicas"
         )
 
 

@@ -166,6 +166,14 @@ flags.DEFINE_integer(
     lower_bound=2,
 )
 flags.DEFINE_integer(
+    "staleness",
+    0,
+    "1 to train the source with the gradient of the step before, so that a step's"
+    " hidden states cross while that is on its way: for lines with a long round trip.",
+    lower_bound=0,
+    upper_bound=1,
+)
+flags.DEFINE_integer(
     "replicas",
     1,
     "Pairs of a source and a target, each of which trains on its own examples of a"
@@ -229,6 +237,8 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     """Smallest cosine of gradients, with `auto` codecs."""
     probe_every: int
     """Steps, with `auto` codecs."""
+    staleness: int
+    """Steps by which the source's gradients are late, 0 or 1."""
     bottleneck: tuple[int, ...]
     """Ranks of a learned layer at the cut, the highest first; empty for none."""
     learning_rate: float
@@ -322,10 +332,12 @@ def from_flags() -> Run:
 def settings(agreed: Agreed) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against.
 
-    Of one pair, without a bottleneck and with fixed codecs, it is what it was before
-    there were these: runs of then go on.
+    Of one pair, without a bottleneck, with fixed codecs and gradients of their own step
+    it is what it was before there were these: runs of then go on.
     """
     found = configuration.settings(agreed)
+    if not agreed.staleness:
+        del found["--staleness"]
     if not agreed.bottleneck:
         del found["--bottleneck"]
     if "auto" not in (agreed.forward_codec, agreed.backward_codec):

@@ -21,6 +21,7 @@ from experiments.abnet import (
     models,
     pairs,
     replicas,
+    staleness,
 )
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
@@ -84,10 +85,14 @@ def train(run: config.Run) -> int:
         new_codecs = channels.init_codecs(agreed, half.program, width)
         fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
         fresh = replicas.planned(fresh, half.mesh, member)
+        fresh = staleness.planned(agreed, fresh)
         restored, position = saved.restore(start, fresh)
         state, codecs = restored["state"], restored["codecs"]
         rounds.go_on([restored], [position])
         choice.go_on(position)
+        under_way = staleness.under_way(
+            agreed, half, local.max_in_flight, start, restored
+        )
         del restored
         buckets = batches.row_buckets(agreed, text)
         target_lengths = exchange_lengths(ends, buckets)
@@ -103,7 +108,11 @@ def train(run: config.Run) -> int:
         saved.after_save = connect.recorder(local.connection(), local.cluster).saved
 
         def arrays() -> dict[str, Any]:
-            return {"state": state, "codecs": codecs} | rounds.arrays()
+            return {
+                **{"state": state, "codecs": codecs},
+                **rounds.arrays(),
+                **staleness.arrays(under_way, step, codecs),
+            }
 
         def position_now() -> Any:
             return rounds.position() or choice.position
@@ -111,7 +120,7 @@ def train(run: config.Run) -> int:
         interrupt.is_graceful = True
         step = start
         steps = pace.follow(
-            *(link, start, agreed.steps, 0),
+            *(link, start, agreed.steps, agreed.staleness),
             lambda: interrupt.requested() or text.end is not None,
         )
         for step in trace.each("wait", ranks.in_step(steps)):
@@ -127,6 +136,7 @@ def train(run: config.Run) -> int:
                 *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
                 grads=cut.zero_grads(state.params),
                 ahead=local.max_in_flight,
+                under_way=under_way,
             )
             if choice.is_probed(step):
                 _, again = batches.source_batch(

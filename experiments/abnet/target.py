@@ -109,7 +109,7 @@ def train(run: config.Run) -> int:
         step = start
         ending = replicas.Ending(agreed, link, start, interrupt.requested)
         steps = pace.Lead(
-            *([ending.follower], start, agreed.steps, 0),
+            *([ending.follower], start, agreed.steps, agreed.staleness),
             *(ending.is_due, process.message),
         )
         for step in trace.each("wait", ranks.in_step(iter(steps))):

@@ -21,6 +21,7 @@ from experiments.abnet import (
     data,
     evaluation,
     models,
+    staleness,
     target_model,
 )
 from experiments.abnet import target as target_side
@@ -131,6 +132,7 @@ def train(run: config.Run, folders: Folders) -> int:
     restored, _ = saved.restore(start, _fresh(agreed, both))
     states = tuple(values["state"] for values in restored)
     codecs = tuple(values["codecs"] for values in restored)
+    late = restored[0].get(staleness.LATE)
     record = progress.Progress(
         *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
         work=work,
@@ -139,10 +141,13 @@ def train(run: config.Run, folders: Folders) -> int:
     saved.before_save = record.settle
 
     def to_save() -> tuple[dict[str, Any], ...]:
-        return tuple(
+        sides = tuple(
             {"state": state, "codecs": of_side}
             for state, of_side in zip(states, codecs, strict=True)
         )
+        if agreed.staleness:
+            sides[0][staleness.LATE] = late
+        return sides
 
     take_step = uncut(agreed, both)
     if not is_uncut(agreed):
@@ -151,12 +156,14 @@ def train(run: config.Run, folders: Folders) -> int:
     step = start
     for step in pace.alone(start, agreed.steps, interrupt.requested):
         with trace.span("compute", step=step):
-            grads, metrics = take_step(states, step)
+            (of_source, of_target), metrics = take_step(states, step)
+            if agreed.staleness:
+                of_source, late = late, of_source
             metrics = target_side.step_metrics(metrics)
-            first, of_source = source.apply(states[0], grads[0], metrics)
-            second, metrics = target.apply(states[1], grads[1], metrics)
+            first, at_source = source.apply(states[0], of_source, metrics)
+            second, metrics = target.apply(states[1], of_target, metrics)
             states = trace.ready((first, second))
-        metrics["is_finite"] &= of_source["is_finite"]
+        metrics["is_finite"] &= at_source["is_finite"]
         record.step(step, metrics)
         if agreed.is_evaluated(step):
             params = source.params(states[0]), target.params(states[1])
@@ -189,6 +196,7 @@ def _fresh(agreed: config.Agreed, both: Both) -> mesh_lib.ShardedInit:
         )
         for half in both.halves
     ]
+    sides[0] = staleness.planned(agreed, sides[0])
     return mesh_lib.ShardedInit(
         lambda: tuple(side.init() for side in sides),
         tuple(side.shapes for side in sides),

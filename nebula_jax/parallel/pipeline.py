@@ -5,6 +5,9 @@ gradient; the back answers each as it comes. So both clusters and both direction
 line are busy together. Parameters change once a batch: the gradients are those of the
 whole batch, added in the micro-batches' order, however they overlapped.
 
+Between two batches the line is idle for a round trip. A front that trains with the
+gradient of the batch before (`under_way` of `front_step`) does not wait for it.
+
 Every function takes the states of the half and returns them, as the gradients so far:
 what was given cannot be used again. They go from one micro-batch to the next: those of
 the codecs, and with `has_aux` the auxiliary state, such as a BatchNorm's statistics.
@@ -14,7 +17,7 @@ B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float3
 
 import collections
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -45,6 +48,101 @@ def _fold(rng: jax.Array, tag: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(rng, tag[0]), tag[1])
 
 
+class _Sent(NamedTuple):
+    """A micro-batch that waits for its gradient, with what that is to meet."""
+
+    tag: Tag
+    params: cut.Params
+    batch: cut.Batch
+    rng: cut.Rng
+    kept: residuals.Residuals
+    gradient: channels.Receiver
+
+
+class UnderWay:
+    """The micro-batches that a front half sent and awaits the gradients of."""
+
+    def __init__(self, half: cut.Front, ahead: int) -> None:
+        """Begins with none.
+
+        Args:
+          half: of the model.
+          ahead: micro-batches that may be under way, at least 1: each keeps its
+            residuals.
+
+        Raises:
+          ValueError: if `ahead` is less than 1.
+        """
+        if ahead < 1:
+            raise ValueError(f"ahead must be at least 1, not {ahead}")
+        self._half, self._ahead = half, ahead
+        self._waiting: collections.deque[_Sent] = collections.deque()
+        self._grads: dict[int, cut.Params] = {}
+
+    def begin(self, step: int, grads: cut.Params) -> None:
+        """Begins a batch; its gradients are added to `grads`, which are used up."""
+        self._grads[step] = grads
+
+    def send(
+        self,
+        params: cut.Params,
+        batch: cut.Batch,
+        rng: cut.Rng,
+        tag: Tag,
+        hidden: channels.Sender,
+        gradient: channels.Receiver,
+        states: cut.States,
+    ) -> tuple[jax.Array, cut.States]:
+        """Sends a micro-batch, after the backward passes that are possible or due.
+
+        Args:
+          params: of the half; to be there until the gradient has come.
+          batch, hidden, gradient, states: as in `front_step`.
+          rng: of the micro-batch.
+          tag: of the tensors.
+
+        Returns:
+          The half's own loss, and its states.
+        """
+        waiting = self._waiting
+        while waiting and (
+            len(waiting) >= self._ahead or waiting[0].gradient.has_arrived
+        ):
+            states = self._finish(states)
+        kept, loss, states = _send_hidden(
+            self._half, params, batch, rng, tag, hidden, states
+        )
+        waiting.append(_Sent(tag, params, batch, rng, kept, gradient))
+        return loss, states
+
+    def finish(self, step: int, states: cut.States) -> tuple[cut.Params, cut.States]:
+        """Waits for all gradients of a step.
+
+        Returns:
+          The batch's gradient, which stays here too, and the half's states.
+        """
+        while self._waiting and self._waiting[0].tag[0] <= step:
+            states = self._finish(states)
+        return self._grads[step], states
+
+    def forget(self, step: int) -> None:
+        """Drops the gradient of a step."""
+        del self._grads[step]
+
+    def _finish(self, states: cut.States) -> cut.States:
+        """Takes the backward pass of the micro-batch that waits longest."""
+        # What it kept is freed here: nothing else has it.
+        tag, params, batch, rng, kept, gradient = self._waiting.popleft()
+        step, number = tag
+        selected = gradient.recv_payload(step, number)
+        with gradient.trace.span("compute", step=step, micro_batch=number):
+            grads = self._grads.pop(step)
+            self._grads[step], states = gradient.trace.ready(
+                self._half.backward(params, batch, rng, kept, selected, states, grads)
+            )
+        return states
+
+
 def front_step(
     half: cut.Front,
     params: cut.Params,
@@ -57,6 +155,7 @@ def front_step(
     *,
     ahead: int,
     grads: cut.Params | None = None,
+    under_way: UnderWay | None = None,
 ) -> tuple[cut.Params, cut.States, jax.Array]:
     """Takes one batch through the front half, each backward pass once it is possible.
 
@@ -72,43 +171,31 @@ def front_step(
       states: of the half, with the codecs of these two channels; used up.
       ahead: micro-batches that may be under way, at least 1: each keeps its residuals.
       grads: to add to, and used up; zeros if not given.
+      under_way: of the step before, whose gradient is awaited in place of this one's,
+        while this batch crosses; its `ahead` counts. The codecs are to have no states,
+        and `params` to be there until the step after this one.
 
     Returns:
-      The batch's gradient, the half's states, and the sum of its own losses,
-      [] float32.
+      The batch's gradient, or with `under_way` that of the batch before; the half's
+      states, and the sum of its own losses in this batch, [] float32.
 
     Raises:
       ValueError: if `ahead` is less than 1.
       session.RemoteProtocolError: if another tensor comes than the gradient due.
     """
-    if ahead < 1:
-        raise ValueError(f"ahead must be at least 1, not {ahead}")
-    if grads is None:
-        grads = half.zero_grads(params)
-    waiting: collections.deque[tuple[int, cut.Batch, cut.Rng, residuals.Residuals]]
-    waiting = collections.deque()
+    flight = under_way or UnderWay(half, ahead)
+    flight.begin(step, half.zero_grads(params) if grads is None else grads)
     losses = []
-
-    def finish(states: cut.States, grads: cut.Params) -> tuple[cut.Params, cut.States]:
-        number, batch, key, kept = waiting.popleft()
-        selected = gradient.recv_payload(step, number)
-        with gradient.trace.span("compute", step=step, micro_batch=number):
-            found = half.backward(params, batch, key, kept, selected, states, grads)
-            return gradient.trace.ready(found)
-
     for number, batch in enumerate(micro_batches):
-        while len(waiting) >= ahead or (waiting and gradient.has_arrived):
-            grads, states = finish(states, grads)
         key = micro_batch_key(rng, step, number)
-        kept, loss, states = _send_hidden(
-            half, params, batch, key, (step, number), hidden, states
+        loss, states = flight.send(
+            params, batch, key, (step, number), hidden, gradient, states
         )
-        waiting.append((number, batch, key, kept))
-        del kept  # so that they are freed once used: finish has the last of them
         losses.append(loss)
-    while waiting:
-        grads, states = finish(states, grads)
-    return grads, states, _total(losses)
+    due = step - 1 if under_way else step
+    found, states = flight.finish(due, states)
+    flight.forget(due)
+    return found, states, _total(losses)
 
 
 def back_step(

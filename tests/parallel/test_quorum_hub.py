@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import quorum_star
-from quorum_star import NAMES
+from quorum_star import NAMES, SECONDS
 from two_labs import wait_until
 
 from nebula_jax import errors
