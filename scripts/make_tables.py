@@ -41,6 +41,7 @@ from scripts.ladder import markdown as ladder_markdown
 from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import (
     abnet_markdown,
+    codec_control_markdown,
     local_steps_markdown,
     main_results,
     paper,
@@ -73,6 +74,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "fake_rates": fake_rates.markdown,
     "bert_ladder": ladder_markdown.markdown,  # before the others of `bert_`
     "bert_": bert_report.markdown,
+    "codec_control": codec_control_markdown.markdown,
     "local_steps": local_steps_markdown.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,

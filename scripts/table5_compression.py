@@ -10,7 +10,6 @@ step with a short run of two clusters over a line. The first such run measures a
 computation, from which the rate and delay of that line follow; all others use it.
 """
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,15 +31,10 @@ from scripts.tables import runs as table_runs
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 flags.declare_key_flag("rows")
-flags.DEFINE_list(
-    "stages",
-    ["quality", "speed", "start"],
-    "Stages of the work: quality measures loss and BLEU, speed seconds and bytes, start"
-    " is Fig. 10.",
-)
+flags.declare_key_flag("stages")
 
-SPEED_STEPS = 16  # of a run over the line
-TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
+STAGES = ("quality", "speed", "start")
+"""Loss and BLEU; seconds and bytes; Fig. 10."""
 FEWER_BYTES = 8.0
 OVER_IDEAL = 1.2
 IDEALS = {
@@ -67,32 +61,12 @@ def speed_run(
     base: Sequence[str],
 ) -> table_runs.Run:
     """Describes the run that measures time and bytes."""
-    steps = SPEED_STEPS
+    more_steps = 0
     if row.forward.startswith("delta"):
         # In the first epoch nothing has been seen before: all of it crosses in full.
-        steps += int(settings["max_pairs"]) // int(settings["batch_size"])
-    return abnet_runs.run(
-        f"speed-{compression_rows.file_name(row.name)}",
-        (
-            *(*base, "--cluster=all", f"--wan={line}", "--seed=0"),
-            *("--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"),
-            f"--steps={steps}",
-            *row.flags,
-        ),
-        "seed0",
-    )
-
-
-def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a step's median seconds and mean bytes, of the last steps."""
-    last = result["records"][-TIMED_STEPS - 1 :]
-    times = [record["time"] for record in last]
-    steps = last[-1]["step"] - last[0]["step"]
-    return {
-        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
-        "forward": (last[-1]["bytes_sent"] - last[0]["bytes_sent"]) / steps,
-        "backward": (last[-1]["bytes_received"] - last[0]["bytes_received"]) / steps,
-    }
+        more_steps = int(settings["max_pairs"]) // int(settings["batch_size"])
+    name = f"speed-{compression_rows.file_name(row.name)}"
+    return abnet_runs.short_run(name, row.flags, line, base, more_steps)
 
 
 def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
@@ -175,7 +149,7 @@ def gather(
             line = line or speed["summary"]["line"]
             padded = speed["summary"]["bytes"]["padded"]
             width = [each for each in speed["summary"]["clusters"] if "width" in each]
-            found["speed"] = speed_of(speed)
+            found["speed"] = abnet_runs.speed_of(speed)
             found["speed"] |= ideals(found["speed"], line)
             found["formula"] = [
                 formula_ratio(codec, settings, width[0]["width"])
@@ -318,7 +292,7 @@ def work(
 
 def main() -> int:
     """Does the missing runs; writes the table and its figures, and prints it."""
-    names, stages = (flags.FLAGS[name].value for name in ("rows", "stages"))
+    names, stages = flags.FLAGS["rows"].value, config.stages(STAGES)
     table = config.from_flags("table5", ["tiny"], abnet_runs.SEEDS)
     flagfile = table_runs.flagfile(f"abnet_{table.name}")
     settings = table_runs.settings(flagfile)

@@ -1,8 +1,8 @@
 """Codecs that the run chooses by itself: `--forward_codec=auto --backward_codec=auto`.
 
-Every --probe_every steps the first micro-batch of a step crosses twice more, by the
-codecs in use and by the gentlest ones, and each side compares what it would train with.
-Then, in this order:
+Every --probe_every steps, and sooner while others are sought, the first micro-batch of
+a step crosses twice more, by the codecs in use and by the gentlest ones, and each side
+compares what it would train with. Then, in this order:
 
     probe.front  source -> target  [1] float32, cosine of the source's gradients
     probe.back   target -> source  [2] float32, that of the target's; its seconds
@@ -117,7 +117,7 @@ class Control:
 
     def is_probed(self, step: int) -> bool:
         """Returns True if a micro-batch of this step crosses twice more."""
-        return self._tape is not None and self._tape.policy.is_probed(step)
+        return self._tape is not None and self._tape.is_probed(step)
 
     def probe_source(
         self,

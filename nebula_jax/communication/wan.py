@@ -19,6 +19,7 @@ SLICE_BYTES = 64 << 10  # 9 ms at 60 Mbit/s: waking for less would take from com
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 _RATE = re.compile(_NUMBER + r"([kmg])bit", re.IGNORECASE)
 _TIME = re.compile(_NUMBER + r"(ms|s)", re.IGNORECASE)
+_CHANGE = re.compile(f"{_RATE.pattern}@{_TIME.pattern}", re.IGNORECASE)
 _CUT = re.compile(f"cut={_TIME.pattern}@{_TIME.pattern}", re.IGNORECASE)
 _JITTER = re.compile(f"jitter={_TIME.pattern}", re.IGNORECASE)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "ms": 1e-3, "s": 1.0}
@@ -36,6 +37,8 @@ class Line:
     """Seconds: the delay varies by up to this, evenly, both ways; order is kept."""
     cuts: tuple[tuple[float, float], ...] = ()
     """(start, length) of cuts, in seconds since the first byte: nothing passes."""
+    changes: tuple[tuple[float, float], ...] = ()
+    """(start, rate): another rate from so many seconds after the first byte on."""
 
 
 class Lines(NamedTuple):
@@ -55,7 +58,8 @@ def from_string(text: str) -> Lines:
 
     `60mbit,15ms` is a rate and a one-way delay, of each direction. `jitter=2ms` varies
     the delay; `cut=5s@20s`, as often as wanted, lets nothing pass for 5 s, 20 s after
-    the first byte. `up:60mbit,15ms;down:170mbit,15ms` gives each direction its own;
+    the first byte; `10mbit@60s`, as often as wanted, is the rate from 60 s after it on.
+    `up:60mbit,15ms;down:170mbit,15ms` gives each direction its own;
     one that is not named is not emulated.
 
     Raises:
@@ -80,7 +84,7 @@ def from_string(text: str) -> Lines:
 
 
 def _line(text: str, flag: str) -> Line:
-    fields: dict[str, Any] = {"cuts": ()}
+    fields: dict[str, Any] = {"cuts": (), "changes": ()}
     value: Any  # of the type of the field `name`
     for part in filter(None, map(str.strip, text.split(","))):
         if match := _RATE.fullmatch(part):
@@ -92,16 +96,25 @@ def _line(text: str, flag: str) -> Line:
         elif match := _CUT.fullmatch(part):
             cut = (_seconds(match, 3), _seconds(match, 1))
             name, value = "cuts", (*fields.pop("cuts"), cut)
+        elif match := _CHANGE.fullmatch(part):
+            change = (_seconds(match, 3), float(match[1]) * _UNITS[match[2].lower()])
+            name, value = "changes", (*fields.pop("changes"), change)
         else:
             raise errors.NebulaError(
                 f"--wan={flag}: cannot read {part!r}; write a rate such as 60mbit, a"
-                " one-way delay such as 15ms, jitter=2ms, or cut=5s@20s"
+                " one-way delay such as 15ms, jitter=2ms, cut=5s@20s, or 10mbit@60s"
             )
         if name in fields:
             raise errors.NebulaError(f"--wan={flag}: gives the {name} twice")
         fields[name] = value
     if fields.get("jitter", 0.0) > fields.get("delay", 0.0):
         raise errors.NebulaError(f"--wan={flag}: the jitter exceeds the delay")
+    later = [rate for _, rate in fields["changes"]]
+    if later and not all([fields.get("rate"), *later]):
+        raise errors.NebulaError(
+            f"--wan={flag}: a rate that changes needs one that it begins with, and none"
+            " of them can be 0"
+        )
     return Line(**fields)
 
 
@@ -133,7 +146,7 @@ class Shaper:
             part = view[start : start + size]
             begin = self._after_cut(max(self._idle_from, now))
             if self._line.rate:
-                self._idle_from = begin + 8 * len(part) / self._line.rate
+                self._idle_from = begin + 8 * len(part) / self._rate(begin)
             else:
                 self._idle_from = begin
             self._slices.append((self._arrival(self._idle_from), part))
@@ -143,6 +156,14 @@ class Shaper:
         when = self._after_cut(sent + self._line.delay + late)
         self._delivered = max(self._delivered, when)
         return self._delivered
+
+    def _rate(self, when: float) -> float:
+        assert self._first is not None  # `put` has set it
+        rate = self._line.rate
+        for start, later in sorted(self._line.changes):
+            if when >= self._first + start:
+                rate = later
+        return rate
 
     def _after_cut(self, when: float) -> float:
         assert self._first is not None  # `put` has set it

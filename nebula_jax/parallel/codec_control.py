@@ -6,13 +6,14 @@ compares the gradients that it would train with, and what both found is a Probe.
 the probes so far `decide` finds the rungs that are in use from a later step on: the
 cheapest that change gradients little, and only while the line is what a step waits for.
 It begins at the gentlest: so the step at which compression begins (Fig. 10) is found as
-well.
+well. While the probes call for rungs that are new, they come more often (`next_probe`).
 
 A decision is a pure function of the probes. Clocks enter through these alone, and both
 sides keep the same Tape of them, in their checkpoints: what is on it is not measured
 again.
 """
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 WAYS = ("forward", "backward")
+SOONER = 8
+"""Probes in the time of one, while they call for rungs that were not left before."""
 
 
 class Rungs(NamedTuple):
@@ -55,7 +58,7 @@ class Probe(NamedTuple):
 class Policy:
     """The rule.
 
-    every: P, steps.
+    every: P, steps; an eighth of it while new rungs are sought.
     delay: steps from a probe to what follows from it; the decision has to arrive.
     quality: smallest cosine that is good.
     bad: probes in a row below it, after which a gentler rung is used.
@@ -77,9 +80,10 @@ class Policy:
                 f" probe, not after {self.delay}"
             )
 
-    def is_probed(self, step: int) -> bool:
-        """Returns True if a micro-batch of `step` crosses twice."""
-        return step % self.every == 0
+    @property
+    def soon(self) -> int:
+        """The steps between two probes while new rungs are sought."""
+        return max(self.delay + 1, self.every // SOONER)
 
 
 def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
@@ -108,7 +112,7 @@ def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
         is_enough = len(last) == policy.bad and gentler != now
         if is_enough and not any(_is_good(policy, each, way) for each in last):
             return gentler
-    for by, is_due in ((1, _asks_for_less), (-1, _has_room)):
+    for by, is_due in _MOVES:
         wanted = _moved(policy, now, _wider(policy, now), by)
         needed = policy.good * 2 ** _left(policy, probes, wanted, -by)
         last = here[-needed:]
@@ -116,6 +120,35 @@ def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
         if is_enough and all(is_due(policy, each) for each in last):
             return wanted
     return now
+
+
+def next_probe(policy: Policy, probes: Sequence[Probe]) -> int:
+    """Returns the step of the next probe.
+
+    It comes `every` steps after the last one; sooner at the beginning of the run, if
+    the last one calls for gentler rungs, and if it calls for harder ones, or finds room
+    for gentler ones, that were not left before.
+
+    Args:
+      policy: of the run.
+      probes: so far.
+    """
+    if not probes:
+        return policy.soon
+    last, wanted = probes[-1], decide(policy, probes)
+    seeks = wanted != last.rungs or any(
+        not _is_good(policy, last, way)
+        and _moved(policy, last.rungs, (way,), -1) != last.rungs
+        for way in WAYS
+    )
+    for by, is_due in _MOVES:
+        wanted = _moved(policy, last.rungs, _wider(policy, last.rungs), by)
+        seeks |= (
+            wanted != last.rungs
+            and is_due(policy, last)
+            and not _left(policy, probes, wanted, -by)
+        )
+    return last.step + (policy.soon if seeks else policy.every)
 
 
 def _at_these_rungs(probes: Sequence[Probe]) -> Sequence[Probe]:
@@ -131,7 +164,7 @@ def _is_good(policy: Policy, probe: Probe, way: str) -> bool:
     return cosine >= policy.quality
 
 
-def _asks_for_less(policy: Policy, probe: Probe) -> bool:
+def _calls_for_less(policy: Policy, probe: Probe) -> bool:
     is_good = all(_is_good(policy, probe, way) for way in WAYS)
     return is_good and probe.line_bound > 1
 
@@ -139,6 +172,10 @@ def _asks_for_less(policy: Policy, probe: Probe) -> bool:
 def _has_room(policy: Policy, probe: Probe) -> bool:
     del policy
     return probe.line_bound <= 1
+
+
+_MOVES = ((1, _calls_for_less), (-1, _has_room))
+"""Rungs up or down the ladder, and whether a probe calls for it."""
 
 
 def _wider(policy: Policy, rungs: Rungs) -> tuple[str, ...]:
@@ -201,11 +238,18 @@ class Tape:
         self.policy = policy
         self.probes: list[Probe] = []
         self._decided = [Rungs()]  # after so many probes
+        self._next = next_probe(policy, [])
 
     def rungs(self, step: int) -> Rungs:
         """Returns the rungs that are in use in a step."""
-        known = (step - self.policy.delay) // self.policy.every
-        return self._decided[max(0, min(known, len(self.probes)))]
+        arrived = bisect.bisect_right(
+            self.probes, step - self.policy.delay, key=lambda probe: probe.step
+        )
+        return self._decided[arrived]
+
+    def is_probed(self, step: int) -> bool:
+        """Returns True if a micro-batch of the next step crosses twice."""
+        return step == self._next
 
     def write(self, probe: Probe) -> None:
         """Adds what was found in a step.
@@ -214,9 +258,10 @@ class Tape:
           ValueError: if it is not the next probe, its rungs were not in use, or a
             number cannot be.
         """
-        every, before = self.policy.every, len(self.probes)
-        if probe.step != (before + 1) * every:
-            raise ValueError(f"a probe of step {probe.step} after {before} probes")
+        if probe.step != self._next:
+            raise ValueError(
+                f"a probe of step {probe.step} where one of step {self._next} follows"
+            )
         if probe.rungs != self.rungs(probe.step):
             raise ValueError(
                 f"a probe of step {probe.step} with {probe.rungs}, where the tape has"
@@ -232,6 +277,7 @@ class Tape:
             )
         self.probes.append(probe)
         self._decided.append(decide(self.policy, self.probes))
+        self._next = next_probe(self.policy, self.probes)
 
     @property
     def rows(self) -> np.ndarray:
@@ -250,5 +296,6 @@ class Tape:
           ValueError: if they do not follow from each other.
         """
         self.probes, self._decided = [], [Rungs()]
+        self._next = next_probe(self.policy, [])
         for row in rows.reshape(-1, FIGURES):
             self.write(of_row(row))

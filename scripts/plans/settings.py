@@ -120,7 +120,9 @@ def check_rows(settings: Settings) -> None:
 
 
 def lines(text: str) -> planner.Lines:
-    """Returns the line that --wan describes; jitter and cuts are not planned for.
+    """Returns the line that --wan describes, as it begins.
+
+    Jitter, cuts and later rates are not planned for.
 
     Raises:
       errors.NebulaError: if it cannot be read.

@@ -1,6 +1,8 @@
 """Runs of train_abnet for Tables 2 and 5: their flags and figures."""
 
+import itertools
 import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,8 @@ from scripts.tables import runs as table_runs
 
 MODULE = "experiments.train_abnet"
 SEEDS = 3  # by default
+SHORT_STEPS = 16  # of a run that is timed over a line
+TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
 RECORDED = ("step", "time", "bytes_sent", "bytes_received", "waiting_share")
 
 
@@ -24,6 +28,44 @@ def run(name: str, arguments: Sequence[str], model: str = "") -> table_runs.Run:
     """
     shares = table_runs.Folder(model, "target/model") if model else None
     return table_runs.Run(name, MODULE, tuple(arguments), shares)
+
+
+def short_run(
+    name: str,
+    arguments: Sequence[str],
+    line: str,
+    base: Sequence[str],
+    more_steps: int = 0,
+) -> table_runs.Run:
+    """Describes a run of two clusters that measures time and bytes over a line.
+
+    Args:
+      name: of the run and its files.
+      arguments: its own.
+      line: for --wan.
+      base: arguments of all runs.
+      more_steps: that it takes before those that are measured.
+    """
+    where = "--cluster=all", f"--wan={line}", "--seed=0"
+    short = "--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"
+    steps = f"--steps={SHORT_STEPS + more_steps}"
+    return run(name, (*base, *where, *short, steps, *arguments), "seed0")
+
+
+def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Returns a step's median seconds and mean bytes, of the last steps.
+
+    Args:
+      result: figures of a `short_run`.
+    """
+    last = result["records"][-TIMED_STEPS - 1 :]
+    times = [record["time"] for record in last]
+    steps = last[-1]["step"] - last[0]["step"]
+    return {
+        "seconds": statistics.median(b - a for a, b in itertools.pairwise(times)),
+        "forward": (last[-1]["bytes_sent"] - last[0]["bytes_sent"]) / steps,
+        "backward": (last[-1]["bytes_received"] - last[0]["bytes_received"]) / steps,
+    }
 
 
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:

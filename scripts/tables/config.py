@@ -17,6 +17,9 @@ flags.DEFINE_string(
     "",
     "Seeds that each row is the mean of: their number, or a list such as 0,1,2.",
 )
+flags.DEFINE_list(
+    "stages", [], "Stages of a table's work to do; empty for all. An error names them."
+)
 
 FLAGS = (
     *("scale", "seeds", "out", "data_dir", "workdir", "pretrained_dir"),
@@ -116,6 +119,21 @@ def seed_list(given: str, count: int) -> tuple[str, ...]:
     if not parts or len(set(parts)) != len(parts):
         raise errors.SettingsError(f"--seeds={given}: at least one, each once")
     return tuple(parts)
+
+
+def stages(known: Sequence[str]) -> Sequence[str]:
+    """Returns --stages, by default all that are known; for `main`.
+
+    Raises:
+      errors.SettingsError: at another.
+    """
+    given: list[str] = flags.FLAGS["stages"].value
+    for each in given:
+        if each not in known:
+            raise errors.SettingsError(
+                f"--stages: no {each}; there are {', '.join(known)}"
+            )
+    return given or known
 
 
 def data_dir(given: str) -> str:

@@ -14,6 +14,8 @@ def test_flags_are_read():
     assert wan.from_string("15ms,jitter=2ms").up == wan.Line(0.0, 0.015, 0.002)
     cuts = wan.from_string("cut=2s@10s,cut=500ms@20s").up.cuts
     assert cuts == ((10.0, 2.0), (20.0, 0.5))
+    changing = wan.from_string("60mbit,15ms,10mbit@1s,1gbit@500ms").up
+    assert changing == wan.Line(60e6, 0.015, changes=((1.0, 10e6), (0.5, 1e9)))
 
 
 def test_each_direction_may_have_its_own_line():
@@ -32,6 +34,9 @@ def test_each_direction_may_have_its_own_line():
         ("sideways:15ms", "cannot read 'sideways'"),
         ("5ms,jitter=6ms", "the jitter exceeds the delay"),
         ("cut=2s", "cannot read 'cut=2s'"),
+        ("15ms,10mbit@60s", "a rate that changes needs one that it begins with"),
+        ("60mbit,0mbit@60s", "none of them can be 0"),
+        ("60mbit,10mbit@", "cannot read '10mbit@'"),
     ],
 )
 def test_a_bad_flag_names_its_bad_part(flag, words):
@@ -60,6 +65,15 @@ def test_bytes_arrive_at_the_rate_after_the_delay_and_in_order(rate, delay):
     when, data = deliver(wan.Shaper(wan.Line(rate, delay)), buffers)
     assert data == b"".join(buffers)
     assert when == pytest.approx(8 * size / rate + delay, rel=1e-9)
+
+
+def test_a_rate_that_changes_is_another_one_from_its_time_on():
+    line = wan.Line(
+        8e6, 0.5, changes=((3.0, 4e6), (1.0, 2e6))
+    )  # 1 MB a second at first
+    when, _ = deliver(wan.Shaper(line), [bytes(1000)] * 4500)
+    # 1 s at 8 Mbit/s, 2 s at 2 Mbit/s, and the last 3 MB at 4 Mbit/s.
+    assert when == pytest.approx(1 + 2 + 6 + 0.5, abs=0.01)
 
 
 def test_a_line_that_is_fed_when_it_is_ready_keeps_its_rate():

@@ -85,7 +85,7 @@ def run(line, cosines, steps=2000, compute=1.0, every=EVERY):
         rungs = tape.rungs(step)
         wire = max(SIZES[rung] for rung in rungs) / line(step)
         times.append(max(compute, wire))
-        if policy.is_probed(step):
+        if tape.is_probed(step):
             forward = cosines[rungs.forward]
             both = forward * cosines[rungs.backward]
             row = codec_control.as_row(
@@ -122,7 +122,7 @@ def test_a_rung_that_costs_quality_is_not_used_for_long():
     tape, _ = run(lambda step: 10.0, COSINES, steps=4000)
     used = np.array([max(tape.rungs(step)) for step in range(1, 4001)])
     assert np.mean(used > 2) < 0.05
-    assert used[:20].max() == 0
+    assert used[: 4 * POLICY.soon].max() == 0
 
 
 def test_a_tape_that_was_saved_goes_on_as_it_was():
@@ -130,22 +130,53 @@ def test_a_tape_that_was_saved_goes_on_as_it_was():
     other = codec_control.Tape(POLICY)
     other.go_on(tape.rows)
     assert other.probes == tape.probes
-    assert tape.rows.shape == (40, 6)
+    assert tape.rows.shape == (len(tape.probes), 6)
     half = codec_control.Tape(POLICY)
     half.go_on(tape.rows[:20])
     assert half.probes == tape.probes[:20]
-    assert half.rungs(104) == tape.rungs(104)
+    last = half.probes[-1].step
+    for step in range(1, last + POLICY.soon + DELAY):
+        assert half.rungs(step) == tape.rungs(step)
+    following = [step for step in range(last, 201) if half.is_probed(step)]
+    assert following == [tape.probes[20].step]
+
+
+def test_probes_come_sooner_while_new_rungs_are_sought():
+    every, soon = 80, 10
+    policy = dataclasses.replace(POLICY, every=every)
+
+    def after(*figures):
+        found = codec_control.next_probe(policy, probes(*figures))
+        return found - EVERY * len(figures)
+
+    good, bad, room = GOOD, (0.9, 0.9, WAITS), (0.99, 0.99, COMPUTES)
+    assert after() == soon
+    assert after(((0, 0), *good)) == soon  # asks for the next
+    assert after(((0, 0), *room)) == every  # fast enough, and the gentlest
+    assert after(*[((4, 4), *good)] * 2) == every  # nothing comes behind
+    assert after(((2, 2), *bad)) == soon
+    assert after(((0, 0), *bad)) == every  # nothing is gentler
+    assert after(((2, 2), *room)) == soon  # others may do
+    left = [((0, 0), *good)] * 4 + [((1, 1), *bad)] * 2 + [((0, 1), *bad)] * 2
+    assert after(*left, ((0, 0), *good)) == every  # the next was left
+
+
+def test_a_settled_run_is_probed_every_so_many_steps_and_no_more():
+    tape, _ = run(lambda step: 300.0, (1.0, 0.9999, 0.995, 0.9, 0.8), every=40)
+    steps = np.array([probe.step for probe in tape.probes])
+    assert max(tape.rungs(100)) == 2  # 2 rungs of 4 probes, each after 5 steps
+    assert np.mean(np.diff(steps[steps > 500]) == 40) > 0.8
 
 
 def test_what_cannot_follow_is_refused():
     tape = codec_control.Tape(POLICY)
     for probe, problem in (
-        (Probe(10, Rungs(), 1, 1, 1), "a probe of step 10 after 0 probes"),
-        (Probe(5, Rungs(1, 0), 1, 1, 1), "where the tape has"),
-        (Probe(5, Rungs(), 1.5, 1, 1), "has cosines"),
-        (Probe(5, Rungs(), np.nan, 1, 1), "has cosines"),
-        (Probe(5, Rungs(), 1, 1, np.inf), "a ratio of times of inf"),
-        (Probe(5, Rungs(), 1, 1, -1), "a ratio of times of -1"),
+        (Probe(10, Rungs(), 1, 1, 1), "a probe of step 10 where one of step 3 follows"),
+        (Probe(3, Rungs(1, 0), 1, 1, 1), "where the tape has"),
+        (Probe(3, Rungs(), 1.5, 1, 1), "has cosines"),
+        (Probe(3, Rungs(), np.nan, 1, 1), "has cosines"),
+        (Probe(3, Rungs(), 1, 1, np.inf), "a ratio of times of inf"),
+        (Probe(3, Rungs(), 1, 1, -1), "a ratio of times of -1"),
     ):
         with pytest.raises(ValueError, match=problem):
             tape.write(probe)
