@@ -65,12 +65,17 @@ def chosen(
 ) -> list[compression_rows.Row]:
     """Returns the rows of Table 5 of these names; all if there is none.
 
-    Those with a bottleneck are left out: they have another model.
+    Those with a bottleneck are left out, since they have another model, and those with
+    late gradients: what crosses is the same.
 
     Raises:
       errors.SettingsError: at a name that is no row's.
     """
-    rows = [row for row in compression_rows.rows(settings) if not row.bottleneck]
+    rows = [
+        row
+        for row in compression_rows.rows(settings)
+        if not row.bottleneck and not row.staleness
+    ]
     known = [row.name for row in rows]
     for name in names:
         if name not in known:

@@ -40,13 +40,13 @@ CODECS = {
     for name, text in zip(("fp16", "int8", "int4"), crossing.LADDER, strict=True)
 }
 """Name -> flags of the rungs of the ladder, the gentlest first."""
-EVERY = 32  # steps between two probes
+EVERY = 40  # steps between two probes
 AUTO = (
     *("--forward_codec=auto", "--backward_codec=auto", "--quality=0.98"),
     f"--probe_every={EVERY}",
 )
 PAPER = 60.0  # Mbit/s, for which scaled_wan gives this machine's line
-CHANGES_AFTER = 45  # seconds after the first byte
+CHANGES_AFTER = 35  # seconds after the first byte
 SETTLED_STEPS = 40  # of a segment, at most: its last ones
 LIMITS = {"over_best": 1.05, "probes": 0.02}
 
@@ -194,7 +194,7 @@ def gather(
     first = read(fixed_run(*FIRST, {}, base))
     measured = first["summary"]["line"] if first else {}
     fixed: dict[float, dict[str, float]] = {}
-    rows = []
+    rows, curves = [], []
     for line in LINES if measured else ():
         speeds: dict[str, float] = {}
         for codec in CODECS if not line.rates[1:] else ():
@@ -210,12 +210,16 @@ def gather(
         }
         if runs_of_line and all(rate in fixed for rate in line.rates):
             rows += _rows(line, runs_of_line, fixed, quality)
+            steps, _ = steps_of(next(iter(runs_of_line.values())))
+            points = [[each.number, each.seconds, *each.rungs] for each in steps]
+            curves.append({"line": line.name, "steps": points})
     return {
         **report.provenance(total, commits=sorted(commits), seeds=seeds),
         "every": EVERY,
         "ladder": list(CODECS),
         "line": measured,
         "rows": rows,
+        "curves": curves,
         "targets": targets(rows),
     }
 
@@ -307,6 +311,7 @@ def main() -> int:
         work(runs, base, table.seeds, config.stages(STAGES))
         result = gather(runs, base, table.seeds)
     table_runs.write(result, codec_control_markdown.markdown(result), table.out)
+    codec_control_markdown.picture(result, table.out.with_suffix(".png"))
     return 0
 
 

@@ -16,6 +16,8 @@ def check(run: config.Run) -> None:
     config.languages(agreed.pair)
     _check_buckets(agreed.length_buckets)
     _check_replicas(agreed)
+    if agreed.replicas > 1:
+        local_steps_config.check_line(agreed, local.cluster)
     _check_bottleneck(agreed)
     _check_auto(run)
     _check_staleness(agreed)

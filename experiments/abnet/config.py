@@ -150,17 +150,9 @@ flags.DEFINE_string(
     "identity",
     "Codec of the gradients in them, such as pack_tokens|int8(64); or auto.",
 )
-flags.DEFINE_float(
-    "quality",
-    0.98,
-    "With auto codecs: smallest cosine of gradients, with the codecs in use and with"
-    " the gentlest ones.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-)
 flags.DEFINE_integer(
     "probe_every",
-    50,
+    64,
     "With auto codecs: steps from one comparison of gradients to the next; each takes"
     " two more micro-batches.",
     lower_bound=2,
@@ -233,8 +225,6 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     """Codec of hidden states."""
     backward_codec: str
     """Codec of their gradients."""
-    quality: float
-    """Smallest cosine of gradients, with `auto` codecs."""
     probe_every: int
     """Steps, with `auto` codecs."""
     staleness: int
@@ -340,11 +330,15 @@ def settings(agreed: Agreed) -> dict[str, Any]:
         del found["--staleness"]
     if not agreed.bottleneck:
         del found["--bottleneck"]
-    if "auto" not in (agreed.forward_codec, agreed.backward_codec):
-        del found["--quality"], found["--probe_every"]
+    is_auto = "auto" in (agreed.forward_codec, agreed.backward_codec)
+    if not is_auto:
+        del found["--probe_every"]
+    if not is_auto and agreed.delta_codec != local_steps_config.AUTO:
+        del found["--quality"]
     if agreed.replicas > 1:
         return found
     unused = {each.name for each in dataclasses.fields(local_steps_config.Settings)}
+    unused -= {"quality"} if is_auto else set()
     return {
         name: value
         for name, value in found.items()

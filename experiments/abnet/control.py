@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.abnet import channels, config, crossing, models
@@ -164,7 +163,7 @@ class Control:
             jax.block_until_ready(grads)
             end = self._now()
             passes.append(Passed(grads, (sent - begin) + (end - came), end - begin))
-        cosine = similarity(*(each.grads for each in passes))
+        cosine = float(codec_control.similarity(*(each.grads for each in passes)))
         asked = self._now()
         ends.control.front.send(step, np.asarray([cosine], np.float32))
         there, computed = np.asarray(ends.control.back.recv(step)).tolist()
@@ -215,7 +214,7 @@ class Control:
             seconds = self._now() - begin
             ends.gradient[bucket].send_payload(step, reply, number)
             passes.append(Passed(grads, seconds, seconds))
-        cosine = np.float32(similarity(*(each.grads for each in passes)))
+        cosine = np.float32(codec_control.similarity(*(each.grads for each in passes)))
         ends.control.front.recv(step)
         figures = np.asarray([cosine, passes[0].computed], np.float32)
         ends.control.back.send(step, figures)
@@ -244,22 +243,6 @@ class Control:
         if self._path is not None and ranks.is_root() and row[0] not in self._recorded:
             with self._path.open("a") as file:
                 file.write(f"\n{json.dumps(row.tolist())}\n")
-
-
-def similarity(one: Any, other: Any) -> float:
-    """Returns the cosine of two trees of gradients; -1 if one is 0 or not finite."""
-    cosine = float(_similarity(one, other))
-    return cosine if math.isfinite(cosine) else -1.0
-
-
-@jax.jit
-def _similarity(one: Any, other: Any) -> jax.Array:
-    def product(a: Any, b: Any) -> jax.Array:
-        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
-
-    return product(one, other) * jax.lax.rsqrt(
-        product(one, one) * product(other, other)
-    )
 
 
 def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:

@@ -6,6 +6,7 @@ there are no rounds, and nothing here does anything.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ from jax.sharding import Mesh
 
 from experiments.abnet import config, models, pairs
 from nebula_jax import errors
-from nebula_jax.communication import channels, ranks, selector
-from nebula_jax.parallel import exchange, local_rounds, pace, rules
+from nebula_jax.communication import channels, ranks
+from nebula_jax.parallel import exchange, local_rounds, pace, round_messages, rules
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rounds as rounds_lib
 from nebula_jax.training import state as train_state
@@ -24,7 +25,10 @@ States = list[train_state.TrainState]
 
 
 def member(
-    agreed: config.Agreed, cluster: str, half: models.Half
+    agreed: config.Agreed,
+    cluster: str,
+    half: models.Half,
+    folder: pathlib.Path | None = None,
 ) -> rounds_lib.Member | None:
     """Returns a cluster's part in the rounds of its side; None if there is one pair.
 
@@ -32,6 +36,7 @@ def member(
       agreed: settings of the run.
       cluster: its name.
       half: of the model, that it trains.
+      folder: of the cluster.
 
     Raises:
       errors.SettingsError: if fragments do not divide the layers, or a receiver of the
@@ -39,13 +44,13 @@ def member(
     """
     if agreed.replicas == 1:
         return None
-    codec = agreed.compression().codec
-    assert not isinstance(codec, selector.Selector)  # else it would have been refused
+    shapes = half.fresh.shapes.params
     try:
         return rounds_lib.Member(
-            *(agreed.local_steps(), codec),
+            *(agreed.local_steps(), agreed.compression().codec),
             *(pairs.names(agreed, pairs.role_of(cluster)), cluster),
-            *(half.fresh.shapes.params, half.fresh.sharding.params),
+            *(shapes, half.fresh.sharding.params),
+            choice=agreed.choice(shapes, folder),
         )
     except ValueError as error:
         field, _, rest = str(error).partition("=")
@@ -131,7 +136,7 @@ class Rounds:
         step: int,
         states: States,
         now: local_rounds.Now = local_rounds.no_news,
-    ) -> tuple[States, list[rounds_lib.Head]]:
+    ) -> tuple[States, list[round_messages.Head]]:
         """Sends what is to be sent after a step, and applies what is due.
 
         Args:
@@ -201,7 +206,7 @@ class Ending:
         is_requested = self._is_requested() or self._link.stop_step is not None
         return 0, bool(ranks.agree(int(is_requested)))
 
-    def take(self, step: int, heads: Sequence[rounds_lib.Head]) -> None:
+    def take(self, step: int, heads: Sequence[round_messages.Head]) -> None:
         """Takes the heads of a round that was applied after a step, if one was."""
         self._step = step
         self._is_agreed |= any(head.is_stopping for head in heads)

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.abnet import crossing
 from experiments.abnet import held_out as held_out_lib
+from experiments.local_steps import tape
 from nebula_jax.data import split_parallel
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, run_folder, traces
@@ -254,6 +255,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _sizes_markdown(summary["bytes"]),
         _tape_markdown(summary),
         _deltas_markdown(summary.get("deltas", {})),
+        tape.markdown(summary["clusters"]),
         _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
         _held_out_markdown(summary.get("held_out", {})),
         *(

@@ -75,7 +75,7 @@ def train(run: config.Run) -> int:
         half = models.source_half(run, plm, hello.peer_model(link.peer), choice.in_use)
         encode = evaluation.encoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "source", len(text.train), width)
-        member = replicas.member(agreed, local.cluster, half)
+        member = replicas.member(agreed, local.cluster, half, folder)
         rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
         start = met.start()
         if agreed.rank and start == 0:

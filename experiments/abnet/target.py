@@ -32,7 +32,14 @@ from nebula_jax.communication.wire import activity, session
 from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import checkpoints, cluster, connect, process, progress
+from nebula_jax.runtime import (
+    checkpoints,
+    cluster,
+    connect,
+    process,
+    progress,
+    run_folder,
+)
 from nebula_jax.training import cut
 
 
@@ -75,7 +82,8 @@ def train(run: config.Run) -> int:
         half = models.target_half(run, plm, source, is_trained, choice.in_use)
         decode = evaluation.decoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
-        member = replicas.member(agreed, local.cluster, half)
+        folder = run_folder.of_cluster(local.workdir, local.cluster)
+        member = replicas.member(agreed, local.cluster, half, folder)
         rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
         start = met.start()
         if agreed.rank and start == 0:

@@ -231,6 +231,7 @@ def check(run: Run) -> None:
             f"--clusters={agreed.clusters}: expected 1 to {MOST_CLUSTERS}"
         )
     local_steps_config.check(agreed, names(agreed))
+    local_steps_config.check_line(agreed, local.cluster)
     is_one = not local.coordinator and local.processes_per_cluster == 1
     local_steps_config.check_processes(agreed, is_one)
     if len(agreed.rows()) != agreed.clusters or not all(agreed.rows()):
@@ -292,8 +293,14 @@ def check_held_out(agreed: Agreed, replicas: int) -> None:
 
 
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
-    """Returns what a Hello compares, and a checkpoint is checked against."""
-    return pretraining_hello.settings(run.agreed, run.local, vocabulary)
+    """Returns what a Hello compares, and a checkpoint is checked against.
+
+    With a fixed codec it is what it was before there was `auto`: runs of then go on.
+    """
+    found = pretraining_hello.settings(run.agreed, run.local, vocabulary)
+    if run.agreed.delta_codec != local_steps_config.AUTO:
+        del found["--quality"]
+    return found
 
 
 def hello(

@@ -14,12 +14,11 @@ from jax.sharding import Mesh
 from experiments.bert import config, data, models, timing
 from experiments.pretraining import text as text_lib
 from nebula_jax import errors
-from nebula_jax.communication import selector
 from nebula_jax.data import joined_rows
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rounds, rules
-from nebula_jax.runtime import devices
+from nebula_jax.runtime import devices, run_folder
 from nebula_jax.training import bert, partition
 from nebula_jax.training import state as train_state
 
@@ -169,7 +168,7 @@ def plan(run: config.Run, made: models.Models, index: int) -> Copy:
 
     member = None
     if agreed.clusters > 1:
-        member = _member(agreed, index, shapes.params, sharding.params)
+        member = _member(run, index, shapes.params, sharding.params)
 
     def make() -> dict[str, Any]:
         state = whole.init()[0]
@@ -186,15 +185,14 @@ def plan(run: config.Run, made: models.Models, index: int) -> Copy:
     return Copy(settings, mesh, fresh, frozen, step, evaluate, member, rows)
 
 
-def _member(
-    agreed: config.Agreed, index: int, shapes: Any, sharding: Any
-) -> rounds.Member:
-    names, codec = config.names(agreed), agreed.compression().codec
-    assert not isinstance(codec, selector.Selector)  # else it would have been refused
+def _member(run: config.Run, index: int, shapes: Any, sharding: Any) -> rounds.Member:
+    agreed, names = run.agreed, config.names(run.agreed)
+    folder = run_folder.of_cluster(run.local.workdir, names[index])
     try:
         return rounds.Member(
-            *(agreed.local_steps(), codec),
+            *(agreed.local_steps(), agreed.compression().codec),
             *(names, names[index], shapes, sharding, agreed.delta_weights),
+            agreed.choice(shapes, folder),
         )
     except ValueError as error:
         field, _, rest = str(error).partition("=")

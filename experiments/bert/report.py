@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.local_steps import tape
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, traces
 from nebula_jax.training import metrics
@@ -179,6 +180,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
         _bytes_markdown(summary["bytes"]),
+        tape.markdown(summary["clusters"]),
         run_report.outages(summary["clusters"]),
         *_held_out_markdown(summary["held_out"]),
     )

@@ -17,8 +17,10 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 WAYS = ("forward", "backward")
@@ -74,16 +76,16 @@ class Policy:
     good: int = 4
 
     def __post_init__(self) -> None:
-        if not 0 < self.delay < self.every:
+        if not 0 < self.delay <= self.every:
             raise ValueError(
-                f"a decision comes after 1 to {self.every - 1} steps, before the next"
-                f" probe, not after {self.delay}"
+                f"a decision comes after 1 to {self.every} steps, with the next"
+                f" probe at the latest, not after {self.delay}"
             )
 
     @property
     def soon(self) -> int:
         """The steps between two probes while new rungs are sought."""
-        return max(self.delay + 1, self.every // SOONER)
+        return min(self.every, max(self.delay + 1, self.every // SOONER))
 
 
 def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
@@ -210,6 +212,19 @@ def _left(policy: Policy, probes: Sequence[Probe], rungs: Rungs, by: int) -> int
         was_bad = not all(_is_good(policy, before, way) for way in WAYS)
         count += apart > 0 if by > 0 else apart < 0 and was_bad
     return count
+
+
+@jax.jit
+def similarity(one: Any, other: Any) -> jax.Array:
+    """Returns the cosine of two trees of arrays; -1 if one is 0 or not finite."""
+
+    def product(a: Any, b: Any) -> jax.Array:
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+    cosine = product(one, other) * jax.lax.rsqrt(
+        product(one, one) * product(other, other)
+    )
+    return jnp.where(jnp.isfinite(cosine), cosine, -1.0)
 
 
 FIGURES = 6  # of a probe

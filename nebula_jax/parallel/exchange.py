@@ -32,7 +32,7 @@ class Exchange:
         own: str,
         links: Mapping[str, channels.Carrier],
         specs: Sequence[codec_lib.Spec],
-        codec: codec_lib.Codec,
+        codec: selector.CodecOrSelector,
         zstd: int | None = None,
         hub: str = "",
     ) -> None:
@@ -71,15 +71,15 @@ class Exchange:
                     for number, spec in enumerate(specs)
                 ]
 
-    def send(self, step: int, fragment: int, payload: codec_lib.Payload) -> None:
+    def send(self, step: int, fragment: int, message: selector.Selected) -> None:
         """Sends this cluster's message of a round to all others.
 
         Args:
           step: after which it is sent.
           fragment: its number.
-          payload: of the message.
+          message: its payload.
         """
-        self._pass_on(self._own, (step, fragment), selector.Selected(payload))
+        self._pass_on(self._own, (step, fragment), message)
 
     def _pass_on(self, origin: str, key: Key, message: selector.Selected) -> None:
         step, fragment = key
@@ -101,13 +101,13 @@ class Exchange:
                 self._take(origin, key)
 
     def receive(
-        self, step: int, fragment: int, payload: codec_lib.Payload
-    ) -> list[codec_lib.Payload]:
+        self, step: int, fragment: int, message: selector.Selected
+    ) -> list[selector.Selected]:
         """Waits for all messages of a round.
 
         Args:
           step, fragment: of the round.
-          payload: of this cluster's own message.
+          message: this cluster's own payload.
 
         Returns:
           R payloads, in the order of the clusters.
@@ -128,7 +128,7 @@ class Exchange:
                 if not self._of_hub.wait_for_any(what):
                     self._take(missing[0], key)  # which raises the reason
         return [
-            payload if name == self._own else self._taken[name].pop(key).payload
+            message if name == self._own else self._taken[name].pop(key)
             for name in self._clusters
         ]
 

@@ -10,6 +10,7 @@ While a message is under way the cluster goes on with its inner steps. One proce
 have the members of all clusters; then nothing is sent.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,7 +18,8 @@ from typing import Any, Protocol
 import jax
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.parallel import rounds
+from nebula_jax.communication import selector
+from nebula_jax.parallel import round_messages, rounds
 from nebula_jax.training import local_steps
 
 Now = Callable[[], tuple[int, bool]]
@@ -33,15 +35,15 @@ def no_news() -> tuple[int, bool]:
 class Ends(Protocol):
     """The channels to the other clusters: `exchange.Exchange`, or `quorum_hub.Hub`."""
 
-    def send(self, step: int, fragment: int, payload: codec_lib.Payload) -> None:
+    def send(self, step: int, fragment: int, message: selector.Selected) -> None:
         """Sends this cluster's message of a round to all others."""
 
     def poll(self, step: int, fragment: int) -> None:
         """Takes those messages of a round that have arrived; waits for none."""
 
     def receive(
-        self, step: int, fragment: int, payload: codec_lib.Payload
-    ) -> list[codec_lib.Payload]:
+        self, step: int, fragment: int, message: selector.Selected
+    ) -> Sequence[selector.Selected | None]:
         """Waits for a round's messages, in the clusters' order; None for no message."""
 
 
@@ -58,7 +60,7 @@ class Rounds(Protocol):
 
     def after(
         self, step: int, params: Sequence[Any], now: Now = no_news
-    ) -> tuple[list[Any], list[rounds.Head]]:
+    ) -> tuple[list[Any], list[round_messages.Head]]:
         """Sends what is to be sent after an inner step, and applies what is due."""
 
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
@@ -110,7 +112,7 @@ class LocalRounds:
         self._config = members[0].config
         self.step = 0
         """The step after which `after` was last called."""
-        self._own: list[Any] = []  # the payloads that were sent last
+        self._own: list[selector.Selected] = []  # the payloads that were sent last
         self._messages = self._message_bytes = 0
 
     def after(
@@ -118,7 +120,7 @@ class LocalRounds:
         step: int,
         params: Sequence[Any],
         now: Now = no_news,
-    ) -> tuple[list[Any], list[rounds.Head]]:
+    ) -> tuple[list[Any], list[round_messages.Head]]:
         """Sends what is to be sent after an inner step, and applies what is due.
 
         Args:
@@ -186,33 +188,37 @@ class LocalRounds:
         if self._ends is not None:
             self._ends.send(step, fragment, self._own[0])
 
-    def _receive(self, step: int, fragment: int) -> list[Any]:
+    def _receive(self, step: int, fragment: int) -> Sequence[selector.Selected | None]:
         """Returns the payloads of all clusters, in their order."""
         if self._ends is None:
             return self._own
-        return self._ends.receive(step, fragment, self._own[0])
+        choice = self.members[0].choice
+        with contextlib.nullcontext() if choice is None else choice.waiting():
+            return self._ends.receive(step, fragment, self._own[0])
 
     def _apply(
         self, step: int, fragment: int, params: Sequence[Any]
-    ) -> tuple[list[Any], list[rounds.Head]]:
+    ) -> tuple[list[Any], list[round_messages.Head]]:
         received = self._receive(step, fragment)
         applied: list[Any] = []
-        heads: list[rounds.Head] = []
+        heads: list[round_messages.Head] = []
         for member, own in zip(self.members, params, strict=True):
             after, heads = member.incoming(step, fragment, own, received)
             applied.append(after)
         return applied, heads
 
     @property
-    def described(self) -> dict[str, int]:
+    def described(self) -> dict[str, Any]:
         """The figures of a cluster's rounds for its summary, as JSON values.
 
         Its messages and the bytes of their payloads, each of which goes to every other
-        cluster; and the parameters that train.
+        cluster; the parameters that train; and the tape of a codec that is chosen.
         """
+        choice = self.members[0].choice
         specs = jax.tree.leaves([spec["delta"] for spec in self.members[0].specs])
         return {
             "messages": self._messages,
             "message_bytes": self._message_bytes,
             "parameters": sum(math.prod(leaf.shape) for leaf in specs),
+            **({} if choice is None else {"tape": choice.rows}),
         }

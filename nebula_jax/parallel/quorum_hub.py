@@ -24,10 +24,9 @@ import jax
 import numpy as np
 
 from nebula_jax.communication import bridge, channels, selector
-from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, send_window
-from nebula_jax.parallel import local_rounds, quorum, rounds
+from nebula_jax.parallel import local_rounds, quorum, round_messages, rounds
 
 POLL_SECONDS = 0.005  # between looks at what has arrived, while a round waits for more
 STATES = 2
@@ -144,7 +143,7 @@ class Hub:
         step: int,
         params: Sequence[Any],
         now: local_rounds.Now = local_rounds.no_news,
-    ) -> tuple[list[Any], list[rounds.Head]]:
+    ) -> tuple[list[Any], list[round_messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
         Raises:
@@ -169,18 +168,18 @@ class Hub:
 
     # The ends of the channels.
 
-    def send(self, step: int, fragment: int, payload: codec_lib.Payload) -> None:
+    def send(self, step: int, fragment: int, message: selector.Selected) -> None:
         """Sends the hub's message of a round to all leaves that follow."""
         self._look((step, fragment))
-        self._pass_on(self._own, (step, fragment), selector.Selected(payload))
+        self._pass_on(self._own, (step, fragment), message)
 
     def poll(self, step: int, fragment: int) -> None:
         """Takes what has arrived of a round, and passes it on; waits for nothing."""
         self._look((step, fragment))
 
     def receive(
-        self, step: int, fragment: int, payload: codec_lib.Payload
-    ) -> list[codec_lib.Payload]:
+        self, step: int, fragment: int, message: selector.Selected
+    ) -> list[selector.Selected | None]:
         """Closes a round: waits as the rule has it, and sends the verdict.
 
         Returns:
@@ -201,9 +200,7 @@ class Hub:
         self._closed[fragment], self._applied = step, self.step
         taken = {name: message for name, (_, message) in self._taken.items()}
         self._taken.clear()
-        return [
-            taken[name].payload if name in taken else None for name in self._clusters
-        ]
+        return [taken.get(name) for name in self._clusters]
 
     def _count_absent(self, step: int) -> None:
         """Counts those that are not in a round; names those that were in the last."""

@@ -25,7 +25,7 @@ from nebula_jax.communication import channels
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
-from nebula_jax.parallel import local_rounds, quorum, rounds
+from nebula_jax.parallel import local_rounds, quorum, round_messages, rounds
 from nebula_jax.training import local_steps
 
 Key = tuple[int, int]
@@ -59,12 +59,12 @@ class Leaf:
         )
         self._up = quorum.open_up(link.sender, member, own, zstd)
         self._log: collections.deque[quorum.Entry] = collections.deque()
-        self._deltas: dict[tuple[str, Key], codec_lib.Payload] = {}
+        self._deltas: dict[tuple[str, Key], Selected] = {}
         self._states: list[collections.deque[Any]] = [
             collections.deque() for _ in self._down.states
         ]
         self._closed = [0] * self._config.fragments  # step of the latest round of each
-        self._sent: tuple[Key, codec_lib.Payload] | None = None
+        self._sent: tuple[Key, Selected] | None = None
         self._needs_state = False
         self._messages = self._message_bytes = self._missed = self._from_state = 0
         self.step = 0
@@ -96,7 +96,7 @@ class Leaf:
         step: int,
         params: Sequence[Any],
         now: local_rounds.Now = local_rounds.no_news,
-    ) -> tuple[list[Any], list[rounds.Head]]:
+    ) -> tuple[list[Any], list[round_messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
         Several rounds may be due: after them `self.step` is the hub's in the last one.
@@ -192,8 +192,8 @@ class Leaf:
         for origin, ends in self._down.deltas.items():
             for fragment, end in enumerate(ends):
                 while (step := end.next_step) is not None:
-                    payload = end.recv_payload(step).payload
-                    self._deltas[origin, (step, fragment)] = payload
+                    message = end.recv_payload(step)
+                    self._deltas[origin, (step, fragment)] = message
         return is_there
 
     def _is_end(self) -> bool:
@@ -211,7 +211,7 @@ class Leaf:
         is_own = self._sent is not None and self._sent[0] == verdict[2:4]
         return not is_own or len(self._log) > 1
 
-    def _apply(self, params: Any) -> tuple[Any, list[rounds.Head]]:
+    def _apply(self, params: Any) -> tuple[Any, list[round_messages.Head]]:
         """Applies the next entry of the log."""
         entry = self._log.popleft()
         if entry.verdict.is_state:
@@ -230,7 +230,7 @@ class Leaf:
         self._forget()
         return params, [] if is_last else heads
 
-    def _payloads(self, entry: quorum.Entry) -> list[codec_lib.Payload]:
+    def _payloads(self, entry: quorum.Entry) -> list[Selected | None]:
         """Returns R payloads of a round, None of those that are not in it.
 
         Raises:
@@ -261,7 +261,7 @@ class Leaf:
 
     def _take_state(
         self, params: Any, entry: quorum.Entry
-    ) -> tuple[Any, list[rounds.Head]]:
+    ) -> tuple[Any, list[round_messages.Head]]:
         """Goes on from the state of the run, unless nothing of it was missed."""
         states = [queue.popleft() for queue in self._states]
         versions = [int(state["about"][0]) for state in states]
@@ -283,7 +283,7 @@ class Leaf:
         self.step = max(self.step, entry.verdict.after)
         self._forget()
         return params, [
-            rounds.Head(step, 0, 0, 0, milliseconds)
+            round_messages.Head(step, 0, 0, 0, milliseconds)
             for step, milliseconds in entry.times
         ]
 
@@ -319,11 +319,11 @@ class Leaf:
         else:
             self._send(key, params, local_rounds.no_news)
 
-    def _put(self, key: Key, payload: codec_lib.Payload) -> None:
+    def _put(self, key: Key, message: Selected) -> None:
         step, fragment = key
-        self._sent = key, payload
-        self._message_bytes += codec_lib.nbytes(payload)
-        self._up[fragment].send_payload(step, Selected(payload))
+        self._sent = key, message
+        self._message_bytes += codec_lib.nbytes(message)
+        self._up[fragment].send_payload(step, message)
 
 
 def _all_of(end: channels.Receiver) -> list[Any]:

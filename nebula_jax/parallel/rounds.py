@@ -21,67 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import ranks
+from nebula_jax.communication import ranks, selector
+from nebula_jax.parallel import delta_control, round_messages
 from nebula_jax.training import local_steps
-
-MOST_TOKENS = 2**32 - 1
-DIGEST_BYTES = 32
 
 
 class RoundError(errors.NebulaError):
     """A message that cannot be of this round; the text names round and fragment."""
-
-
-class Head(NamedTuple):
-    """The facts of a message beside its delta; integers from 0 to 2^32 - 1."""
-
-    step: int
-    """After which it was sent: this names the round."""
-    fragment: int
-    version: int
-    """Outer steps that made the anchor it counts from."""
-    tokens: int
-    """Trained on since this cluster's message before of the same fragment."""
-    milliseconds: int = 0
-    """That the run has lasted in this cluster; with a schedule by time."""
-    is_stopping: int = 0
-    """1 if this cluster requests the end of the run."""
-
-
-def message_spec(fragment: local_steps.Fragment) -> dict[str, Any]:
-    """Returns the specs of a message's arrays, for its channel.
-
-    Args:
-      fragment: specs of its parameters.
-    """
-    return {
-        "head": jax.ShapeDtypeStruct((len(Head._fields),), jnp.uint32),
-        "anchor": jax.ShapeDtypeStruct((DIGEST_BYTES,), jnp.uint8),
-        "delta": {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            for name, leaf in fragment.items()
-        },
-    }
-
-
-def check_codec(codec: codec_lib.Codec) -> None:
-    """Checks that a message can be decoded by itself, whatever was sent before.
-
-    Raises:
-      ValueError: if the receiver of this codec has a state that changes its results.
-    """
-    first = {
-        "vector": jnp.linspace(-1.0, 1.0, 64),
-        "matrix": jnp.cos(jnp.arange(256.0)).reshape(16, 16),
-    }
-    second = jax.tree.map(lambda leaf: leaf**2, first)
-    state = codec.init(jax.eval_shape(lambda: first))
-    _, after = codec.encode(first, state)
-    payload, _ = codec.encode(second, after)
-    one, two = (codec.decode(payload, each)[0] for each in (state, after))
-    if not all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
-        raise ValueError(f"{codec.name}: its receiver remembers what came before")
 
 
 @dataclasses.dataclass
@@ -90,6 +36,15 @@ class _Fragment:
 
     version: int = 0
     tokens: int = 0
+
+
+class _Message(NamedTuple):
+    """A message that has been checked."""
+
+    head: round_messages.Head
+    delta: local_steps.Fragment
+    figures: Any
+    """For the choice of a codec; None without."""
 
 
 class Member:
@@ -103,33 +58,40 @@ class Member:
     def __init__(
         self,
         config: local_steps.Config,
-        codec: codec_lib.Codec,
+        codec: selector.CodecOrSelector,
         clusters: Sequence[str],
         own: str,
         shapes: Any,
         sharding: Any = None,
         weights: str = "equal",
+        choice: delta_control.Choice | None = None,
     ) -> None:
         """Begins without arrays: `first` makes those of step 0.
 
         Args:
           config: of the run.
-          codec: of the deltas.
+          codec: of the deltas; with `choice` the ladder that it chooses from.
           clusters: names of all, in the order in which their deltas are added.
           own: name of this one.
           shapes: specs of the parameters that train.
           sharding: of these, on this cluster's devices; None for one device.
           weights: of the clusters: `equal`, or by the `tokens` of a round.
+          choice: of the codec; None if there is one.
 
         Raises:
           ValueError: as `local_steps.split` and `check_codec`.
         """
-        check_codec(codec)
+        for each in selector.variants(codec):
+            round_messages.check_codec(each)
         self.config, self._clusters, self._own = config, list(clusters), own
         self._by_tokens = weights == "tokens"
         parts = local_steps.split(shapes, config.fragments)
         self.fingerprint = local_steps.fingerprint(parts)
-        self.specs = [message_spec(part) for part in (*parts, {})]
+        self.choice = choice
+        self.specs = [
+            *(round_messages.spec(part, choice is not None) for part in parts),
+            round_messages.spec({}),
+        ]
         """P + 1, of the messages; that of the last one, at the end, has no delta."""
         self.codec = codec
         """The codec of the messages."""
@@ -139,30 +101,17 @@ class Member:
             everywhere = _replicated(sharding)
             placed = (*local_steps.split(sharding, config.fragments), {})
             places = [
-                {"head": everywhere, "anchor": everywhere, "delta": part}
-                for part in placed
+                {name: everywhere for name in spec} | {"delta": part}
+                for spec, part in zip(self.specs, placed, strict=True)
             ]
-        self._encode = jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
-        self._decode = [
-            jax.jit(self._decoded(spec), out_shardings=(place, None))
-            for spec, place in zip(self.specs, places, strict=True)
+        self._coders = [
+            round_messages.Coder(each, self.specs, places, everywhere)
+            for each in selector.variants(codec)
         ]
         self.outers: list[local_steps.Outer] = []
         self.codecs: list[Any] = []
         self._fragments = [_Fragment() for _ in parts]
         self._taken: list[Any] = []  # tokens of steps, perhaps still being computed
-
-    def _decoded(self, spec: Any) -> Any:
-        """Returns payload -> (message, if all of its delta is finite)."""
-
-        def decode(payload: Any) -> tuple[Any, jax.Array]:
-            message, _ = self.codec.decode(payload, self.codec.init(spec))
-            is_finite = jnp.asarray(True)
-            for leaf in jax.tree.leaves(message["delta"]):
-                is_finite &= jnp.all(jnp.isfinite(leaf))
-            return message, is_finite
-
-        return decode
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
@@ -192,6 +141,8 @@ class Member:
         """
         self.outers, self.codecs = list(arrays["outers"]), list(arrays["codecs"])
         self._taken.clear()
+        if self.choice is not None:
+            self.choice.go_on(None if position is None else position["tape"])
         if position is not None:
             self._fragments = [
                 _Fragment(version, tokens)
@@ -207,6 +158,7 @@ class Member:
         return {
             "versions": self.versions,
             "tokens": [each.tokens for each in self._fragments],
+            **({} if self.choice is None else {"tape": self.choice.rows}),
         }
 
     @property
@@ -231,7 +183,7 @@ class Member:
         params: Any,
         milliseconds: int = 0,
         is_stopping: bool = False,
-    ) -> Any:
+    ) -> selector.Selected:
         """Returns this cluster's message of a round, encoded.
 
         Args:
@@ -244,9 +196,10 @@ class Member:
         self._count()
         about, anchor = self._fragments[fragment], self.outers[fragment].anchor
         own = local_steps.split(params, self.config.fragments)[fragment]
-        head = Head(
-            *(step, fragment, about.version, min(about.tokens, MOST_TOKENS)),
-            *(milliseconds, int(is_stopping)),
+        head = round_messages.Head(
+            *(step, fragment, about.version),
+            *(min(about.tokens, round_messages.MOST_TOKENS), milliseconds),
+            int(is_stopping),
         )
         about.tokens = 0
         message = {
@@ -254,8 +207,21 @@ class Member:
             "anchor": self.digest(fragment),
             "delta": local_steps.outer_gradient(anchor, own),
         }
-        payload, self.codecs[fragment] = self._encode(message, self.codecs[fragment])
-        return payload
+        number = self._option()
+        coder = self._coders[number]
+        if self.choice is not None:
+            similarity = float(coder.similarity(message["delta"]))
+            message["figures"] = self.choice.figures(self._number(), similarity)
+        payload, self.codecs[fragment] = coder.encode(message, self.codecs[fragment])
+        return selector.Selected(payload, number)
+
+    def _number(self) -> int:
+        """Returns the number of the next round to be applied, counted from 1."""
+        return 1 + self._rounds()
+
+    def _option(self) -> int:
+        """Returns the number of the codec of that round."""
+        return 0 if self.choice is None else self.choice.option(self._number())
 
     def digest(self, fragment: int) -> np.ndarray:
         """Returns the digest of a fragment's anchor, [32] uint8."""
@@ -263,8 +229,12 @@ class Member:
         return np.frombuffer(local_steps.digest(jax.device_get(anchor)), np.uint8)
 
     def incoming(
-        self, step: int, fragment: int, params: Any, payloads: Sequence[Any]
-    ) -> tuple[Any, list[Head]]:
+        self,
+        step: int,
+        fragment: int,
+        params: Any,
+        payloads: Sequence[selector.Selected | None],
+    ) -> tuple[Any, list[round_messages.Head]]:
         """Takes the outer step of a round, and mixes the anchor into the parameters.
 
         Args:
@@ -282,8 +252,11 @@ class Member:
             anchor, or is not finite.
         """
         about, digest = self._fragments[fragment], self.digest(fragment)
-        expected = Head(step, fragment, about.version, 0)
-        heads, sent = self._checked(expected, digest, payloads)
+        expected = round_messages.Head(step, fragment, about.version, 0)
+        messages = self._checked(expected, self._option(), digest, payloads)
+        heads = [each.head for each in messages.values()]
+        sent = {name: each.delta for name, each in messages.items()}
+        self._write(expected, messages)
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         outer = local_steps.outer_step(
             *(self.config, self.outers[fragment], list(sent.values())),
@@ -299,43 +272,62 @@ class Member:
             after = local_steps.mix(self.config, own, outer.anchor)
         return local_steps.replace(params, after), heads
 
-    def _checked(
-        self, expected: Head, digest: np.ndarray, payloads: Sequence[Any]
-    ) -> tuple[list[Head], dict[str, local_steps.Fragment]]:
-        """Returns the heads of those messages that there are, and their deltas by name.
+    def _write(
+        self, about: round_messages.Head, messages: Mapping[str, "_Message"]
+    ) -> None:
+        """Writes what the messages of a round report of their codec onto the tape."""
+        if self.choice is None:
+            return
+        figures = [each.figures for each in messages.values()]
+        try:
+            self.choice.write(self._number(), figures)
+        except ValueError as error:
+            raise RoundError(f"in the round of step {about.step}: {error}") from None
 
-        In the order of the clusters.
-        """
-        heads, deltas = [], {}
+    def _checked(
+        self,
+        expected: round_messages.Head,
+        option: int,
+        digest: np.ndarray,
+        payloads: Sequence[selector.Selected | None],
+    ) -> dict[str, "_Message"]:
+        """Returns those messages that there are, by name, in the clusters' order."""
+        found = {}
         where = f"of fragment {expected.fragment} in the round of step {expected.step}"
         for name, payload in zip(self._clusters, payloads, strict=True):
             if payload is None:
                 continue
-            message, is_finite = self._decode[expected.fragment](payload)
-            head, anchor = jax.device_get((message["head"], message["anchor"]))
-            found = Head(*map(int, head))
-            if (found.step, found.fragment) != (expected.step, expected.fragment):
+            if payload.option != option:
                 raise RoundError(
-                    f"{name} sent a delta of fragment {found.fragment} in the round of"
-                    f" step {found.step}; expected one {where}"
+                    f"{name} sent a delta {where} by codec {payload.option} of the"
+                    f" ladder; {self._own} expects codec {option}"
                 )
-            if found.version != expected.version:
+            decode = self._coders[option].decode[expected.fragment]
+            message, is_finite = decode(payload.payload)
+            delta = message.pop("delta")
+            about = jax.device_get(message)
+            head = round_messages.Head(*map(int, about["head"]))
+            if (head.step, head.fragment) != (expected.step, expected.fragment):
                 raise RoundError(
-                    f"{name} sent a delta {where} from version {found.version} of the"
+                    f"{name} sent a delta of fragment {head.fragment} in the round of"
+                    f" step {head.step}; expected one {where}"
+                )
+            if head.version != expected.version:
+                raise RoundError(
+                    f"{name} sent a delta {where} from version {head.version} of the"
                     f" anchor; {self._own} has version {expected.version}"
                 )
-            if not np.array_equal(anchor, digest):
+            if not np.array_equal(about["anchor"], digest):
                 raise RoundError(
                     f"{name} and {self._own} have diverged: their anchors {where},"
                     f" version {expected.version}, differ"
                 )
             if not bool(is_finite):
                 raise RoundError(f"{name} sent a delta {where} that is not finite")
-            heads.append(found)
-            deltas[name] = message["delta"]
-        return heads, deltas
+            found[name] = _Message(head, delta, about.get("figures"))
+        return found
 
-    def closing(self, step: int) -> Any:
+    def closing(self, step: int) -> selector.Selected:
         """Returns the message after the last round: a digest of all anchors.
 
         Args:
@@ -343,11 +335,14 @@ class Member:
         """
         end = len(self.outers)
         message = {
-            "head": np.asarray(Head(step, end, self._rounds(), 0), np.uint32),
+            "head": np.asarray(
+                round_messages.Head(step, end, self._rounds(), 0), np.uint32
+            ),
             "anchor": self._digest_of_all(),
             "delta": {},
         }
-        return self._encode(message, self.codec.init(self.specs[-1]))[0]
+        state = self.codec.init(self.specs[-1])
+        return selector.Selected(self._coders[0].encode(message, state)[0])
 
     def close(self, step: int, params: Any, payloads: Sequence[Any]) -> Any:
         """Returns the parameters at the anchors, which all clusters have alike.
@@ -360,8 +355,8 @@ class Member:
         Raises:
           RoundError: if some cluster has others.
         """
-        expected = Head(step, len(self.outers), self._rounds(), 0)
-        self._checked(expected, self._digest_of_all(), payloads)
+        expected = round_messages.Head(step, len(self.outers), self._rounds(), 0)
+        self._checked(expected, 0, self._digest_of_all(), payloads)
         for outer in self.outers:
             params = local_steps.replace(params, jax.tree.map(jnp.copy, outer.anchor))
         return params

@@ -84,6 +84,8 @@ def _our_rows(result: Mapping[str, Any]) -> str:
         names = dict.fromkeys((row["forward"], row["backward"]))
         if row.get("bottleneck"):
             names = [f"--bottleneck={row['bottleneck']}", *names]
+        if row.get("staleness"):
+            names = [*names, f"--staleness={row['staleness']}"]
         cells.append(
             [
                 row["name"],

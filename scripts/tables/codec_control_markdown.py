@@ -1,11 +1,14 @@
 """Codecs that a run chooses by itself, beside fixed ones, in Markdown."""
 
+import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime import report
 from scripts.tables import held_out
+
+WAYS = "forward", "backward"
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -30,6 +33,43 @@ def markdown(record: Mapping[str, Any]) -> str:
         report.table(header, rows, "l" + "r" * (len(header) - 1)) if rows else "",
         report.targets(record["targets"]),
     )
+
+
+def picture(record: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws the codecs of the first seed's runs over their steps, and seconds a step.
+
+    Args:
+      record: of the table.
+      path: of the PNG to write.
+    """
+    import matplotlib.figure
+
+    curves, ladder = record["curves"], record["ladder"]
+    if not curves:
+        return
+    figure = matplotlib.figure.Figure(
+        figsize=(3.2 * len(curves), 5.0), layout="constrained"
+    )
+    panels = figure.subplots(2, len(curves), sharex=True, squeeze=False)
+    for (rungs, times), curve in zip(panels.T, curves, strict=True):
+        steps, seconds, forward, backward = zip(*curve["steps"], strict=True)
+        for values, name, style in ((forward, WAYS[0], "-"), (backward, WAYS[1], ":")):
+            rungs.step(steps, values, where="mid", label=name, linestyle=style)
+        rungs.set_yticks(range(len(ladder)), ladder)
+        rungs.set(title=curve["line"], ylim=(-0.3, len(ladder) - 0.7))
+        times.plot(steps, seconds, linewidth=0.8, color="black", label="auto")
+        times.set(xlabel="step", yscale="log")
+        of_line = [row for row in record["rows"] if row["line"] == curve["line"]]
+        if len(of_line) == 1:  # of a line that changes there are two of each
+            for number, (name, fixed) in enumerate(of_line[0]["fixed"].items()):
+                times.axhline(fixed, color=f"C{number}", linewidth=0.8, label=name)
+        times.legend(fontsize=7)
+        for axes in (rungs, times):
+            axes.grid(alpha=0.3)
+    panels[0, 0].set_ylabel("codec in use")
+    panels[0, 0].legend(fontsize=7)
+    panels[1, 0].set_ylabel("seconds a step")
+    figure.savefig(path, dpi=110)
 
 
 def label(row: Mapping[str, Any]) -> str:

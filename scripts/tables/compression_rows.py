@@ -14,6 +14,7 @@ NARROWEST = 48
 NARROW = "pack_tokens|hadamard|int4(64)|fp16"
 """The codec behind a bottleneck; scales as fp16."""
 ONE_RUN = "bottleneck of all four"
+STALE = "int4 both ways, gradients a step late"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -26,14 +27,19 @@ class Row(NamedTuple):
     is_ours: bool = True
     bottleneck: str = ""
     """Ranks of a bottleneck."""
+    staleness: int = 0
+    """Steps by which gradients are late."""
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The flags of this row's runs."""
-        codecs = f"--forward_codec={self.forward}", f"--backward_codec={self.backward}"
-        return (*codecs, f"--bottleneck={self.bottleneck}")[
-            : 3 if self.bottleneck else 2
-        ]
+        found = [f"--forward_codec={self.forward}", f"--backward_codec={self.backward}"]
+        if self.bottleneck:
+            found.append(f"--bottleneck={self.bottleneck}")
+        if self.staleness:
+            # There has to be room for the micro-batches of two steps.
+            found += [f"--staleness={self.staleness}", "--max_in_flight=32"]
+        return tuple(found)
 
 
 def rows(settings: Mapping[str, str]) -> list[Row]:
@@ -55,6 +61,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
         Row("no padding", *["pack_tokens"] * 2),
         Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
         Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
+        Row(STALE, *[f"pack_tokens|{int4}"] * 2, staleness=1),
         Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2),
         Row("top_k", "pack_tokens|top_k(0.3)|fp16", "pack_tokens|top_k(0.1)|fp16"),
         Row(

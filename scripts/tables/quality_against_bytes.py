@@ -30,6 +30,7 @@ def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         row | {"fewer": _fewer(row, result)}
         for row in result["rows"]
         if "speed" in row and row.get("held_out", {}).get("difference")
+        if not row.get("staleness")  # which changes no byte
     ]
 
 

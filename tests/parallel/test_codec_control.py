@@ -180,5 +180,16 @@ def test_what_cannot_follow_is_refused():
     ):
         with pytest.raises(ValueError, match=problem):
             tape.write(probe)
-    with pytest.raises(ValueError, match="after 1 to 4 steps, before the next probe"):
-        dataclasses.replace(POLICY, delay=5)
+    with pytest.raises(ValueError, match="after 1 to 5 steps, with the next probe at"):
+        dataclasses.replace(POLICY, delay=6)
+
+
+def test_gradients_that_are_no_numbers_have_no_cosine():
+    one = {"a": np.float32([1, 2]), "b": np.float32([[3]])}
+    assert codec_control.similarity(one, one) == pytest.approx(1)
+    other = {"a": np.float32([-1, -2]), "b": np.float32([[-3]])}
+    assert codec_control.similarity(one, other) == pytest.approx(-1)
+    spoiled = {"a": one["a"] * np.nan, "b": one["b"]}
+    assert codec_control.similarity(one, spoiled) == -1
+    nothing = {"a": np.zeros(2, np.float32), "b": np.zeros((1, 1), np.float32)}
+    assert codec_control.similarity(one, nothing) == -1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, listener, loopback, selector
+from nebula_jax.communication import bridge, codecs, listener, loopback, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, inbox
 from nebula_jax.parallel import exchange
@@ -36,10 +36,12 @@ def exchanges(count: int, hub: str = "") -> dict[str, exchange.Exchange]:
 
 def message(cluster: int, step: int, fragment: int):
     spec = SPECS[fragment]
-    return {
-        name: np.full(leaf.shape, 100 * cluster + step, leaf.dtype)
-        for name, leaf in spec.items()
-    }
+    return selector.Selected(
+        {
+            name: np.full(leaf.shape, 100 * cluster + step, leaf.dtype)
+            for name, leaf in spec.items()
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_poll_takes_what_has_arrived_and_waits_for_nothing():
         one.receive(4, 0, message(0, 4, 0))
     three.send(4, 0, message(2, 4, 0))
     received = one.receive(4, 0, message(0, 4, 0))
-    assert [float(each["x"][0]) for each in received] == [4.0, 104.0, 204.0]
+    assert [float(each.payload["x"][0]) for each in received] == [4.0, 104.0, 204.0]
 
 
 def test_a_hub_passes_on_what_it_has_polled():
@@ -85,7 +87,7 @@ def test_a_hub_passes_on_what_it_has_polled():
     hub.poll(4, 1)
     hub.send(4, 1, message(0, 4, 1))
     received = three.receive(4, 1, message(2, 4, 1))
-    assert [float(each["y"][0, 0]) for each in received] == [4.0, 104.0, 204.0]
+    assert [float(each.payload["y"][0, 0]) for each in received] == [4.0, 104.0, 204.0]
 
 
 def test_a_message_of_another_round_is_an_error():
@@ -124,10 +126,31 @@ def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(monkeypatch):
         passing = exchange.Exchange(names, hub, {own: other}, [spec], codec, hub=hub)
         other.welcome(0)
         one.wait_for_welcome(5.0)
-        sent = [{"x": np.full(1 << 18, k, np.float32)} for k in range(6)]
+        sent = [
+            selector.Selected({"x": np.full(1 << 18, k, np.float32)}) for k in range(6)
+        ]
         for origin in (5, 4, 3, 2, 0):
-            selected = selector.Selected(sent[origin])
-            passing._pass_on(names[origin], (5, 0), selected)
+            passing._pass_on(names[origin], (5, 0), sent[origin])
         received = leaf.receive(5, 0, sent[1])
     for got, expected in zip(received, sent, strict=True):
-        np.testing.assert_array_equal(got["x"], expected["x"])
+        np.testing.assert_array_equal(got.payload["x"], expected.payload["x"])
+
+
+def test_the_number_of_a_codec_that_was_chosen_crosses_with_its_payload():
+    here, there = loopback.ends()
+    ladder = selector.by_step([codec_lib.identity(), codecs.fp16()], lambda step: 0)
+    names = ["cluster:0", "cluster:1"]
+    one = exchange.Exchange(names, names[0], {names[1]: here}, SPECS, ladder)
+    two = exchange.Exchange(names, names[1], {names[0]: there}, SPECS, ladder)
+    arrays = {"x": np.array([1.0, 2.0, 3.0], np.float32)}
+    states = ladder.init(SPECS[0])
+    sent = [
+        selector.Selected(codec.encode(arrays, states)[0], option)
+        for option, codec in enumerate(ladder.codecs)
+    ]
+    for step, message_of_step in enumerate(sent, 1):
+        two.send(step, 0, message_of_step)
+        _, received = one.receive(step, 0, message_of_step)
+        assert received.option == message_of_step.option
+        got, _ = ladder.decode(received, states)
+        np.testing.assert_array_equal(got["x"], arrays["x"])

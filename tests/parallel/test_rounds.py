@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
-from nebula_jax.parallel import rounds
+from nebula_jax.communication import codecs, selector
+from nebula_jax.parallel import round_messages, rounds
 from nebula_jax.training import local_steps
 
 CLUSTERS = ["cluster:0", "cluster:1", "cluster:2"]
@@ -182,7 +182,7 @@ def test_a_round_goes_on_without_a_cluster():
 
 def altered(payload, field: str, value: int):
     head = np.array(payload["head"])
-    head[rounds.Head._fields.index(field)] = value
+    head[round_messages.Head._fields.index(field)] = value
     return {**payload, "head": head}
 
 
@@ -226,7 +226,7 @@ def test_what_is_of_no_such_round_is_refused(change, reason):
     payloads = [
         each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
     ]
-    payloads[1] = change(payloads[1])
+    payloads[1] = selector.Selected(change(payloads[1].payload))
     before = group[0].digest(0).tobytes()
     with pytest.raises(rounds.RoundError, match=f"^{reason}$"):
         group[0].incoming(4, 0, copies[0], payloads)
@@ -260,10 +260,12 @@ def test_a_divergence_of_the_last_round_shows_at_the_end():
 
 
 def test_a_codec_whose_receiver_remembers_is_refused():
-    rounds.check_codec(codecs.int8("row", "stochastic"))
-    rounds.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec)
+    round_messages.check_codec(codecs.int8("row", "stochastic"))
+    round_messages.check_codec(
+        codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec
+    )
     with pytest.raises(ValueError, match="its receiver remembers what came before"):
-        rounds.check_codec(remembering())
+        round_messages.check_codec(remembering())
 
 
 def remembering() -> codec_lib.Codec:

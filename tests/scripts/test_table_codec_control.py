@@ -167,6 +167,8 @@ def test_markdown_has_a_row_for_each_rate(tmp_path):
     assert "so 60 Mbit/s are `--wan=6000kbit,15.00ms`" in text
     assert "| 10 Mbit/s | 6.000 | 3.000 | 1.500 | 1.500 | 1.000 | int4 | 17 |" in text
     assert "| 1000, then 60 Mbit/s: at 1000 | 0.300 | 0.300 | 0.300 | 0.300 |" in text
+    codec_control_markdown.picture(run_all(tmp_path, Stub()), tmp_path / "found.png")
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     mixed = codec_control_markdown._codecs([1, 2], ["fp16", "int8", "int4"])
     assert mixed == "int8 forward, int4 backward"
 

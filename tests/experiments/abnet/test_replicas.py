@@ -31,7 +31,7 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
-from nebula_jax.parallel import pace, rounds
+from nebula_jax.parallel import pace, round_messages
 from nebula_jax.runtime import process
 from nebula_jax.training import checkpoint
 
@@ -238,7 +238,9 @@ def assert_all_end(every, delay, who, requested):
         step = steps[0]
         if (fragment := local_steps.sent_after(step)) is not None:
             found = (ending.now() for ending in endings)
-            heads[step] = [rounds.Head(step, fragment, 0, 0, *each) for each in found]
+            heads[step] = [
+                round_messages.Head(step, fragment, 0, 0, *each) for each in found
+            ]
         for ending in endings:
             is_applied = local_steps.applied_after(step) is not None
             ending.take(step, heads[step - delay] if is_applied else [])

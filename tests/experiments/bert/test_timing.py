@@ -1,11 +1,11 @@
 """The time of a BERT run: rounds whose times come together."""
 
 from experiments.bert import timing
-from nebula_jax.parallel import rounds
+from nebula_jax.parallel import round_messages
 
 
 def head(step, milliseconds):
-    return rounds.Head(step, 0, 0, 0, milliseconds)
+    return round_messages.Head(step, 0, 0, 0, milliseconds)
 
 
 def test_rounds_that_are_applied_at_once_count_one_after_the_other():

@@ -1,0 +1,136 @@
+"""The codec of local steps' deltas, chosen while a run goes on: `--delta_codec=auto`.
+
+A delta needs not cross twice to be compared: the cluster that sends it decodes it too.
+With every message go the cosine of the delta as it is and as the others decode it, and
+how long the cluster waited for the round before. All clusters have the same messages,
+so all write the same tape, and use the codec that `codec_control.decide` finds in the
+next round. A round has the least of the clusters' figures: whoever waits for a slower
+cluster does not wait for the line, and the slowest waits for the line alone.
+
+What a cluster's clock measured is also in a file of its folder: a run that goes on
+takes it from there, and so comes to the same parameters.
+"""
+
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax.communication import ranks
+from nebula_jax.parallel import codec_control
+
+FILE = "waits.jsonl"
+WAITS = 0.02
+"""Share of the time between two rounds that a cluster may wait without the line being
+what it waits for."""
+MILLIONTHS = 1e6
+FIGURES = 2
+MOST = 2**32 - 1
+Now = Callable[[], float]
+
+
+def spec() -> jax.ShapeDtypeStruct:
+    """Returns the spec of what a message has for the choice: [2] uint32.
+
+    The cosine plus 1, and the wait over WAITS, both in millionths.
+    """
+    return jax.ShapeDtypeStruct((FIGURES,), jnp.uint32)
+
+
+class Choice:
+    """The choice in one cluster; rounds are counted from 1."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        quality: float,
+        folder: pathlib.Path | None = None,
+        now: Now = time.perf_counter,
+    ) -> None:
+        """Begins with the gentlest codec.
+
+        Args:
+          sizes: bytes of a message by each codec of the ladder, the gentlest first.
+          quality: smallest cosine that is good.
+          folder: of the cluster, for what its clock measured.
+          now: a clock, in seconds.
+        """
+        policy = codec_control.Policy(1, 1, quality, (tuple(sizes), (0,)))
+        self._tape = codec_control.Tape(policy)
+        self._path = None if folder is None else folder / FILE
+        self._recorded: dict[int, float] = {}
+        self._now, self._began, self._waited = now, now(), 0.0
+
+    def go_on(self, rows: Sequence[Sequence[float]] | None) -> None:
+        """Goes on from what `rows` was when a checkpoint was saved; None at step 0.
+
+        Raises:
+          ValueError: if it is no tape.
+        """
+        self._tape.go_on(np.asarray(rows or [], np.float32))
+        if self._path is not None and self._path.is_file():
+            for line in self._path.read_text().splitlines():
+                # A process that is killed may leave half a line.
+                with contextlib.suppress(ValueError):
+                    number, waits = json.loads(line)
+                    self._recorded[int(number)] = float(waits)
+
+    @property
+    def rows(self) -> list[list[float]]:
+        """The tape, for a checkpoint and for a summary."""
+        found: list[list[float]] = self._tape.rows.tolist()
+        return found
+
+    def option(self, number: int) -> int:
+        """Returns the number of the codec of a round."""
+        return self._tape.rungs(number).forward
+
+    @contextlib.contextmanager
+    def waiting(self) -> Any:
+        """Counts the time within as waiting for the others."""
+        begin = self._now()
+        try:
+            yield
+        finally:
+            self._waited += self._now() - begin
+
+    def figures(self, number: int, cosine: float) -> np.ndarray:
+        """Returns what this cluster's message of a round has for the choice, as `spec`.
+
+        Args:
+          number: of the round.
+          cosine: of its delta, as it is and as it is decoded.
+        """
+        now = self._now()
+        rest = max(now - self._began - self._waited, 1 / MILLIONTHS)
+        measured = np.float64(self._waited / rest / WAITS).tobytes()
+        self._began, self._waited = now, 0.0
+        waits = float(np.frombuffer(ranks.bytes_from_root(measured), np.float64)[0])
+        if number in self._recorded:
+            waits = self._recorded[number]
+        elif self._path is not None and ranks.is_root():
+            with self._path.open("a") as file:
+                file.write(f"\n{json.dumps([number, waits])}\n")
+        pair = np.asarray([1.0 + cosine, waits]) * MILLIONTHS
+        return np.clip(np.nan_to_num(pair), 0, MOST).astype(np.uint32)
+
+    def write(self, number: int, figures: Sequence[np.ndarray]) -> None:
+        """Writes a round onto the tape.
+
+        Args:
+          number: of the round.
+          figures: what the messages of all clusters have, as `spec`.
+
+        Raises:
+          ValueError: if it cannot follow, or a number cannot be.
+        """
+        cosine, waits = np.min(np.asarray(figures, np.float64), axis=0) / MILLIONTHS
+        rungs = self._tape.rungs(number)
+        probe = codec_control.Probe(number, rungs, cosine - 1.0, 1.0, waits)
+        self._tape.write(codec_control.of_row(codec_control.as_row(probe)))
