@@ -312,7 +312,9 @@ def main() -> int:
     """Does the missing runs; writes and prints the report."""
     table = config.from_flags("bench_planner", needs_text=False)
     with run_folder.lock(table.workdir):
-        found = gather(table_runs.Runs(table.workdir, figures), table)
+        found = gather(
+            table_runs.Runs(table.workdir, figures, results=table.results), table
+        )
     about = report.provenance(found.pop("seconds"), commits=found.pop("commits"))
     result = about | found
     table_runs.write(result, markdown(result), table.out)

@@ -126,7 +126,9 @@ def main() -> int:
     """Does the missing runs; writes and prints the table."""
     table = config.from_flags("fake_rates")
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, table_runs.summary_of)
+        runs = table_runs.Runs(
+            table.workdir, table_runs.summary_of, results=table.results
+        )
         rows = gather(runs, table)
     commits = [each for row in rows for each in row["commits"]]
     seconds = sum(row["seconds"] for row in rows)

@@ -203,7 +203,7 @@ def main() -> int:
     settings = {flag: each for flag, each in settings.items() if flag != "pair"}
     base = table.arguments(flagfile)
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures)
+        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         chosen = []
         for pair in pairs:
             models = random_models(table, pair, settings)

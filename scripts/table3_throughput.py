@@ -211,7 +211,9 @@ def main() -> int:
     """Does the missing runs; writes and prints the table, draws Fig. 8."""
     table = config.from_flags("table3", seeds=3, needs_text=False)
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, figures_of, execute)
+        runs = table_runs.Runs(
+            table.workdir, figures_of, execute, results=table.results
+        )
         found = gather(runs, table)
     about = report.provenance(
         found.pop("seconds"), commits=found.pop("commits"), seeds=table.seeds

@@ -251,7 +251,7 @@ def main() -> int:
             with process.timed("measuring a step"):
                 report.write(path, measured())
         seconds = json.loads(path.read_text())
-        runs = table_runs.Runs(table.workdir, figures, execute)
+        runs = table_runs.Runs(table.workdir, figures, execute, results=table.results)
         found = gather(runs, seconds)
     about = report.provenance(found.pop("seconds"), commits=found.pop("commits"))
     result = about | found

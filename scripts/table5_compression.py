@@ -304,7 +304,7 @@ def main() -> int:
             )
     base = table.arguments(flagfile)
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures)
+        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         work(runs, settings, base, table.seeds, stages, names)
         result = gather(runs, settings, base, table.seeds)
     table_runs.write(result, abnet_markdown.table5(result), table.out)

@@ -307,7 +307,7 @@ def main() -> int:
     table = config.from_flags("codec_control", (), abnet_runs.SEEDS)
     base = table.arguments(table_runs.flagfile(FLAGFILE))
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures)
+        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         work(runs, base, table.seeds, config.stages(STAGES))
         result = gather(runs, base, table.seeds)
     table_runs.write(result, codec_control_markdown.markdown(result), table.out)

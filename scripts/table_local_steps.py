@@ -348,7 +348,7 @@ def main() -> int:
     """Does the missing runs; writes and prints the table, and draws the picture."""
     table = config.from_flags("local_steps", [], SEEDS)
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, figures)
+        runs = table_runs.Runs(table.workdir, figures, results=table.results)
         for seed in table.seeds:
             for row in ROWS:
                 if not row.is_explored:

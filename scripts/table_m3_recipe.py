@@ -121,7 +121,9 @@ def main() -> int:
     table = config.from_flags("m3_recipe")
     rows = []
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, table_runs.summary_of)
+        runs = table_runs.Runs(
+            table.workdir, table_runs.summary_of, results=table.results
+        )
         for row in ROWS:
             found = runs.result(run_of(row, table.seeds[0], table))
             rows.append(figures_of(row, found["summary"]))

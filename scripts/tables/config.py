@@ -17,13 +17,19 @@ flags.DEFINE_string(
     "",
     "Seeds that each row is the mean of: their number, or a list such as 0,1,2.",
 )
+flags.DEFINE_string(
+    "results_dir",
+    "",
+    "Folder of the figures of finished runs, which are not done again; results/ of"
+    " --workdir if empty. With it a table may go on on another machine.",
+)
 flags.DEFINE_list(
     "stages", [], "Stages of a table's work to do; empty for all. An error names them."
 )
 
 FLAGS = (
-    *("scale", "seeds", "out", "data_dir", "workdir", "pretrained_dir"),
-    "prepared_dir",
+    *("scale", "seeds", "out", "data_dir", "workdir", "results_dir"),
+    *("pretrained_dir", "prepared_dir"),
 )
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
 BESIDE = FOLDER.parents[1] / "shared" / "data"
@@ -40,6 +46,8 @@ class Table:
     seeds: tuple[str, ...]
     workdir: pathlib.Path
     """The table's own folder."""
+    results: pathlib.Path
+    """Folder of the figures of finished runs."""
     out: pathlib.Path
     """File of the record."""
     data_dir: str
@@ -77,11 +85,13 @@ def from_flags(
     given = flags.FLAGS
     size = scale(given["scale"].value, scales) if scales else ""
     name = f"{name}_{size}" if size else name
+    workdir = pathlib.Path(given["workdir"].value or f"runs/{name}")
     return Table(
         name=name,
         scale=size,
         seeds=seed_list(given["seeds"].value, seeds),
-        workdir=pathlib.Path(given["workdir"].value or f"runs/{name}"),
+        workdir=workdir,
+        results=pathlib.Path(given["results_dir"].value or workdir / "results"),
         out=pathlib.Path(given["out"].value or FOLDER / "results" / f"{name}.json"),
         data_dir=data_dir(given["data_dir"].value) if needs_text else "",
         prepared_dir=given["prepared_dir"].value,

@@ -65,23 +65,27 @@ class Runs:
         folder: pathlib.Path,
         figures: Callable[[Run, pathlib.Path], dict[str, Any]],
         execute: Execute | None = None,
+        results: pathlib.Path | None = None,
     ):
         """Goes on with what is in the folder.
 
         Args:
-          folder: `results/` has the figures of finished runs, `run/` the one under way.
+          folder: `run/` has the run under way, `models/` what runs make for others.
           figures: (run, its folder) -> its figures for the table, with `summary`.
           execute: starts a run and waits for its end; the real command if not given.
+          results: has the figures of finished runs; `results/` of the folder if not
+            given.
         """
         self.folder = folder
         self._figures = figures
+        self._results = results or folder / "results"
         self._execute = execute or start
         self._commit = report.commit()
         self._other_commits: set[str] = set()
 
     def path(self, name: str) -> pathlib.Path:
         """Returns the file of a run's figures, which is there once it has ended."""
-        return self.folder / "results" / f"{name}.json"
+        return self._results / f"{name}.json"
 
     def made(self, name: str) -> pathlib.Path:
         """Returns the place of a folder that a run made and others use."""

@@ -17,6 +17,7 @@ def table(**values: Any) -> config.Table:
         "scale": "",
         "seeds": ("0", "1"),
         "workdir": pathlib.Path("table"),
+        "results": pathlib.Path("table/results"),
         "out": pathlib.Path("table.json"),
         "data_dir": "text",
         "prepared_dir": "prepared",

@@ -41,8 +41,11 @@ def test_a_table_is_named_after_its_scale():
     flags.FLAGS(["test"])
     with flagsaver.flagsaver(data_dir="text", scale="", seeds="3,4"):
         one, scaled = config.from_flags("a"), config.from_flags("a", ["tiny"])
+        with flagsaver.flagsaver(results_dir="kept"):
+            assert config.from_flags("a").results == pathlib.Path("kept")
     assert (one.name, one.workdir) == ("a", pathlib.Path("runs/a"))
     assert (scaled.name, scaled.workdir) == ("a_tiny", pathlib.Path("runs/a_tiny"))
+    assert scaled.results == pathlib.Path("runs/a_tiny/results")
     assert scaled.out == config.FOLDER / "results" / "a_tiny.json"
     assert scaled.seeds == ("3", "4")
     flagfile = pathlib.Path("x.flags")

@@ -58,6 +58,24 @@ def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tm
         assert seen[-1][1] == []
 
 
+def test_a_table_goes_on_elsewhere_with_the_figures_of_runs_that_ended(tmp_path):
+    def execute(run, workdir):
+        summary = {"commit": "abc123", "seconds": 1.0}
+        (workdir / "summary.json").write_text(json.dumps(summary))
+
+    def runs(name, execute):
+        return table_runs.Runs(
+            *(tmp_path / name, table_runs.summary_of, execute),
+            results=tmp_path / "kept",
+        )
+
+    run = table_runs.Run("a", "m", ("--x=1",))
+    result = runs("here", execute).result(run)
+    assert (tmp_path / "kept" / "a.json").is_file()
+    assert runs("there", None).result(run) == result
+    assert not (tmp_path / "there").exists()
+
+
 def test_a_table_that_is_ended_leaves_no_run_behind(tmp_path):
     (tmp_path / "sleeper.py").write_text(
         "import os, pathlib, time\n"
