@@ -14,7 +14,7 @@ NARROWEST = 48
 NARROW = "pack_tokens|hadamard|int4(64)|fp16"
 """The codec behind a bottleneck; scales as fp16."""
 ONE_RUN = "bottleneck of all four"
-STALE = "int4 both ways, gradients a step late"
+STALE = "int4 both ways with late gradients"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 

@@ -18,7 +18,10 @@ from nebula_jax.models import transformer
 from nebula_jax.training import m3, m3_predictions
 
 NOTEBOOK = pathlib.Path(activations.__file__).with_name("compression.ipynb")
-FIGURES = ("hidden", "gradient", "spectra", "cost", "cosine", "yours", "time")
+FIGURES = (
+    *("hidden", "gradient", "spectra", "cost", "cosine", "bottleneck", "tape"),
+    *("yours", "time"),
+)
 
 # What a reader's eye would look for, asked in the kernel after the last cell.
 PROBE = """

@@ -149,6 +149,7 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
         payload = codec_lib.payload_spec(selector.variants(made)[-1], spec)
         assert codec_lib.nbytes(payload), text
     assert len({compression_rows.file_name(row.name) for row in rows}) == len(rows)
+    assert not any("," in row.name for row in rows)  # --rows is a list of them
 
 
 def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
