@@ -183,6 +183,11 @@ def gather(
         if result is not None:
             commits.add(result["summary"]["commit"])
             total += result["summary"]["seconds"]
+            if any(each["first_step"] != 1 for each in result["summary"]["clusters"]):
+                raise errors.NebulaError(
+                    f"{run.name} was stopped in between, so its seconds are not those"
+                    f" of one run; remove {runs.path(run.name)}, and it is done again"
+                )
         return result
 
     quality = {}

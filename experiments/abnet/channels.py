@@ -118,7 +118,9 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     if crossing.is_auto(agreed):
         for name, sender, size in PROBE:
             figures = jax.ShapeDtypeStruct((size,), jnp.float32)
-            rows += [Channel(name, sender, figures, codecs.Compression())]
+            plain = codecs.Compression()
+            check = channels.accept if name == "tape" else _check_probe
+            rows += [Channel(name, sender, figures, plain, check)]
     return rows + [
         Channel(
             name,
@@ -143,6 +145,17 @@ def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
 def _check_start(start: codec_lib.Arrays) -> None:
     for part in start:
         arrivals.check_finite(part)
+
+
+def _check_probe(figures: codec_lib.Arrays) -> None:
+    """Raises ValueError at a cosine, or seconds behind it, that cannot be.
+
+    The tape checks itself.
+    """
+    arrivals.check_finite(figures)
+    cosine, *seconds = np.asarray(figures).tolist()
+    if abs(cosine) > codec_control.MOST_COSINE or min(seconds, default=0.0) < 0.0:
+        raise ValueError(f"figures of a probe that cannot be: {cosine}, {seconds}")
 
 
 def _check_evaluation(arrays: codec_lib.Arrays) -> None:

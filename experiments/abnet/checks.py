@@ -20,7 +20,7 @@ def check(run: config.Run) -> None:
         local_steps_config.check_line(agreed, local.cluster)
     _check_bottleneck(agreed)
     _check_auto(run)
-    _check_staleness(agreed)
+    _check_staleness(run)
     crossing.forward(agreed)
     crossing.backward(agreed)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
@@ -94,8 +94,15 @@ def _check_auto(run: config.Run) -> None:
         )
 
 
-def _check_staleness(agreed: config.Agreed) -> None:
+def _check_staleness(run: config.Run) -> None:
     """Raises errors.SettingsError where gradients cannot be a step late."""
+    agreed, ahead = run.agreed, run.local.max_in_flight
+    if agreed.staleness and ahead <= agreed.micro_batches:
+        raise errors.SettingsError(
+            f"--staleness={agreed.staleness} needs a --max_in_flight above"
+            f" --micro_batches={agreed.micro_batches}, best twice as high, not {ahead}:"
+            " micro-batches of two steps are under way at once"
+        )
     if agreed.staleness and (crossing.is_auto(agreed) or agreed.replicas > 1):
         raise errors.SettingsError(
             f"--staleness={agreed.staleness} is for one pair of clusters with fixed"

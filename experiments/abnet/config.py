@@ -153,8 +153,9 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "probe_every",
     64,
-    "With auto codecs: steps from one comparison of gradients to the next; each takes"
-    " two more micro-batches.",
+    "With auto codecs: steps from one comparison of gradients to the next, at most; it"
+    " comes up to eight times as often while other codecs are sought. Each takes two"
+    " more micro-batches.",
     lower_bound=2,
 )
 flags.DEFINE_integer(
@@ -272,7 +273,8 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     def window(self) -> int:
         """Returns how many steps the checkpoints of two clusters may be apart.
 
-        Those of a pair are never apart: its source waits for the target's token. A
+        Those of a pair are never apart: its source waits for the target's token, or for
+        its gradient of the step that is saved. A
         cluster with all messages of a round has nothing to wait for until it applies
         the next one, while another may not have begun the step after its own message.
         """

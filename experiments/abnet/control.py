@@ -29,7 +29,7 @@ from experiments.abnet import channels, config, crossing, models
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.wire import session
-from nebula_jax.parallel import codec_control
+from nebula_jax.parallel import codec_control, cosine
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
@@ -87,7 +87,7 @@ class Control:
         """Goes on from what `position` was when a checkpoint was saved; None at step 0.
 
         Raises:
-          ValueError: if it is no tape.
+          errors.NebulaError: if it is no tape of this rule.
         """
         if self._tape is None:
             return
@@ -163,9 +163,9 @@ class Control:
             jax.block_until_ready(grads)
             end = self._now()
             passes.append(Passed(grads, (sent - begin) + (end - came), end - begin))
-        cosine = float(codec_control.similarity(*(each.grads for each in passes)))
+        similar = float(cosine.similarity(*(each.grads for each in passes)))
         asked = self._now()
-        ends.control.front.send(step, np.asarray([cosine], np.float32))
+        ends.control.front.send(step, np.asarray([similar], np.float32))
         there, computed = np.asarray(ends.control.back.recv(step)).tolist()
         # The least so far: at first programs are compiled in between.
         self._round_trip = min(self._round_trip, self._now() - asked)
@@ -174,7 +174,7 @@ class Control:
         line_bound = max(0.0, wire) * self._share(in_use) / busier
         line_bound = self._recorded.get(step, line_bound)
         row = codec_control.as_row(
-            codec_control.Probe(step, in_use, there, cosine, line_bound)
+            codec_control.Probe(step, in_use, there, similar, line_bound)
         )
         row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
         ends.control.tape.send(step, row)
@@ -214,14 +214,14 @@ class Control:
             seconds = self._now() - begin
             ends.gradient[bucket].send_payload(step, reply, number)
             passes.append(Passed(grads, seconds, seconds))
-        cosine = np.float32(codec_control.similarity(*(each.grads for each in passes)))
+        similar = np.float32(cosine.similarity(*(each.grads for each in passes)))
         ends.control.front.recv(step)
-        figures = np.asarray([cosine, passes[0].computed], np.float32)
+        figures = np.asarray([similar, passes[0].computed], np.float32)
         ends.control.back.send(step, figures)
         probe = codec_control.of_row(np.asarray(ends.control.tape.recv(step)))
         try:
-            if probe.forward != cosine:
-                raise ValueError(f"a cosine of {probe.forward} where it was {cosine}")
+            if probe.forward != similar:
+                raise ValueError(f"a cosine of {probe.forward} where it was {similar}")
             tape.write(probe)
         except ValueError as error:
             raise session.RemoteProtocolError(

@@ -52,17 +52,25 @@ class Text(NamedTuple):
         """True if the training sentences come from elsewhere, as they are due."""
         return isinstance(self.train, remote_side.RemoteExamples)
 
-    def begin(self, order: length_buckets.Schedule, start: int, last: int) -> None:
+    def begin(
+        self, order: length_buckets.Schedule, start: int, last: int, window: int
+    ) -> None:
         """Begins to read the steps after `start`, if the text is served elsewhere.
 
-        It may end at any step. So two batches are in hand: the last step may be the
-        next one when this cluster requests the end.
+        It may end at any step. So batches are in hand for as many steps as may still
+        come when this cluster requests the end: the next one, and those of the window.
+
+        Args:
+          order: of the examples.
+          start: the step that the run goes on after.
+          last: of the run.
+          window: steps by which the pace lets this cluster be ahead.
 
         Raises:
           errors.NebulaError: if it ends already.
         """
         if isinstance(self.train, remote_side.RemoteExamples):
-            self.train.begin(order, start, last, ahead=2)
+            self.train.begin(order, start, last, ahead=window + 2)
 
     def next_batch(self) -> None:
         """Goes on to the next step, if the text is served elsewhere."""

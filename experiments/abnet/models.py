@@ -207,7 +207,8 @@ def _half(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
         *(mesh, rules.RULES, planned.shapes),
         inputs=(None, None),  # gradients come as the half's program leaves them
-        donate=not run.agreed.staleness,  # its parameters meet a gradient that is late
+        # The source's parameters may meet a gradient that is late.
+        donate=side != SOURCE or not run.agreed.staleness,
     )
     return Half(task, mesh, planned, place_frozen(mesh, frozen, plm), half, apply, rng)
 

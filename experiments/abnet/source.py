@@ -98,7 +98,7 @@ def train(run: config.Run) -> int:
         target_lengths = exchange_lengths(ends, buckets)
         replica = pairs.replica_of(local.cluster)
         order = batches.Schedule(agreed, buckets, replica)
-        text.begin(order, start, agreed.steps)
+        text.begin(order, start, agreed.steps, agreed.staleness)
         record = progress.Progress(
             *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
             *(met.links, work),

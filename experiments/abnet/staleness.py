@@ -1,8 +1,9 @@
 """`--staleness=1`: the source trains with the gradient of the step before.
 
 Then a step's hidden states cross before the gradient of the step before has come: over
-a line with a long round trip nobody waits for it. The gradient of step 0 is 0, and that
-of the last step is not used. The target's gradients are of their own step.
+a line with a long round trip nobody waits for it. In step 1 the source trains with 0,
+and the gradient of the last step is not used. The target's gradients are of their own
+step.
 """
 
 from typing import Any

@@ -84,9 +84,8 @@ flags.DEFINE_string(
 flags.DEFINE_float(
     "quality",
     0.98,
-    "With auto codecs: smallest cosine of what is trained with, by the codec in use and"
-    " by the gentlest one: of gradients; of differences from the anchor, and as they"
-    " are.",
+    "With auto codecs: smallest cosine that a codec may leave. Of gradients it is to"
+    " those by the gentlest codec; of differences from the anchor to themselves.",
     lower_bound=0.0,
     upper_bound=1.0,
 )
@@ -307,7 +306,8 @@ def check_line(settings: Settings, cluster: str) -> None:
     Raises:
       errors.SettingsError: if it has none.
     """
-    if settings.delta_codec == AUTO and cluster == "whole":
+    is_used = settings.sync != "allreduce"
+    if is_used and settings.delta_codec == AUTO and cluster == "whole":
         raise errors.SettingsError(
             f"--delta_codec={AUTO} is for clusters with a line between them: not for"
             " --cluster=whole"

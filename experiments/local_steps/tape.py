@@ -1,5 +1,7 @@
 """The tape of `--delta_codec=auto` in a run's report."""
 
+import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,11 +28,17 @@ def markdown(clusters: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _table(rows: Sequence[Sequence[float]]) -> str:
-    cells, before = [], None
-    for number, rung, _, cosine, _, waits in rows:
-        if rung != before:
-            codec = f"`{config.LADDER[int(rung)]}`"
-            cells.append([f"{number:.0f}", codec, f"{cosine:.4f}", f"{waits:.2f}"])
-        before = rung
-    header = ["from round", "codec", "cosine there", "wait there over its limit"]
+    cells = []
+    for rung, group in itertools.groupby(rows, key=lambda row: row[1]):
+        same = list(group)
+        waits = [row[5] for row in same[1:]]  # each is reported a round later
+        cells.append(
+            [
+                f"{same[0][0]:.0f}",
+                f"`{config.LADDER[int(rung)]}`",
+                f"{statistics.median(row[3] for row in same):.4f}",
+                f"{statistics.median(waits):.2f}" if waits else report.NOTHING,
+            ]
+        )
+    header = ["from round", "codec", "cosine, median", "wait over its limit, median"]
     return report.table(header, cells, "rlrr")

@@ -115,6 +115,9 @@ def _line(text: str, flag: str) -> Line:
             f"--wan={flag}: a rate that changes needs one that it begins with, and none"
             " of them can be 0"
         )
+    times = [start for start, _ in fields["changes"]]
+    if len(set(times)) < len(times):
+        raise errors.NebulaError(f"--wan={flag}: two rates begin at the same time")
     return Line(**fields)
 
 
@@ -145,10 +148,7 @@ class Shaper:
         for start in range(0, len(view), size):
             part = view[start : start + size]
             begin = self._after_cut(max(self._idle_from, now))
-            if self._line.rate:
-                self._idle_from = begin + 8 * len(part) / self._rate(begin)
-            else:
-                self._idle_from = begin
+            self._idle_from = self._sent(begin, len(part))
             self._slices.append((self._arrival(self._idle_from), part))
 
     def _arrival(self, sent: float) -> float:
@@ -157,13 +157,20 @@ class Shaper:
         self._delivered = max(self._delivered, when)
         return self._delivered
 
-    def _rate(self, when: float) -> float:
+    def _sent(self, begin: float, size: int) -> float:
+        """Returns when so many bytes have left, the first one at `begin`."""
         assert self._first is not None  # `put` has set it
-        rate = self._line.rate
+        bits, rate = 8.0 * size, self._line.rate
+        if not rate:
+            return begin
         for start, later in sorted(self._line.changes):
-            if when >= self._first + start:
-                rate = later
-        return rate
+            change = self._first + start
+            if change > begin:
+                if bits <= (change - begin) * rate:
+                    break
+                bits, begin = bits - (change - begin) * rate, change
+            rate = later
+        return begin + bits / rate
 
     def _after_cut(self, when: float) -> float:
         assert self._first is not None  # `put` has set it

@@ -15,13 +15,12 @@ again.
 
 import bisect
 import dataclasses
-import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+from nebula_jax import errors
 
 WAYS = ("forward", "backward")
 SOONER = 8
@@ -66,6 +65,7 @@ class Policy:
     bad: probes in a row below it, after which a gentler rung is used.
     good: probes in a row, not below it, after which a harder one is.
     sizes: bytes of a micro-batch by the rungs of each direction.
+    lag: probes after a change of rungs whose `line_bound` is of the rungs before.
     """
 
     every: int
@@ -74,6 +74,7 @@ class Policy:
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
     bad: int = 2
     good: int = 4
+    lag: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.delay <= self.every:
@@ -88,7 +89,29 @@ class Policy:
         return min(self.every, max(self.delay + 1, self.every // SOONER))
 
 
-def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
+class History:
+    """The probes so far, as far as decisions depend on them.
+
+    here: the last ones, all at the same rungs.
+    left: the last one at each rungs that were left, and the rungs that followed.
+    """
+
+    def __init__(self, probes: Iterable[Probe] = ()) -> None:
+        """Adds probes in their order."""
+        self.here: list[Probe] = []
+        self.left: list[tuple[Probe, Rungs]] = []
+        for probe in probes:
+            self.add(probe)
+
+    def add(self, probe: Probe) -> None:
+        """Adds the next probe."""
+        if self.here and self.here[-1].rungs != probe.rungs:
+            self.left.append((self.here[-1], probe.rungs))
+            self.here = []
+        self.here.append(probe)
+
+
+def decide(policy: Policy, history: History) -> Rungs:
     """Returns the rungs that follow from the probes so far.
 
     - `bad` probes in a row below `quality`: one rung gentler. The front's gradients
@@ -104,11 +127,12 @@ def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
 
     Args:
       policy: of the run.
-      probes: in their order; all have the rungs that followed from those before.
+      history: of the run; all probes have the rungs that followed from those before.
     """
-    if not probes:
+    here = history.here
+    if not here:
         return Rungs()
-    now, here = probes[-1].rungs, _at_these_rungs(probes)
+    now = here[-1].rungs
     for way in WAYS:
         gentler, last = _moved(policy, now, (way,), -1), here[-policy.bad :]
         is_enough = len(last) == policy.bad and gentler != now
@@ -116,15 +140,15 @@ def decide(policy: Policy, probes: Sequence[Probe]) -> Rungs:
             return gentler
     for by, is_due in _MOVES:
         wanted = _moved(policy, now, _wider(policy, now), by)
-        needed = policy.good * 2 ** _left(policy, probes, wanted, -by)
-        last = here[-needed:]
+        needed = policy.good * 2 ** _left(policy, history, wanted, -by)
+        last = here[max(policy.lag, len(here) - needed) :]
         is_enough = len(last) == needed and wanted != now
         if is_enough and all(is_due(policy, each) for each in last):
             return wanted
     return now
 
 
-def next_probe(policy: Policy, probes: Sequence[Probe]) -> int:
+def next_probe(policy: Policy, history: History) -> int:
     """Returns the step of the next probe.
 
     It comes `every` steps after the last one; sooner at the beginning of the run, if
@@ -133,11 +157,11 @@ def next_probe(policy: Policy, probes: Sequence[Probe]) -> int:
 
     Args:
       policy: of the run.
-      probes: so far.
+      history: so far.
     """
-    if not probes:
+    if not history.here:
         return policy.soon
-    last, wanted = probes[-1], decide(policy, probes)
+    last, wanted = history.here[-1], decide(policy, history)
     seeks = wanted != last.rungs or any(
         not _is_good(policy, last, way)
         and _moved(policy, last.rungs, (way,), -1) != last.rungs
@@ -148,17 +172,9 @@ def next_probe(policy: Policy, probes: Sequence[Probe]) -> int:
         seeks |= (
             wanted != last.rungs
             and is_due(policy, last)
-            and not _left(policy, probes, wanted, -by)
+            and not _left(policy, history, wanted, -by)
         )
     return last.step + (policy.soon if seeks else policy.every)
-
-
-def _at_these_rungs(probes: Sequence[Probe]) -> Sequence[Probe]:
-    """Returns the last probes that have the same rungs."""
-    count = 0
-    while count < len(probes) and probes[-1 - count].rungs == probes[-1].rungs:
-        count += 1
-    return probes[len(probes) - count :]
 
 
 def _is_good(policy: Policy, probe: Probe, way: str) -> bool:
@@ -196,38 +212,27 @@ def _moved(policy: Policy, rungs: Rungs, ways: Sequence[str], by: int) -> Rungs:
     )
 
 
-def _left(policy: Policy, probes: Sequence[Probe], rungs: Rungs, by: int) -> int:
+def _left(policy: Policy, history: History, rungs: Rungs, by: int) -> int:
     """Returns how often these rungs were left: for gentler ones as bad, or for harder.
 
     Args:
-      policy, probes: as of `decide`.
+      policy, history: as of `decide`.
       rungs: that were left.
       by: -1 for gentler, 1 for harder.
     """
     count = 0
-    for before, after in itertools.pairwise(probes):
+    for before, after in history.left:
         if before.rungs != rungs:
             continue
-        apart = sum(after.rungs) - sum(before.rungs)
+        apart = sum(after) - sum(before.rungs)
         was_bad = not all(_is_good(policy, before, way) for way in WAYS)
         count += apart > 0 if by > 0 else apart < 0 and was_bad
     return count
 
 
-@jax.jit
-def similarity(one: Any, other: Any) -> jax.Array:
-    """Returns the cosine of two trees of arrays; -1 if one is 0 or not finite."""
-
-    def product(a: Any, b: Any) -> jax.Array:
-        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
-
-    cosine = product(one, other) * jax.lax.rsqrt(
-        product(one, one) * product(other, other)
-    )
-    return jnp.where(jnp.isfinite(cosine), cosine, -1.0)
-
-
 FIGURES = 6  # of a probe
+MOST_COSINE = 1.001
+"""A cosine in float32 may exceed 1 by its rounding."""
 
 
 def as_row(probe: Probe) -> np.ndarray:
@@ -251,9 +256,13 @@ class Tape:
     def __init__(self, policy: Policy) -> None:
         """Begins without a probe."""
         self.policy = policy
+        self._begin()
+
+    def _begin(self) -> None:
         self.probes: list[Probe] = []
+        self._history = History()
         self._decided = [Rungs()]  # after so many probes
-        self._next = next_probe(policy, [])
+        self._next = next_probe(self.policy, self._history)
 
     def rungs(self, step: int) -> Rungs:
         """Returns the rungs that are in use in a step."""
@@ -283,7 +292,7 @@ class Tape:
                 f" {self.rungs(probe.step)}"
             )
         cosines = probe.forward, probe.backward
-        if not all(-1.001 <= each <= 1.001 for each in cosines):
+        if not all(abs(each) <= MOST_COSINE for each in cosines):
             raise ValueError(f"a probe of step {probe.step} has cosines {cosines}")
         if not (np.isfinite(probe.line_bound) and probe.line_bound >= 0):
             raise ValueError(
@@ -291,8 +300,9 @@ class Tape:
                 f" {probe.line_bound}"
             )
         self.probes.append(probe)
-        self._decided.append(decide(self.policy, self.probes))
-        self._next = next_probe(self.policy, self.probes)
+        self._history.add(probe)
+        self._decided.append(decide(self.policy, self._history))
+        self._next = next_probe(self.policy, self._history)
 
     @property
     def rows(self) -> np.ndarray:
@@ -308,9 +318,15 @@ class Tape:
           rows: as `rows`.
 
         Raises:
-          ValueError: if they do not follow from each other.
+          errors.NebulaError: if they do not follow from each other.
         """
-        self.probes, self._decided = [], [Rungs()]
-        self._next = next_probe(self.policy, [])
-        for row in rows.reshape(-1, FIGURES):
-            self.write(of_row(row))
+        self._begin()
+        try:
+            for row in rows.reshape(-1, FIGURES):
+                self.write(of_row(row))
+        except ValueError as error:
+            raise errors.NebulaError(
+                f"the checkpoint's choice of codecs does not follow this rule: {error};"
+                " it is of another version or of other settings. Begin anew, with"
+                " another --workdir"
+            ) from None

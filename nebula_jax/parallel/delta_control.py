@@ -8,7 +8,8 @@ next round. A round has the least of the clusters' figures: whoever waits for a 
 cluster does not wait for the line, and the slowest waits for the line alone.
 
 What a cluster's clock measured is also in a file of its folder: a run that goes on
-takes it from there, and so comes to the same parameters.
+takes it from there, and so comes to the same parameters. The wait for the last round
+before a stop was in a process that is gone: it counts as the one before it.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ what it waits for."""
 MILLIONTHS = 1e6
 FIGURES = 2
 MOST = 2**32 - 1
+MOST_COSINE = int((1.0 + codec_control.MOST_COSINE) * MILLIONTHS)
 Now = Callable[[], float]
 
 
@@ -41,6 +43,19 @@ def spec() -> jax.ShapeDtypeStruct:
     The cosine plus 1, and the wait over WAITS, both in millionths.
     """
     return jax.ShapeDtypeStruct((FIGURES,), jnp.uint32)
+
+
+def check(figures: np.ndarray) -> None:
+    """Checks what a message of another cluster has for the choice.
+
+    Args:
+      figures: as `spec`.
+
+    Raises:
+      ValueError: if it cannot be.
+    """
+    if int(figures[0]) > MOST_COSINE:
+        raise ValueError(f"a cosine of {int(figures[0]) / MILLIONTHS - 1.0:.3f}")
 
 
 class Choice:
@@ -61,19 +76,22 @@ class Choice:
           folder: of the cluster, for what its clock measured.
           now: a clock, in seconds.
         """
-        policy = codec_control.Policy(1, 1, quality, (tuple(sizes), (0,)))
+        # A wait goes with the message of the round after.
+        policy = codec_control.Policy(1, 1, quality, (tuple(sizes), (0,)), lag=1)
         self._tape = codec_control.Tape(policy)
         self._path = None if folder is None else folder / FILE
         self._recorded: dict[int, float] = {}
+        self._goes_on = False
         self._now, self._began, self._waited = now, now(), 0.0
 
     def go_on(self, rows: Sequence[Sequence[float]] | None) -> None:
         """Goes on from what `rows` was when a checkpoint was saved; None at step 0.
 
         Raises:
-          ValueError: if it is no tape.
+          errors.NebulaError: if it is no tape of this rule.
         """
         self._tape.go_on(np.asarray(rows or [], np.float32))
+        self._goes_on = bool(rows)
         if self._path is not None and self._path.is_file():
             for line in self._path.read_text().splitlines():
                 # A process that is killed may leave half a line.
@@ -109,26 +127,33 @@ class Choice:
         """
         now = self._now()
         rest = max(now - self._began - self._waited, 1 / MILLIONTHS)
-        measured = np.float64(self._waited / rest / WAITS).tobytes()
+        waits = self._waited / rest / WAITS
         self._began, self._waited = now, 0.0
-        waits = float(np.frombuffer(ranks.bytes_from_root(measured), np.float64)[0])
-        if number in self._recorded:
-            waits = self._recorded[number]
-        elif self._path is not None and ranks.is_root():
+        if self._goes_on:
+            waits, self._goes_on = self._tape.probes[-1].line_bound, False
+        waits = self._recorded.get(number, waits)
+        # The file is the root's, and so is the clock.
+        waits = float(
+            np.frombuffer(
+                ranks.bytes_from_root(np.float64(waits).tobytes()), np.float64
+            )[0]
+        )
+        is_new = number not in self._recorded
+        if is_new and self._path is not None and ranks.is_root():
             with self._path.open("a") as file:
                 file.write(f"\n{json.dumps([number, waits])}\n")
-        pair = np.asarray([1.0 + cosine, waits]) * MILLIONTHS
-        return np.clip(np.nan_to_num(pair), 0, MOST).astype(np.uint32)
+        pair = np.nan_to_num(np.asarray([1.0 + cosine, waits]) * MILLIONTHS)
+        return np.clip(pair, 0, [MOST_COSINE, MOST]).astype(np.uint32)
 
     def write(self, number: int, figures: Sequence[np.ndarray]) -> None:
         """Writes a round onto the tape.
 
         Args:
           number: of the round.
-          figures: what the messages of all clusters have, as `spec`.
+          figures: what the messages of all clusters have, as `spec`; see `check`.
 
         Raises:
-          ValueError: if it cannot follow, or a number cannot be.
+          ValueError: if it cannot follow.
         """
         cosine, waits = np.min(np.asarray(figures, np.float64), axis=0) / MILLIONTHS
         rungs = self._tape.rungs(number)

@@ -22,7 +22,7 @@ import numpy as np
 
 from nebula_jax import errors
 from nebula_jax.communication import ranks, selector
-from nebula_jax.parallel import delta_control, round_messages
+from nebula_jax.parallel import delta_codecs, delta_control, round_messages
 from nebula_jax.training import local_steps
 
 
@@ -79,10 +79,10 @@ class Member:
           choice: of the codec; None if there is one.
 
         Raises:
-          ValueError: as `local_steps.split` and `check_codec`.
+          ValueError: as `local_steps.split` and `delta_codecs.check_codec`.
         """
         for each in selector.variants(codec):
-            round_messages.check_codec(each)
+            delta_codecs.check_codec(each)
         self.config, self._clusters, self._own = config, list(clusters), own
         self._by_tokens = weights == "tokens"
         parts = local_steps.split(shapes, config.fragments)
@@ -105,7 +105,7 @@ class Member:
                 for spec, part in zip(self.specs, placed, strict=True)
             ]
         self._coders = [
-            round_messages.Coder(each, self.specs, places, everywhere)
+            delta_codecs.Coder(each, self.specs, places, everywhere)
             for each in selector.variants(codec)
         ]
         self.outers: list[local_steps.Outer] = []
@@ -256,7 +256,7 @@ class Member:
         messages = self._checked(expected, self._option(), digest, payloads)
         heads = [each.head for each in messages.values()]
         sent = {name: each.delta for name, each in messages.items()}
-        self._write(expected, messages)
+        self._write(messages)
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         outer = local_steps.outer_step(
             *(self.config, self.outers[fragment], list(sent.values())),
@@ -272,17 +272,11 @@ class Member:
             after = local_steps.mix(self.config, own, outer.anchor)
         return local_steps.replace(params, after), heads
 
-    def _write(
-        self, about: round_messages.Head, messages: Mapping[str, "_Message"]
-    ) -> None:
+    def _write(self, messages: Mapping[str, "_Message"]) -> None:
         """Writes what the messages of a round report of their codec onto the tape."""
-        if self.choice is None:
-            return
-        figures = [each.figures for each in messages.values()]
-        try:
+        if self.choice is not None:
+            figures = [each.figures for each in messages.values()]
             self.choice.write(self._number(), figures)
-        except ValueError as error:
-            raise RoundError(f"in the round of step {about.step}: {error}") from None
 
     def _checked(
         self,
@@ -324,6 +318,13 @@ class Member:
                 )
             if not bool(is_finite):
                 raise RoundError(f"{name} sent a delta {where} that is not finite")
+            if "figures" in about:
+                try:
+                    delta_control.check(about["figures"])
+                except ValueError as error:
+                    raise RoundError(f"{name} sent a delta {where} with {error}") from (
+                        None
+                    )
             found[name] = _Message(head, delta, about.get("figures"))
         return found
 

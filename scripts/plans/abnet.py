@@ -110,11 +110,18 @@ def rows(agreed: abnet_config.Agreed) -> int:
     return agreed.batch_size // agreed.micro_batches
 
 
+def most_under_way(settings: Settings) -> int:
+    """Returns how many micro-batches may await their gradient in the source."""
+    agreed = settings.run.agreed
+    of_steps = agreed.micro_batches * (1 + agreed.staleness)
+    return min(settings.run.local.max_in_flight, of_steps)
+
+
 def parts(settings: Settings) -> list[count.Part]:
     """Counts both halves; memory is that of all micro-batches that may be under way."""
     agreed, local = settings.run.agreed, settings.run.local
     found = []
-    under_way = (min(local.max_in_flight, agreed.micro_batches), 1)
+    under_way = (most_under_way(settings), 1)
     for side, number, times in zip(SIDES, settings.devices, under_way, strict=True):
         grid = count.grid_of(number, local.fsdp, local.model_parallel)
         half = traced(settings, side)

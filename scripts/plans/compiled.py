@@ -46,7 +46,7 @@ def memory(settings: Settings, side: str) -> count.Memory:
         grid = tuple(mesh.shape[axis] for axis in activations.AXES)
         state += count.bytes_on_device(half.state.opt_state, grid)
         if side == "source":
-            working *= min(local.max_in_flight, settings.run.agreed.micro_batches)
+            working *= abnet.most_under_way(settings)
     return count.Memory(state + results, working, is_compiled=True)
 
 

@@ -37,6 +37,7 @@ def test_each_direction_may_have_its_own_line():
         ("15ms,10mbit@60s", "a rate that changes needs one that it begins with"),
         ("60mbit,0mbit@60s", "none of them can be 0"),
         ("60mbit,10mbit@", "cannot read '10mbit@'"),
+        ("60mbit,10mbit@60s,20mbit@60s", "two rates begin at the same time"),
     ],
 )
 def test_a_bad_flag_names_its_bad_part(flag, words):
@@ -120,6 +121,13 @@ def arrivals(line, count, size, gap):
         waits += [put * gap - now] if put < count else []
         now += max(min(waits, default=0.0), 1e-6)
     return times
+
+
+def test_a_rate_changes_at_its_time_also_in_the_middle_of_a_slice():
+    """1 MiB at 100 kbit/s for a second, then at 10 Mbit/s."""
+    line = wan.from_string("100kbit,10mbit@1s").up
+    when, _ = deliver(wan.Shaper(line), [bytes(1 << 20)])
+    assert when == pytest.approx(1.0 + (8.0 * (1 << 20) - 100e3) / 10e6, rel=1e-9)
 
 
 def test_jitter_varies_the_delay_within_its_bounds_and_keeps_the_order():

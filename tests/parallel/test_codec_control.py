@@ -23,7 +23,7 @@ def probes(*figures):
 
 
 def decided(*figures):
-    return codec_control.decide(POLICY, probes(*figures))
+    return codec_control.decide(POLICY, codec_control.History(probes(*figures)))
 
 
 GOOD = (0.99, 0.99, WAITS)
@@ -146,7 +146,8 @@ def test_probes_come_sooner_while_new_rungs_are_sought():
     policy = dataclasses.replace(POLICY, every=every)
 
     def after(*figures):
-        found = codec_control.next_probe(policy, probes(*figures))
+        history = codec_control.History(probes(*figures))
+        found = codec_control.next_probe(policy, history)
         return found - EVERY * len(figures)
 
     good, bad, room = GOOD, (0.9, 0.9, WAITS), (0.99, 0.99, COMPUTES)
@@ -168,6 +169,37 @@ def test_a_settled_run_is_probed_every_so_many_steps_and_no_more():
     assert np.mean(np.diff(steps[steps > 500]) == 40) > 0.8
 
 
+def test_what_a_probe_has_of_the_rungs_before_does_not_count():
+    late = dataclasses.replace(POLICY, lag=1)
+    history = codec_control.History(probes(*[((0, 0), *GOOD)] * 4))
+    assert codec_control.decide(late, history) == Rungs(0, 0)
+    history = codec_control.History(probes(*[((0, 0), *GOOD)] * 5))
+    assert codec_control.decide(late, history) == Rungs(1, 1)
+
+
+def test_a_long_tape_is_written_in_time_that_grows_with_its_length():
+    """As many decisions look at as many probes at its end as at its beginning."""
+    policy = codec_control.Policy(1, 1, 0.98, ((4, 2, 1), (0,)))
+    looked_at = 0
+
+    class Here(list):
+        def __getitem__(self, which):
+            nonlocal looked_at
+            found = super().__getitem__(which)
+            looked_at += len(found) if isinstance(which, slice) else 1
+            return found
+
+    counts = []
+    history = codec_control.History()
+    for number in range(1, 2001):
+        history.add(Probe(number, Rungs(), 1.0, 1.0, COMPUTES))
+        history.here = Here(history.here)
+        looked_at = 0
+        codec_control.decide(policy, history)
+        counts.append(looked_at)
+    assert max(counts[1000:]) <= max(counts[:100])
+
+
 def test_what_cannot_follow_is_refused():
     tape = codec_control.Tape(POLICY)
     for probe, problem in (
@@ -182,14 +214,3 @@ def test_what_cannot_follow_is_refused():
             tape.write(probe)
     with pytest.raises(ValueError, match="after 1 to 5 steps, with the next probe at"):
         dataclasses.replace(POLICY, delay=6)
-
-
-def test_gradients_that_are_no_numbers_have_no_cosine():
-    one = {"a": np.float32([1, 2]), "b": np.float32([[3]])}
-    assert codec_control.similarity(one, one) == pytest.approx(1)
-    other = {"a": np.float32([-1, -2]), "b": np.float32([[-3]])}
-    assert codec_control.similarity(one, other) == pytest.approx(-1)
-    spoiled = {"a": one["a"] * np.nan, "b": one["b"]}
-    assert codec_control.similarity(one, spoiled) == -1
-    nothing = {"a": np.zeros(2, np.float32), "b": np.zeros((1, 1), np.float32)}
-    assert codec_control.similarity(one, nothing) == -1

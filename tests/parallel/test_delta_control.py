@@ -50,34 +50,51 @@ def test_figures_are_the_cosine_and_the_wait_in_millionths():
 def test_after_four_rounds_that_wait_for_the_line_the_next_codec_is_used():
     clock = Clock()
     choice = delta_control.Choice(SIZES, 0.98, now=clock)
-    for number in range(1, 5):
-        assert choice.option(number) == 0
-        figures = after(choice, clock, 10.0, 1.0)
+    waits = iter([0.0] + [1.0] * 99)  # nobody waited for the round before the first
+    used = []
+    for number in range(1, 12):
+        used.append(choice.option(number))
+        figures = after(choice, clock, 10.0, next(waits))
         choice.write(number, [figures, figures])
-    assert choice.option(5) == 1
+    # The wait for round n goes with the message of round n + 1.
+    assert used == [0] * 5 + [1] * 6
+
+
+def test_a_wait_for_a_round_of_the_codec_before_does_not_count():
+    """The wait that the first message by a new codec has is not of that codec."""
+    clock = Clock()
+    choice = delta_control.Choice([400, 200, 100], 0.98, now=clock)
+    used = []
+    for number in range(1, 40):
+        used.append(choice.option(number))
+        # Whoever has sent by the gentlest codec waits; by others nobody does.
+        waited = 1.0 if number > 1 and used[number - 2] == 0 else 0.0
+        figures = after(choice, clock, 10.0, waited)
+        choice.write(number, [figures, figures])
+    assert set(used) == {0, 1}
 
 
 def test_a_wait_for_a_slower_cluster_is_no_wait_for_the_line():
     """The slowest cluster does not wait, and what it reports counts."""
     clock = Clock()
     choice = delta_control.Choice(SIZES, 0.98, now=clock)
-    for number in range(1, 9):
+    for number in range(1, 10):
         waits = after(choice, clock, 10.0, 5.0)
         choice.write(number, [waits, after(choice, clock, 15.0, 0.0)])
-    assert choice.option(9) == 0
+    assert choice.option(10) == 0
 
 
 def test_a_codec_that_one_cluster_finds_too_coarse_is_left():
     clock = Clock()
     choice = delta_control.Choice(SIZES, 0.98, now=clock)
-    for number in range(1, 7):
+    for number in range(1, 8):
         waits = after(choice, clock, 10.0, 1.0)
         coarse = waits.copy()
         if choice.option(number):
             coarse[0] = 1_900_000
         choice.write(number, [waits, coarse])
-    assert choice.option(6) == 1
-    assert choice.option(7) == 0
+    assert choice.option(7) == 1
+    assert choice.option(8) == 0
 
 
 def test_a_run_that_goes_on_takes_what_its_clock_measured_from_the_file(tmp_path):
@@ -96,10 +113,26 @@ def test_a_run_that_goes_on_takes_what_its_clock_measured_from_the_file(tmp_path
     assert len(text.split()) == 2 * 4 + 2
 
 
+def test_the_first_round_after_a_stop_has_the_wait_of_the_one_before_it():
+    """What was waited for in the process before is not known, and is not none."""
+    clock = Clock()
+    choice = delta_control.Choice(SIZES, 0.98, now=clock)
+    for number in range(1, 4):
+        choice.write(number, [after(choice, clock, 10.0, 1.0)])
+    again = delta_control.Choice(SIZES, 0.98, now=clock)
+    again.go_on(choice.rows)
+    again.write(4, [after(again, clock, 10.0, 0.0)])
+    again.write(5, [after(again, clock, 10.0, 0.0)])
+    waits = [row[5] for row in again.rows]
+    assert waits == pytest.approx([5.0, 5.0, 5.0, 5.0, 0.0])
+
+
 def test_what_cannot_be_is_refused():
+    delta_control.check(np.asarray([2_000_500, 2**32 - 1], np.uint32))
+    with pytest.raises(ValueError, match=r"a cosine of 3\.000"):
+        delta_control.check(np.asarray([4_000_000, 0], np.uint32))
     choice = delta_control.Choice(SIZES, 0.98)
-    with pytest.raises(ValueError, match="has cosines"):
-        choice.write(1, [np.asarray([4_000_000, 0], np.uint32)])
+    assert choice.figures(1, 1.5)[0] == delta_control.MOST_COSINE
     with pytest.raises(ValueError, match="a probe of step 3 where one of step 1"):
         choice.write(3, [np.asarray([2_000_000, 0], np.uint32)])
 
@@ -150,10 +183,10 @@ def test_members_use_the_codec_that_follows_from_all_messages():
         for seed in (1, 2)
     ]
     sizes = []
-    for number in range(1, 7):
+    for number in range(1, 8):
         clock.seconds += 10.0
         sent, copies = a_round(group, copies, number, clock)
-        assert {each.option for each in sent} == {int(number > 4)}
+        assert {each.option for each in sent} == {int(number > 5)}
         sizes.append(codec_lib.nbytes(sent[0]))
     assert sizes[-1] < 0.6 * sizes[0]
     assert group[0].choice.rows == group[1].choice.rows
@@ -161,10 +194,26 @@ def test_members_use_the_codec_that_follows_from_all_messages():
     cosines = np.array(group[0].choice.rows)[:, 3]
     assert (cosines > 0.9999).all()
     assert cosines[-1] < 1.0
-    closing = [each.closing(12) for each in group]
+    closing = [each.closing(14) for each in group]
     for each, own in zip(group, copies, strict=True):
-        each.close(12, own, closing)
+        each.close(14, own, closing)
     assert group[0].position["tape"] == group[0].choice.rows
+
+
+def test_a_figure_that_cannot_be_is_refused_and_its_cluster_is_named():
+    """Even where another cluster's, which is the least, can be."""
+    clock = Clock()
+    group = members(clock)
+    sent = [each.outgoing(2, 1, params(1)) for each in group]
+    payload = dict(sent[1].payload)
+    payload["figures"] = jnp.asarray([4_000_000, 0], jnp.uint32)
+    with pytest.raises(
+        rounds.RoundError,
+        match=r"^cluster:1 sent a delta of fragment 1 in the round of step 2 with a"
+        r" cosine of 3\.000$",
+    ):
+        group[0].incoming(2, 1, params(1), [sent[0], selector.Selected(payload, 0)])
+    assert group[0].choice.rows == []
 
 
 def test_a_message_by_another_codec_is_refused():

@@ -257,28 +257,3 @@ def test_a_divergence_of_the_last_round_shows_at_the_end():
         " the round of step 4, version 1, differ",
     ):
         group[0].close(4, copies[0], [each.closing(4) for each in group])
-
-
-def test_a_codec_whose_receiver_remembers_is_refused():
-    round_messages.check_codec(codecs.int8("row", "stochastic"))
-    round_messages.check_codec(
-        codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec
-    )
-    with pytest.raises(ValueError, match="its receiver remembers what came before"):
-        round_messages.check_codec(remembering())
-
-
-def remembering() -> codec_lib.Codec:
-    """Returns a codec that sends the difference from what it sent before."""
-
-    def init(spec):
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)
-
-    def encode(arrays, state):
-        return jax.tree.map(jnp.subtract, arrays, state), arrays
-
-    def decode(payload, state):
-        arrays = jax.tree.map(jnp.add, payload, state)
-        return arrays, arrays
-
-    return codec_lib.Codec(init, encode, decode, "remembering")

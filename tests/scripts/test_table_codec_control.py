@@ -44,7 +44,9 @@ class Stub:
         is_auto = arguments["forward_codec"] == "auto"
         codec = next((name for name in WIRE if name in run.name), "fp16")
         names = ["whole"] if is_whole else ["target", "source"]
-        clusters = [{"cluster": name, "last_step": 160} for name in names]
+        clusters = [
+            {"cluster": name, "first_step": 1, "last_step": 160} for name in names
+        ]
         tape, times, now, rung = [], [], 100.0, 0
         for step in range(1, 161 if is_auto else 17):
             has_changed = "@" in text and step >= CHANGE and self._changes

@@ -36,6 +36,7 @@ RUN = {
     "backward_codec": "pack_tokens|int8(row)",
     "bottleneck": ",".join(map(str, RANKS)),
     "staleness": 1,
+    "max_in_flight": 4,
     "held_out_pairs": 4,
     "tls": "off",
 }
@@ -159,9 +160,11 @@ def test_a_step_sends_the_same_columns_in_both_directions():
         ({"bottleneck": "8,8"}, "--bottleneck=8,8: must descend"),
         ({"bottleneck": "8,0"}, "--bottleneck=8,0: must descend"),
         ({"replicas": 2}, "--bottleneck=8,3 is for one pair, not --replicas=2"),
+        ({"max_in_flight": 2}, "--staleness=1 needs a --max_in_flight above"),
+        ({"replicas": 2, "bottleneck": ""}, "--staleness=1 is for one pair of"),
     ],
 )
-def test_ranks_that_cannot_be_are_refused(flags, problem):
+def test_settings_that_cannot_be_are_refused(flags, problem):
     values = tiny_translations.TINY | RUN | {"workdir": "w", "cluster": "all"} | flags
     with pytest.raises(errors.SettingsError) as refused:
         checks.check(tiny_translations.run(**values))

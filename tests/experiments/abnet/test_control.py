@@ -159,6 +159,22 @@ def test_where_nothing_can_be_chosen_it_is_refused(flags, problem):
     assert problem in str(refused.value)
 
 
+def test_figures_of_a_probe_that_cannot_be_are_refused_as_they_come():
+    values = tiny_translations.TINY | RUN | {"workdir": "w", "cluster": "all"}
+    agreed = tiny_translations.run(**values).agreed
+    check = {row.name: row.check for row in channels.table(agreed, 60, 16)}
+    check["probe.front"](np.float32([-1.0]))
+    check["probe.back"](np.float32([1.0, 0.0]))
+    for name, figures in (
+        ("probe.front", [np.nan]),
+        ("probe.front", [1.5]),
+        ("probe.back", [0.9, -1.0]),
+        ("probe.back", [0.9, np.inf]),
+    ):
+        with pytest.raises(ValueError, match=r"cannot be|finite"):
+            check[name](np.float32(figures))
+
+
 def test_runs_with_fixed_codecs_have_the_settings_they_had():
     found = config.settings(agreed_of(forward_codec="fp16", backward_codec="fp16"))
     assert not {"--quality", "--probe_every"} & found.keys()

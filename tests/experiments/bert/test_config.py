@@ -145,6 +145,12 @@ def test_what_cannot_be_is_named(given, message):
         config.check(run(**given))
 
 
+def test_flags_of_local_steps_are_not_checked_where_there_are_none():
+    """So one flagfile serves both."""
+    given = {"clusters": 1, "sync": "allreduce", "cluster": "whole"}
+    config.check(run(delta_codec="auto", **given))
+
+
 def test_a_cluster_is_checked_for_its_own_rows_alone():
     given = {"batch_sizes": "9,8", "micro_batches": 3}
     config.check(run(cluster="0", **given))
