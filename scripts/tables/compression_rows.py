@@ -13,6 +13,8 @@ RANKS = (192, 128, 96, 64)
 NARROWEST = 48
 NARROW = "pack_tokens|hadamard|int4(64)|fp16"
 """The codec behind a bottleneck; scales as fp16."""
+SQUEEZED = 160
+"""The rank of the row whose four-bit numbers zstd makes smaller still."""
 ONE_RUN = "bottleneck of all four"
 STALE = "int4 both ways with late gradients"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -74,9 +76,14 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
         Row(f"bottleneck of {rank}", *[NARROW] * 2, bottleneck=str(rank))
         for rank in (*RANKS, NARROWEST)
     ]
+    squeezed = Row(
+        f"bottleneck of {SQUEEZED} and zstd",
+        *[f"{NARROW}|zstd(1)"] * 2,
+        bottleneck=str(SQUEEZED),
+    )
     several = ",".join(map(str, RANKS))
     one = Row(ONE_RUN, *[NARROW] * 2, bottleneck=several)
-    return [*paper, *more, *narrow, one]
+    return [*paper, *more, *narrow, squeezed, one]
 
 
 def late(row: Row, step: int) -> Row:

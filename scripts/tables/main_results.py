@@ -78,6 +78,27 @@ def _table5(record: Record) -> str:
     )
 
 
+def _bottleneck(record: Record) -> str:
+    rows = {row["name"]: row for row in record["rows"]}
+    narrow, speed = rows[NARROW], rows[NARROW]["speed"]
+    sent = speed["forward"] + speed["backward"]
+    return (
+        f"{2 * record['padded_bytes'] / sent:.0f} times fewer bytes both ways,"
+        f" {_beside(narrow, rows['baseline'], ' against {}')}"
+    )
+
+
+def _local_steps(record: Record) -> str:
+    (row,) = (row for row in record["rows"] if row["key"] == "streaming2")
+    apart, time = row["difference"], record["time"]
+    return (
+        f"{row['bytes']['fewer']:.0f} times fewer bytes, held-out loss"
+        f" {apart['mean']:+.1%} ± {apart['standard_error']:.1%} ({apart['seeds']}"
+        f" seeds), {time['all'] / time['between']:.2f} times the time of computing"
+        " alone"
+    )
+
+
 def _table2(record: Record) -> str:
     rows = {row["method"]: row["pairs"][0] for row in record["rows"]}
     scratch = "Transformer, from scratch"
@@ -144,12 +165,17 @@ def _training(record: Record) -> str:
     )
 
 
+NARROW = "bottleneck of 192"
+"""The row of Table 5 that the front page has of those with a bottleneck: the one with
+the fewest bytes whose BLEU is the baseline's, as far as its interval tells."""
 ROWS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "m3_xnli15_tiny": ("M3 from scratch: replaced tokens found in 15 languages", _m3),
     "table1_small": ("M3 across clusters beside M3 in one, XNLI accuracy", _table1),
     "table2_tiny": ("ABNet-Cloud: Spanish to English across two clusters", _table2),
     "table3": ("M3 across 170 Mbit/s beside no line between its clusters", _table3),
     "table5_tiny": ("4-bit numbers both ways beside padded float32", _table5),
+    "table5_bottleneck": ("Half of the columns across the cut, at 4 bits", _bottleneck),
+    "local_steps": ("BERT in two clusters beside an all-reduce a step", _local_steps),
     "xnli_warm": ("A small encoder fine-tuned on English, 15 languages", _xnli),
     "bench_bridge": ("The bridge beside bare sockets, 25 MB tensors", _bridge),
     "bench_training": ("A bfloat16 training step on two CPU cores", _training),

@@ -123,7 +123,8 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
                 )
     for axes in (loss, score):
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_xscale("log")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="times fewer bytes than padded float32, both ways")
         axes.grid(alpha=0.3, which="both")
     loss.set_yscale("symlog", linthresh=0.01)
