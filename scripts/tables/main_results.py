@@ -167,7 +167,7 @@ def _training(record: Record) -> str:
 
 NARROW = "bottleneck of 192"
 """The row of Table 5 that the front page has of those with a bottleneck: the one with
-the fewest bytes whose BLEU is the baseline's, as far as its interval tells."""
+the fewest bytes of which the interval of BLEU has the baseline's."""
 ROWS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "m3_xnli15_tiny": ("M3 from scratch: replaced tokens found in 15 languages", _m3),
     "table1_small": ("M3 across clusters beside M3 in one, XNLI accuracy", _table1),
