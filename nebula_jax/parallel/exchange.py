@@ -90,14 +90,21 @@ class Exchange:
     def poll(self, step: int, fragment: int) -> None:
         """Takes those messages of a round that have arrived; waits for none.
 
-        With several processes a cluster, which would have to agree on what has arrived,
-        this does nothing.
+        Others stay: a cluster that is ahead may have sent those of the run's end. With
+        several processes a cluster, which would have to agree on what has arrived, this
+        does nothing.
         """
         if ranks.count() > 1:
             return
         for origin, receivers in self._receivers.items():
             key = step, fragment
-            if self._lacks(origin, key) and receivers[fragment].has_arrived:
+            if self._lacks(origin, key) and receivers[fragment].next_step == step:
+                self._take(origin, key)
+
+    def _take_all(self, key: Key) -> None:
+        """Takes what has arrived in a round that is due: any other is an error."""
+        for origin, receivers in self._receivers.items():
+            if self._lacks(origin, key) and receivers[key[1]].has_arrived:
                 self._take(origin, key)
 
     def receive(
@@ -122,7 +129,7 @@ class Exchange:
                 continue
             # All come over one line, in any order: what is there is taken, or it would
             # keep the rest from being read.
-            self.poll(step, fragment)
+            self._take_all(key)
             if any(self._lacks(each, key) for each in missing):
                 what = f"delta {fragment} of step {step} from {', '.join(missing)}"
                 if not self._of_hub.wait_for_any(what):

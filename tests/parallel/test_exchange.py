@@ -78,6 +78,18 @@ def test_a_poll_takes_what_has_arrived_and_waits_for_nothing():
     assert [float(each.payload["x"][0]) for each in received] == [4.0, 104.0, 204.0]
 
 
+def test_a_poll_leaves_what_is_of_another_round():
+    """As the last rounds of a run, from a cluster that is ahead."""
+    ends = exchanges(2)
+    one, two = ends.values()
+    two.send(4, 0, message(1, 4, 0))
+    one.poll(6, 0)  # the next one if the run did not end
+    own = message(0, 4, 0)
+    one.send(4, 0, own)
+    (_, received) = one.receive(4, 0, own)
+    np.testing.assert_array_equal(received.payload["x"], message(1, 4, 0).payload["x"])
+
+
 def test_a_hub_passes_on_what_it_has_polled():
     ends = exchanges(3, hub="cluster:0")
     hub, two, three = ends.values()
