@@ -114,10 +114,21 @@ class Runs:
         return result
 
     def result(self, run: Run) -> dict[str, Any]:
-        """Returns the figures of a run, which is done now unless it has been."""
+        """Returns the figures of a run, which is done now unless it has been.
+
+        So is, once more, the one whose folder it uses, if that is no longer there.
+        """
         found = self.found(run)
         if found is not None:
             return found
+        if run.after is not None and not self._has_made(run.after):
+            self._do(run.after)
+        return self._do(run)
+
+    def _has_made(self, run: Run) -> bool:
+        return run.makes is None or self.made(run.makes.name).is_dir()
+
+    def _do(self, run: Run) -> dict[str, Any]:
         workdir = self.folder / "run"
         before = self._begin(run, workdir)
         begin = time.monotonic()
@@ -132,6 +143,8 @@ class Runs:
         if run.shares is not None and not self.made(run.shares.name).is_dir():
             self._keep(workdir, run.shares)
         figures = self._figures(run, workdir)
+        if run.makes is not None:
+            figures["made"] = _digests(self.made(run.makes.name))
         if before:  # the summary counts from when it went on
             figures["summary"]["seconds"] = round(seconds, 1)
         result = self._write(run, figures)
@@ -147,8 +160,8 @@ class Runs:
         return result
 
     def made_same(self, one: Run, other: Run) -> bool:
-        """Returns True if two runs made folders with the same bytes."""
-        first, second = (_digests(self.made(each.makes.name)) for each in (one, other))
+        """Returns True if two runs that have ended made folders with the same bytes."""
+        first, second = (self.result(each).get("made") for each in (one, other))
         return bool(first) and first == second
 
     def _begin(self, run: Run, workdir: pathlib.Path) -> float:
@@ -188,10 +201,10 @@ class Runs:
         (workdir / folder.path).rename(made)
 
 
-def _digests(folder: pathlib.Path) -> dict[pathlib.Path, str]:
+def _digests(folder: pathlib.Path) -> dict[str, str]:
     """Returns file -> digest of its bytes; {} if there is no such folder."""
     return {
-        path.relative_to(folder): files.digest(path)
+        str(path.relative_to(folder)): files.digest(path)
         for path in folder.rglob("*")
         if path.is_file()
     }

@@ -1,5 +1,6 @@
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -123,6 +124,7 @@ def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
     made = sum(2 - row.is_control for row in MADE) + 1  # and M3 across clusters
     fine_tuned = 2 * main + len(controls)
     assert len(stopped.names + second.names) == made + fine_tuned
+    shutil.rmtree(here / "table" / "models")
     third = Stub()
     assert run_all(third) == (rows, same)
     assert third.names == []
@@ -168,6 +170,17 @@ def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
         path.unlink()
     with pytest.raises(errors.NebulaError, match="what a run with other flags made"):
         run_all(Stub(), seeds=["0"])
+
+
+def test_an_encoder_that_is_gone_is_made_again_where_it_is_needed(here):
+    """Figures alone go on with the table on another machine."""
+    first = Stub()
+    run_all(first, seeds=["0"])
+    shutil.rmtree(here / "table" / "models")
+    (here / "table" / "results" / "xnli-m3-seed0.json").unlink()
+    second = Stub()
+    run_all(second, seeds=["0"])
+    assert second.names == ["m3-whole-seed0", "xnli-m3-seed0"]
 
 
 def test_an_encoder_made_again_replaces_the_old_one(here):
