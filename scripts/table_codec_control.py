@@ -14,7 +14,7 @@ stop, the same command goes on.
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -32,7 +32,8 @@ for _name in (*config.FLAGS, "stages"):
         flags.declare_key_flag(_name)
 
 STAGES = ("speed", "quality")
-"""Runs over lines, which need an idle machine; fixed codecs in one process."""
+"""Runs over lines, which need an idle machine; then, in one process, those codecs that
+were the fastest."""
 
 FLAGFILE = "abnet_table5_tiny"
 CODECS = {
@@ -40,14 +41,16 @@ CODECS = {
     for name, text in zip(("fp16", "int8", "int4"), crossing.LADDER, strict=True)
 }
 """Name -> flags of the rungs of the ladder, the gentlest first."""
-EVERY = 40  # steps between two probes
+EVERY = 50  # steps between two probes
 AUTO = (
     *("--forward_codec=auto", "--backward_codec=auto", "--quality=0.98"),
     f"--probe_every={EVERY}",
 )
 PAPER = 60.0  # Mbit/s, for which scaled_wan gives this machine's line
-CHANGES_AFTER = 35  # seconds after the first byte
-SETTLED_STEPS = 40  # of a segment, at most: its last ones
+CHANGES_AFTER = 65  # seconds after the first byte
+LONGER = 240  # steps on a line that changes, so that a run settles before and after it
+SETTLED_STEPS = EVERY
+"""Of a segment, at most: its last ones, with one probe."""
 LIMITS = {"over_best": 1.05, "probes": 0.02}
 
 
@@ -59,6 +62,11 @@ class Line(NamedTuple):
     """In the names of files."""
     rates: tuple[float, ...]
     """Mbit/s; the second from CHANGES_AFTER on."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of whole runs on this line, beside those of all."""
+        return (f"--steps={LONGER}",) if self.rates[1:] else ()
 
 
 LINES = (
@@ -93,18 +101,28 @@ def fixed_run(
     return abnet_runs.short_run(f"{codec}-{line.key}", CODECS[codec], text, base)
 
 
-def quality_run(codec: str, seed: str, base: Sequence[str]) -> table_runs.Run:
-    """Describes the run that measures loss and BLEU with a codec."""
-    flags_of_run = (*base, "--cluster=whole", f"--seed={seed}", *CODECS[codec])
-    return abnet_runs.run(f"quality-{codec}-seed{seed}", flags_of_run, f"seed{seed}")
+def quality_run(
+    codec: str, line: Line, seed: str, base: Sequence[str]
+) -> table_runs.Run:
+    """Describes the run that measures loss and BLEU with a codec.
+
+    It is the same for all lines on which runs have as many steps.
+    """
+    where = "--cluster=whole", f"--seed={seed}"
+    longer = "-longer" if line.flags else ""
+    return abnet_runs.run(
+        f"quality-{codec}{longer}-seed{seed}",
+        (*base, *where, *CODECS[codec], *line.flags),
+        f"seed{seed}",
+    )
 
 
 def auto_run(
-    line: Line, seed: str, measured: Mapping[str, Any], base: Sequence[str]
+    line: Line, measured: Mapping[str, Any], seed: str, base: Sequence[str]
 ) -> table_runs.Run:
     """Describes the run that chooses its codecs on a line."""
     where = "--cluster=all", f"--wan={wan(line, measured)}", f"--seed={seed}"
-    flags_of_run = (*base, *where, "--log_every=1", *AUTO)
+    flags_of_run = (*base, *where, "--log_every=1", *AUTO, *line.flags)
     return abnet_runs.run(f"auto-{line.key}-seed{seed}", flags_of_run, f"seed{seed}")
 
 
@@ -175,14 +193,13 @@ def gather(
 ) -> dict[str, Any]:
     """Gathers the figures of the runs that have ended."""
     commits: set[str] = set()
-    total = 0.0
+    seconds: dict[str, float] = {}  # by run: some are of several lines
 
     def read(run: table_runs.Run) -> dict[str, Any] | None:
-        nonlocal total
         result = runs.found(run)
         if result is not None:
             commits.add(result["summary"]["commit"])
-            total += result["summary"]["seconds"]
+            seconds[run.name] = result["summary"]["seconds"]
             if any(each["first_step"] != 1 for each in result["summary"]["clusters"]):
                 raise errors.NebulaError(
                     f"{run.name} was stopped in between, so its seconds are not those"
@@ -190,36 +207,27 @@ def gather(
                 )
         return result
 
-    quality = {}
-    for codec in CODECS:
-        found = {seed: read(quality_run(codec, seed, base)) for seed in seeds}
-        quality[codec] = held_out.by_seed(
-            {seed: result for seed, result in found.items() if result is not None}
-        )
-    first = read(fixed_run(*FIRST, {}, base))
-    measured = first["summary"]["line"] if first else {}
-    fixed: dict[float, dict[str, float]] = {}
+    def of_seeds(
+        run: Callable[..., table_runs.Run], *about: Any
+    ) -> dict[str, dict[str, Any]]:
+        found = {seed: read(run(*about, seed=seed, base=base)) for seed in seeds}
+        return {seed: result for seed, result in found.items() if result is not None}
+
+    measured, fixed = speeds(read, base)
     rows, curves = [], []
     for line in LINES if measured else ():
-        speeds: dict[str, float] = {}
-        for codec in CODECS if not line.rates[1:] else ():
-            given = {} if (codec, line) == FIRST else measured
-            speed = read(fixed_run(codec, line, given, base))
-            if speed is not None:
-                speeds[codec] = abnet_runs.speed_of(speed)["seconds"]
-        fixed |= {rate: speeds for rate in line.rates if speeds}
-        runs_of_line = {
-            seed: result
-            for seed in seeds
-            if (result := read(auto_run(line, seed, measured, base))) is not None
-        }
+        runs_of_line = of_seeds(auto_run, line, measured)
         if runs_of_line and all(rate in fixed for rate in line.rates):
-            rows += _rows(line, runs_of_line, fixed, quality)
+            best = fastest(fixed[line.rates[-1]])
+            beside = of_seeds(quality_run, best, line)
+            rows += _rows(line, runs_of_line, fixed, held_out.by_seed(beside))
             steps, _ = steps_of(next(iter(runs_of_line.values())))
             points = [[each.number, each.seconds, *each.rungs] for each in steps]
             curves.append({"line": line.name, "steps": points})
     return {
-        **report.provenance(total, commits=sorted(commits), seeds=seeds),
+        **report.provenance(
+            sum(seconds.values()), commits=sorted(commits), seeds=seeds
+        ),
         "every": EVERY,
         "ladder": list(CODECS),
         "line": measured,
@@ -229,13 +237,55 @@ def gather(
     }
 
 
+def speeds(
+    read: Callable[[table_runs.Run], Mapping[str, Any] | None], base: Sequence[str]
+) -> tuple[dict[str, Any], dict[float, dict[str, float]]]:
+    """Reads what runs with fixed codecs measured.
+
+    Args:
+      read: returns the figures of a run, or None.
+      base: arguments of all runs.
+
+    Returns:
+      This machine's line, from `scaled_wan.read`, and rate -> codec -> seconds a step.
+    """
+    first = read(fixed_run(*FIRST, {}, base))
+    if first is None:
+        return {}, {}
+    measured, found = first["summary"]["line"], {}
+    for line in LINES:
+        if line.rates[1:]:
+            continue  # of a line that changes both rates have one of their own
+        of_line = {}
+        for codec in CODECS:
+            given = {} if (codec, line) == FIRST else measured
+            result = read(fixed_run(codec, line, given, base))
+            if result is not None:
+                of_line[codec] = abnet_runs.speed_of(result)["seconds"]
+        if of_line:
+            found[line.rates[0]] = of_line
+    return measured, found
+
+
+def fastest(seconds: Mapping[str, float]) -> str:
+    """Returns the codec with the fewest seconds a step."""
+    return min(seconds, key=seconds.__getitem__)
+
+
 def _rows(
     line: Line,
     results: Mapping[str, Mapping[str, Any]],
     fixed: Mapping[float, Mapping[str, float]],
-    quality: Mapping[str, held_out.BySeed],
+    beside: held_out.BySeed,
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a line, one for each of its rates."""
+    """Returns the rows of a line, one for each of its rates.
+
+    Args:
+      line: of the table.
+      results: seed -> figures of the run that chooses.
+      fixed: see `speeds`.
+      beside: scores with the codec that is the fastest at the last rate.
+    """
     rows: list[dict[str, Any]] = [
         {"line": line.name, "rate": rate, "fixed": fixed[rate], "seeds": {}}
         for rate in line.rates
@@ -261,10 +311,9 @@ def _rows(
                 - len(before) * found["seconds"],
             }
     for row in rows:
-        row["best"] = min(row["fixed"], key=row["fixed"].__getitem__)
+        row["best"] = fastest(row["fixed"])
     # What is compared is the whole run, with what is best on its last rate.
-    scores = held_out.by_seed(results)
-    rows[-1] |= held_out.compare(scores, quality[rows[-1]["best"]])
+    rows[-1] |= held_out.compare(held_out.by_seed(results), beside)
     return rows
 
 
@@ -293,18 +342,25 @@ def work(
     seeds: Sequence[str],
     stages: Sequence[str],
 ) -> None:
-    """Does the runs that have not been done."""
+    """Does the runs that have not been done.
+
+    Raises:
+      errors.NebulaError: in the stage `quality`, if that of `speed` has to come first.
+    """
     if "speed" in stages:
-        measured = runs.result(fixed_run(*FIRST, {}, base))["summary"]["line"]
-        for line in LINES:
-            for codec in CODECS if not line.rates[1:] else ():
-                if (codec, line) != FIRST:
-                    runs.result(fixed_run(codec, line, measured, base))
+        measured, _ = speeds(runs.result, base)
         for seed, line in itertools.product(seeds, LINES):
-            runs.result(auto_run(line, seed, measured, base))
+            runs.result(auto_run(line, measured, seed, base))
     if "quality" in stages:
-        for seed, codec in itertools.product(seeds, CODECS):
-            runs.result(quality_run(codec, seed, base))
+        _, fixed = speeds(runs.found, base)
+        for seed, line in itertools.product(seeds, LINES):
+            if line.rates[-1] not in fixed:
+                raise errors.NebulaError(
+                    f"which codec is the fastest on {line.name} has not been measured:"
+                    " --stages=speed comes first"
+                )
+            best = fastest(fixed[line.rates[-1]])
+            runs.result(quality_run(best, line, seed, base))
 
 
 def main() -> int:

@@ -48,7 +48,8 @@ class Stub:
             {"cluster": name, "first_step": 1, "last_step": 160} for name in names
         ]
         tape, times, now, rung = [], [], 100.0, 0
-        for step in range(1, 161 if is_auto else 17):
+        last = int(arguments.get("steps", 160))
+        for step in range(1, last + 1):
             has_changed = "@" in text and step >= CHANGE and self._changes
             if has_changed:
                 rate = MEASURED["rate"]
@@ -122,8 +123,8 @@ def test_figures_are_the_hand_computed_ones(tmp_path):
     assert found["rungs"] == [2, 2]
     assert found["from_step"] == 17
     assert found["seconds"] == pytest.approx(1.5)
-    # The last 40 steps have five probes.
-    assert found["probes"] == pytest.approx(0.5 / (40 * 1.5 + 0.5))
+    # The last 50 steps have seven probes.
+    assert found["probes"] == pytest.approx(0.7 / (50 * 1.5 + 0.7))
     fast = rows["1000 Mbit/s", 1000.0]
     assert fast["fixed"] == pytest.approx(dict.fromkeys(WIRE, COMPUTE))
     assert fast["seeds"]["1"]["rungs"] == [0, 0]
@@ -177,13 +178,18 @@ def test_markdown_has_a_row_for_each_rate(tmp_path):
 
 def test_runs_are_done_once_and_stages_apart(tmp_path):
     stub = Stub()
-    run_all(tmp_path, stub, ["quality"])
-    assert stub.names == [
-        f"quality-{codec}-seed{seed}" for seed in "01" for codec in WIRE
-    ]
+    with pytest.raises(errors.NebulaError, match="--stages=speed comes first"):
+        run_all(tmp_path, stub, ["quality"])
     run_all(tmp_path, stub, ["speed"])
-    assert stub.names[6] == "int4-60"
-    assert len(stub.names) == len(set(stub.names)) == 6 + 9 + 8
+    assert stub.names[0] == "int4-60"
+    assert len(stub.names) == len(set(stub.names)) == 9 + 8
+    run_all(tmp_path, stub, ["quality"])
+    # On the line of 1000 Mbit/s all are as fast.
+    assert stub.names[17:] == [
+        f"quality-{which}-seed{seed}"
+        for seed in "01"
+        for which in ("int4", "fp16", "int4-longer")
+    ]
     run_all(tmp_path, stub)
     assert len(stub.names) == 23
 
