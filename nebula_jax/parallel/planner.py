@@ -116,6 +116,8 @@ class ABNet:
     """In a step."""
     in_flight: int = 1
     """Micro-batches whose gradient the front may await."""
+    staleness: int = 0
+    """Steps by which the front trains with a gradient that is late, 0 or 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,7 @@ def time_of(run: M3 | ABNet, cores: float | None = None, steps: int = STEPS) -> 
     Returns:
       Time.
     """
-    window = run.window if isinstance(run, M3) else 0
+    window = run.window if isinstance(run, M3) else run.staleness
     first = 8 + 2 * window
     total = first + steps + window + 1  # a follower must not be at its end
     world = _World(cores)
@@ -309,29 +311,29 @@ def _abnet(run: ABNet, world: _World, last: int) -> dict[str, _Process]:
 
     def front() -> _Process:
         compute = run.front
-        for step, waits in _follow(link, last, 0):
+        waiting: collections.deque[tuple[int, int]] = collections.deque()
+
+        def finish() -> _Process:
+            yield gradients, waiting.popleft()
+            yield compute.backward, compute.cores
+
+        for step, waits in _follow(link, last, run.staleness):
             yield from waits
-            done = 0
-
-            def finish(tag: tuple[int, int]) -> _Process:
-                yield gradients, tag
-                yield compute.backward, compute.cores
-
             for number in range(run.micro_batches):
-                while number - done >= run.in_flight or (
-                    done < number and gradients.has((step, done))
+                while waiting and (
+                    len(waiting) >= run.in_flight or gradients.has(waiting[0])
                 ):
-                    yield from finish((step, done))
-                    done += 1
+                    yield from finish()
                 yield compute.forward, compute.cores
                 up.send((step, number), run.forward_bytes)
-            for number in range(done, run.micro_batches):
-                yield from finish((step, number))
+                waiting.append((step, number))
+            while waiting and waiting[0][0] <= step - run.staleness:
+                yield from finish()
             yield compute.update, compute.cores
 
     def back() -> _Process:
         compute = run.back
-        lead = _lead([link], last, 0)
+        lead = _lead([link], last, run.staleness)
         for step in lead:
             for number in range(run.micro_batches):
                 yield up, (step, number)

@@ -331,6 +331,7 @@ def pace(
         *bytes_each_way(settings, texts, agreed.micro_batches),
         agreed.micro_batches,
         local.max_in_flight,
+        agreed.staleness,
     )
 
 

@@ -239,9 +239,14 @@ def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
         less = compute.scaled(share)
         return dataclasses.replace(less, update=compute.update)
 
-    return ABNet(
-        *(part(run.front), part(run.back), run.line, forward, backward),
-        *(number, number),
+    return dataclasses.replace(
+        run,
+        front=part(run.front),
+        back=part(run.back),
+        forward_bytes=forward,
+        backward_bytes=backward,
+        micro_batches=number,
+        in_flight=number * (1 + run.staleness),
     )
 
 
