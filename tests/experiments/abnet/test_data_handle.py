@@ -52,10 +52,17 @@ def owner(labs, runs, sides):
 
 
 @pytest.mark.slow  # M3's is in every run of the tests
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
-    owner, labs, runs, sides
+    owner, labs, runs, sides, staleness
 ):
     """First a grant that is soon spent: both save one step, and go on from there."""
+    more, plain, handle = MORE, "plain", "handle"
+    if staleness:  # a gradient is under way at the end
+        more = MORE | {"staleness": 1, "max_in_flight": 4}
+        plain, handle = "plain_late", "handle_late"
+        status, output = runs.run(workdir=plain, **more)
+        assert status == 0, output
     held_out = 2 * tiny_translations.TINY["bleu_sentences"] + HELD_OUT
     operations = ("schema", "lengths", "rows")
 
@@ -65,15 +72,15 @@ def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
                 cluster="target",
                 federation=labs.s.folder.path,
                 side_dir=sides["target"],
-                workdir="handle",
-                **MORE,
+                workdir=handle,
+                **more,
             ),
             runs.start(
                 cluster="source",
                 federation=labs.t.folder.path,
                 data=f"handle:{served_corpus.HANDLE}",
-                workdir="handle",
-                **MORE,
+                workdir=handle,
+                **more,
             ),
         ]
         ends = [runs._end_of(each, 120) for each in started]
@@ -85,7 +92,7 @@ def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
         assert status == process.STOPPED_BY_PEER, output
     assert f"grant {given.number} of owner@lab-t" in output
     assert "source: stopped after step" in output
-    folders = [runs.folder / "handle" / name for name in sides]
+    folders = [runs.folder / handle / name for name in sides]
     saved = [sorted((each / "checkpoints").iterdir())[0].name for each in folders]
     assert saved[0] == saved[1]
     assert 2 <= int(saved[0]) <= 4
@@ -98,9 +105,9 @@ def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
     for cluster in sides:
         jax.tree.map(
             np.testing.assert_array_equal,
-            runs.state("handle", cluster, STEPS),
-            runs.state("plain", cluster, STEPS),
+            runs.state(handle, cluster, STEPS),
+            runs.state(plain, cluster, STEPS),
         )
     scores = f"target/translations/held_out-{STEPS:08d}.scores.tsv"
-    files = [runs.folder / workdir / scores for workdir in ("handle", "plain")]
+    files = [runs.folder / workdir / scores for workdir in (handle, plain)]
     assert files[0].read_bytes() == files[1].read_bytes()
