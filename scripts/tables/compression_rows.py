@@ -15,6 +15,9 @@ NARROW = "pack_tokens|hadamard|int4(64)|fp16"
 """The codec behind a bottleneck; scales as fp16."""
 SQUEEZED = 160
 """The rank of the row whose four-bit numbers zstd makes smaller still."""
+WIDE, BY_TOKEN = 256, "pack_tokens|int4(row)|fp16|zstd(1)"
+"""More columns in as many bytes: with one scale for a token, and without a rotation that
+would make them alike, numbers of the last columns are small, and zstd packs them well."""
 ONE_RUN = "bottleneck of all four"
 STALE = "int4 both ways with late gradients"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -81,9 +84,14 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
         *[f"{NARROW}|zstd(1)"] * 2,
         bottleneck=str(SQUEEZED),
     )
+    by_token = Row(
+        f"bottleneck of {WIDE} by token and zstd",
+        *[BY_TOKEN] * 2,
+        bottleneck=str(WIDE),
+    )
     several = ",".join(map(str, RANKS))
     one = Row(ONE_RUN, *[NARROW] * 2, bottleneck=several)
-    return [*paper, *more, *narrow, squeezed, one]
+    return [*paper, *more, *narrow, squeezed, by_token, one]
 
 
 def late(row: Row, step: int) -> Row:
