@@ -67,12 +67,15 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
       path: of the PNG.
     """
     rows = [row for row in points(result) if "ranks" not in row]
-    narrow = [row for row in rows if row.get("bottleneck")]
+    bottlenecks = [row for row in rows if row.get("bottleneck")]
+    packed = [row for row in bottlenecks if "zstd" in row["forward"]]
+    narrow = [row for row in bottlenecks if row not in packed]
     others = [row for row in rows if row["is_ours"] and not row.get("bottleneck")]
     methods = (
         Method("the paper's", "s", False, [row for row in rows if not row["is_ours"]]),
         Method("ours, all columns", "o", False, others),
         Method("a bottleneck, a run for each rank", "D", True, narrow),
+        Method("a bottleneck, a scale for each token, zstd", "*", False, packed),
         Method("a bottleneck, one run for all", "^", True, one_run(result)),
     )
     figure = matplotlib.figure.Figure(figsize=(13, 5.6), layout="constrained")
