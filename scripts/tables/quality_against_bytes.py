@@ -45,10 +45,15 @@ def one_run(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     Bytes are those of the rows that have one of its ranks alone, and its codec.
     """
     found = points(result)
-    alone = {row["bottleneck"]: row for row in found if row.get("bottleneck")}
-    several = [row for row in found if "ranks" in row]
     of_ranks: list[dict[str, Any]] = []
-    for row in several:
+    for row in found:
+        if "ranks" not in row:
+            continue
+        alone = {
+            each["bottleneck"]: each
+            for each in found
+            if each.get("bottleneck") and each["forward"] == row["forward"]
+        }
         ranks = row["bottleneck"].split(",")
         figures = [row["held_out"], *(row["ranks"][rank] for rank in ranks[1:])]
         of_ranks += [

@@ -354,6 +354,11 @@ def test_one_run_has_the_figures_of_all_its_ranks_and_a_picture_has_them(tmp_pat
     assert f"| with {lower[0]} of its columns | | 2.250 ± 0.150 |" in block
     figures.draw(result, tmp_path, "t")
     assert (tmp_path / "t_bytes.png").read_bytes()[:4] == b"\x89PNG"
+    # A row with as many columns, but another codec, says nothing about its bytes.
+    rank = compression_rows.BY_TOKEN_RANK
+    assert rank in compression_rows.RANKS
+    other = rows[f"bottleneck of {rank} by token and zstd"]
+    other["speed"] = {name: value / 2 for name, value in other["speed"].items()}
     points = quality_against_bytes.one_run(result)
     assert [each["fewer"] for each in points] == [
         pytest.approx(2 * PADDED / sum(FAST.values()))
