@@ -48,7 +48,7 @@ AUTO = (
 )
 PAPER = 60.0  # Mbit/s, for which scaled_wan gives this machine's line
 CHANGES_AFTER = 65  # seconds after the first byte
-LONGER = 240  # steps on a line that changes, so that a run settles before and after it
+LONGER = 320  # steps on a line that changes, so that a run settles before and after it
 SETTLED_STEPS = EVERY
 """The last steps of a segment, which count as settled: as many as hold one probe."""
 LIMITS = {"over_best": 1.05, "probes": 0.02}

@@ -165,7 +165,7 @@ def _training(record: Record) -> str:
     )
 
 
-NARROW = "bottleneck of 192 by token and zstd"
+NARROW = "bottleneck of 192"
 """The row of Table 5 that the front page has of those with a bottleneck: the one with
 the fewest bytes of which the interval of BLEU has the baseline's."""
 ROWS: dict[str, tuple[str, Callable[[Record], str]]] = {

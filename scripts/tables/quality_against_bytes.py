@@ -144,7 +144,8 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
         ylabel="BLEU",
         title="BLEU, less the baseline's (bars: 95 % of a paired bootstrap)",
     )
-    loss.legend(fontsize=8)
+    handles, labels = loss.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=110)
 
 
