@@ -207,8 +207,7 @@ def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[di
         small = {
             row["name"]: statistics.fmean(bleus[row["name"]])
             for row in scored
-            if max(row["speed"]["forward"], row["speed"]["backward"])
-            <= padded / FEWER_BYTES
+            if max(abnet_runs.step_bytes(row).values()) <= padded / FEWER_BYTES
         }
         if small:
             best = max(small, key=small.__getitem__)
@@ -264,8 +263,7 @@ def _of_far_fewer(
     small = [
         row
         for row in scored
-        if max(row["speed"]["forward"], row["speed"]["backward"])
-        <= padded / FAR_FEWER_BYTES
+        if max(abnet_runs.step_bytes(row).values()) <= padded / FAR_FEWER_BYTES
         and row.get("held_out", {}).get("difference")
     ]
     if not small:

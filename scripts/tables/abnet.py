@@ -68,6 +68,20 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def step_bytes(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the bytes of a step, by direction.
+
+    Args:
+      row: of a record of Table 5, with `speed`.
+
+    Returns:
+      Means over the whole run; where a run in one process sends nothing, because there
+      is no codec, those of the timed steps.
+    """
+    whole = row.get("bytes_all_steps", {})
+    return {way: whole.get(way) or row["speed"][way] for way in ("forward", "backward")}
+
+
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     """Reads the figures of a finished run.
 

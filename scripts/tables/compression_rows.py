@@ -13,9 +13,10 @@ RANKS = (192, 128, 96, 64)
 NARROWEST = 48
 NARROW = "pack_tokens|hadamard|int4(64)|fp16"
 """The codec behind a bottleneck; scales as fp16."""
-BY_TOKEN, BY_TOKEN_RANK = "pack_tokens|int4(row)|fp16|zstd(1)", 192
+BY_TOKEN, BY_TOKEN_RANKS = "pack_tokens|int4(row)|fp16|zstd(1)", (208, 192)
 """With one scale for a token, and without a rotation that would make columns alike,
-numbers of the last columns are small, and zstd packs them well."""
+numbers of the last columns are small, and zstd packs them well. The first rank is the
+largest multiple of 16 that sends 25 times fewer bytes over a whole run, each way."""
 ONE_RUN = "bottleneck of all four"
 STALE = "int4 both ways with late gradients"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -77,14 +78,17 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
         Row(f"bottleneck of {rank}", *[NARROW] * 2, bottleneck=str(rank))
         for rank in (*RANKS, NARROWEST)
     ]
-    by_token = Row(
-        f"bottleneck of {BY_TOKEN_RANK} by token and zstd",
-        *[BY_TOKEN] * 2,
-        bottleneck=str(BY_TOKEN_RANK),
-    )
+    by_token = [
+        Row(
+            f"bottleneck of {rank} by token and zstd",
+            *[BY_TOKEN] * 2,
+            bottleneck=str(rank),
+        )
+        for rank in BY_TOKEN_RANKS
+    ]
     several = ",".join(map(str, RANKS))
     one = Row(ONE_RUN, *[NARROW] * 2, bottleneck=several)
-    return [*paper, *more, *narrow, by_token, one]
+    return [*paper, *more, *narrow, *by_token, one]
 
 
 def late(row: Row, step: int) -> Row:

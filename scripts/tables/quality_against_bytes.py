@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import matplotlib.figure
 
+from scripts.tables import abnet as abnet_runs
+from scripts.tables import compression_rows
+
 
 class Method(NamedTuple):
     """The rows of one kind, in the picture of quality against bytes."""
@@ -35,8 +38,7 @@ def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fewer(row: Mapping[str, Any], result: Mapping[str, Any]) -> float:
-    speed = row["speed"]
-    return 2 * result["padded_bytes"] / (speed["forward"] + speed["backward"])
+    return 2 * result["padded_bytes"] / sum(abnet_runs.step_bytes(row).values())
 
 
 def one_run(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -73,8 +75,8 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     """
     rows = [row for row in points(result) if "ranks" not in row]
     bottlenecks = [row for row in rows if row.get("bottleneck")]
-    packed = [row for row in bottlenecks if "zstd" in row["forward"]]
-    narrow = [row for row in bottlenecks if row not in packed]
+    packed = [row for row in bottlenecks if row["forward"] == compression_rows.BY_TOKEN]
+    narrow = [row for row in bottlenecks if row["forward"] == compression_rows.NARROW]
     others = [row for row in rows if row["is_ours"] and not row.get("bottleneck")]
     methods = (
         Method("the paper's", "s", False, [row for row in rows if not row["is_ours"]]),
@@ -133,7 +135,7 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="times fewer bytes than padded float32, both ways")
+        axes.set(xlabel="times fewer bytes than padded float32, both ways, whole run")
         axes.grid(alpha=0.3, which="both")
     loss.set_yscale("symlog", linthresh=0.01)
     loss.set(

@@ -355,14 +355,28 @@ def test_one_run_has_the_figures_of_all_its_ranks_and_a_picture_has_them(tmp_pat
     figures.draw(result, tmp_path, "t")
     assert (tmp_path / "t_bytes.png").read_bytes()[:4] == b"\x89PNG"
     # A row with as many columns, but another codec, says nothing about its bytes.
-    rank = compression_rows.BY_TOKEN_RANK
-    assert rank in compression_rows.RANKS
+    [rank] = set(compression_rows.BY_TOKEN_RANKS) & set(compression_rows.RANKS)
     other = rows[f"bottleneck of {rank} by token and zstd"]
     other["speed"] = {name: value / 2 for name, value in other["speed"].items()}
     points = quality_against_bytes.one_run(result)
     assert [each["fewer"] for each in points] == [
         pytest.approx(2 * PADDED / sum(FAST.values()))
     ] * len(compression_rows.RANKS)
+
+
+def test_bytes_of_whole_runs_are_held_to_targets_and_told_where_they_differ(tmp_path):
+    result = run_all(tmp_path, Stub(has_held_out=True))
+    assert "whole run, where that differs" not in abnet_markdown.table5(result)
+    row = result["rows"][1]
+    row["bytes_all_steps"] = {"forward": 104.0, "backward": 100.0}
+    assert abnet_runs.step_bytes(row) == row["bytes_all_steps"]
+    told = "differs by more than 5%: FP16+INT8 backward 0.100. ("
+    assert told in abnet_markdown.table5(result)
+    first, *_ = table5_compression.targets(result["rows"][:2], PADDED)
+    assert "(FP16+INT8)" in first["what"]
+    row["bytes_all_steps"]["backward"] = PADDED / 7  # not 8 times fewer
+    first, *_ = table5_compression.targets(result["rows"][:2], PADDED)
+    assert "8 times fewer" not in first["what"]
 
 
 def test_what_a_run_keeps_of_held_out_sentences_has_no_text(tmp_path):
