@@ -10,6 +10,9 @@ import matplotlib.figure
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import compression_rows
 
+ABOVE = (-60, 18)
+"""`label_at` of the rows by token, which are in the midst of curves."""
+
 
 class Method(NamedTuple):
     """The rows of one kind, in the picture of quality against bytes."""
@@ -18,6 +21,8 @@ class Method(NamedTuple):
     marker: str
     is_curve: bool
     points: list[dict[str, Any]]
+    label_at: tuple[int, int] = (4, 4)
+    """The beginning of a point's name, in typographic points from it."""
 
 
 def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -82,7 +87,7 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
         Method("the paper's", "s", False, [row for row in rows if not row["is_ours"]]),
         Method("ours, all columns", "o", False, others),
         Method("a bottleneck, a run for each rank", "D", True, narrow),
-        Method("a bottleneck, a scale for each token, zstd", "*", False, packed),
+        Method("a bottleneck, a scale for each token, zstd", "*", False, packed, ABOVE),
         Method("a bottleneck, one run for all", "^", True, one_run(result)),
     )
     figure = matplotlib.figure.Figure(figsize=(13, 5.6), layout="constrained")
@@ -127,7 +132,7 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
             ):
                 axes.annotate(
                     *(name, (row["fewer"], y)),
-                    xytext=(4, 4),
+                    xytext=method.label_at,
                     textcoords="offset points",
                     fontsize=6,
                 )
