@@ -205,13 +205,13 @@ def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[di
         bleus = dict(zip(names, held_out.bleus(scored), strict=True))
         noise = pooled_deviation(list(bleus.values()))
         small = {
-            row["name"]: statistics.fmean(bleus[row["name"]])
+            row["name"]: _bleu_lost(row["name"], scored, bleus)
             for row in scored
             if max(abnet_runs.step_bytes(row).values()) <= padded / FEWER_BYTES
         }
         if small:
-            best = max(small, key=small.__getitem__)
-            lost = statistics.fmean(bleus["baseline"]) - small[best]
+            best = min(small, key=small.__getitem__)
+            lost = small[best]
             found.append(
                 {
                     "what": f"BLEU lost with {FEWER_BYTES:g} times fewer bytes both"
@@ -254,6 +254,27 @@ def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[di
             }
         )
     return found
+
+
+def _bleu_lost(
+    name: str,
+    scored: Sequence[Mapping[str, Any]],
+    bleus: Mapping[str, Sequence[float]],
+) -> float:
+    """Returns how much lower a row's BLEU is than the baseline's.
+
+    On held-out pairs it is that of the seeds that both have: not all rows have as many,
+    and seeds are further apart than rows.
+
+    Args:
+      name: of the row.
+      scored: rows of the record.
+      bleus: row -> BLEU by seed, from `held_out.bleus`.
+    """
+    rows = {row["name"]: row.get("held_out", {}) for row in scored}
+    if all(rows.values()) and "bleu_difference" in rows[name]:
+        return -rows[name]["bleu_difference"]["difference"]
+    return statistics.fmean(bleus["baseline"]) - statistics.fmean(bleus[name])
 
 
 def _of_far_fewer(

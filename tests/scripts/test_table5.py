@@ -306,6 +306,16 @@ def test_the_best_row_of_far_fewer_bytes_is_held_to_the_baseline(tmp_path, monke
         assert bleu["met"] == (lost == 0)
 
 
+def test_a_row_with_fewer_seeds_is_compared_on_those(tmp_path):
+    result = run_all(tmp_path, Stub(has_held_out=True))
+    plain, row = (each["held_out"] for each in result["rows"][:2])
+    lost = -row["bleu_difference"]["difference"]
+    plain["bleu"]["1"] = 90.0  # of a seed that the other row has not
+    del row["bleu"]["1"]
+    first, *_ = table5_compression.targets(result["rows"][:2], PADDED)
+    assert first["value"] == lost
+
+
 def test_held_out_loss_and_bleu_are_beside_the_baseline(tmp_path):
     """Losses are 2 and 2.2 nats a token; a codec adds 0.1 with seed 0, 0.2 with 1."""
     stub = Stub(has_held_out=True)
