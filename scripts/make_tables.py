@@ -43,6 +43,7 @@ from scripts.tables import (
     abnet_markdown,
     codec_control_markdown,
     local_steps_markdown,
+    long_run_markdown,
     main_results,
     paper,
     recipe_markdown,
@@ -75,6 +76,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bert_ladder": ladder_markdown.markdown,  # before the others of `bert_`
     "bert_": bert_report.markdown,
     "codec_control": codec_control_markdown.markdown,
+    "long_run": long_run_markdown.markdown,
     "local_steps": local_steps_markdown.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
