@@ -372,7 +372,7 @@ def main() -> int:
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         work(runs, settings, base, table.seeds, stages, names)
-        result = gather(runs, settings, base, table.seeds)
+        result = config.of_all_stages(gather(runs, settings, base, table.seeds))
     table_runs.write(result, abnet_markdown.table5(result), table.out)
     figures.draw(result, table.out.parent, table.out.stem)
     return 0

@@ -3,7 +3,9 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -144,6 +146,17 @@ def stages(known: Sequence[str]) -> Sequence[str]:
                 f"--stages: no {each}; there are {', '.join(known)}"
             )
     return given or known
+
+
+def of_all_stages(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record whose command does all stages: it is of the runs of all.
+
+    Args:
+      record: with the `command` of the last stage.
+    """
+    words = shlex.split(record["command"])
+    kept = [word for word in words if not word.startswith("--stages=")]
+    return {**record, "command": shlex.join(kept)}
 
 
 def data_dir(given: str) -> str:

@@ -50,3 +50,9 @@ def test_a_table_is_named_after_its_scale():
     assert scaled.seeds == ("3", "4")
     flagfile = pathlib.Path("x.flags")
     assert scaled.arguments(flagfile)[:2] == ("--flagfile=x.flags", "--data_dir=text")
+
+
+def test_the_command_of_a_record_does_all_stages():
+    record = {"command": "python -m t --stages=speed '--rows=a b' --seeds=5", "rows": 1}
+    whole = {"command": "python -m t '--rows=a b' --seeds=5", "rows": 1}
+    assert config.of_all_stages(record) == whole == config.of_all_stages(whole)
