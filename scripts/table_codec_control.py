@@ -146,13 +146,15 @@ def steps_of(result: Mapping[str, Any]) -> tuple[list[Step], int | None]:
       probes in a row found that steps wait for it. None if it did not change.
     """
     clusters = result["summary"]["clusters"]
-    tape = next(each["tape"] for each in clusters if "tape" in each)
+    cluster = next(each for each in clusters if "tape" in each)
+    tape = cluster["tape"]
     probed = [int(row[0]) for row in tape]
+    in_use = [(int(forward), int(backward)) for _, forward, backward, *_ in tape]
+    in_use.append(tuple(cluster.get("rungs", in_use[-1])))
     times = {each["step"]: each["time"] for each in result["records"]}
     found = []
     for before, number in itertools.pairwise(sorted(times)):
-        after = min(sum(step < number for step in probed), len(tape) - 1)
-        rungs = int(tape[after][1]), int(tape[after][2])
+        rungs = in_use[sum(step < number for step in probed)]
         seconds = times[number] - times[before]
         found.append(Step(number, seconds, rungs, number in probed))
     waits = [row[5] > 1 for row in tape]

@@ -92,7 +92,12 @@ class Control:
         if self._tape is None:
             return
         self._tape.go_on(np.asarray(position or [], np.float32))
-        if self._path is not None and self._path.is_file():
+        if position is None:
+            # What a clock measured in an attempt that left nothing else is of no use:
+            # its line and its settings may have been others.
+            if self._path is not None and ranks.is_root():
+                self._path.unlink(missing_ok=True)
+        elif self._path is not None and self._path.is_file():
             for line in self._path.read_text().splitlines():
                 # A process that is killed may leave half a line.
                 with contextlib.suppress(ValueError):
@@ -106,8 +111,11 @@ class Control:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The tape for a summary; {} with fixed codecs."""
-        return {} if self._tape is None else {"tape": self._tape.rows.tolist()}
+        """The tape for a summary, and the rungs that follow; {} with fixed codecs."""
+        if self._tape is None:
+            return {}
+        after = self._tape.probes[-1].step + DELAY if self._tape.probes else 0
+        return {"tape": self.position, "rungs": list(self._tape.rungs(after))}
 
     def begin(self, step: int) -> None:
         """Uses the codecs of a step."""
@@ -218,8 +226,9 @@ class Control:
         ends.control.front.recv(step)
         figures = np.asarray([similar, passes[0].computed], np.float32)
         ends.control.back.send(step, figures)
-        probe = codec_control.of_row(np.asarray(ends.control.tape.recv(step)))
+        row = np.asarray(ends.control.tape.recv(step))
         try:
+            probe = codec_control.of_row(row)
             if probe.forward != similar:
                 raise ValueError(f"a cosine of {probe.forward} where it was {similar}")
             tape.write(probe)

@@ -115,9 +115,15 @@ def folder_of(local: config.Local, name: str) -> pathlib.Path:
 
 
 def load_source(run: config.Run) -> Plm:
-    """Reads PLM-S, with its whole table: rows are only looked up in it."""
+    """Reads PLM-S, with its whole table: rows are only looked up in it.
+
+    Raises:
+      errors.SettingsError: if a bottleneck is wider than it.
+    """
     local = run.local
-    return load(run, folder_of(local, local.source_model), local.source_layers)
+    plm = load(run, folder_of(local, local.source_model), local.source_layers)
+    _check_rank(run.agreed, plm.model.config)
+    return plm
 
 
 def source_half(
@@ -236,6 +242,14 @@ def is_trained_source(local: config.Local) -> partition.IsTrained:
     return partition.train_all if local.train_all else abnet_params.is_trained
 
 
+def _check_rank(agreed: config.Agreed, source: transformer.Config) -> None:
+    if agreed.rank > source.width:
+        raise errors.SettingsError(
+            f"--bottleneck={agreed.rank}: more than the source model's width,"
+            f" {source.width}"
+        )
+
+
 def model(
     agreed: config.Agreed, source: transformer.Config, target: transformer.Config
 ) -> abnet.Config:
@@ -255,11 +269,7 @@ def model(
             f"--cross_attention_heads={agreed.cross_attention_heads} does not divide"
             f" the target model's width, {target.width}"
         )
-    if agreed.rank > source.width:
-        raise errors.SettingsError(
-            f"--bottleneck={agreed.rank}: more than the source model's width,"
-            f" {source.width}"
-        )
+    _check_rank(agreed, source)
     return abnet.Config(
         source=source,
         target=target,

@@ -279,7 +279,8 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
 
 def _tape_markdown(summary: Mapping[str, Any]) -> str:
     """Renders which codecs the run has chosen, and when."""
-    rows = next((each["tape"] for each in summary["clusters"] if "tape" in each), [])
+    cluster = next((each for each in summary["clusters"] if "tape" in each), {})
+    rows = cluster.get("tape", [])
     names = crossing.ladder_texts(summary["flags"].get("bottleneck", ()))
     cells, before, last = [], None, 0
     for step, forward, backward, there, here, _ in rows:
@@ -288,6 +289,9 @@ def _tape_markdown(summary: Mapping[str, Any]) -> str:
             texts = (f"`{names[rung]}`" for rung in rungs)
             cells.append([str(last + 1), *texts, f"{there:.4f}, {here:.4f}"])
         before, last = rungs, int(step)
+    after = tuple(cluster.get("rungs", before or ()))
+    if after != (before or ()) and last < cluster["last_step"]:
+        cells.append([str(last + 1), *(f"`{names[rung]}`" for rung in after), ""])
     header = ["from step", "forward", "backward", "cosines there"]
     return run_report.table(header, cells, "rlll") if cells else ""
 

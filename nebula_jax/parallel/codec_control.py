@@ -116,10 +116,12 @@ def decide(policy: Policy, history: History) -> Rungs:
 
     - `bad` probes in a row below `quality`: one rung gentler. The front's gradients
       have the errors of both directions, the back's those of the forward one: so that
-      one comes first.
+      one comes first, and where the backward one is at its gentlest, it is to blame
+      for both.
     - `good` probes in a row of quality, in all of which the step waits for the line:
       one rung harder, in the direction of which more crosses, or in both.
-    - As many in none of which it waits: one rung gentler, since there is room.
+    - As many in none of which it waits: one rung gentler, since there is room; in the
+      other direction, if that of which more crosses is at its gentlest.
 
     Each time that rungs were left, the harder ones as bad or the gentler ones because
     the line was waited for, the probes that it takes to try them again are doubled: so
@@ -134,12 +136,12 @@ def decide(policy: Policy, history: History) -> Rungs:
         return Rungs()
     now = here[-1].rungs
     for way in WAYS:
-        gentler, last = _moved(policy, now, (way,), -1), here[-policy.bad :]
+        gentler, last = _gentler(policy, now, way), here[-policy.bad :]
         is_enough = len(last) == policy.bad and gentler != now
         if is_enough and not any(_is_good(policy, each, way) for each in last):
             return gentler
     for by, is_due in _MOVES:
-        wanted = _moved(policy, now, _wider(policy, now), by)
+        wanted = _further(policy, now, by)
         needed = policy.good * 2 ** _left(policy, history, wanted, -by)
         last = here[max(policy.lag, len(here) - needed) :]
         is_enough = len(last) == needed and wanted != now
@@ -164,11 +166,11 @@ def next_probe(policy: Policy, history: History) -> int:
     last, wanted = history.here[-1], decide(policy, history)
     seeks = wanted != last.rungs or any(
         not _is_good(policy, last, way)
-        and _moved(policy, last.rungs, (way,), -1) != last.rungs
+        and _gentler(policy, last.rungs, way) != last.rungs
         for way in WAYS
     )
     for by, is_due in _MOVES:
-        wanted = _moved(policy, last.rungs, _wider(policy, last.rungs), by)
+        wanted = _further(policy, last.rungs, by)
         seeks |= (
             wanted != last.rungs
             and is_due(policy, last)
@@ -202,6 +204,26 @@ def _wider(policy: Policy, rungs: Rungs) -> tuple[str, ...]:
     return tuple(
         way for way, size in zip(WAYS, sizes, strict=True) if size == max(sizes)
     )
+
+
+def _gentler(policy: Policy, rungs: Rungs, way: str) -> Rungs:
+    """Returns the rungs that follow where the cosine of a direction is bad."""
+    for each in _TO_BLAME[way]:
+        moved = _moved(policy, rungs, (each,), -1)
+        if moved != rungs:
+            return moved
+    return rungs
+
+
+_TO_BLAME = {"forward": ("forward",), "backward": ("backward", "forward")}
+"""The directions whose errors a cosine has, in the order in which they are tried."""
+
+
+def _further(policy: Policy, rungs: Rungs, by: int) -> Rungs:
+    """Returns the rungs that follow where fewer bytes, or more, are called for."""
+    moved = _moved(policy, rungs, _wider(policy, rungs), by)
+    is_stuck = moved == rungs and by < 0
+    return _moved(policy, rungs, WAYS, by) if is_stuck else moved
 
 
 def _moved(policy: Policy, rungs: Rungs, ways: Sequence[str], by: int) -> Rungs:
@@ -242,8 +264,14 @@ def as_row(probe: Probe) -> np.ndarray:
 
 
 def of_row(row: np.ndarray) -> Probe:
-    """Returns the probe that `as_row` made a row of."""
+    """Returns the probe that `as_row` made a row of.
+
+    Raises:
+      ValueError: if its step or a rung is no whole number.
+    """
     step, forward, backward, *figures = row.tolist()
+    if not all(each.is_integer() for each in (step, forward, backward)):
+        raise ValueError(f"a probe of step {step} with rungs {forward}, {backward}")
     return Probe(int(step), Rungs(int(forward), int(backward)), *figures)
 
 

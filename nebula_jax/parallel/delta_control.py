@@ -92,7 +92,11 @@ class Choice:
         """
         self._tape.go_on(np.asarray(rows or [], np.float32))
         self._goes_on = bool(rows)
-        if self._path is not None and self._path.is_file():
+        if rows is None:
+            # What a clock measured in an attempt that left nothing else is of no use.
+            if self._path is not None and ranks.is_root():
+                self._path.unlink(missing_ok=True)
+        elif self._path is not None and self._path.is_file():
             for line in self._path.read_text().splitlines():
                 # A process that is killed may leave half a line.
                 with contextlib.suppress(ValueError):

@@ -65,6 +65,14 @@ def test_one_rung_gentler_where_bytes_are_to_be_had():
     assert decided(*[((0, 0), *room)] * 9) == Rungs(0, 0)
 
 
+def test_the_other_direction_is_gentler_where_one_has_no_gentler_rung():
+    bad, room = (0.99, 0.9, WAITS), (0.99, 0.99, COMPUTES)
+    assert decided(*[((2, 0), *bad)] * 2) == Rungs(1, 0)
+    assert decided(*[((2, 0), *room)] * 4) == Rungs(1, 0)
+    assert decided(*[((0, 2), *room)] * 4) == Rungs(0, 1)
+    assert decided(*[((0, 0), *bad)] * 2) == Rungs(0, 0)
+
+
 def test_rungs_that_were_left_are_tried_again_later_and_later():
     bad = (0.9, 0.9, WAITS)
     once = [((0, 0), *GOOD)] * 4 + [((1, 1), *bad)] * 2
@@ -123,6 +131,22 @@ def test_a_rung_that_costs_quality_is_not_used_for_long():
     used = np.array([max(tape.rungs(step)) for step in range(1, 4001)])
     assert np.mean(used > 2) < 0.05
     assert used[: 4 * POLICY.soon].max() == 0
+
+
+def test_a_front_that_loses_what_the_back_does_not_gets_gentler_codecs_forward():
+    """The front's gradients suffer from codecs that leave the back's as they are."""
+    backs, fronts = (1.0, 0.9999, 0.99, 0.96, 0.8), (1.0, 0.999, 0.97, 0.9, 0.7)
+    tape, bad, steps = codec_control.Tape(POLICY), 0, 6000
+    for step in range(1, steps + 1):
+        rungs = tape.rungs(step)
+        bad += fronts[rungs.forward] < POLICY.quality
+        if tape.is_probed(step):
+            rate = 50.0 if step < steps // 2 else 1e6
+            wire = max(SIZES[rung] for rung in rungs) / rate
+            cosines = backs[rungs.forward], fronts[rungs.forward]
+            tape.write(Probe(step, rungs, *cosines, wire))
+    assert bad < 0.05 * steps
+    assert tape.rungs(steps) == Rungs(0, 0)  # the line got faster
 
 
 def test_a_tape_that_was_saved_goes_on_as_it_was():
@@ -212,5 +236,8 @@ def test_what_cannot_follow_is_refused():
     ):
         with pytest.raises(ValueError, match=problem):
             tape.write(probe)
+    for row in ([3, 0.5, 0, 1, 1, 1], [np.nan, 0, 0, 1, 1, 1], [3, 0, np.inf, 1, 1, 1]):
+        with pytest.raises(ValueError, match=r"a probe of step \S+ with rungs"):
+            codec_control.of_row(np.asarray(row, np.float32))
     with pytest.raises(ValueError, match="after 1 to 5 steps, with the next probe at"):
         dataclasses.replace(POLICY, delay=6)

@@ -113,6 +113,17 @@ def test_a_run_that_goes_on_takes_what_its_clock_measured_from_the_file(tmp_path
     assert len(text.split()) == 2 * 4 + 2
 
 
+def test_a_run_that_begins_anew_measures_anew(tmp_path):
+    """The line of an attempt that was not saved may have been another."""
+    clock = Clock()
+    choice = delta_control.Choice(SIZES, 0.98, tmp_path, clock)
+    choice.write(1, [after(choice, clock, 10.0, 1.0)])
+    again = delta_control.Choice(SIZES, 0.98, tmp_path, clock)
+    again.go_on(None)
+    again.write(1, [after(again, clock, 10.0, 0.0)])
+    assert again.rows[0][5] == 0.0 != choice.rows[0][5]
+
+
 def test_the_first_round_after_a_stop_has_the_wait_of_the_one_before_it():
     """What was waited for in the process before is not known, and is not none."""
     clock = Clock()

@@ -131,6 +131,20 @@ def test_figures_are_the_hand_computed_ones(tmp_path):
     assert fast["seeds"]["1"]["seeking"] == 0
 
 
+def test_steps_after_the_last_probe_have_the_rungs_that_follow_from_it():
+    tape = [[2, 0, 0, 1.0, 1.0, 2.0], [4, 1, 1, 1.0, 1.0, 2.0]]
+    records = [{"step": step, "time": float(step)} for step in range(1, 7)]
+    source = {"cluster": "source", "tape": tape}
+
+    def rungs(**more):
+        result = {"summary": {"clusters": [source | more]}, "records": records}
+        return [step.rungs for step in table_codec_control.steps_of(result)[0]]
+
+    before = [(0, 0), (1, 1), (1, 1)]
+    assert rungs(rungs=[2, 1]) == [*before, (2, 1), (2, 1)]
+    assert rungs() == [*before, (1, 1), (1, 1)]  # of a record that has no more
+
+
 def test_a_line_that_changes_has_a_row_for_each_rate(tmp_path):
     result = run_all(tmp_path, Stub())
     before, after = result["rows"][-2:]

@@ -177,6 +177,13 @@ def test_more_columns_than_there_are_are_refused():
         models.model(agreed_of(bottleneck="17"), shape, shape)
 
 
+def test_more_columns_than_there_are_are_refused_before_anything_starts(runs):
+    flags = runs.flags() | RUN | {"bottleneck": "17", "workdir": "wide"}
+    flags["source_model"] = runs.folder / "models" / "spanish"
+    with pytest.raises(errors.SettingsError, match="--bottleneck=17: more than the"):
+        models.load_source(tiny_translations.run(**flags))
+
+
 def test_runs_without_one_go_on_from_before_there_was_one():
     assert "--bottleneck" in config.settings(agreed_of())
     assert "--bottleneck" not in config.settings(agreed_of(bottleneck=""))

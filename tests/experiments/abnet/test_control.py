@@ -104,6 +104,35 @@ def test_the_report_names_the_codecs_and_their_steps(split):
     assert r"`pack_tokens\|int8(64)`" in text
 
 
+def test_what_follows_from_the_last_probe_is_in_the_report():
+    rows = [[10, 0, 0, 1.0, 1.0, 2.0], [20, 1, 1, 0.99, 0.99, 2.0]]
+    source = {"cluster": "source", "last_step": 30, "tape": rows}
+
+    def steps(**more):
+        summary = {"flags": {}, "clusters": [source | more]}
+        lines = report._tape_markdown(summary).splitlines()[2:]
+        return [line.split(" | ")[:2] for line in lines]
+
+    int8 = r"`pack_tokens\|int8(64)`"
+    int4 = r"`pack_tokens\|hadamard\|int4(64)\|fp16`"
+    first = [["| 1", r"`pack_tokens\|fp16`"], ["| 11", int8]]
+    assert steps() == steps(rungs=[1, 1]) == first
+    assert steps(rungs=[2, 2]) == [*first, ["| 21", int4]]
+    assert steps(rungs=[2, 2], last_step=20) == first
+
+
+def test_a_run_that_begins_anew_measures_anew(tmp_path):
+    """The line of an attempt that was not saved may have been another."""
+    path = tmp_path / control.FILE
+    path.write_text("[2.0, 0.0, 0.0, 1.0, 1.0, 50.0]\n")
+    chosen = control.Control(agreed_of(), 384, tmp_path)
+    chosen.go_on([])  # was saved before the first probe
+    assert path.is_file()
+    chosen.go_on(None)
+    assert not path.exists()
+    assert chosen.described == {"tape": [], "rungs": [0, 0]}
+
+
 def agreed_of(**flags):
     return tiny_translations.run(
         **tiny_translations.TINY | RUN | {"workdir": "w"} | flags
