@@ -14,8 +14,6 @@ the source's folder: a run that goes on takes it from there, and so comes to the
 parameters. With fixed codecs nothing here does anything.
 """
 
-import contextlib
-import json
 import math
 import pathlib
 import time
@@ -29,7 +27,7 @@ from experiments.abnet import channels, config, crossing, models
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.wire import session
-from nebula_jax.parallel import codec_control, cosine
+from nebula_jax.parallel import codec_control, cosine, readings
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
@@ -79,8 +77,7 @@ class Control:
         self._tape: codec_control.Tape | None = None
         if crossing.is_auto(agreed):
             self._tape = codec_control.Tape(policy(agreed, width))
-        self._path = None if folder is None else folder / FILE
-        self._recorded: dict[int, float] = {}
+        self._readings = readings.Readings(None if folder is None else folder / FILE)
         self._round_trip = math.inf
 
     def go_on(self, position: Any) -> None:
@@ -92,17 +89,7 @@ class Control:
         if self._tape is None:
             return
         self._tape.go_on(np.asarray(position or [], np.float32))
-        if position is None:
-            # What a clock measured in an attempt that left nothing else is of no use:
-            # its line and its settings may have been others.
-            if self._path is not None and ranks.is_root():
-                self._path.unlink(missing_ok=True)
-        elif self._path is not None and self._path.is_file():
-            for line in self._path.read_text().splitlines():
-                # A process that is killed may leave half a line.
-                with contextlib.suppress(ValueError):
-                    step, *_, line_bound = json.loads(line)
-                    self._recorded[int(step)] = float(line_bound)
+        self._readings.go_on(is_new=position is None)
 
     @property
     def position(self) -> Any:
@@ -180,14 +167,14 @@ class Control:
         wire = passes[0].total - passes[0].computed - computed - self._round_trip
         busier = max(passes[0].computed, computed, SHORTEST)
         line_bound = max(0.0, wire) * self._share(in_use) / busier
-        line_bound = self._recorded.get(step, line_bound)
+        line_bound = self._readings.of(step, line_bound)
         row = codec_control.as_row(
             codec_control.Probe(step, in_use, there, similar, line_bound)
         )
         row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
         ends.control.tape.send(step, row)
         tape.write(codec_control.of_row(row))
-        self._record(row)
+        self._readings.write(row.tolist())
         return states
 
     def probe_target(
@@ -246,12 +233,6 @@ class Control:
             for of_way, rung in zip(self._tape.policy.sizes, rungs, strict=True)
         ]
         return max(sizes) / sum(sizes)
-
-    def _record(self, row: np.ndarray) -> None:
-        """Keeps a row, so that a run that goes on has not to measure it again."""
-        if self._path is not None and ranks.is_root() and row[0] not in self._recorded:
-            with self._path.open("a") as file:
-                file.write(f"\n{json.dumps(row.tolist())}\n")
 
 
 def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:

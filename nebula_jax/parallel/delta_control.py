@@ -13,7 +13,6 @@ before a stop was in a process that is gone: it counts as the one before it.
 """
 
 import contextlib
-import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.communication import ranks
-from nebula_jax.parallel import codec_control
+from nebula_jax.parallel import codec_control, readings
 
 FILE = "waits.jsonl"
 WAITS = 0.02
@@ -79,8 +78,7 @@ class Choice:
         # A wait goes with the message of the round after.
         policy = codec_control.Policy(1, 1, quality, (tuple(sizes), (0,)), lag=1)
         self._tape = codec_control.Tape(policy)
-        self._path = None if folder is None else folder / FILE
-        self._recorded: dict[int, float] = {}
+        self._readings = readings.Readings(None if folder is None else folder / FILE)
         self._goes_on = False
         self._now, self._began, self._waited = now, now(), 0.0
 
@@ -92,16 +90,7 @@ class Choice:
         """
         self._tape.go_on(np.asarray(rows or [], np.float32))
         self._goes_on = bool(rows)
-        if rows is None:
-            # What a clock measured in an attempt that left nothing else is of no use.
-            if self._path is not None and ranks.is_root():
-                self._path.unlink(missing_ok=True)
-        elif self._path is not None and self._path.is_file():
-            for line in self._path.read_text().splitlines():
-                # A process that is killed may leave half a line.
-                with contextlib.suppress(ValueError):
-                    number, waits = json.loads(line)
-                    self._recorded[int(number)] = float(waits)
+        self._readings.go_on(is_new=rows is None)
 
     @property
     def rows(self) -> list[list[float]]:
@@ -135,17 +124,14 @@ class Choice:
         self._began, self._waited = now, 0.0
         if self._goes_on:
             waits, self._goes_on = self._tape.probes[-1].line_bound, False
-        waits = self._recorded.get(number, waits)
+        waits = self._readings.of(number, waits)
         # The file is the root's, and so is the clock.
         waits = float(
             np.frombuffer(
                 ranks.bytes_from_root(np.float64(waits).tobytes()), np.float64
             )[0]
         )
-        is_new = number not in self._recorded
-        if is_new and self._path is not None and ranks.is_root():
-            with self._path.open("a") as file:
-                file.write(f"\n{json.dumps([number, waits])}\n")
+        self._readings.write([number, waits])
         pair = np.nan_to_num(np.asarray([1.0 + cosine, waits]) * MILLIONTHS)
         return np.clip(pair, 0, [MOST_COSINE, MOST]).astype(np.uint32)
 

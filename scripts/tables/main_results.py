@@ -88,6 +88,22 @@ def _bottleneck(record: Record) -> str:
     )
 
 
+def _long_run(record: Record) -> str:
+    def words(row: Record) -> str:
+        sent = max(row["bytes"][way] for way in ("forward", "backward"))
+        lost = statistics.fmean(seed[-1]["mean"] for seed in row["apart"])
+        fewer = row["bytes"]["padded"] / sent
+        return (
+            f"{row['name']}: {fewer:.0f} times fewer bytes each way, {lost:+.3f} nats"
+        )
+
+    (kept,) = (row for row in record["rows"] if row["name"] == record["chosen"])
+    least = min(record["rows"], key=lambda row: row["bytes"]["forward"])
+    rows = [kept] if least is kept else [kept, least]
+    seeds = len(record["seeds"])
+    return f"{'; '.join(map(words, rows))} ({seeds} seed{'s' * (seeds > 1)})"
+
+
 def _local_steps(record: Record) -> str:
     (row,) = (row for row in record["rows"] if row["key"] == "streaming2")
     apart, time = row["difference"], record["time"]
@@ -175,6 +191,7 @@ ROWS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "table3": ("M3 across 170 Mbit/s beside no line between its clusters", _table3),
     "table5_tiny": ("4-bit numbers both ways beside padded float32", _table5),
     "table5_bottleneck": ("208 of 384 columns across the cut, at 4 bits", _bottleneck),
+    "long_run": ("The same for 3,000 steps, beside fp16 and int8", _long_run),
     "local_steps": ("BERT in two clusters beside an all-reduce a step", _local_steps),
     "xnli_warm": ("A small encoder fine-tuned on English, 15 languages", _xnli),
     "bench_bridge": ("The bridge beside bare sockets, 25 MB tensors", _bridge),

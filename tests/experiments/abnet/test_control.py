@@ -123,13 +123,10 @@ def test_what_follows_from_the_last_probe_is_in_the_report():
 
 def test_a_run_that_begins_anew_measures_anew(tmp_path):
     """The line of an attempt that was not saved may have been another."""
-    path = tmp_path / control.FILE
-    path.write_text("[2.0, 0.0, 0.0, 1.0, 1.0, 50.0]\n")
+    (tmp_path / control.FILE).write_text("[2.0, 0.0, 0.0, 1.0, 1.0, 50.0]\n")
     chosen = control.Control(agreed_of(), 384, tmp_path)
-    chosen.go_on([])  # was saved before the first probe
-    assert path.is_file()
     chosen.go_on(None)
-    assert not path.exists()
+    assert (tmp_path / control.FILE).read_text().endswith("\n[]\n")
     assert chosen.described == {"tape": [], "rungs": [0, 0]}
 
 
