@@ -17,7 +17,6 @@ from absl import flags
 
 from experiments import shared_flags
 from experiments.bert import report as bert_report
-from experiments.local_steps import config as local_steps_config
 from nebula_jax.runtime import report, run_folder
 from nebula_jax.training import local_steps, metrics
 from scripts.tables import config, local_steps_markdown
@@ -291,7 +290,6 @@ def gather(
                 },
                 "is_all_reduce": row.clusters == 1,
                 "is_explored": row.is_explored,
-                "codec": codec_of(one["flags"]),
                 "losses": losses[row.key],
                 "difference": difference(losses, row),
                 "bytes": one["bytes"],
@@ -304,13 +302,6 @@ def gather(
             }
         )
     return rows
-
-
-def codec_of(settings: Mapping[str, Any]) -> str:
-    """Returns the codec of what crosses, as a flag has it."""
-    return settings["delta_codec"] or local_steps_config.CODECS.get(
-        settings["sync"], ""
-    )
 
 
 def english_dev(result: Mapping[str, Any]) -> float:

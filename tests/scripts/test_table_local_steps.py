@@ -44,7 +44,7 @@ def record():
         "fewer": 500.0,
     }
     common = {
-        **{"inner_steps": 60, "fragments": 2, "delay": 5, "codec": "e3m0(256)"},
+        **{"inner_steps": 60, "fragments": 2, "delay": 5},
         "curve": [(0, 9.0), (10, 6.0), (20, 5.0)],
     }
     rows = [
