@@ -5,9 +5,9 @@
 Every row is the run of `abnet_es_en.flags` with other columns and codecs. A seed's runs
 see the same sentences in the same order, so their training losses are compared step by
 step, which resolves what BLEU of 400 sentences does not. The flagfile has the row with
-the fewest bytes that keeps the first row's loss, by a rule that was fixed before the
-runs (LOSS_APART). Runs are done once, one after the other; after a stop, the same
-command goes on.
+the fewest bytes that keeps the first row's loss, by the limit that Table 5 has
+(LOSS_APART). Runs are done once, one after the other; after a stop, the same command
+goes on.
 """
 
 import itertools
