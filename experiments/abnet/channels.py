@@ -30,14 +30,14 @@ from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.models import bottleneck
-from nebula_jax.parallel import codec_control
+from nebula_jax.parallel import codec_tape
 from nebula_jax.training import cut
 
 Role = Literal["source", "target"]
 PROBE: tuple[tuple[str, Role, int], ...] = (
     ("probe.front", "source", 1),
     ("probe.back", "target", 2),
-    ("tape", "source", codec_control.FIGURES),
+    ("tape", "source", codec_tape.FIGURES),
 )
 """Channels of a probe: name, sender, figures."""
 
@@ -154,7 +154,7 @@ def _check_probe(figures: codec_lib.Arrays) -> None:
     """
     arrivals.check_finite(figures)
     cosine, *seconds = np.asarray(figures).tolist()
-    if abs(cosine) > codec_control.MOST_COSINE or min(seconds, default=0.0) < 0.0:
+    if abs(cosine) > codec_tape.MOST_COSINE or min(seconds, default=0.0) < 0.0:
         raise ValueError(f"figures of a probe that cannot be: {cosine}, {seconds}")
 
 

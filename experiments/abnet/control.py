@@ -27,7 +27,7 @@ from experiments.abnet import channels, config, crossing, models
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.wire import session
-from nebula_jax.parallel import codec_control, cosine, readings
+from nebula_jax.parallel import codec_control, codec_tape, cosine, readings
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
@@ -74,9 +74,9 @@ class Control:
         """
         self.in_use = crossing.InUse()
         self._now = now
-        self._tape: codec_control.Tape | None = None
+        self._tape: codec_tape.Tape | None = None
         if crossing.is_auto(agreed):
-            self._tape = codec_control.Tape(policy(agreed, width))
+            self._tape = codec_tape.Tape(policy(agreed, width))
         self._readings = readings.Readings(None if folder is None else folder / FILE)
         self._round_trip = math.inf
 
@@ -101,8 +101,7 @@ class Control:
         """The tape for a summary, and the rungs that follow; {} with fixed codecs."""
         if self._tape is None:
             return {}
-        after = self._tape.probes[-1].step + DELAY if self._tape.probes else 0
-        return {"tape": self.position, "rungs": list(self._tape.rungs(after))}
+        return {"tape": self.position, "rungs": list(self._tape.following)}
 
     def begin(self, step: int) -> None:
         """Uses the codecs of a step."""
@@ -168,12 +167,12 @@ class Control:
         busier = max(passes[0].computed, computed, SHORTEST)
         line_bound = max(0.0, wire) * self._share(in_use) / busier
         line_bound = self._readings.of(step, line_bound)
-        row = codec_control.as_row(
+        row = codec_tape.as_row(
             codec_control.Probe(step, in_use, there, similar, line_bound)
         )
         row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
         ends.control.tape.send(step, row)
-        tape.write(codec_control.of_row(row))
+        tape.write(codec_tape.of_row(row))
         self._readings.write(row.tolist())
         return states
 
@@ -215,7 +214,7 @@ class Control:
         ends.control.back.send(step, figures)
         row = np.asarray(ends.control.tape.recv(step))
         try:
-            probe = codec_control.of_row(row)
+            probe = codec_tape.of_row(row)
             if probe.forward != similar:
                 raise ValueError(f"a cosine of {probe.forward} where it was {similar}")
             tape.write(probe)

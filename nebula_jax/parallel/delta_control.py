@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.communication import ranks
-from nebula_jax.parallel import codec_control, readings
+from nebula_jax.parallel import codec_control, codec_tape, readings
 
 FILE = "waits.jsonl"
 WAITS = 0.02
@@ -32,7 +32,7 @@ what it waits for."""
 MILLIONTHS = 1e6
 FIGURES = 2
 MOST = 2**32 - 1
-MOST_COSINE = int((1.0 + codec_control.MOST_COSINE) * MILLIONTHS)
+MOST_COSINE = int((1.0 + codec_tape.MOST_COSINE) * MILLIONTHS)
 Now = Callable[[], float]
 
 
@@ -77,7 +77,7 @@ class Choice:
         """
         # A wait goes with the message of the round after.
         policy = codec_control.Policy(1, 1, quality, (tuple(sizes), (0,)), lag=1)
-        self._tape = codec_control.Tape(policy)
+        self._tape = codec_tape.Tape(policy)
         self._readings = readings.Readings(None if folder is None else folder / FILE)
         self._goes_on = False
         self._now, self._began, self._waited = now, now(), 0.0
@@ -148,4 +148,4 @@ class Choice:
         cosine, waits = np.min(np.asarray(figures, np.float64), axis=0) / MILLIONTHS
         rungs = self._tape.rungs(number)
         probe = codec_control.Probe(number, rungs, cosine - 1.0, 1.0, waits)
-        self._tape.write(codec_control.of_row(codec_control.as_row(probe)))
+        self._tape.write(codec_tape.of_row(codec_tape.as_row(probe)))

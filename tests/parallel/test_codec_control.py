@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nebula_jax.parallel import codec_control
+from nebula_jax.parallel import codec_control, codec_tape
 from nebula_jax.parallel.codec_control import Probe, Rungs
 
 EVERY, DELAY = 5, 2
@@ -88,7 +88,7 @@ def run(line, cosines, steps=2000, compute=1.0, every=EVERY):
     cosines: of each rung.
     """
     policy = dataclasses.replace(POLICY, every=every)
-    tape, times = codec_control.Tape(policy), []
+    tape, times = codec_tape.Tape(policy), []
     for step in range(1, steps + 1):
         rungs = tape.rungs(step)
         wire = max(SIZES[rung] for rung in rungs) / line(step)
@@ -96,10 +96,8 @@ def run(line, cosines, steps=2000, compute=1.0, every=EVERY):
         if tape.is_probed(step):
             forward = cosines[rungs.forward]
             both = forward * cosines[rungs.backward]
-            row = codec_control.as_row(
-                Probe(step, rungs, forward, both, wire / compute)
-            )
-            tape.write(codec_control.of_row(row))
+            row = codec_tape.as_row(Probe(step, rungs, forward, both, wire / compute))
+            tape.write(codec_tape.of_row(row))
     return tape, np.array(times)
 
 
@@ -136,7 +134,7 @@ def test_a_rung_that_costs_quality_is_not_used_for_long():
 def test_a_front_that_loses_what_the_back_does_not_gets_gentler_codecs_forward():
     """The front's gradients suffer from codecs that leave the back's as they are."""
     backs, fronts = (1.0, 0.9999, 0.99, 0.96, 0.8), (1.0, 0.999, 0.97, 0.9, 0.7)
-    tape, bad, steps = codec_control.Tape(POLICY), 0, 6000
+    tape, bad, steps = codec_tape.Tape(POLICY), 0, 6000
     for step in range(1, steps + 1):
         rungs = tape.rungs(step)
         bad += fronts[rungs.forward] < POLICY.quality
@@ -147,22 +145,6 @@ def test_a_front_that_loses_what_the_back_does_not_gets_gentler_codecs_forward()
             tape.write(Probe(step, rungs, *cosines, wire))
     assert bad < 0.05 * steps
     assert tape.rungs(steps) == Rungs(0, 0)  # the line got faster
-
-
-def test_a_tape_that_was_saved_goes_on_as_it_was():
-    tape, _ = run(lambda step: 100.0, COSINES, steps=200)
-    other = codec_control.Tape(POLICY)
-    other.go_on(tape.rows)
-    assert other.probes == tape.probes
-    assert tape.rows.shape == (len(tape.probes), 6)
-    half = codec_control.Tape(POLICY)
-    half.go_on(tape.rows[:20])
-    assert half.probes == tape.probes[:20]
-    last = half.probes[-1].step
-    for step in range(1, last + POLICY.soon + DELAY):
-        assert half.rungs(step) == tape.rungs(step)
-    following = [step for step in range(last, 201) if half.is_probed(step)]
-    assert following == [tape.probes[20].step]
 
 
 def test_probes_come_sooner_while_new_rungs_are_sought():
@@ -224,20 +206,6 @@ def test_a_long_tape_is_written_in_time_that_grows_with_its_length():
     assert max(counts[1000:]) <= max(counts[:100])
 
 
-def test_what_cannot_follow_is_refused():
-    tape = codec_control.Tape(POLICY)
-    for probe, problem in (
-        (Probe(10, Rungs(), 1, 1, 1), "a probe of step 10 where one of step 3 follows"),
-        (Probe(3, Rungs(1, 0), 1, 1, 1), "where the tape has"),
-        (Probe(3, Rungs(), 1.5, 1, 1), "has cosines"),
-        (Probe(3, Rungs(), np.nan, 1, 1), "has cosines"),
-        (Probe(3, Rungs(), 1, 1, np.inf), "a ratio of times of inf"),
-        (Probe(3, Rungs(), 1, 1, -1), "a ratio of times of -1"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            tape.write(probe)
-    for row in ([3, 0.5, 0, 1, 1, 1], [np.nan, 0, 0, 1, 1, 1], [3, 0, np.inf, 1, 1, 1]):
-        with pytest.raises(ValueError, match=r"a probe of step \S+ with rungs"):
-            codec_control.of_row(np.asarray(row, np.float32))
+def test_a_decision_comes_with_the_next_probe_at_the_latest():
     with pytest.raises(ValueError, match="after 1 to 5 steps, with the next probe at"):
         dataclasses.replace(POLICY, delay=6)
