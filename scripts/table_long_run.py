@@ -101,13 +101,22 @@ def apart(
     return found
 
 
-def figures_of(row: Row, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def figures_of(
+    row: Row,
+    runs: Sequence[Mapping[str, Any]],
+    plain: Sequence[Mapping[str, Any]],
+    first_step: int,
+) -> dict[str, Any]:
     """Picks a row's figures.
 
     Args:
       row: of ROWS.
       runs: the figures of its runs (`abnet.figures`), one for each seed.
+      plain: likewise, of the first row.
+      first_step: of `apart`.
     """
+    pairs = zip(runs, plain, strict=True)
+    losses = [(one["losses"], other["losses"]) for one, other in pairs]
     summaries = [each["summary"] for each in runs]
     last = [summary["bleu"][-1] for summary in summaries]
     return {
@@ -124,25 +133,14 @@ def figures_of(row: Row, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if split != "step"
         },
         "minutes": statistics.fmean(summary["seconds"] / 60 for summary in summaries),
+        "apart": [apart(*pair, first_step) for pair in losses if row != ROWS[0]],
     }
 
 
 def chosen(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the name of the row with the fewest bytes of those that keep the loss.
-
-    Args:
-      rows: of a record; `apart` is, for each seed, what the function of that name
-        returns; the first row, with which others are compared, has none.
-    """
-    kept = [
-        row
-        for row in rows
-        if statistics.fmean(
-            each[-1]["mean"] for each in row["apart"] or [[{"mean": 0}]]
-        )
-        <= LOSS_APART
-    ]
-    name: str = min(kept, key=lambda row: _bytes(row))["name"]
+    """Returns the name of the row with the fewest bytes of those that keep the loss."""
+    kept = [row for row in rows if long_run_markdown.lost(row) <= LOSS_APART]
+    name: str = min(kept, key=_bytes)["name"]
     return name
 
 
@@ -154,20 +152,16 @@ def main() -> int:
     """Does the missing runs; writes and prints the table."""
     table = config.from_flags("long_run")
     first_step = int(table_runs.settings(table_runs.flagfile(FLAGFILE))["warmup_steps"])
-    rows: list[dict[str, Any]] = []
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         found = {
             row: [runs.result(run_of(row, seed, table)) for seed in table.seeds]
             for row in ROWS
         }
-    for row, results in found.items():
-        beside = found[ROWS[0]] if row != ROWS[0] else []
-        pairs = zip(results, beside, strict=False)
-        rows.append(
-            figures_of(row, results)
-            | {"apart": [apart(a["losses"], b["losses"], first_step) for a, b in pairs]}
-        )
+    rows = [
+        figures_of(row, results, found[ROWS[0]], first_step)
+        for row, results in found.items()
+    ]
     summaries = [each["summary"] for results in found.values() for each in results]
     result = {
         **report.provenance(

@@ -289,8 +289,8 @@ def _tape_markdown(summary: Mapping[str, Any]) -> str:
             texts = (f"`{names[rung]}`" for rung in rungs)
             cells.append([str(last + 1), *texts, f"{there:.4f}, {here:.4f}"])
         before, last = rungs, int(step)
-    after = tuple(cluster.get("rungs", before or ()))
-    if after != (before or ()) and last < cluster["last_step"]:
+    after = tuple(cluster.get("rungs", ()))  # follow from the last probe
+    if before and after not in ((), before) and last < cluster["last_step"]:
         cells.append([str(last + 1), *(f"`{names[rung]}`" for rung in after), ""])
     header = ["from step", "forward", "backward", "cosines there"]
     return run_report.table(header, cells, "rlll") if cells else ""

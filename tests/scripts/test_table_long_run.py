@@ -48,15 +48,15 @@ def test_losses_are_compared_step_by_step_and_by_parts():
 
 
 def test_the_row_with_the_fewest_bytes_that_keeps_the_loss_is_chosen():
-    rows, sizes = [], (90.0, 40.0, 10.0, 20.0)
-    losses = None, 0.001, 0.02, 0.009
+    rows, plain, sizes = [], None, (90.0, 40.0, 10.0, 20.0)
+    losses = 0.0, 0.001, 0.02, 0.009
     for row, sent, lost in zip(table_long_run.ROWS, sizes, losses, strict=True):
-        each = table_long_run.figures_of(row, [figures([], sent)])
-        apart = [] if lost is None else [[{"mean": lost, "error": 0.001}] * 3]
-        rows.append(each | {"apart": apart})
+        of_row = figures([[step, lost] for step in range(100, 3001, 100)], sent)
+        plain = plain or of_row
+        rows.append(table_long_run.figures_of(row, [of_row], [plain], 400))
     name = table_long_run.chosen(rows)
     assert name == table_long_run.ROWS[3].name
-    rows[3]["apart"][0][-1] = {"mean": 0.011, "error": 0.001}
+    rows[3]["apart"][0][-1]["mean"] = 0.011
     assert table_long_run.chosen(rows) == table_long_run.ROWS[1].name
     machine = {"cpu": "C", "cores": 2, "python": "3.11", "jax": "0.10"}
     record = {
@@ -66,7 +66,7 @@ def test_the_row_with_the_fewest_bytes_that_keeps_the_loss_is_chosen():
     }
     text = long_run_markdown.markdown(record)
     (line,) = (each for each in text.splitlines() if each.startswith("| 208"))
-    assert "| 10 B | 11 B | 91 | +0.0200 ± 0.0010 |" in line
+    assert "| 10 B | 11 B | 91 | +0.0200 ± 0.0000 |" in line
     assert "| 50.0 | 51.0 | 2 |" in line
     assert f"**{name}**" in text
     assert text.splitlines()[0].strip() == "c"
