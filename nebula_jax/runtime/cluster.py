@@ -6,8 +6,8 @@ Rank 0, the root, waits at the coordinator's address for the others, which keep 
 connection to it while the run lasts (`meeting`). A process that ends closes its own at
 once, whatever ended it; one that hangs no longer beats, or gets nothing done
 (`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
-service (`jax.distributed`) would end the others too, later and by a crash that names
-nobody.
+service (`jax.distributed`) would end the others by a crash that names nobody; it is
+kept from it by its patience, and by a line that does not break (`unbroken_line`).
 
 Only lines of JSON about the processes themselves cross these connections; tensors go
 through the devices (`communication.ranks`).
@@ -28,7 +28,7 @@ from jax._src import clusters  # the only place of what --coordinator=auto finds
 from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime import addresses, meeting, process
+from nebula_jax.runtime import addresses, meeting, process, unbroken_line
 from nebula_jax.runtime import members as members_lib
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -235,7 +235,7 @@ def _begin_jax(
     # Two collectives at once, of one process, may wait for each other on CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(
-        where,
+        where if rank == 0 else unbroken_line.open_to(where),
         processes,
         rank,
         device_ids,

@@ -159,8 +159,11 @@ class Started:
 
     def message(self, number: int) -> str:
         """Returns the last message of a process."""
-        lines = self._files[number][1].read_text().splitlines()
-        return lines[-1] if lines else ""
+        return (self.errors(number) or [""])[-1]
+
+    def errors(self, number: int) -> list[str]:
+        """Returns the lines of a process on standard error so far."""
+        return self._files[number][1].read_text().splitlines()
 
     def wait_for_step(self, step: int) -> None:
         """Waits until every process has taken a step."""

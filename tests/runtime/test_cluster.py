@@ -42,6 +42,16 @@ def test_a_killed_process_is_named_and_ends_the_others(tmp_path, victim):
     assert_ended(started, [1 - victim], words, begin)
 
 
+def test_a_process_that_computes_ends_with_its_reason_when_the_root_has_gone(tmp_path):
+    started = ranked.Started(tmp_path, {}, {"then": "hang"}, steps=MANY)
+    started.wait_for_step(3)
+    begin = time.monotonic()
+    started.processes[0].kill()
+    assert_ended(started, [1], "^error: process 0 of this cluster has gone$", begin)
+    assert started.printed(1)[-1] == "aborted: process 0 of this cluster has gone"
+    assert len(started.errors(1)) == 1  # nor does JAX say anything
+
+
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_process_is_named_after_its_silence(tmp_path, victim):
     started = ranked.Started(tmp_path, {}, {}, steps=MANY, peer_timeout=1.0)
