@@ -203,14 +203,14 @@ class Progress:
         self.settle()
         if self._pending:
             self._report(last)
+        seconds = time.monotonic() - self._begin  # without the flushes of what follows
+        if self._trace.is_on:
+            more = {**more, "time": traces.time(self._trace, self._links)}
+            traces.write(self._trace, self._folder, self._cluster)
         if self._log:
             self._log.close()
-        if self._trace.is_on:
-            traces.write(self._trace, self._folder, self._cluster)
-            more = {**more, "time": traces.time(self._trace, self._links)}
         if last == self._start or not self._log:
             return
-        seconds = time.monotonic() - self._begin
         moved = traffic(self._links)
         summary = {
             "cluster": self._cluster,

@@ -10,9 +10,9 @@ import time
 
 import jax
 import numpy as np
+import ports
 import psutil
 import pytest
-import ranked
 import tiny_runs
 import tiny_translations
 
@@ -93,7 +93,7 @@ def labs(tmp_path_factory):
 def connected(path, prefixes, host):
     began = time.monotonic()
     s, t = Lab(path / "s", prefixes[0]), Lab(path / "t", prefixes[1])
-    where = f"{host}:{ranked.free_port()}"
+    where = f"{host}:{ports.free_port()}"
     assert "has founded a federation" in s.nebula("init", "--name", "lab-s")
     invitation = s.nebula("invite", "lab-t", "--address", where)
     switches = [s.start("switch", "--listen", where)]

@@ -7,13 +7,13 @@ import json
 import math
 import re
 import shutil
-import socket
 import time
 
 import configured
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ports
 import pytest
 import tiny_runs
 from absl.testing import flagsaver
@@ -343,17 +343,12 @@ def test_tasks_window_line_devices_and_generators_are_flags(runs):
     assert not (runs.folder / "one" / "generator-1").exists()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
 def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
     """As on real clusters: three commands that share a vocabulary and an authority.
 
     Each generator has the text of its own languages, and the discriminator has none.
     """
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{ports.free_port()}"
     certificates.issue_for_run(
         runs.folder / "tls", ["discriminator", "generator:0", "generator:1"]
     )
@@ -390,7 +385,7 @@ def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
 def test_clusters_that_disagree_part_in_words(runs, vocabulary):
     lines = [f"other words {n} entirely" for n in range(200)]
     vocabularies.train(lines, 60, runs.folder / "other.model")
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{ports.free_port()}"
     common = {"steps": 5, "workdir": "apart", "tls": "off"}
     here = runs.start(
         cluster="discriminator", listen=address, vocabulary=vocabulary, **common
@@ -409,7 +404,7 @@ def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
     start = time.monotonic()
     status, output = runs.run(
         cluster="generator:0",
-        peer=f"127.0.0.1:{free_port()}",
+        peer=f"127.0.0.1:{ports.free_port()}",
         vocabulary=vocabulary,
         steps=5,
         connect_timeout=1,

@@ -7,10 +7,11 @@ some of them.
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
+
+import ports
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEP_SECONDS = 0.05
@@ -136,7 +137,7 @@ class Started:
     def __init__(self, folder: pathlib.Path, *each: dict, **common) -> None:
         """Starts a process for each of `each`: what it is given besides `common`."""
         common = {
-            "coordinator": f"127.0.0.1:{free_port()}",
+            "coordinator": f"127.0.0.1:{ports.free_port()}",
             "num_processes": len(each),
             "connect_timeout": 30.0,
             "peer_timeout": 10.0,
@@ -182,12 +183,6 @@ class Started:
             for each in self.processes:
                 each.kill()
                 each.wait()
-
-
-def free_port() -> int:
-    """Returns a port that was free just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 if __name__ == "__main__":

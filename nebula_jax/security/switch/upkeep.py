@@ -38,7 +38,7 @@ class Upkeep:
         self.state, self.revocations = state, revocation.RevocationList(state.folder)
         self._witness = witness.Witness(state.folder.audit, state.lab)
         self._policy = state.folder.path / policy.FILE
-        self._policy_seen = self._mtime()
+        self._policy_seen = self._stamp()
         self._used = state.usage.used.copy()
         self._sessions = dict(state.sessions)
         self._enforced = self.revocations.number
@@ -114,15 +114,17 @@ class Upkeep:
             self._enforce()
             for each in list(self.state.lines.values()):
                 self._push(each)
-        if (seen := self._mtime()) != self._policy_seen:
+        if (seen := self._stamp()) != self._policy_seen:
             self._policy_seen = seen
             self.state.set_rules(policy.load(self._policy))
             self.state.log("policy.json was read again")
 
-    def _mtime(self) -> float:
+    def _stamp(self) -> tuple[int, int]:
+        """Returns what changes with the policy: an editor may write it in two parts."""
         with contextlib.suppress(OSError):
-            return self._policy.stat().st_mtime
-        return 0.0
+            found = self._policy.stat()
+            return found.st_mtime_ns, found.st_size
+        return 0, 0
 
     def _push(self, made: line.Line) -> None:
         with contextlib.suppress(errors.NebulaError):

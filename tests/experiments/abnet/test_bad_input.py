@@ -5,10 +5,10 @@ import gzip
 import re
 import shutil
 import signal
-import socket
 import time
 
 import numpy as np
+import ports
 import pytest
 import tiny_translations
 from absl import flags
@@ -226,14 +226,9 @@ def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
     bridge.check_agreement(ours, ours)
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
 def start_both(runs, own_text, workdir, **of_source):
     """Both commands, as on two machines; their statuses and last lines."""
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{ports.free_port()}"
     common = {"steps": 2, "tls": "off", "workdir": workdir, "connect_timeout": 120}
     processes = [
         runs.start(cluster="source", peer=address,

@@ -86,7 +86,7 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole
     assert last == "error: target ended with status 1; all clusters ended"
     assert newest(runs, "faults")["target"] == 0
 
-    impatient = {"peer_timeout": 1, "restart": 1, "wan": "10mbit,5ms,cut=2s@1s"}
+    impatient = {"peer_timeout": 1, "restart": 1, "wan": "10mbit,100ms,cut=2s@1s"}
     process, family = start_and_wait(runs, "faults", EVERY, **impatient)
     tiny_runs.pause(family["target"], 1.5)
     family["source"].kill()  # and all sides start again

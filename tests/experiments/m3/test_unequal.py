@@ -5,8 +5,8 @@ import time
 
 import jax
 import numpy as np
+import ports
 import pytest
-import ranked
 
 from nebula_jax.training import metrics
 
@@ -21,7 +21,7 @@ def test_a_slow_generator_that_comes_late_changes_the_pace_and_no_number(runs):
     assert status == 0, output
     given = (runs.folder / "even" / "run.flags").read_text().splitlines()
     vocabulary = next(each for each in given if each.startswith("--vocabulary="))
-    address = f"127.0.0.1:{ranked.free_port()}"
+    address = f"127.0.0.1:{ports.free_port()}"
     common = RUN | {"workdir": "uneven", "tls": "off"}
     started = [
         runs.start(vocabulary, cluster="discriminator", listen=address, **common),

@@ -2,8 +2,8 @@
 
 import jax
 import numpy as np
+import ports
 import pytest
-import ranked
 import tiny_nli
 
 STEPS, SAVED = 12, 6
@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
 def test_two_processes_train_and_test_what_one_does(runs):
     status, output = runs.run(**TWO, workdir="one")
     assert status == 0, output
-    members = {"coordinator": f"127.0.0.1:{ranked.free_port()}", "num_processes": 2}
+    members = {"coordinator": f"127.0.0.1:{ports.free_port()}", "num_processes": 2}
     both = [
         runs.start(**TWO, **members, workdir="two", process_id=rank)
         for rank in range(2)

