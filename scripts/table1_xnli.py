@@ -213,11 +213,21 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
         )
     for row in rows:
         row["against"] = {
-            other.name: compare(marks[row["name"]], marks[other.name])
-            for other in (AS_IT_COMES, MLM)
-            if other.name != row["name"] and other.name in marks
+            name: compare(marks[row["name"]], marks[name])
+            for name in compared_with(row["name"])
+            if name in marks
         }
     return rows
+
+
+def compared_with(name: str) -> list[str]:
+    """Returns the rows without M3 that a row is compared with: fine-tuned as it is."""
+    (row,) = (each for each in ROWS if each.name == name)
+    return [
+        other.name
+        for other in ROWS
+        if other.module != M3 and other.fine_tuning == row.fine_tuning and other != row
+    ]
 
 
 def compare(

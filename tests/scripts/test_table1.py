@@ -226,6 +226,9 @@ def test_the_table_has_means_differences_and_the_papers_rows(here):
     assert "| paper: ERNIE-M Extra (Nebula-I) | 89.4 | 85.1 |" in block
     assert "| as it comes | 60.0 ± 0.0 |" in block
     assert "| M3 | +2.67 (" in block
+    by_cls = block.split("| points above: as it comes, [CLS] pooling |")[1]
+    assert "| M3, [CLS] pooling | +2.67 (" in by_cls
+    assert "| M3 |" not in by_cls.split("\n\n")[0]
     assert "| +2.7, +2.7 | +10.00 (" in block
     assert "leaves byte for byte the encoder" in block
     assert "7.000 → 5.000" in block
