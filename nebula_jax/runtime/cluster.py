@@ -104,21 +104,23 @@ def run(
     if processes == 1:
         return train()
     members = members_lib.Members(rank, settings.peer_timeout)
-    if rank == 0:
-        lines, answer = meeting.gather(
-            *(_listen(address), processes, described),
-            lambda: {"service": _free_port(address[0])},
-            settings.connect_timeout,
-        )
-    else:
-        line, answer = meeting.attend(
-            address, rank, processes, described, settings.connect_timeout
-        )
-        lines = {0: line}
-    _members = members
-    members.watch(lines)
-    where = f"{address[0]}:{answer['service']}"
-    _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
+    with contextlib.ExitStack() as until_jax_listens:
+        if rank == 0:
+            held = until_jax_listens.enter_context(_free_port(address[0]))
+            lines, answer = meeting.gather(
+                *(_listen(address), processes, described),
+                {"service": held.getsockname()[1]},
+                settings.connect_timeout,
+            )
+        else:
+            line, answer = meeting.attend(
+                address, rank, processes, described, settings.connect_timeout
+            )
+            lines = {0: line}
+        _members = members
+        members.watch(lines)
+        where = f"{address[0]}:{answer['service']}"
+        _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
 
     def guarded() -> int:
         try:
@@ -216,10 +218,12 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         ) from None
 
 
-def _free_port(host: str) -> int:
-    """Returns a port that JAX's service can have."""
-    with socket.create_server((host if host in LOOPBACK else "", 0)) as found:
-        return int(found.getsockname()[1])
+def _free_port(host: str) -> socket.socket:
+    """Returns a socket whose port JAX's service can have beside it, and nobody else."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as JAX's service has
+    held.bind(("127.0.0.1" if host in LOOPBACK else "", 0))
+    return held
 
 
 def _begin_jax(

@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax import errors, printable
@@ -62,7 +62,7 @@ def gather(
     server: socket.socket,
     processes: int,
     described: Mapping[str, Any],
-    answer: Callable[[], Mapping[str, Any]],
+    answer: Mapping[str, Any],
     timeout: float,
 ) -> tuple[dict[int, Line], Message]:
     """Waits, as the root, for all others; all of them get the same answer.
@@ -71,7 +71,7 @@ def gather(
       server: listens at the coordinator's address; is closed.
       processes: P.
       described: what must be equal in all processes, JSON values by name.
-      answer: makes the answer once all are there.
+      answer: sent to all once they are there.
       timeout: seconds to wait.
 
     Returns:
@@ -95,7 +95,6 @@ def gather(
                     )
                 line, message = came
                 _check(message, lines, processes, described, line)
-        sent = dict(answer())
     except errors.NebulaError as error:
         is_refused = isinstance(error, errors.SettingsError)
         for line in lines.values():
@@ -103,8 +102,8 @@ def gather(
             line.close()
         raise
     for line in lines.values():
-        line.send(sent)
-    return lines, sent
+        line.send(answer)
+    return lines, dict(answer)
 
 
 def _next(server: socket.socket, deadline: float) -> tuple[Line, Message] | None:

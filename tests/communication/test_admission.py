@@ -99,7 +99,7 @@ def test_who_may_return_takes_the_place_of_its_former_self(
     assert came.peer.cluster == "spoke:0"
     assert met.here.was_lost
     with pytest.raises(session.PeerGone, match="spoke:0 was started anew, without"):
-        waiting.result(2.0)
+        waiting.result(20.0)
     came.welcome(3)
     assert coming.result(5.0).wait_for_welcome(5.0) == 3
     came.abort("done")

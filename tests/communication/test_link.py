@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from breakable_line import Proxy
+from two_labs import wait_until
 
 from nebula_jax.communication import bridge, codec
 from nebula_jax.communication import listener as listener_lib
@@ -102,11 +103,13 @@ def test_a_peer_that_saves_is_waited_for_and_so_is_one_whose_steps_are_done(star
 
 def test_who_waits_for_one_that_waits_for_the_stuck_one_does_not_end_first(star, pool):
     """Generator 1 has the least patience, and yet blames nobody wrongly."""
-    star = star(0.8, 5.0, 0.2)
+    star = star(3.0, 9.0, 1.0)
     waits = pool.submit(star.there[1].wait_for_step, 1)
+    receives = pool.submit(star.receivers[0].recv, 1)
+    watch = star.there[1]._session.watch
+    wait_until(lambda: watch.activity is Activity.WAITING_FOR_ANOTHER)
     with pytest.raises(session.PeerStuck, match="from generator:0, which") as caught:
-        star.receivers[0].recv(1)
-    assert star.there[1]._session.watch.activity is Activity.WAITING_FOR_ANOTHER
+        receives.result(20.0)
     star.here[1].abort(str(caught.value))  # as the end of its block would
     with pytest.raises(session.PeerAborted, match="gave up: discriminator has waited"):
         waits.result(5.0)

@@ -251,7 +251,7 @@ def status(error):
 @pytest.mark.parametrize("hub", ["", "b"])
 @pytest.mark.parametrize("missing", NAMES[:3])
 def test_who_did_not_come_is_named_and_all_end_in_time(missing, hub):
-    run, start = Run(NAMES[:3], hub, connect_timeout=0.4), time.monotonic()
+    run, start = Run(NAMES[:3], hub, connect_timeout=1.5), time.monotonic()
     there = [name for name in run.names if name != missing]
     for name in there:
         run.start(name, began)
@@ -315,13 +315,13 @@ def test_addresses_in_the_wrong_order_are_found_on_both_sides():
 def test_one_that_gives_up_ends_all_with_its_reason():
     run, start = Run(NAMES), time.monotonic()
     run.start("a", began)
-    run.start("b", began, connect_timeout=1.0)
+    run.start("b", began, connect_timeout=4.0)
     run.start("c", began)
     wait_for_links(6)
     run.start("e", began)  # which d keeps from having all that it is to dial
     found = run.all()
     assert time.monotonic() - start < SOON
-    assert str(found["b"]) == "d did not come within 1 s (--connect_timeout)"
+    assert str(found["b"]) == "d did not come within 4 s (--connect_timeout)"
     for name in "ace":
         assert str(found[name]).endswith(f"gave up: {found['b']}")
         assert isinstance(found[name], session.PeerAborted)
@@ -334,7 +334,7 @@ def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
     proxy = Proxy(("127.0.0.1", int(target)))
     peers = f"{bridge.written(proxy.address)},{run.where['b']}"
     start = time.monotonic()
-    run.start("a", began, connect_timeout=1.0)
+    run.start("a", began, connect_timeout=4.0)
     run.start("c", began, peer=peers, reconnect_timeout=0.2)
     wait_for_links(2)
     time.sleep(0.2)  # b is dialed now
@@ -382,12 +382,12 @@ def test_clusters_meet_inside_tls(folder, hub):
 def test_a_certificate_of_another_authority_is_reported_soon(folder, tmp_path):
     certificates.issue_for_run(tmp_path, ["b"])
     run, start = Run(NAMES[:2], tls=folder), time.monotonic()
-    run.start("a", began, connect_timeout=0.5)
+    run.start("a", began, connect_timeout=3.0)
     run.start("b", began, tls=str(tmp_path / "b"))
     found = run.all()
     assert time.monotonic() - start < SOON
     assert re.search("no TLS with a at .*certificate verify failed", str(found["b"]))
-    assert str(found["a"]) == "b did not come within 0.5 s (--connect_timeout)"
+    assert str(found["a"]) == "b did not come within 3 s (--connect_timeout)"
 
 
 def test_links_close_whenever_each_cluster_is_done():
@@ -431,31 +431,33 @@ def test_an_error_in_one_cluster_ends_all_with_its_reason():
 
 def test_an_abort_that_takes_long_keeps_nobody_waiting(monkeypatch):
     """As of a host that was lost: its Abort cannot be delivered."""
-    abort, there = Link.abort, threading.Barrier(3)
+    abort, there, c_has_ended = Link.abort, threading.Barrier(3), threading.Event()
+    waited = []
 
     def slow(self, reason):
         if self.peer.cluster == "b":
-            time.sleep(1.0)
+            waited.append(c_has_ended.wait(SECONDS))
         abort(self, reason)
 
     monkeypatch.setattr(Link, "abort", slow)
-    run, ended = Run(NAMES[:3]), {}
+    run = Run(NAMES[:3])
 
     def body(others):
         began(others)
         there.wait(SECONDS)
-        ended["begin"] = time.monotonic()
         if others.hello.cluster == "a":
             raise errors.NebulaError("no more")
         try:
             others.links["a"].wait_for_step(1)
         finally:
-            ended[others.hello.cluster] = time.monotonic()
+            if others.hello.cluster == "c":
+                c_has_ended.set()
 
     for name in run.names:
         run.start(name, body)
     run.all()
-    assert ended["c"] - ended["begin"] < 0.8
+    assert waited
+    assert all(waited)
 
 
 # Clusters that come anew.
@@ -580,7 +582,7 @@ def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(process, "message", said.append)
     run = Run(NAMES[:2], hub="a", reconnect_timeout=0.1)
     hub = Hub(run)
-    run.start("b", lambda others: others.links["a"].abort("killed"))
+    run.start("b", lambda others: (began(others), others.links["a"].abort("killed")))
     wait_until(lambda: hub.there().links["b"].is_over)
     run.result("b")
     run.start("b", until_end, hello("b", steps=5))

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from two_labs import wait_until
 
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import meeting, process
@@ -11,6 +12,7 @@ from nebula_jax.runtime import members as members_lib
 
 STUCK = 0.3  # seconds
 LONG = 4 * STUCK
+PATIENT = 60.0
 
 
 class Exited(Exception):
@@ -27,20 +29,34 @@ def ended(monkeypatch):
     return found
 
 
-def pair(peer_timeout=60.0):
-    """A root, after its first step, and the line of its other process."""
-    here, there = socket.socketpair()
-    root = members_lib.Members(0, peer_timeout)
-    root.work = activity.Work(STUCK)
-    root.work.begin()
-    root.work.step_done()
-    root.watch({1: meeting.Line(here)})
-    return root, meeting.Line(there)
+@pytest.fixture
+def pair(ended):
+    """Makes a root, after its first step, and the line of its other process."""
+    before, lines = set(threading.enumerate()), []
+
+    def make(peer_timeout=PATIENT, stuck_timeout=PATIENT):
+        here, there = map(meeting.Line, socket.socketpair())
+        root = members_lib.Members(0, peer_timeout)
+        root.work = activity.Work(stuck_timeout)
+        root.work.begin()
+        root.work.step_done()
+        root.watch({1: here})
+        lines.append((root, here, there))
+        return root, there
+
+    yield make
+    for root, *both in lines:
+        root._has_ended.set()
+        for line in both:
+            line.close()
+    for each in set(threading.enumerate()) - before:
+        each.join(20)  # or it would end this process, once `exit_now` is back
+        assert not each.is_alive()
 
 
-def beat(line, places):
+def beat(line, places, seconds=LONG):
     """Beats for a while, from another thread: this one must seem to hang."""
-    until = time.monotonic() + LONG
+    until = time.monotonic() + seconds
 
     def send():
         for place in places:
@@ -54,11 +70,12 @@ def beat(line, places):
     sender.join()
 
 
-def test_a_cluster_that_does_not_move_ends_with_every_place(ended):
-    root, line = pair()
+def test_a_cluster_that_does_not_move_ends_with_every_place(ended, pair):
+    root, line = pair(stuck_timeout=STUCK)
     reasons = []
     root.aborts.append(reasons.append)
     beat(line, itertools.repeat("a.py:7"))
+    wait_until(lambda: ended)
     assert ended == [process.ENDED_BY_PEER]
     (reason,) = reasons
     assert reason.startswith("this cluster got nothing done for 0.3 s (--stuck_timeout")
@@ -67,9 +84,9 @@ def test_a_cluster_that_does_not_move_ends_with_every_place(ended):
     assert root.reason == reason
 
 
-def test_one_that_moves_within_a_step_is_waited_for(ended):
-    root, line = pair()
-    beat(line, (f"a.py:{number}" for number in itertools.count()))
+def test_one_that_moves_within_a_step_is_waited_for(ended, pair):
+    root, line = pair(stuck_timeout=2.0)
+    beat(line, (f"a.py:{number}" for number in itertools.count()), seconds=3.0)
     assert not ended
     root.fail("the test is over")
     while "end" not in (message := line.read(5)):
@@ -77,29 +94,28 @@ def test_one_that_moves_within_a_step_is_waited_for(ended):
     assert message["end"] == "process 0 failed: the test is over"
 
 
-def test_who_waits_for_another_cluster_is_not_stuck(ended):
-    root, line = pair()
+def test_who_waits_for_another_cluster_is_not_stuck(ended, pair):
+    root, line = pair(stuck_timeout=STUCK)
     root.work.waiting.append("tokens")
     beat(line, itertools.repeat("a.py:7"))
     assert not ended
     root.fail("")
 
 
-def test_one_that_is_silent_or_gone_is_named(ended):
-    root, line = pair(peer_timeout=STUCK)
+def test_one_that_is_silent_or_gone_is_named(ended, pair):
+    root, line = pair(peer_timeout=1.0)
     line.send({"done": 3, "at": "a.py:7"})
-    root.work.waiting.append("tokens")
-    time.sleep(LONG)
-    words = "process 1 of this cluster is silent for 0.3 s (--peer_timeout), since"
+    wait_until(lambda: ended)
+    words = "process 1 of this cluster is silent for 1 s (--peer_timeout), since"
     assert root.reason == f"{words} step 3 at a.py:7"
     assert ended == [process.ENDED_BY_PEER]
     root, line = pair()
     line.close()
-    time.sleep(STUCK)
+    wait_until(lambda: root.reason)
     assert root.reason == "process 1 of this cluster has gone"
 
 
-def test_all_leave_together(ended):
+def test_all_leave_together(ended, pair):
     root, line = pair()
     begin = time.monotonic()
     threading.Timer(STUCK / 2, line.send, [{"leave": True}]).start()

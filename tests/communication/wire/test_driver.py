@@ -187,19 +187,19 @@ def test_a_half_open_connection_is_noticed_and_replaced(line, pool, holes):
     start = time.monotonic()
     line.talk(pool, 8, disturb)
     assert time.monotonic() - start < 15.0
-    assert line.proxy.connections == 2
+    assert 2 <= line.proxy.connections < 6
     assert any("has been silent for" in said for said in line.said)
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_a_slow_line_that_still_moves_is_never_cut_off(tmp_path, line, pool, encrypted):
-    line = line(peer_timeout=0.4, **credentials(tmp_path, encrypted))
+    line = line(peer_timeout=1.5, **credentials(tmp_path, encrypted))
 
     def disturb(step):
         if step == 2:
-            line.proxy.limit(300_000)  # a tensor takes half a second
+            line.proxy.limit(80_000)  # a tensor takes two seconds
 
-    line.talk(pool, 4, disturb)
+    line.talk(pool, 3, disturb)
     assert line.proxy.connections == 1
 
 
