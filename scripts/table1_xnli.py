@@ -183,7 +183,7 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
             continue
         summaries = [each["summary"] for each in done.values()]
         made = []
-        if row.module:
+        if row.module and row.fine_tuning != CLS:  # of those a row above has them
             made = [runs.found(pretraining_run(row, seed, table)) for seed in done]
         spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
         marks[row.name] = {seed: each["right"] for seed, each in done.items()}
