@@ -74,7 +74,7 @@ def test_the_same_id_in_another_split_is_another_example():
     assert compared({"dev": ["x"], "test": []}, {"dev": [], "test": ["x"]})
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
     st.sets(st.sampled_from(MANY), max_size=4),
     st.sets(st.sampled_from(MANY), max_size=4),

@@ -15,7 +15,6 @@ def epoch_of(order, epoch):
     return [order.batch(first + place) for place in range(order.steps_per_epoch)]
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(EXAMPLES, st.integers(1, 6), st.integers(0, 2**32))
 def test_an_epoch_has_every_example_once_but_fewer_than_a_batch(buckets, size, seed):
     order = length_buckets.Schedule(np.asarray(buckets, np.uint8), size, seed)
@@ -27,7 +26,6 @@ def test_an_epoch_has_every_example_once_but_fewer_than_a_batch(buckets, size, s
         assert 0 <= len(buckets) - len(indices) < size
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(EXAMPLES, st.integers(1, 6))
 def test_a_batch_is_of_one_bucket_but_for_what_shorter_ones_left_over(buckets, size):
     buckets = np.asarray(buckets, np.uint8)

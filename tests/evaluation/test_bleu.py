@@ -107,7 +107,6 @@ def test_punctuation_is_a_word_with_13a_and_not_without():
 WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=12).map(" ".join)
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5))
 def test_tokenize_none_is_the_definition(pairs):
     hypotheses, references = zip(*pairs, strict=True)
@@ -115,7 +114,6 @@ def test_tokenize_none_is_the_definition(pairs):
     assert found == pytest.approx(by_definition(hypotheses, references), abs=1e-6)
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5))
 def test_counts_of_sentences_add_up_to_the_corpus(pairs):
     hypotheses, references = zip(*pairs, strict=True)

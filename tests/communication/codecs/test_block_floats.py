@@ -69,7 +69,7 @@ def test_it_is_rounding_to_the_nearest_power_by_hand(shape, block):
 SCALES = st.floats(2.0**-119, 2.0**127, width=32)
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(scale=SCALES)
 def test_it_rounds_right_beside_every_middle_for_every_scale(scale):
     """One unit in the last place on either side, where products would be too coarse."""
@@ -84,7 +84,7 @@ def test_it_rounds_right_beside_every_middle_for_every_scale(scale):
     np.testing.assert_array_equal(got, want)
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     hypothesis.extra.numpy.arrays(
         np.float32, (21,), elements=st.floats(width=32, allow_nan=False)

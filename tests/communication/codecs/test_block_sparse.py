@@ -113,7 +113,7 @@ def test_a_kept_value_takes_14_bits_in_blocks_of_4096():
         assert codec_lib.nbytes(spec) / nbytes == pytest.approx(times, abs=0.1)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
     x=hypothesis.extra.numpy.arrays(
         np.float32,

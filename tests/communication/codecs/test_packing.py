@@ -159,7 +159,7 @@ def compiled(**settings):
     )
 
 
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
     mask=hypothesis.extra.numpy.arrays(
         st.sampled_from([np.dtype(bool), np.dtype(np.int32)]),

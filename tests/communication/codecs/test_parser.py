@@ -253,7 +253,7 @@ def is_codec_or_can_be_shown(text):
     return isinstance(found, codecs.Compression) and isinstance(found.codec, parts)
 
 
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=400)
 @hypothesis.given(
     st.text()
     | st.text(alphabet="(){}[]fp16sv|,=.+-* \t\n'#:@0")
@@ -274,7 +274,7 @@ def calls(arguments):
 VALUES = st.sampled_from(["1", "0.5", "-3", "row", "true", "ratio=0.5", "seed=2", "9"])
 
 
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=400)
 @hypothesis.given(st.recursive(VALUES, calls, max_leaves=12))
 def test_any_call_of_anything_is_a_codec_or_an_error_that_can_be_shown(text):
     """Constructors are given all sorts of values, and other codecs."""

@@ -62,7 +62,7 @@ def test_it_keeps_what_sorting_keeps(fraction, dtype):
         )
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
     x=hypothesis.extra.numpy.arrays(
         np.float32,

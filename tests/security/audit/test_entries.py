@@ -71,7 +71,6 @@ JSON = st.recursive(
 )
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.dictionaries(st.text(), JSON, max_size=4), st.text())
 def test_what_goes_in_comes_out(what, who):
     try:

@@ -115,7 +115,7 @@ def test_the_vectors_of_certificate_transparency():
         assert [each.hex() for each in tree.consistency(old, size)] == expected
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(st.lists(st.binary(max_size=40), max_size=70), st.data())
 def test_roots_and_proofs_are_those_of_the_definitions(entries, data):
     tree = tree_of(entries)
