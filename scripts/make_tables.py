@@ -66,6 +66,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "m3_recipe": recipe_markdown.markdown,  # before the others of `m3_`
     "m3_": m3_report.markdown,
     "abnet_": abnet_report.markdown,
+    "xnli_recipe": xnli_markdown.recipes,  # before the others of `xnli_`
     "xnli_": xnli_report.markdown,
     "table1_": _table1,
     "table2_": abnet_markdown.table2,

@@ -11,31 +11,23 @@ byte, what it leaves in one process; that is checked for the first seed. Runs ar
 once, one after the other; after a stop, the same command goes on.
 """
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from absl import flags
 
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
-from nebula_jax.evaluation import xnli
 from nebula_jax.runtime import report, run_folder
-from scripts.tables import config, paper, xnli_markdown
+from scripts.tables import config, paper, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
 
 SEEDS = 3  # by default
-BERT, M3, XNLI = (
-    f"experiments.{name}" for name in ("pretrain_bert", "pretrain_m3", "finetune_xnli")
-)
-FAR = ("sw", "ur", "hi", "th")
-"""Languages with the least text in the encoder's own pre-training."""
-SAMPLES, SURE = 2000, 0.95  # of the bootstrap, and of its intervals
+BERT, M3 = "experiments.pretrain_bert", "experiments.pretrain_m3"
 LAYERS = {"six": 6, "twelve": 12}
 """Scale -> layers of the encoder that all rows begin with."""
 STEPS = 500
@@ -51,6 +43,7 @@ retrieval, of the recipes that keep the translation gap."""
 HEADS_ALONE = 5
 """The first fifth of the steps trains heads alone, in both."""
 FINE_TUNING = (
+    *("--learning_rate=2e-4", "--layer_decay=0.8", "--freeze_layers=0"),
     *("--max_train_pairs=20000", "--epochs=1", "--max_test_pairs=0"),
     *("--checkpoint_selection=last", "--eval_every=125", "--checkpoint_every=625"),
 )
@@ -143,31 +136,13 @@ def fine_tuning_run(
     suffix = "-cls" if row.fine_tuning == CLS else ""
     return table_runs.Run(
         f"xnli-{row.key}{suffix}-seed{seed}",
-        XNLI,
+        xnli_rows.MODULE,
         (
             *table.arguments(table_runs.flagfile("xnli_warm")),
             *(*FINE_TUNING, *encoder, *row.fine_tuning, f"--seed={seed}"),
         ),
         after=made_by,
     )
-
-
-def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
-    """Reads a finished run's figures: its summary, and which test rows were right."""
-    found = table_runs.summary_of(run, workdir)
-    if run.module != XNLI:
-        return found
-    return found | {"right": right(next(workdir.rglob("predictions")))}
-
-
-def right(folder: pathlib.Path) -> dict[str, str]:
-    """Reads predictions: language -> a 1 for each test row that is right, else a 0."""
-    found = {}
-    for path in sorted(folder.glob("test.*.tsv")):
-        rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
-        marks = ("1" if row[1] == row[2] else "0" for row in rows)
-        found[path.name.split(".")[1]] = "".join(marks)
-    return found
 
 
 def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
@@ -185,35 +160,21 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
         made = []
         if row.module and row.fine_tuning != CLS:  # of those a row above has them
             made = [runs.found(pretraining_run(row, seed, table)) for seed in done]
-        spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
         marks[row.name] = {seed: each["right"] for seed, each in done.items()}
         before = [each["summary"] for each in made if each]
+        of_all = [*summaries, *before]
         rows.append(
             {
                 "name": row.name,
-                "seeds": len(summaries),
-                "accuracy": {name: each.mean for name, each in spread.items()},
-                "deviation": {name: each.deviation for name, each in spread.items()},
-                "averages": [each["test"]["average"] for each in summaries],
-                "warnings": sorted(
-                    {line for each in summaries for line in each["test"]["warnings"]}
-                ),
+                **xnli_rows.means(summaries),
                 "pretraining": [_pretraining_figures(each) for each in before],
-                "seconds": sum(each["seconds"] for each in (*summaries, *before)),
-                "commits": sorted(
-                    {
-                        commit
-                        for each in (*summaries, *before)
-                        for commit in each["commit"].split(", ")  # it was resumed
-                    }
-                ),
-                "pairs": sum(summaries[0]["text"]["labels"]["train"]["en"].values()),
-                "rows": min(summaries[0]["test"]["rows"].values()),
+                "seconds": sum(each["seconds"] for each in of_all),
+                "commits": xnli_rows.commits(of_all),
             }
         )
     for row in rows:
         row["against"] = {
-            name: compare(marks[row["name"]], marks[name])
+            name: xnli_rows.compare(marks[row["name"]], marks[name])
             for name in compared_with(row["name"])
             if name in marks
         }
@@ -228,57 +189,6 @@ def compared_with(name: str) -> list[str]:
         for other in ROWS
         if other.module != M3 and other.fine_tuning == row.fine_tuning and other != row
     ]
-
-
-def compare(
-    one: Mapping[str, Mapping[str, str]], other: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
-    """Compares two rows of the table, seed by seed and by a paired bootstrap.
-
-    A test row is the same sentence pair in all languages, and so is drawn with all of
-    them, and for all seeds.
-
-    Args:
-      one: seed -> language -> a mark for each test row; see `right`.
-      other: likewise, of the row that it is compared with.
-
-    Returns:
-      `all` and `far` languages -> `by_seed`, differences of the average accuracy;
-      `mean`; `interval`, which the differences of SURE of the draws are in.
-    """
-    seeds = [seed for seed in one if seed in other]
-    random = np.random.default_rng(0)
-    languages = sorted(next(iter(one.values())))
-    rows = len(one[seeds[0]][languages[0]])
-    draws = random.integers(rows, size=(SAMPLES, rows))
-    weights = np.stack([np.bincount(draw, minlength=rows) for draw in draws]) / rows
-    found = {}
-    for name, chosen in (("all", languages), ("far", FAR)):
-        chosen = [each for each in chosen if each in languages]
-        if not chosen:
-            continue
-        # [seeds, rows], the mean of the languages.
-        apart = np.stack(
-            [_mean(one[seed], chosen) - _mean(other[seed], chosen) for seed in seeds]
-        )
-        edges = np.quantile(weights @ apart.mean(0), [(1 - SURE) / 2, (1 + SURE) / 2])
-        found[name] = {
-            "by_seed": apart.mean(1).tolist(),
-            "mean": float(apart.mean()),
-            "interval": edges.tolist(),
-        }
-    return found
-
-
-def _mean(marks: Mapping[str, str], languages: Sequence[str]) -> np.ndarray:
-    """Returns the share of languages in which each test row is right, [rows]."""
-    return np.mean(
-        [
-            np.frombuffer(marks[each].encode(), np.uint8) == ord("1")
-            for each in languages
-        ],
-        axis=0,
-    )
 
 
 def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,7 +237,7 @@ def main() -> int:
     """Does the missing runs; writes and prints the table."""
     table = config.from_flags("table1", list(LAYERS), SEEDS)
     with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, figures, results=table.results)
+        runs = table_runs.Runs(table.workdir, xnli_rows.figures, results=table.results)
         same = work(runs, table)
         rows = gather(runs, table)
     commits = [each for row in rows for each in row["commits"]]

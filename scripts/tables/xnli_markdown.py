@@ -1,4 +1,4 @@
-"""Table 1 in Markdown, beside the paper's figures."""
+"""Tables of XNLI in Markdown: Table 1 beside the paper's figures, and recipes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +25,33 @@ def table1(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
         _same(result.get("across_is_same", {})),
         _warnings(result["rows"]),
     )
+
+
+def recipes(result: Mapping[str, Any]) -> str:
+    """Renders the record of `table_xnli_recipe`."""
+    rows = result["rows"]
+    flags = "\n".join(
+        f"- {row['name']}: `{' '.join(row['flags'])}`; English dev, of the step that is"
+        f" tested: {', '.join(f'{each:.1%}' for each in row['dev'])}"
+        for row in rows
+    )
+    return report.join(
+        report.heading(result, report.seeds(result), " of runs"),
+        flags,
+        _languages(rows),
+        *(_against(rows, name) for name in _compared(rows)),
+        _notes(rows),
+        report.targets(result["targets"]),
+        _warnings(rows),
+    )
+
+
+def _languages(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Renders a line for each language, since the rows are few."""
+    cells = [
+        [name, *(_spread(row, name) for row in rows)] for name in rows[0]["accuracy"]
+    ]
+    return report.table(["test accuracy, %", *(row["name"] for row in rows)], cells)
 
 
 def _accuracies(rows: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import tiny_tables
 
 from nebula_jax import errors
 from scripts import table1_xnli
-from scripts.tables import paper, xnli_markdown
+from scripts.tables import paper, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 
 LANGUAGES = paper.PAPER["table1"]["languages"]
@@ -29,7 +29,7 @@ class Stub:
             raise KeyboardInterrupt
         self.names.append(run.name)
         summary = {"commit": "abc123", "seconds": 60.0}
-        if run.module == table1_xnli.XNLI:
+        if run.module == xnli_rows.MODULE:
             summary |= _fine_tuned(run, workdir)
         else:
             encoder = workdir / run.makes.path
@@ -66,7 +66,7 @@ def _fine_tuned(run, workdir):
     accuracy = {}
     for language in LANGUAGES:
         marks = list(RIGHT)
-        if encoder and language in table1_xnli.FAR:
+        if encoder and language in xnli_rows.FAR:
             marks[3] = "1"
         accuracy[language] = marks.count("1") / len(marks)
         lines = ["id\tlabel\tprediction"]
@@ -106,7 +106,7 @@ def here(tmp_path, monkeypatch):
 
 def run_all(stub, seeds=("0", "1")):
     table = tiny_tables.table(scale="six", seeds=seeds)
-    runs = table_runs.Runs(table.workdir, table1_xnli.figures, stub)
+    runs = table_runs.Runs(table.workdir, xnli_rows.figures, stub)
     same = table1_xnli.work(runs, table)
     return table1_xnli.gather(runs, table), same
 
@@ -187,7 +187,7 @@ def test_an_encoder_made_again_replaces_the_old_one(here):
     run = table1_xnli.pretraining_run(
         table1_xnli.WHOLE, "0", tiny_tables.table(scale="six")
     )
-    runs = table_runs.Runs(pathlib.Path("table"), table1_xnli.figures, Stub())
+    runs = table_runs.Runs(pathlib.Path("table"), xnli_rows.figures, Stub())
     for _ in range(2):
         made = runs.made(run.makes.name)
         if made.exists():
@@ -195,22 +195,6 @@ def test_an_encoder_made_again_replaces_the_old_one(here):
         runs.path(run.name).unlink(missing_ok=True)
         runs.result(run)
         assert (made / "weights").read_text() == run.name
-
-
-def test_rows_are_compared_by_seed_and_by_test_row():
-    """One test row of four is better in one language of two: an eighth."""
-    plain = {"en": "1010", "sw": "1100"}
-    better = {"en": "1010", "sw": "1101"}
-    found = table1_xnli.compare({"0": better, "1": plain}, {"0": plain, "1": plain})
-    assert found["all"]["by_seed"] == [0.125, 0.0]
-    assert found["all"]["mean"] == pytest.approx(0.0625)
-    assert found["far"]["by_seed"] == [0.25, 0.0]
-    # The row comes 0 to 4 times in a draw of four; in 95 % of them at most 3 times.
-    low, high = found["far"]["interval"]
-    assert low == 0.0
-    assert high == pytest.approx(0.125 * 3)
-    same = table1_xnli.compare({"0": plain}, {"0": plain})
-    assert same["all"]["interval"] == [0.0, 0.0]
 
 
 def test_the_table_has_means_differences_and_the_papers_rows(here):

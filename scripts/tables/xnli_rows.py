@@ -1,0 +1,112 @@
+"""Rows of a table of XNLI: their means over seeds, and one held against another."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nebula_jax.evaluation import xnli
+from scripts.tables import runs as table_runs
+
+MODULE = "experiments.finetune_xnli"
+FAR = ("sw", "ur", "hi", "th")
+"""Languages with the least text in the encoder's own pre-training."""
+SAMPLES, SURE = 2000, 0.95  # of the bootstrap, and of its intervals
+
+
+def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
+    """Reads a finished run's figures: its summary, and which test rows were right."""
+    found = table_runs.summary_of(run, workdir)
+    if run.module != MODULE:
+        return found
+    return found | {"right": right(next(workdir.rglob("predictions")))}
+
+
+def right(folder: pathlib.Path) -> dict[str, str]:
+    """Reads predictions: language -> a 1 for each test row that is right, else a 0."""
+    found = {}
+    for path in sorted(folder.glob("test.*.tsv")):
+        rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
+        marks = ("1" if row[1] == row[2] else "0" for row in rows)
+        found[path.name.split(".")[1]] = "".join(marks)
+    return found
+
+
+def means(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Takes the means of a row over its seeds.
+
+    Args:
+      summaries: of the runs of the row that fine-tuned.
+
+    Returns:
+      `accuracy` and `deviation` over the seeds, by language and on average; `averages`,
+      one for each seed; what the runs were trained and tested on; their warnings.
+    """
+    spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
+    lines = {line for each in summaries for line in each["test"]["warnings"]}
+    return {
+        "seeds": len(summaries),
+        "accuracy": {name: each.mean for name, each in spread.items()},
+        "deviation": {name: each.deviation for name, each in spread.items()},
+        "averages": [each["test"]["average"] for each in summaries],
+        "warnings": sorted(lines),
+        "pairs": sum(summaries[0]["text"]["labels"]["train"]["en"].values()),
+        "rows": min(summaries[0]["test"]["rows"].values()),
+    }
+
+
+def commits(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the commits of runs; one that was resumed may have several."""
+    return sorted({one for each in summaries for one in each["commit"].split(", ")})
+
+
+def compare(
+    one: Mapping[str, Mapping[str, str]], other: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Compares two rows of a table, seed by seed and by a paired bootstrap.
+
+    A test row is the same sentence pair in all languages, and so is drawn with all of
+    them, and for all seeds.
+
+    Args:
+      one: seed -> language -> a mark for each test row; see `right`.
+      other: likewise, of the row that it is compared with.
+
+    Returns:
+      `all` and `far` languages -> `by_seed`, differences of the average accuracy;
+      `mean`; `interval`, which the differences of SURE of the draws are in.
+    """
+    seeds = [seed for seed in one if seed in other]
+    random = np.random.default_rng(0)
+    languages = sorted(next(iter(one.values())))
+    rows = len(one[seeds[0]][languages[0]])
+    draws = random.integers(rows, size=(SAMPLES, rows))
+    weights = np.stack([np.bincount(draw, minlength=rows) for draw in draws]) / rows
+    found = {}
+    for name, chosen in (("all", languages), ("far", FAR)):
+        chosen = [each for each in chosen if each in languages]
+        if not chosen:
+            continue
+        # [seeds, rows], the mean of the languages.
+        apart = np.stack(
+            [_mean(one[seed], chosen) - _mean(other[seed], chosen) for seed in seeds]
+        )
+        edges = np.quantile(weights @ apart.mean(0), [(1 - SURE) / 2, (1 + SURE) / 2])
+        found[name] = {
+            "by_seed": apart.mean(1).tolist(),
+            "mean": float(apart.mean()),
+            "interval": edges.tolist(),
+        }
+    return found
+
+
+def _mean(marks: Mapping[str, str], languages: Sequence[str]) -> np.ndarray:
+    """Returns the share of languages in which each test row is right, [rows]."""
+    return np.mean(
+        [
+            np.frombuffer(marks[each].encode(), np.uint8) == ord("1")
+            for each in languages
+        ],
+        axis=0,
+    )
