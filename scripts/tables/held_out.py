@@ -101,10 +101,15 @@ def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
     Args:
       rows: of a record. If one has no held-out pairs, it is BLEU on the test set.
+
+    Returns:
+      For each row, in the order of the seeds that all of them have.
     """
-    if all("held_out" in row for row in rows):
-        return [list(row["held_out"]["bleu"].values()) for row in rows]
-    return [row["bleu"] for row in rows]
+    if not all("held_out" in row for row in rows):
+        return [row["bleu"] for row in rows]
+    found = [row["held_out"]["bleu"] for row in rows]
+    seeds = [seed for seed in found[0] if all(seed in each for each in found)]
+    return [[each[seed] for seed in seeds] for each in found]
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:

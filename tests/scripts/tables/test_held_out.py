@@ -90,3 +90,10 @@ def test_rows_are_compared_by_bleu_on_the_same_sentences():
     new, old = held_out.compare(ROW, BESIDE) | {"bleu": [1.0]}, {"bleu": [2.0]}
     assert held_out.bleus([new]) == [list(new["held_out"]["bleu"].values())]
     assert held_out.bleus([new, old]) == [[1.0], [2.0]]
+
+
+def test_bleus_are_of_the_seeds_that_all_rows_have():
+    row = held_out.compare(ROW, BESIDE)
+    alone = held_out.compare({"1": ROW["1"]}, BESIDE)
+    figure = row["held_out"]["bleu"]["1"]
+    assert held_out.bleus([row, alone]) == [[figure], [figure]]
