@@ -100,6 +100,15 @@ class Timer:
             return step >= steps
         return bool(self._clock.agreed_step) and self._clock.is_over(step)
 
+    def has_ended(self, start: int, steps: int) -> bool:
+        """Returns True if nothing is left to do after the step that a run goes on after.
+
+        Args:
+          start: of the checkpoint, from whose time the run goes on; 0 without one.
+          steps: as for `is_last`.
+        """
+        return start > 0 and self.is_last(start, steps)
+
     def shown(self, steps: int) -> int:
         """Returns the steps of the run for its progress lines; 0 if not known."""
         return steps if self._clock is None else 0

@@ -77,7 +77,8 @@ def train(run: config.Run) -> int:
     if start == 0:
         evaluate(0)
     interrupt.is_graceful = True
-    step, is_last, is_stopping = start, False, False
+    step, is_stopping = start, False
+    is_last = timer.has_ended(start, agreed.steps)
     steps = pace.alone(start, timer.most(agreed.steps), lambda: is_last or is_stopping)
     for step in steps:
         of_all = []

@@ -94,6 +94,21 @@ def test_a_run_leaves_an_encoder_and_its_figures(runs, whole):
     assert last < first
 
 
+def test_the_same_command_makes_up_for_an_encoder_that_could_not_be_written(
+    runs, whole
+):
+    folder = shutil.copytree(whole, runs.folder / "full_disk")
+    encoder = (folder / "whole" / "encoder").rename(runs.folder / "expected")
+    status, output = runs.run(
+        cluster="whole", steps=STEPS, checkpoint_every=EVERY, workdir="full_disk"
+    )
+    assert status == 0, output
+    for path in encoder.iterdir():
+        made = folder / "whole" / "encoder" / path.name
+        assert made.read_bytes() == path.read_bytes()
+    assert_same_states(runs, "full_disk")
+
+
 @pytest.mark.slow
 def test_a_run_moves_from_one_process_to_several(runs, whole):
     shutil.copytree(runs.folder / "whole", runs.folder / "moved")
@@ -185,3 +200,17 @@ def test_a_run_ends_by_the_clock(runs):
     summary = json.loads((runs.folder / "clock" / "whole" / "summary.json").read_text())
     assert records[-1]["step"] == summary["last_step"]
     assert summary["seconds"] < 21
+    # Nothing is left to do: the same command changes nothing.
+    newest = runs.state("clock", "cluster-0", summary["last_step"])
+    status, output = runs.run(
+        cluster="whole", total_time="20s", workdir="clock", checkpoint_every=1000
+    )
+    assert status == 0, output
+    assert metrics.read(runs.folder / "clock" / "whole") == records
+    again = json.loads((runs.folder / "clock" / "whole" / "summary.json").read_text())
+    assert again == summary
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        runs.state("clock", "cluster-0", summary["last_step"]),
+        newest,
+    )

@@ -28,3 +28,18 @@ def test_two_rounds_are_enough_to_follow_the_clock():
         one.agree([each])
     two.agree([head(20, 1500), head(30, 3000)])
     assert two.position["clock"] == one.position["clock"]
+
+
+def test_a_run_that_was_over_when_it_saved_has_ended():
+    timer = timing.Timer(10.0)
+    timer.agree([head(10, 5000)])
+    under_way = timer.position
+    timer.agree([head(20, 9700)])
+    over = timer.position
+    for position, step, has_ended in ((under_way, 10, False), (over, 20, True)):
+        again = timing.Timer(10.0)
+        again.go_on(position)
+        assert again.has_ended(step, 1) is has_ended
+    assert not timing.Timer(10.0).has_ended(0, 1)
+    assert timing.Timer(None).has_ended(20, 20)
+    assert not timing.Timer(None).has_ended(19, 20)
