@@ -12,14 +12,14 @@ B sentences of a batch, l length of its bucket, Q longest target row.
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 from absl import flags
 
 from experiments import configuration, shared_flags
-from experiments.abnet import config, evaluation, models, target_model
+from experiments.abnet import checks, config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, mixed_precision, transformer
@@ -46,14 +46,34 @@ def main() -> int:
     """Translates standard input."""
     configuration.parse_run(flags.FLAGS.run, "train_abnet")
     run, step, rank = config.from_flags(), flags.FLAGS.step, flags.FLAGS.rank
-    sys.stdin.reconfigure(encoding="utf-8")
-    text = sys.stdin.read()
+    checks.check_beams(run.agreed)
+    text = read_lines(sys.stdin.buffer)
     if not text:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
     for line in Translator(run, step, rank).translate(lines):
         print(line)
     return 0
+
+
+def read_lines(stream: BinaryIO) -> str:
+    """Reads text to its end.
+
+    Args:
+      stream: of UTF-8.
+
+    Raises:
+      errors.NebulaError: if it is something else, with the line.
+    """
+    found = stream.read()
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        raise errors.NebulaError(
+            f"line {line} of standard input is not UTF-8 ({error.reason}); iconv makes"
+            " it from other encodings"
+        ) from error
 
 
 class Translator:

@@ -3,6 +3,7 @@
 from experiments.abnet import config, crossing
 from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
+from nebula_jax.evaluation import mask_predict
 from nebula_jax.runtime import devices
 
 MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
@@ -15,6 +16,7 @@ def check(run: config.Run) -> None:
     agreed, local = run.agreed, run.local
     config.languages(agreed.pair)
     _check_buckets(agreed.length_buckets)
+    check_beams(agreed)
     _check_replicas(agreed)
     if agreed.replicas > 1:
         local_steps_config.check_line(agreed, local.cluster)
@@ -39,6 +41,17 @@ def check(run: config.Run) -> None:
         raise errors.SettingsError(
             f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
             " of --data_dir"
+        )
+
+
+def check_beams(agreed: config.Agreed) -> None:
+    """Raises errors.SettingsError if there are fewer lengths than candidates."""
+    longest = agreed.length_buckets[-1]
+    lengths = longest + 1 - mask_predict.SHORTEST
+    if agreed.objective == "cmlm" and agreed.beams > lengths:
+        raise errors.SettingsError(
+            f"--beams={agreed.beams}: with --objective=cmlm these are lengths of a"
+            f" translation, of which --length_buckets={longest} leaves {lengths}"
         )
 
 

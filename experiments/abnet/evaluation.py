@@ -213,6 +213,7 @@ def evaluate(
       session.RemoteProtocolError: if the source side sends other sentences.
     """
     numbers = itertools.count()
+    words = bleu.tokenizer_of(config.languages(run.agreed.pair)[1])
     found = {}
     for split, place, name in passes(run.agreed, text, step):
         total = len(text.ids[split])
@@ -231,13 +232,14 @@ def evaluate(
             if split == held_out.SPLIT:
                 losses |= decode.losses(params, hidden, text)
         hypotheses = [translations[index] for index in range(wanted)]
-        score = bleu.corpus_bleu(hypotheses, text.sentences[split][:wanted])
+        references = text.sentences[split][:wanted]
+        score = bleu.corpus_bleu(hypotheses, references, tokenize=words)
         found[name] = {"bleu": score.score, "sentences": float(wanted)}
         if ranks.is_root():
             _write(run, name, step, hypotheses)
             process.message(f"target: step {step}, {name}: {score}")
         if split == held_out.SPLIT:
-            scores = held_out.scores(text, losses, hypotheses)
+            scores = held_out.scores(text, losses, hypotheses, words)
             found[name] |= held_out.figures(scores)
             if ranks.is_root():
                 held_out.write(_folder(run), name, step, scores)

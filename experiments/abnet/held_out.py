@@ -78,7 +78,7 @@ def losses(agreed: config.Agreed, task: abnet_training.Task) -> LossFn:
 
 
 def scores(
-    text: data.Text, losses: Losses, translations: Sequence[str]
+    text: data.Text, losses: Losses, translations: Sequence[str], tokenize: str
 ) -> sentence_scores.Scores:
     """Returns the scores of all held-out sentences.
 
@@ -86,10 +86,12 @@ def scores(
       text: of the target side.
       losses: of each of them.
       translations: of each of them, in their order.
+      tokenize: for BLEU, from `bleu.tokenizer_of`.
     """
     ids = text.ids[SPLIT]
     nats, tokens = zip(*(losses[number] for number in range(len(ids))), strict=True)
-    counts = bleu.statistics(translations, text.sentences[SPLIT])
+    references = text.sentences[SPLIT]
+    counts = bleu.statistics(translations, references, tokenize=tokenize)
     return sentence_scores.Scores(ids, np.asarray(nats), np.asarray(tokens), counts)
 
 

@@ -4,10 +4,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.abnet import crossing
+from experiments.abnet import config, crossing
 from experiments.abnet import held_out as held_out_lib
 from experiments.local_steps import tape
 from nebula_jax.data import split_parallel
+from nebula_jax.evaluation import bleu
 from nebula_jax.runtime import report as run_report
 from nebula_jax.runtime import restarts, run_folder, traces
 from nebula_jax.training import metrics
@@ -256,7 +257,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _tape_markdown(summary),
         _deltas_markdown(summary.get("deltas", {})),
         tape.markdown(summary["clusters"]),
-        _bleu_markdown(summary["bleu"]) if summary["bleu"] else "",
+        _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
         _held_out_markdown(summary.get("held_out", {})),
         *(
             _held_out_markdown(each, f" with {rank} columns")
@@ -317,12 +318,15 @@ def _held_out_markdown(found: Mapping[str, float], how: str = "") -> str:
     )
 
 
-def _bleu_markdown(scores: Sequence[Mapping[str, float]]) -> str:
+def _bleu_markdown(scores: Sequence[Mapping[str, float]], pair: str) -> str:
+    if not scores:
+        return ""
+    words = bleu.tokenizer_of(config.languages(pair)[1])
     splits = [split for split in scores[-1] if split != "step"]
     rows = [
         [str(each["step"])]
         + [f"{each[split]:.1f}" if split in each else "" for split in splits]
         for each in scores
     ]
-    header = ["BLEU (case-insensitive, 13a) after step", *splits]
+    header = [f"BLEU (case-insensitive, {words}) after step", *splits]
     return run_report.table(header, rows, "r" * len(header))

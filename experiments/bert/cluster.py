@@ -5,7 +5,6 @@ import functools
 import time
 
 import jax
-import jax.numpy as jnp
 
 from experiments.bert import (
     channels,
@@ -125,7 +124,7 @@ def train(run: config.Run) -> int:
             if is_last and rounds is not None:
                 [params] = rounds.finish(step, [state.params])
                 state = dataclasses.replace(state, params=params)
-            record.step(step, {**metrics, "left_out": jnp.asarray(batch.left_out)})
+            record.step(step, {**metrics, "left_out": batch.left_out})
             if is_last or step % agreed.eval_every == 0:
                 evaluate(step)
             if is_last or is_stopping or copies.is_saved_after(agreed, step):

@@ -259,6 +259,11 @@ def check(run: Run) -> None:
             "--trains=adapters has no head that trains, and so no warm start of heads;"
             " adapters_and_head has"
         )
+    if local.pipeline and agreed.trains != "all":
+        raise errors.SettingsError(
+            f"--pipeline={local.pipeline} is not for --trains={agreed.trains}: adapters"
+            " stand between the layers that it would take as its stages"
+        )
     if agreed.seconds() and has_start:
         raise errors.SettingsError(
             f"--total_time={agreed.total_time} is not for a warm start of heads, which"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -28,8 +29,9 @@ class Batch(NamedTuple):
 
     inputs: tuple[Any, ...]
     """The last arguments of `Copy.step`."""
-    left_out: int
-    """Sequences that found no room in the rows of the layout `joined`."""
+    left_out: jax.Array
+    """[] int32, sequences of all processes that found no room in the rows of the layout
+    `joined`."""
 
 
 class Copy(NamedTuple):
@@ -63,7 +65,7 @@ class Copy(NamedTuple):
         numbers = np.int32(first_row), np.float32(progress)
         more = mesh_lib.put(numbers, everywhere)
         if self.config.layout == "padded":
-            return Batch((batch, *more), 0)
+            return Batch((batch, *more), jnp.zeros((), jnp.int32))
         replicas, here = mesh_lib.replicas(self.mesh), len(input_ids)
         groups = replicas * here // self.rows
         rows = self.config.rows(self.rows, replicas) * here // self.rows
@@ -71,7 +73,8 @@ class Copy(NamedTuple):
         plan = joined_rows.plan(lengths, input_ids.shape[1], rows, groups)
         total = rows * self.rows // here
         where = mesh_lib.put_rows(self.mesh, plan.where, total)
-        return Batch((batch, *more, where), plan.left_out)
+        left_out = mesh_lib.total(self.mesh, plan.left_out)
+        return Batch((batch, *more, where), left_out)
 
 
 class Position(NamedTuple):

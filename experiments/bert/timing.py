@@ -101,10 +101,10 @@ class Timer:
         return bool(self._clock.agreed_step) and self._clock.is_over(step)
 
     def has_ended(self, start: int, steps: int) -> bool:
-        """Returns True if nothing is left to do after the step that a run goes on after.
+        """Returns True if nothing is left to do after the step of a checkpoint.
 
         Args:
-          start: of the checkpoint, from whose time the run goes on; 0 without one.
+          start: the step, from whose time the run goes on; 0 without a checkpoint.
           steps: as for `is_last`.
         """
         return start > 0 and self.is_last(start, steps)

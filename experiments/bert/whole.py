@@ -92,7 +92,7 @@ def train(run: config.Run) -> int:
                 )
             if copy.member is not None:
                 copy.member.took(metrics["tokens"])
-            of_all.append({**metrics, "left_out": jnp.asarray(batch.left_out)})
+            of_all.append({**metrics, "left_out": batch.left_out})
         time.sleep(local.emulated_seconds())
         now = functools.partial(timer.now, interrupt.requested())
         if rounds is None:

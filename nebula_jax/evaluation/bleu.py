@@ -2,7 +2,8 @@
 
 Two figures that must not be compared with each other:
 
-    tokenize="13a"    for plain text; sacrebleu's standard, with exponential smoothing
+    tokenize="13a"    for plain text; sacrebleu's standard, with exponential smoothing.
+                      Languages without spaces have their own: `tokenizer_of`
     tokenize="none"   for tokenized text, without smoothing. With lowercase=True it is
                       `multi-bleu.perl -lc`, the figure of ABNet and probably of Tables
                       2 and 5; ABNet computes it on joined word pieces, where `don't`
@@ -11,6 +12,7 @@ Two figures that must not be compared with each other:
 N sentences, S samples of a bootstrap.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,6 +30,13 @@ STATISTICS = (
 """Counts of a sentence: words of both sides, n-grams that are right, and all."""
 SAMPLES = 1000
 CONFIDENCE = 0.95
+
+
+WITHOUT_SPACES = {
+    "zh": "zh",
+    **dict.fromkeys(("bo", "dz", "ja", "km", "lo", "my", "th"), "char"),
+}
+"""Language -> sacrebleu's tokenizer, where `13a` would take a clause for a word."""
 
 
 class BleuError(errors.NebulaError):
@@ -65,6 +74,15 @@ class Apart(NamedTuple):
     """The upper end."""
     p_value: float
     """Share of samples that lie further apart by chance, two-sided."""
+
+
+def tokenizer_of(language: str) -> str:
+    """Returns sacrebleu's tokenizer for the plain text of a language.
+
+    Args:
+      language: of the references, such as en, zh or zh_hans.
+    """
+    return WITHOUT_SPACES.get(re.split("[-_]", language.lower())[0], "13a")
 
 
 def corpus_bleu(
@@ -111,12 +129,16 @@ def corpus_bleu(
 
 
 def statistics(
-    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = True
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lowercase: bool = True,
+    tokenize: str = "13a",
 ) -> np.ndarray:
-    """Counts what BLEU is computed from, as `corpus_bleu` with `13a` does.
+    """Counts what BLEU is computed from, as `corpus_bleu` does.
 
     Args:
       hypotheses, references, lowercase: of `corpus_bleu`.
+      tokenize: likewise, but not `none`, whose BLEU is not smoothed.
 
     Returns:
       [N, 10] int64, `STATISTICS` of each sentence; of several sentences they add up.
@@ -126,7 +148,9 @@ def statistics(
     """
     _check(hypotheses, references)
     # The order that a sentence has is of its score, which is not used.
-    metric = sacrebleu.BLEU(lowercase=lowercase, effective_order=True)
+    metric = sacrebleu.BLEU(
+        lowercase=lowercase, tokenize=tokenize, effective_order=True
+    )
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         found = metric.sentence_score(hypothesis, [reference])
@@ -135,7 +159,7 @@ def statistics(
 
 
 def of_statistics(statistics: np.ndarray) -> float:
-    """Computes the BLEU of sentences together, 0 to 100, as `corpus_bleu` with `13a`.
+    """Computes the BLEU of sentences together, 0 to 100, as `corpus_bleu` does.
 
     Args:
       statistics: [N, 10] integers.
@@ -186,7 +210,7 @@ def paired_bootstrap(
 
 
 def _score(counts: np.ndarray) -> float:
-    """Computes the BLEU of `STATISTICS`, [10], as sacrebleu does with `13a`."""
+    """Computes the BLEU of `STATISTICS`, [10], as sacrebleu does, smoothed."""
     words, wanted, *grams = counts.tolist()
     return sacrebleu.BLEU.compute_bleu(
         *(grams[:ORDERS], grams[ORDERS:], words, wanted), smooth_method="exp"

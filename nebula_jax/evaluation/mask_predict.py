@@ -18,9 +18,12 @@ Predict = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """(input_ids [B, N, Q], wanted [B, N, Q] bool) -> best pieces [B, N, Q] int32 and their
 log-probabilities [B, N, Q] float32; arbitrary where not wanted."""
 
+SHORTEST = 3
+"""Length of a target row: [CLS], a piece and [SEP]."""
+
 
 def length_candidates(
-    length_logits: jax.Array, candidates: int = 4, shortest: int = 3
+    length_logits: jax.Array, candidates: int = 4, shortest: int = SHORTEST
 ) -> jax.Array:
     """Selects the likeliest lengths.
 
@@ -30,7 +33,7 @@ def length_candidates(
     Args:
       length_logits: [B, T] float32.
       candidates: N.
-      shortest: [CLS], a piece and [SEP]; ABNet's code, which has no [CLS], has 2.
+      shortest: the least that is allowed; ABNet's code, which has no [CLS], has 2.
 
     Returns:
       [B, N] int32, likeliest first.

@@ -7,6 +7,10 @@ import numpy as np
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
+ENOUGH = 4
+"""Tokens for each piece seen from which the entropy is right to two tenths of a nat: of
+text whose frequencies follow Zipf's law, with up to 40,000 pieces."""
+
 
 class Unigrams:
     """The counts of the pieces of a text that comes in batches."""
@@ -32,11 +36,12 @@ class Unigrams:
         """Returns the loss of a model of frequencies alone, nats a token.
 
         With Miller and Madow's correction: counts of a part of a text make it look more
-        regular than it is, by (pieces seen - 1) / (2 tokens). None before any text.
+        regular than it is, by (pieces seen - 1) / (2 tokens). None of a text with fewer
+        than ENOUGH tokens for each piece, such as what is left of a run that goes on.
         """
         counts = self._counts[self._counts > 0]
-        if not len(counts):
-            return None
         total = counts.sum()
+        if not total or total < ENOUGH * len(counts):
+            return None
         shares = counts / total
         return float(-(shares @ np.log(shares)) + (len(counts) - 1) / (2 * total))

@@ -65,6 +65,7 @@ def mask_tokens(
 ) -> Masked:
     """Masks round(rate * n) of the n tokens of each row, but no special token.
 
+    At most `capacity` are masked, of full rows of few tokens one less: 9 of 64 at 15 %.
     Positions are uniform over the row, hence over both sides of a pair (TRTD), and
     drawn without replacement. (ELECTRA's code draws with replacement and so masks
     somewhat less than its rate; the paper leaves it open.)

@@ -52,10 +52,14 @@ class MetricsLog:
 
     def _set_aside(self, step: int, log: Callable[[str], None]) -> None:
         lines = _lines(self._path)
-        kept = [each for each, found in lines if found and 0 < step >= found["step"]]
-        if len(kept) < len(lines):
+        kept: list[bytes] = []
+        aside: list[bytes] = []
+        for line, found in lines:
+            is_kept = found is not None and 0 < step >= found["step"]
+            (kept if is_kept else aside).append(line)
+        if aside:
             with self._path.with_name(ASIDE).open("ab") as stream:
-                stream.writelines(line + b"\n" for line, _ in lines if line not in kept)
+                stream.writelines(line + b"\n" for line in aside)
                 stream.flush()
                 os.fsync(stream.fileno())
         with files.writing(self._path) as partial:

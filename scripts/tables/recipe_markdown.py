@@ -32,7 +32,7 @@ def _row(row: Mapping[str, Any], kept: float) -> list[str]:
         for name in ("rtd_encoder", "clm_encoder")
     ]
     losses = [
-        f"{each['loss']:.2f} ({each['unigram_entropy']:.2f})"
+        f"{each['loss']:.2f} ({report.figure(each['unigram_entropy'], '.2f')})"
         for each in row["generators"]
     ]
     return [

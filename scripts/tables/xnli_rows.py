@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nebula_jax import errors
 from nebula_jax.evaluation import xnli
 from scripts.tables import runs as table_runs
 
@@ -24,10 +25,25 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def right(folder: pathlib.Path) -> dict[str, str]:
-    """Reads predictions: language -> a 1 for each test row that is right, else a 0."""
-    found = {}
+    """Reads predictions: language -> a 1 for each test row that is right, else a 0.
+
+    Args:
+      folder: of a run's predictions, a `test.LANGUAGE.tsv` for each language.
+
+    Raises:
+      errors.NebulaError: if a row is not the same sentence pair in all languages.
+    """
+    found, first, wanted = {}, "", []
     for path in sorted(folder.glob("test.*.tsv")):
         rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
+        ids = [row[0] for row in rows]
+        first, wanted = first or path.name, wanted or ids
+        if ids != wanted:
+            raise errors.NebulaError(
+                f"{path} and {first} have other pairs, or the same in another order:"
+                " rows are compared over all languages, so give the test files of"
+                " --data_dir the same ids in the same order"
+            )
         marks = ("1" if row[1] == row[2] else "0" for row in rows)
         found[path.name.split(".")[1]] = "".join(marks)
     return found

@@ -226,3 +226,23 @@ def test_what_cannot_be_scored_is_an_error(hypotheses, references, tokenize, wor
 def test_the_example_of_the_docstring():
     assert doctest.testmod(bleu, optionflags=doctest.ELLIPSIS).attempted
     assert not doctest.testmod(bleu, optionflags=doctest.ELLIPSIS).failed
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenize"),
+    [("en", "13a"), ("sw", "13a"), ("zh", "zh"), ("zh_TW", "zh"), ("th", "char")],
+)
+def test_a_language_without_spaces_is_not_split_at_spaces(language, tokenize):
+    assert bleu.tokenizer_of(language) == tokenize
+
+
+def test_nearly_right_chinese_has_a_score():
+    """A clause is one word with 13a, right or wrong as a whole."""
+    ours = ["我昨天在公园里看见了一只黑猫。", "他每天早上都去学校读书。"]
+    theirs = ["我昨天在公园里看见了一只白猫。", "她每天早上都去学校读书。"]
+    words = bleu.tokenizer_of("zh")
+    assert bleu.corpus_bleu(ours, theirs).score < 1
+    found = bleu.corpus_bleu(ours, theirs, tokenize=words)
+    assert found.score > 70
+    counts = bleu.statistics(ours, theirs, tokenize=words)
+    assert bleu.of_statistics(counts) == pytest.approx(found.score)

@@ -305,7 +305,8 @@ def translated_here(runs, monkeypatch, capsys):
     """Runs the command in this process: nothing is compiled."""
 
     def translated(text, *arguments):
-        stream = io.TextIOWrapper(io.BytesIO(text.encode()))
+        text = text if isinstance(text, bytes) else text.encode()
+        stream = io.TextIOWrapper(io.BytesIO(text))
         monkeypatch.setattr("sys.stdin", stream)
         monkeypatch.setattr("sys.argv", ["translate", *arguments])
         monkeypatch.chdir(runs.folder)
@@ -319,6 +320,14 @@ def translated_here(runs, monkeypatch, capsys):
 
 def test_no_lines_are_translated_to_none(translated_here, split):
     assert translated_here("", "--run=split") == (0, "", "")
+
+
+def test_a_line_in_another_encoding_is_named(translated_here, split):
+    status, out, err = translated_here(
+        "uno\nse\xf1or\n".encode("latin-1"), "--run=split"
+    )
+    assert (status, out) == (1, "")
+    assert err.startswith("error: line 2 of standard input is not UTF-8")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--run=text",)])

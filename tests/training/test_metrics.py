@@ -54,6 +54,15 @@ def test_no_line_is_ever_lost(tmp_path, step):
     assert (tmp_path / "metrics.aside.jsonl").read_bytes().splitlines() == aside
 
 
+def test_of_two_equal_lines_none_is_lost(tmp_path):
+    path = written(tmp_path, 10, 20)
+    line = path.read_bytes().splitlines()[1]
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    opened(tmp_path, 10).close()
+    aside = (tmp_path / "metrics.aside.jsonl").read_bytes().splitlines()
+    assert aside == [line, line]
+
+
 @pytest.mark.parametrize(
     "damage",
     [b'{"step": 20, "lo', b"3", b"[]", b'{"loss": 1}', b"\xff\xfe", b"[" * 100_000],

@@ -84,6 +84,11 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "side_dir": "source_s
             {"length_buckets": ["8", "64"]},
             "--length_buckets ends with 64; models/spanish has 16",
         ),
+        (
+            {"objective": "cmlm", "beams": 15},
+            "--beams=15: with --objective=cmlm these are lengths of a translation, of"
+            " which --length_buckets=16 leaves 14",
+        ),
         ({"micro_batches": 3}, "--micro_batches=3 does not divide --batch_size=8"),
         ({"devices_per_cluster": 8}, "a micro-batch of 4 (--batch_size=8, --micro"),
         (

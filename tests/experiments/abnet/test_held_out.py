@@ -80,7 +80,7 @@ def test_scores_are_in_the_order_of_the_examples_and_kept_beside_translations(tm
     side = text(LENGTHS)
     losses = {number: (float(number), number + 1) for number in reversed(range(6))}
     translations = [*side.sentences[held_out.SPLIT][:-1], "nothing of it"]
-    found = held_out.scores(side, losses, translations)
+    found = held_out.scores(side, losses, translations, "13a")
     assert found.ids == side.ids[held_out.SPLIT]
     assert found.nats.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.tokens.tolist() == [1, 2, 3, 4, 5, 6]

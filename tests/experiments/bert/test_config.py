@@ -97,6 +97,10 @@ def test_clusters_have_as_many_rows_as_they_are_given():
         ({"clusters": 0}, "--clusters=0: expected 1 to 8"),
         ({"clusters": 9}, "--clusters=9: expected 1 to 8"),
         (
+            {"trains": "adapters", "pipeline": 2},
+            "--pipeline=2 is not for --trains=adapters",
+        ),
+        (
             {"trains": "adapters", "head_warmup_steps": 5},
             "--trains=adapters has no head that trains",
         ),

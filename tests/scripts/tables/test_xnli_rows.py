@@ -2,6 +2,7 @@
 
 import pytest
 
+from nebula_jax import errors
 from scripts.tables import xnli_rows
 
 
@@ -19,3 +20,24 @@ def test_rows_are_compared_by_seed_and_by_test_row():
     assert high == pytest.approx(0.125 * 3)
     same = xnli_rows.compare({"0": plain}, {"0": plain})
     assert same["all"]["interval"] == [0.0, 0.0]
+
+
+def predictions(folder, language, *lines):
+    text = "\n".join(["id\tlabel\tprediction", *lines])
+    (folder / f"test.{language}.tsv").write_text(text)
+
+
+def test_rows_that_are_right_are_marked(tmp_path):
+    predictions(tmp_path, "en", "7\tyes\tyes", "8\tno\tyes")
+    predictions(tmp_path, "sw", "7\tyes\tno", "8\tno\tno")
+    assert xnli_rows.right(tmp_path) == {"en": "10", "sw": "01"}
+
+
+@pytest.mark.parametrize(
+    "lines", [["8\tno\tno", "7\tyes\tno"], ["7\tyes\tno"]], ids=["order", "fewer"]
+)
+def test_languages_whose_rows_are_other_pairs_are_not_put_together(tmp_path, lines):
+    predictions(tmp_path, "en", "7\tyes\tyes", "8\tno\tyes")
+    predictions(tmp_path, "sw", *lines)
+    with pytest.raises(errors.NebulaError, match=r"test\.sw\.tsv and test\.en\.tsv"):
+        xnli_rows.right(tmp_path)
