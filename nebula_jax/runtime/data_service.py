@@ -37,6 +37,7 @@ from nebula_jax.security import (
     identity,
     isolation,
 )
+from nebula_jax.security.audit import entries
 
 TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
 RECORD_SECONDS = 1.0  # between two entries of one reader
@@ -199,7 +200,8 @@ class DataService:
                 trainer.record(
                     "data",
                     **{"event": "served", "handle": self._handle, "rows": rows},
-                    **{"nbytes": nbytes, "subject": reader.subject, "by": reader.job},
+                    **{"nbytes": nbytes, "subject": reader.subject},
+                    by=entries.without_secret(reader.job),
                 )
             except (errors.NebulaError, OSError) as error:
                 self._tally.add(reader, rows, nbytes)

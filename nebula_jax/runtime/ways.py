@@ -22,6 +22,7 @@ from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.worker_link import WorkerLink, share_peer
 from nebula_jax.runtime import addresses, cluster, own_switch, process
 from nebula_jax.security import federation, tls
+from nebula_jax.security.audit import entries
 from nebula_jax.security.switch import inner, requests
 
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
@@ -78,6 +79,11 @@ class Settings:
             if self.peer and not federation.is_lab(self.peer):
                 raise errors.SettingsError(
                     f"--peer={self.peer}: with --federation it is the name of a lab"
+                )
+            if entries.may_be_secret(self.job):  # which is not shown again
+                raise errors.SettingsError(
+                    "--job: the name reads like an invitation, which the audit log"
+                    " refuses: choose another"
                 )
             if not requests.is_job(self.job):
                 raise errors.SettingsError(

@@ -28,6 +28,11 @@ from nebula_jax.security import certificates, tls
         ({"listen": "h:99999"}, "--listen=h:99999: expected HOST:PORT"),
         ({"peer": "nowhere"}, "--peer=nowhere: expected HOST:PORT"),
         ({"peer": "h:1,nowhere"}, "--peer=nowhere: expected HOST:PORT"),
+        ({"federation": "f", "job": "a/b"}, "--job=a/b: expected up to 64 letters"),
+        (
+            {"federation": "f", "job": f"nebula1.{'a' * 16}"},
+            "--job: the name reads like an invitation",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values, words):

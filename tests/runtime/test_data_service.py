@@ -16,8 +16,15 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture, packed_sequences, resumable_batches
-from nebula_jax.runtime import connect, data_channels, remote_text
-from nebula_jax.security import logins, tokens
+from nebula_jax.runtime import (
+    connect,
+    data_channels,
+    data_service,
+    data_session,
+    own_switch,
+    remote_text,
+)
+from nebula_jax.security import federation, logins, tokens
 from nebula_jax.security.audit import entries as audit_entries
 
 ROWS = 4
@@ -311,6 +318,36 @@ def test_every_use_is_in_the_audit_log(owner, read, labs):
     assert total("nbytes") == nbytes
     assert {each.kind for each in recorded()} == {"data"}
     assert {each.what["handle"] for each in recorded()} == {HANDLE}
+
+
+SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
+
+
+def test_a_reader_whose_job_the_audit_log_would_not_take_is_refused(owner):
+    name = data_channels.reader_name("lab-t", "owner", SECRET, "generator:0")
+    claimed = {"account": "owner", "job": SECRET, "cluster": "generator:0", "rows": 4}
+    peer = frames.Hello(name, "0.1", {}, details=claimed)
+    link = types.SimpleNamespace(owner=federation.trainer_name("lab-t"), peer=peer)
+    service = data_service.DataService(owner.folder, HANDLE, log=print)
+    with service._identity, pytest.raises(data_channels.DataError, match="sent no"):
+        service._served.serve(link)
+
+
+def test_no_text_of_a_reader_keeps_a_use_out_of_the_log(owner, labs):
+    reader = data_session.Reader(US, f"owner/{SECRET}")
+    service = data_service.DataService(owner.folder, HANDLE, log=print)
+    trainer = own_switch.Trainer(owner.folder, "", "data-other", "data", "")
+    with service._identity, contextlib.closing(trainer):
+        service._tally.add(reader, 7, 4711)
+        service._record(trainer)
+        assert not service._tally.take()
+    found = [
+        each.what
+        for each in audit_entries.read(owner.folder.audit)
+        if each.what.get("nbytes") == 4711
+    ]
+    assert [(each["rows"], each["subject"]) for each in found] == [(7, US)]
+    assert found[0]["by"] == "(may be a secret)"
 
 
 def test_no_reader_sees_a_path(owner, read, corpus):

@@ -9,7 +9,8 @@ number is its place. Its time is the clock of the machine and only informs: a cl
 is set back changes no order.
 
 Secrets must not be in it: a value whose name ends in password, token, key, secret or
-the like is refused, and so is any text with a private key or an invitation in it.
+the like is refused, and so is any text with a private key or an invitation in it. A
+text of a peer keeps no entry out: it goes through `without_secret` first.
 """
 
 import datetime
@@ -36,6 +37,8 @@ _SECRET_NAME_RE = re.compile(
     re.IGNORECASE,
 )
 _SECRET_RE = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|nebula1\.[A-Za-z0-9_-]{16}")
+HIDDEN = "(may be a secret)"
+"""The text that takes the place of a peer's in an entry that must not have that."""
 _FIELDS = {"kind", "time", "what", "who"}
 _WITNESS_MARK = b'"event":"witness"'
 
@@ -55,6 +58,23 @@ class Entry(NamedTuple):
     who: str
     what: dict[str, Any]
     """JSON values."""
+
+
+def may_be_secret(text: str) -> bool:
+    """Returns True if there may be a private key or an invitation in a text."""
+    return bool(_SECRET_RE.search(text))
+
+
+def without_secret(text: str) -> str:
+    """Returns a text of a peer as an entry takes it.
+
+    >>> without_secret("held_out")
+    'held_out'
+
+    Args:
+      text: any; HIDDEN takes its place if it may be a secret.
+    """
+    return HIDDEN if may_be_secret(text) else text
 
 
 def encode(
@@ -185,7 +205,7 @@ def _canonical(value: Any) -> bytes:
 def _clean(value: Any, where: str, level: int) -> Any:
     """Returns a value as it is written; raises if it must not be."""
     if isinstance(value, str):
-        if _SECRET_RE.search(value):
+        if may_be_secret(value):
             raise SecretError(
                 f"{printable.line(where)}: an audit entry must not have a secret in it"
             )

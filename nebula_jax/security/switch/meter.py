@@ -13,6 +13,7 @@ from collections.abc import Callable
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import seal
+from nebula_jax.security.audit import entries
 
 HANDSHAKE = "handshake"
 MOST_HANDSHAKE = 1 << 16  # bytes of TLS in a direction
@@ -64,7 +65,10 @@ class Names:
         while len(self._known) >= MOST_SESSIONS:
             del self._known[next(iter(self._known))]
         self._known[self._session] = [
-            [printable.line(str(each), _LONGEST_NAME) for each in side]
+            [
+                entries.without_secret(printable.line(str(each), _LONGEST_NAME))
+                for each in side
+            ]
             for side in (sent, received)
         ]
 

@@ -9,6 +9,7 @@ from typing import Any
 from nebula_jax import errors
 from nebula_jax.security import names, roles
 from nebula_jax.security.accounts import Account
+from nebula_jax.security.audit import entries
 from nebula_jax.security.switch import inner, messages, streams, upkeep
 from nebula_jax.security.switch.state import Served, State, new_name
 
@@ -20,8 +21,8 @@ RECORDED = ("job", "checkpoint", "data", "fault")
 
 
 def is_job(name: str) -> bool:
-    """Returns True if a job may have this name."""
-    return bool(_JOB.fullmatch(name))
+    """Returns True if a job may have this name, which audit entries have to take."""
+    return bool(_JOB.fullmatch(name)) and not entries.may_be_secret(name)
 
 
 def check_about(about: streams.About) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nebula_jax import errors
 from nebula_jax.security import authority, federation, identity, policy
 from nebula_jax.security.accounts import Account
+from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit
 from nebula_jax.security.switch import inner, line, sessions, streams, usage
 
@@ -194,20 +195,21 @@ class State:
         finally:
             del self.under_way[key]
         ours = about.listener if is_listener else about.connector
+        job = entries.without_secret(about.job)  # no name keeps the counts out
         if carried.refusal is not None:
             if isinstance(carried.refusal, policy.PolicyError):
                 self.refusals[about.job, ours] = str(carried.refusal)
             self.log(f"ended a stream of {ours}: {carried.refusal}")
             reason = type(carried.refusal).__name__
-            self.record("refusal", about.account, reason=reason, job=about.job)
+            self.record("refusal", about.account, reason=reason, job=job)
         directions = {"sent": carried.sent, "received": carried.received}
         for direction, kinds in directions.items():
             for kind, (count, nbytes) in kinds.items():
                 self.record(
                     "stream",
                     about.account,
-                    **{"stream": about.name, "job": about.job, "peer": about.lab},
-                    **{"direction": direction, "kind": kind},
+                    **{"stream": about.name, "job": job, "peer": about.lab},
+                    **{"direction": direction, "kind": entries.without_secret(kind)},
                     **{"frames": count, "bytes": nbytes},
                 )
 

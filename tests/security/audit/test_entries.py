@@ -123,6 +123,18 @@ def test_texts_with_a_secret_are_refused_wherever_they_stand(text):
         assert text not in str(why.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["-----BEGIN PRIVATE KEY-----", f"x-nebula1.{'a' * 16}", f"nebula1.{'-_' * 99}"],
+)
+def test_a_text_of_a_peer_never_keeps_an_entry_out(text):
+    with pytest.raises(audit_entries.SecretError):
+        encode({"kind": text})
+    line = encode({"kind": audit_entries.without_secret(text)})
+    assert audit_entries.decode(0, line).what == {"kind": "(may be a secret)"}
+    assert audit_entries.without_secret("nebula1.tokens") == "nebula1.tokens"
+
+
 def test_what_is_no_secret_is_taken():
     what = {
         "tokens": 512,

@@ -107,3 +107,12 @@ def test_a_connector_names_no_channels():
     connector.feed(frame(WELCOME))
     with pytest.raises(meter.Unreadable, match="channel 1, of 0"):
         connector.feed(TENSOR)
+
+
+def test_a_channel_cannot_have_a_name_that_no_entry_takes():
+    """A listener of another lab names the channels, and every name is recorded."""
+    wicked = [f"nebula1.{'a' * 16}", "-----BEGIN PRIVATE KEY-----", "tokens"]
+    names = meter.Names()
+    names.begin(bytes(16))
+    names.learn(json.dumps([[{"name": each} for each in wicked], []]).encode())
+    assert names.of(is_listener=True) == [*["(may be a secret)"] * 2, "tokens"]

@@ -1,0 +1,71 @@
+"""The audit log has what streams have carried, however they end."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+import two_labs
+
+from nebula_jax.communication.wire import frames
+from nebula_jax.security import seal
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.switch import state, streams
+
+ABOUT = streams.About(
+    *("0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t")
+)
+SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
+MAC = seal.Mac(bytes(32))
+
+
+def frame(message, sequence):
+    return b"".join(map(bytes, frames.encode(message, sequence, 0, MAC)))
+
+
+OPEN = frame(frames.Open(bytes(16), 1), 0)
+TENSOR = frame(frames.Tensor(0, 1, 0, [bytes(300)]), 1)
+
+
+@pytest.fixture
+def switch(tmp_path):
+    made = state.State(two_labs.found(tmp_path), print)
+    made.sessions[bytes(16).hex()] = [[], ["tokens"]]
+    yield made
+    made.audit.close()
+    made.identity.close()
+
+
+def counted(switch):
+    """Direction and kind -> frames, by the entries of the audit log."""
+    return {
+        (each.what["direction"], each.what["kind"]): each.what["frames"]
+        for each in audit_entries.read(switch.folder.audit)
+        if each.kind == "stream"
+    }
+
+
+@contextlib.asynccontextmanager
+async def carrying(switch, about=ABOUT):
+    """Yields the task of a stream, its trainer's socket, and its other end."""
+    trainer, here = socket.socketpair()
+    with trainer:
+        near, far = streams.local_pair()
+        connection = await asyncio.open_connection(sock=here)
+        carried = switch.carry(about, "owner", connection, near, is_listener=False)
+        yield asyncio.create_task(carried), trainer, far
+
+
+def test_no_text_of_a_peer_keeps_a_stream_out_of_the_log(switch):
+    """Names that are refused elsewhere, or were not by an earlier switch."""
+    switch.sessions[bytes(16).hex()] = [[], [SECRET]]
+
+    async def carry():
+        async with carrying(switch, ABOUT._replace(job=SECRET)) as (task, trainer, _):
+            trainer.sendall(OPEN + TENSOR)
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    hidden = "(may be a secret)"
+    assert counted(switch) == {("sent", "Open"): 1, ("sent", hidden): 1}
