@@ -175,6 +175,8 @@ class State:
     ) -> None:
         """Carries a stream to its end, and records what it has carried.
 
+        That is recorded however it ends, as with the switch, which cancels it.
+
         Args:
           about: the stream.
           account: of this lab that pays for it.
@@ -184,17 +186,22 @@ class State:
         """
         key = about.name + "<>"[is_listener]
         self.under_way[key] = (about, time.time())
+        carried = streams.nothing_carried(
+            lambda kind, count: self.admit(about, account, kind, count),
+            is_listener,
+            self.sessions,
+        )
         try:
-            carried = await streams.carry(
-                lambda kind, count: self.admit(about, account, kind, count),
-                trainer,
-                end,
-                is_listener,
-                self.sessions,
-            )
+            await streams.carry(trainer, end, carried)
         finally:
             del self.under_way[key]
-        ours = about.listener if is_listener else about.connector
+            ours = about.listener if is_listener else about.connector
+            self._record_carried(about, ours, carried)
+
+    def _record_carried(
+        self, about: streams.About, ours: str, carried: streams.Carried
+    ) -> None:
+        """Records what a stream of one of our clusters has carried."""
         job = entries.without_secret(about.job)  # no name keeps the counts out
         if carried.refusal is not None:
             if isinstance(carried.refusal, policy.PolicyError):
@@ -202,7 +209,7 @@ class State:
             self.log(f"ended a stream of {ours}: {carried.refusal}")
             reason = type(carried.refusal).__name__
             self.record("refusal", about.account, reason=reason, job=job)
-        directions = {"sent": carried.sent, "received": carried.received}
+        directions = {"sent": carried.sent.seen, "received": carried.received.seen}
         for direction, kinds in directions.items():
             for kind, (count, nbytes) in kinds.items():
                 self.record(

@@ -8,6 +8,7 @@ its first byte is passed on, and counted, in both directions.
 import asyncio
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -54,73 +55,80 @@ class About(NamedTuple):
     """The other lab."""
 
 
-class Carried(NamedTuple):
-    """The frames that one stream has carried, once it has ended."""
+@dataclasses.dataclass
+class Carried:
+    """The frames that one stream has carried so far, whether or not it has ended."""
 
-    reason: str
-    refusal: errors.NebulaError | None
+    sent: meter.Meter
+    """From the trainer here."""
+    received: meter.Meter
+    refusal: errors.NebulaError | None = None
     """The reason why this switch ended it, if it did."""
-    sent: dict[str, list[int]]
-    """Kind -> [frames, bytes], from the trainer here."""
-    received: dict[str, list[int]]
 
 
-async def carry(
-    admit: Callable[[str, int], None],
-    trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    end: End,
-    is_listener: bool,
-    known: meter.Known,
+def nothing_carried(
+    admit: Callable[[str, int], None], is_listener: bool, known: meter.Known
 ) -> Carried:
-    """Carries a stream until either side ends it.
+    """Returns the counts of a stream that begins.
 
     Args:
       admit: see `meter.Meter`.
-      trainer: the connection to the trainer here.
-      end: the other end.
       is_listener: whether the trainer here is the one that listens.
       known: the names of channels; changed in place.
     """
-    reader, writer = trainer
     names = meter.Names(known)
-    sent = meter.Meter(names, is_listener, admit)
-    received = meter.Meter(names, not is_listener, admit)
+    return Carried(
+        meter.Meter(names, is_listener, admit),
+        meter.Meter(names, not is_listener, admit),
+    )
 
-    async def outward() -> str:
+
+async def carry(
+    trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    end: End,
+    carried: Carried,
+) -> None:
+    """Carries a stream until either side ends it, or the switch does.
+
+    Args:
+      trainer: the connection to the trainer here.
+      end: the other end.
+      carried: counts what passes; changed in place, for whoever cancels this, too.
+    """
+    reader, writer = trainer
+
+    async def outward() -> None:
         while data := await reader.read(messages.CHUNK_BYTES):
-            sent.feed(data)
+            carried.sent.feed(data)
             await end.send(data)
             if len(data) < SMALL_BYTES:
                 await asyncio.sleep(GATHER_SECONDS)
-        return "the trainer closed its connection"
 
-    async def inward() -> str:
+    async def inward() -> None:
         while data := await end.receive():
-            received.feed(data)
+            carried.received.feed(data)
             writer.write(data)
             await writer.drain()
             end.passed_on(len(data))
-        return end.reason or "the other side ended the stream"
 
     tasks = [asyncio.create_task(each) for each in (outward(), inward())]
-    refusal = None
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0] in done and tasks[1] not in done:
             end.close("the trainer of the other lab closed its connection")
         try:
-            reason = next(iter(done)).result()
-        except (OSError, line.LineEnded) as error:
-            reason = str(error)
+            next(iter(done)).result()
+        except (OSError, line.LineEnded):
+            pass  # a trainer or the other switch has gone
         except errors.NebulaError as error:
-            reason, refusal = str(error), error
+            carried.refusal = error
     finally:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        refusal = carried.refusal
         end.close(str(refusal or "the stream was ended"), at_once=refusal is not None)
         await close(writer)
-    return Carried(reason, refusal, sent.seen, received.seen)
 
 
 async def close(writer: asyncio.StreamWriter) -> None:

@@ -8,7 +8,7 @@ import pytest
 import two_labs
 
 from nebula_jax.communication.wire import frames
-from nebula_jax.security import seal
+from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.switch import state, streams
 
@@ -69,3 +69,41 @@ def test_no_text_of_a_peer_keeps_a_stream_out_of_the_log(switch):
     asyncio.run(carry())
     hidden = "(may be a secret)"
     assert counted(switch) == {("sent", "Open"): 1, ("sent", hidden): 1}
+
+
+def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch):
+    """Its task is cancelled, perhaps again while its trainer takes what is left."""
+
+    async def stop():
+        async with carrying(switch) as (task, trainer, far):
+            trainer.sendall(OPEN + TENSOR + TENSOR)
+            taken = 0
+            while taken < len(OPEN + TENSOR + TENSOR):
+                taken += len(await asyncio.wait_for(far.receive(), 20))
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task], timeout=20)
+            assert task.cancelled()
+
+    asyncio.run(stop())
+    assert counted(switch) == {("sent", "Open"): 1, ("sent", "tokens"): 2}
+    assert not switch.under_way
+
+
+def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
+    """The trainer does not take the end of it, so that it is still under way."""
+    switch.set_rules(policy.Policy({"m3": {"kinds": ["held_out"]}}))
+
+    async def stop():
+        async with carrying(switch) as (task, trainer, far):
+            trainer.sendall(OPEN + TENSOR)
+            while not far.reason:
+                await asyncio.wait_for(far.receive(), 20)
+            task.cancel()
+            await asyncio.wait([task], timeout=20)
+
+    asyncio.run(stop())
+    assert counted(switch) == {("sent", "Open"): 1}
+    refused = [each.kind for each in audit_entries.read(switch.folder.audit)]
+    assert refused.count("refusal") == 1

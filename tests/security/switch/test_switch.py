@@ -152,6 +152,16 @@ def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
     assert begun.is_set()
     assert not failed
     assert tokens == list(range(1, 21))
+    wait_until(lambda: not labs.t.switch.state.under_way)
+    labs.t.call(labs.t.switch.state.audit.commit)
+    frames_of_tokens = [
+        entry.what["frames"]
+        for entry in audit_entries.read(labs.t.folder.audit)
+        if entry.kind == "stream"
+        and (entry.what["job"], entry.what["kind"]) == ("restart", "tokens")
+    ]
+    assert len(frames_of_tokens) == 2  # of the stream that the stop cut, and the next
+    assert sum(frames_of_tokens) >= 20
 
 
 def test_both_logs_have_the_same_bytes_of_each_kind(labs):
