@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import stat
+from collections.abc import Iterable
 
 from nebula_jax.security import (
     account_rows,
@@ -89,41 +90,63 @@ def check_disk(folder: pathlib.Path, account: Account, wanted: int = 0) -> None:
         )
 
 
-def charge(store: identity_store.Store, name: str, count: int) -> int | None:
-    """Charges an account with bytes over the line, before they are sent.
+def charge(store: identity_store.Store, name: str, count: int) -> None:
+    """Charges an account with bytes that have crossed the line.
 
-    Atomic: processes that charge one account never get more together than its quota.
-    Each call is a write to disk, so charge for many frames at once.
+    All of them are charged, whatever its quota and its state are: they have crossed.
+    Whether more may is `barred`'s matter. Each call is a write to disk, so charge for
+    many frames at once.
 
     Args:
       store: of the accounts.
-      name: of an active account.
-      count: bytes; all or none of them are charged.
-
-    Returns:
-      The bytes that are left; None if there is no quota.
+      name: of the account.
+      count: bytes.
 
     Raises:
       accounts.IdentityError: if there is no such account.
-      roles.DeniedError: if it is not active.
-      QuotaError: if fewer are left.
+      QuotaError: if no account can have so many.
+      identity_store.StoreError: if they cannot be written; then none is charged.
     """
     if not 0 <= count <= accounts.MOST_BYTES:
         raise QuotaError(f"{name}: {count} bytes cannot be charged")
     with store.writing() as connection:
-        account = account_rows.account(connection, name)
-        roles.require_active(account)
-        quota = account.limits.quota_bytes
-        total = account.charged_bytes + count
-        if quota is not None and total > quota:
-            raise QuotaError(
-                f"{name}: {max(quota - account.charged_bytes, 0)} of {quota} bytes over"
-                f" the line are left, and {count} were to be sent: get a larger quota"
-            )
+        total = account_rows.account(connection, name).charged_bytes + count
         connection.execute(
             "UPDATE accounts SET charged_bytes = ? WHERE name = ?", (total, name)
         )
-    return None if quota is None else quota - total
+
+
+def check_quota(account: Account) -> None:
+    """Checks that an account has something left of its quota over the line.
+
+    Raises:
+      QuotaError: if it has not.
+    """
+    quota = account.limits.quota_bytes
+    if quota is not None and account.charged_bytes >= quota:
+        raise QuotaError(
+            f"{account.name}: its quota of {quota} bytes over the line is used up: get"
+            " a larger one"
+        )
+
+
+def barred(listing: Iterable[Account]) -> dict[str, str]:
+    """Returns the accounts of which nothing may cross the line, with the reasons.
+
+    Args:
+      listing: accounts, as they are at present.
+
+    Returns:
+      Name -> the reason.
+    """
+    found = {}
+    for account in listing:
+        try:
+            roles.require_active(account)
+            check_quota(account)
+        except (roles.DeniedError, QuotaError) as error:
+            found[account.name] = str(error)
+    return found
 
 
 def _path(folder: pathlib.Path, account: Account, make: bool = False) -> pathlib.Path:

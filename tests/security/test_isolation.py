@@ -91,44 +91,54 @@ def test_the_disk_of_a_link_is_not_counted(here, tmp_path_factory):
         isolation.disk_used(here.folder, here.find("ana"))
 
 
-def test_a_quota_over_the_line(here):
-    assert isolation.charge(here.store, "ana", 10**12) is None
-    assert here.find("ana").charged_bytes == 10**12
-    here.set_limits(owner(here), "ana", Limits(quota_bytes=10**12 + 100))
-    assert isolation.charge(here.store, "ana", 60) == 40
-    words = "ana: 40 of 1000000000100 bytes over the line are left, and 41 were"
-    with pytest.raises(QuotaError, match=words):
-        isolation.charge(here.store, "ana", 41)
-    assert isolation.charge(here.store, "ana", 40) == 0
-    here.set_limits(owner(here), "ana", Limits(quota_bytes=5))
-    with pytest.raises(QuotaError, match="ana: 0 of 5 bytes"):
-        isolation.charge(here.store, "ana", 1)
+def test_what_has_crossed_is_charged_whatever_the_quota_is(here):
+    isolation.charge(here.store, "ana", 60)
+    here.set_limits(owner(here), "ana", Limits(quota_bytes=100))
+    isolation.check_quota(here.find("ana"))
+    isolation.charge(here.store, "ana", 41)
+    assert here.find("ana").charged_bytes == 101
+    here.suspend(owner(here), "ana")
+    isolation.charge(here.store, "ana", 10**12)
+    assert here.find("ana").charged_bytes == 10**12 + 101
     for count in (-1, 2**51):
         with pytest.raises(QuotaError, match="cannot be charged"):
             isolation.charge(here.store, "ana", count)
     with pytest.raises(IdentityError, match="no account nobody"):
         isolation.charge(here.store, "nobody", 1)
+
+
+def test_who_has_used_up_its_quota_or_is_not_active_is_barred(here):
+    def barred():
+        return isolation.barred(here.listing())
+
+    assert barred() == {}
+    here.set_limits(owner(here), "ana", Limits(quota_bytes=100))
+    isolation.charge(here.store, "ana", 99)
+    assert barred() == {}
+    isolation.charge(here.store, "ana", 1)
+    words = "ana: its quota of 100 bytes over the line is used up: get a larger one"
+    assert barred() == {"ana": words}
+    with pytest.raises(QuotaError, match=words):
+        isolation.check_quota(here.find("ana"))
+    here.set_limits(owner(here), "ana", Limits(quota_bytes=101))
+    assert barred() == {}
     here.suspend(owner(here), "ana")
-    with pytest.raises(DeniedError, match="it is suspended"):
-        isolation.charge(here.store, "ana", 1)
+    assert barred() == {"ana": "ana may do nothing: it is suspended"}
+    here.resume(owner(here), "ana")
+    assert barred() == {}
 
 
-def test_who_charges_side_by_side_never_gets_more_than_the_quota(here):
-    here.set_limits(owner(here), "ana", Limits(quota_bytes=1000))
+def test_who_charges_side_by_side_loses_no_byte(here):
     stores = [reopen(here.folder) for _ in range(4)]
-    charged = []
 
     def spend(each):
-        try:
-            while True:
-                isolation.charge(each.store, "ana", 7)
-                charged.append(7)
-        except QuotaError:
-            each.close()
+        for _ in range(25):
+            isolation.charge(each.store, "ana", 7)
+        each.close()
 
     threads = [threading.Thread(target=spend, args=(each,)) for each in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(charged) == here.find("ana").charged_bytes == 994
+    assert here.find("ana").charged_bytes == 4 * 25 * 7

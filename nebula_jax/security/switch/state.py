@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
-from nebula_jax.security import authority, federation, identity, policy
+from nebula_jax.security import authority, federation, identity, isolation, policy
 from nebula_jax.security.accounts import Account
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit
@@ -56,7 +56,8 @@ class State:
         """(job, cluster) -> why its stream was ended, for its next attempt."""
         self.under_way: dict[str, tuple[streams.About, float]] = {}
         """Name of a stream and its end -> the stream, and since when."""
-        self.usage = usage.Usage(usage.read(folder.path))
+        barred = isolation.barred(self.identity.listing())
+        self.usage = usage.Usage(usage.read(folder.path), barred)
         self.sessions = sessions.read(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
         self._waiting: dict[tuple[str, int], asyncio.Future[str]] = {}

@@ -238,16 +238,19 @@ class Upkeep:
 
     def charge(self) -> None:
         """Charges accounts with what they have sent, and writes what jobs have."""
-        used, store = self.state.usage, self.state.identity.store
+        used, accounts = self.state.usage, self.state.identity
+        failed = {}
         for account, count in list(used.uncharged.items()):
             used.uncharged[account] -= count
             if not count:
                 continue
             try:
-                isolation.charge(store, account, count)
-                used.barred.pop(account, None)
+                isolation.charge(accounts.store, account, count)
             except errors.NebulaError as error:
-                used.barred[account] = str(error)
+                used.uncharged[account] += count  # for the next turn
+                failed[account] = str(error)
+        used.barred = used.barred | failed
+        used.barred = isolation.barred(accounts.listing()) | failed
         if used.used != self._used:
             self._used = used.used.copy()
             usage.write(self.state.folder.path, self._used)

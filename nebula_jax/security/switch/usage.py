@@ -1,7 +1,8 @@
 """The bytes that jobs and accounts have used, over restarts of the switch.
 
 Counting is in memory, frame by frame. Now and then the switch writes what jobs have
-used to a file, and charges accounts; an account that could not be charged is barred.
+used to a file, and charges accounts. One that has used up its quota is barred until it
+has a larger one; one that could not be charged, until it is.
 """
 
 import collections
@@ -21,17 +22,20 @@ class QuotaSpent(errors.NebulaError):
 class Usage:
     """The bytes that have been used."""
 
-    def __init__(self, used: Mapping[str, int]) -> None:
+    def __init__(
+        self, used: Mapping[str, int], barred: Mapping[str, str] | None = None
+    ) -> None:
         """Goes on from earlier counts.
 
         Args:
           used: job -> bytes.
+          barred: account -> the reason why nothing of it may pass; None for nobody.
         """
         self.used = collections.Counter(used)
         """Job -> bytes."""
         self.uncharged: collections.Counter[str] = collections.Counter()
         """Account -> bytes that its quota does not have yet."""
-        self.barred: dict[str, str] = {}
+        self.barred = dict(barred or {})
         """Account -> the reason why nothing more of it may pass."""
 
     def check(self, account: str) -> None:

@@ -484,16 +484,34 @@ def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
 def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(upkeep, "SAVED_SECONDS", 3600.0)  # charged below, once
+    monkeypatch.setattr(upkeep, "SAVED_SECONDS", 3600.0)  # charged below
     with two_labs.two_labs(tmp_path) as labs:
-        people = labs.t.switch.state.identity
-        owner = people.account_of(people.owner_token(), time.time())
-        people.set_limits(owner, owner.name, accounts.Limits(quota_bytes=1000))
+
+        def limit(quota):
+            people = labs.t.switch.state.identity
+            owner = people.account_of(people.owner_token(), time.time())
+            limits = accounts.Limits(quota_bytes=quota)
+            return people.set_limits(owner, owner.name, limits).charged_bytes
+
+        def is_barred(job):
+            tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, job=job)
+            assert not tokens
+            return "quota of 1000 bytes over" in " ".join(map(str, failed))
+
+        limit(1000)
         _, failed = run(labs.s, labs.t, steps=20)
         assert not failed
         labs.t.call(labs.t.switch.upkeep.charge)
-        _, failed = run(labs.s, labs.t, connect_timeout=2.0)
-        assert "1000 bytes over" in " ".join(map(str, failed))
+        assert is_barred("spent")
+        labs.t.stop()
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.wait_for_line("lab-s")
+        assert is_barred("restarted")
+        assert limit(10**9) > 20 * values(1).nbytes
+        labs.t.call(labs.t.switch.upkeep.charge)
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
 
 
 def test_certificates_renew_themselves_at_two_thirds_of_their_life(
