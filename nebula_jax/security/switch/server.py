@@ -89,7 +89,7 @@ class Switch:
                 each.close("the switch was stopped")
             await self.state.end_tasks()
             self._record("switch", event="stopped")
-            self.upkeep.close()
+            await self.upkeep.close()
             os.close(lock)
             if listening is not None:
                 listening.close()

@@ -13,7 +13,14 @@ from typing import Any
 from cryptography import x509
 
 from nebula_jax import errors, printable
-from nebula_jax.security import federation, isolation, member, policy, revocation
+from nebula_jax.security import (
+    federation,
+    identity_store,
+    isolation,
+    member,
+    policy,
+    revocation,
+)
 from nebula_jax.security.audit import checkpoint_note, witness
 from nebula_jax.security.switch import joining, line, messages, sessions, usage
 from nebula_jax.security.switch.state import State
@@ -58,9 +65,9 @@ class Upkeep:
                     self.state.log(f"error: {error}")
             await asyncio.sleep(TURN_SECONDS)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Writes what is not on the disk yet."""
-        self.charge()
+        await self.charge()
         self.state.audit.sign_head()
         self.state.audit.close()
         self._witness.close()
@@ -234,29 +241,38 @@ class Upkeep:
         await asyncio.to_thread(self.state.audit.commit)
         if time.monotonic() > self._saved + SAVED_SECONDS:
             self._saved = time.monotonic()
-            await asyncio.to_thread(self.charge)
-
-    def charge(self) -> None:
-        """Charges accounts with what they have sent, and writes what jobs have."""
-        used, accounts = self.state.usage, self.state.identity
-        failed = {}
-        for account, count in list(used.uncharged.items()):
-            used.uncharged[account] -= count
-            if not count:
-                continue
+            saving = asyncio.create_task(self.charge())
             try:
-                isolation.charge(accounts.store, account, count)
-            except errors.NebulaError as error:
-                used.uncharged[account] += count  # for the next turn
-                failed[account] = str(error)
+                await asyncio.shield(saving)
+            except asyncio.CancelledError:  # the switch ends, and writes what is newer
+                await asyncio.wait([saving])
+                raise
+
+    async def charge(self) -> None:
+        """Charges accounts with what has crossed, and writes what jobs have used.
+
+        A thread waits for the disk. It has copies: streams go on, and are counted.
+
+        Raises:
+          errors.NebulaError, OSError: if something cannot be written, for which the
+            next call tries again.
+        """
+        used, accounts = self.state.usage, self.state.identity
+        due = used.take()
+        failed = await asyncio.to_thread(_charge, accounts.store, due)
+        used.put_back({account: due[account] for account in failed})
         used.barred = used.barred | failed
-        used.barred = isolation.barred(accounts.listing()) | failed
+        listing = await asyncio.to_thread(accounts.listing)
+        used.barred = isolation.barred(listing) | failed
+        path = self.state.folder.path
         if used.used != self._used:
-            self._used = used.used.copy()
-            usage.write(self.state.folder.path, self._used)
+            counts = used.used.copy()
+            await asyncio.to_thread(usage.write, path, counts)
+            self._used = counts
         if self.state.sessions != self._sessions:
-            self._sessions = dict(self.state.sessions)
-            sessions.write(self.state.folder.path, self._sessions)
+            names = dict(self.state.sessions)
+            await asyncio.to_thread(sessions.write, path, names)
+            self._sessions = names
 
     # The audit log and its witnesses.
 
@@ -329,3 +345,14 @@ class Upkeep:
             messages.field(fields, "line", str),
             messages.field(fields, "verifier", str),
         )
+
+
+def _charge(store: identity_store.Store, counts: Mapping[str, int]) -> dict[str, str]:
+    """Charges accounts with bytes; returns the accounts that failed, with reasons."""
+    failed = {}
+    for account, count in counts.items():
+        try:
+            isolation.charge(store, account, count)
+        except errors.NebulaError as error:
+            failed[account] = str(error)
+    return failed

@@ -49,6 +49,16 @@ class Usage:
         self.used[job] += count
         self.uncharged[account] += count
 
+    def take(self) -> dict[str, int]:
+        """Returns account -> bytes to charge it with, which are not here any more."""
+        taken = dict(self.uncharged)
+        self.uncharged.clear()
+        return taken
+
+    def put_back(self, counts: Mapping[str, int]) -> None:
+        """Takes back what could not be charged: account -> bytes."""
+        self.uncharged.update(counts)
+
 
 def read(folder: pathlib.Path) -> dict[str, int]:
     """Reads the counts of jobs; raises errors.SettingsError if they are damaged."""

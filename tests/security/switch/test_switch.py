@@ -493,6 +493,10 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
             limits = accounts.Limits(quota_bytes=quota)
             return people.set_limits(owner, owner.name, limits).charged_bytes
 
+        def charge():
+            charged = labs.t.switch.upkeep.charge()
+            asyncio.run_coroutine_threadsafe(charged, labs.t.loop).result(20)
+
         def is_barred(job):
             tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, job=job)
             assert not tokens
@@ -501,14 +505,14 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
         limit(1000)
         _, failed = run(labs.s, labs.t, steps=20)
         assert not failed
-        labs.t.call(labs.t.switch.upkeep.charge)
+        charge()
         assert is_barred("spent")
         labs.t.stop()
         labs.t.__init__(labs.t.folder, peers=[labs.s.address])
         labs.t.wait_for_line("lab-s")
         assert is_barred("restarted")
         assert limit(10**9) > 20 * values(1).nbytes
-        labs.t.call(labs.t.switch.upkeep.charge)
+        charge()
         tokens, failed = run(labs.s, labs.t)
         assert not failed
         assert tokens == list(range(1, 21))

@@ -1,13 +1,16 @@
 """Accounts are charged with all that has crossed, and barred while they have to be."""
 
+import asyncio
+import collections
 import contextlib
+import threading
 
 import pytest
 import tiny_accounts
 import two_labs
 
 from nebula_jax.security import accounts, identity_store, isolation
-from nebula_jax.security.switch import state, upkeep, usage
+from nebula_jax.security.switch import sessions, state, upkeep, usage
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def folder(tmp_path):
 def kept(folder):
     made = upkeep.Upkeep(state.State(folder, print))
     yield made
-    made.close()
+    asyncio.run(made.close())
 
 
 def limit(kept, quota):
@@ -38,23 +41,23 @@ def charged(kept):
 def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
     limit(kept, 1000)
     kept.state.usage.count("m3", "ana", 2000)
-    kept.charge()
+    asyncio.run(kept.charge())
     assert charged(kept) == 2000
     with pytest.raises(usage.QuotaSpent, match="its quota of 1000 bytes"):
         kept.state.usage.count("m3", "ana", 1)
-    kept.charge()
+    asyncio.run(kept.charge())
     assert charged(kept) == 2000
     limit(kept, 3000)
-    kept.charge()
+    asyncio.run(kept.charge())
     kept.state.usage.count("m3", "ana", 500)
-    kept.charge()
+    asyncio.run(kept.charge())
     assert charged(kept) == 2500
 
 
 def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
     limit(kept, 1000)
     kept.state.usage.count("m3", "ana", 2000)
-    kept.charge()
+    asyncio.run(kept.charge())
     again = state.State(folder, print)
     with (
         again.identity,
@@ -68,11 +71,11 @@ def test_an_account_that_is_active_again_is_barred_no_more(kept):
     here = kept.state.identity
     kept.state.usage.count("m3", "ana", 2000)
     here.suspend(tiny_accounts.owner(here), "ana")
-    kept.charge()
+    asyncio.run(kept.charge())
     with pytest.raises(usage.QuotaSpent, match="it is suspended"):
         kept.state.usage.check("ana")
     here.resume(tiny_accounts.owner(here), "ana")
-    kept.charge()
+    asyncio.run(kept.charge())
     kept.state.usage.check("ana")
     assert charged(kept) == 2000
 
@@ -84,11 +87,101 @@ def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(isolation, "charge", full)
         kept.state.usage.count("m3", "ana", 2000)
-        kept.charge()
+        asyncio.run(kept.charge())
     assert charged(kept) == 0
     with pytest.raises(usage.QuotaSpent, match="the disk is full"):
         kept.state.usage.count("m3", "ana", 1)
-    kept.charge()
+    asyncio.run(kept.charge())
     kept.state.usage.count("m3", "ana", 1)
-    kept.charge()
+    asyncio.run(kept.charge())
     assert charged(kept) == 2001
+
+
+class Guarded(collections.Counter):
+    """Counts that no other thread than that of the event loop may use."""
+
+    thread = None  # of a copy: any
+
+    def _checked(name):
+        def method(self, *values):
+            assert self.thread in (None, threading.get_ident()), name
+            return getattr(super(), name)(*values)
+
+        return method
+
+    __getitem__, __setitem__ = _checked("__getitem__"), _checked("__setitem__")
+    __iter__, items, keys = _checked("__iter__"), _checked("items"), _checked("keys")
+    __eq__, __ne__, copy = _checked("__eq__"), _checked("__ne__"), _checked("copy")
+
+
+def guarded():
+    made = Guarded()
+    made.thread = threading.get_ident()
+    return made
+
+
+def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
+    used = kept.state.usage
+    used.used, used.uncharged, kept.state.sessions = guarded(), guarded(), guarded()
+    used.count("m3", "ana", 2000)
+    used.count("m3", "nobody", 7)
+    kept.state.sessions["session"] = [["tokens"], []]
+    asyncio.run(kept._save())
+    assert charged(kept) == 2000
+    assert used.uncharged == {"nobody": 7}
+    path = kept.state.folder.path
+    assert usage.read(path) == {"m3": 2007}
+    assert sessions.read(path) == {"session": [["tokens"], []]}
+
+
+def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):
+    charge = isolation.charge
+
+    async def save():
+        loop = asyncio.get_running_loop()
+
+        async def count():
+            kept.state.usage.count("another", "ana", 5)
+
+        def slow(*values):
+            asyncio.run_coroutine_threadsafe(count(), loop).result(20)
+            charge(*values)
+
+        monkeypatch.setattr(isolation, "charge", slow)
+        kept.state.usage.count("m3", "ana", 2000)
+        await kept._save()
+
+    asyncio.run(save())
+    assert charged(kept) == 2000
+    monkeypatch.setattr(isolation, "charge", charge)
+    asyncio.run(kept.charge())
+    assert charged(kept) == 2005
+    assert usage.read(kept.state.folder.path) == {"m3": 2000, "another": 5}
+
+
+def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch):
+    """Two threads would write one file, and the older counts perhaps last."""
+    write, may_write = usage.write, threading.Event()
+
+    async def stop():
+        loop, is_writing = asyncio.get_running_loop(), asyncio.Event()
+
+        def slow(*values):
+            loop.call_soon_threadsafe(is_writing.set)
+            assert may_write.wait(20)
+            write(*values)
+
+        monkeypatch.setattr(usage, "write", slow)
+        kept.state.usage.count("m3", "ana", 2000)
+        task = asyncio.create_task(kept._save())
+        await asyncio.wait_for(is_writing.wait(), 20)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+        is_done = task.done()
+        may_write.set()
+        await asyncio.wait([task], timeout=20)
+        assert task.cancelled()
+        assert not is_done
+
+    asyncio.run(stop())
+    assert usage.read(kept.state.folder.path) == {"m3": 2000}
