@@ -232,20 +232,24 @@ class Switch:
         """Moves what crosses on a line until it ends."""
         lab = connection.lab
         former = self.state.lines.get(lab)
-        self.state.lines[lab] = made
-        if former is not None:
-            former.close("another line took its place")
-        self.state.log(f"connected with {lab}")
-        about = {"event": "opened", "lab": lab, "serial": f"{connection.serial:x}"}
-        self._record("session", **about)
-        self.upkeep.met(made)
         ends = asyncio.get_running_loop().call_later(
             max(0.0, connection.expires - time.time()),
             made.close,
             f"the certificate of {lab} has expired",
         )
         try:
+            self.state.lines[lab] = made
+            if former is not None:
+                former.close("another line took its place")
+            self.upkeep.met(made)
+            self.state.log(f"connected with {lab}")
+            about = {"event": "opened", "lab": lab, "serial": f"{connection.serial:x}"}
+            self._record("session", **about)
             reason = await made.run()
+        except (errors.NebulaError, OSError) as error:  # what is here of the lab
+            made.close(str(error))
+            self._refused(lab, error)
+            return
         finally:
             ends.cancel()
             if self.state.lines.get(lab) is made:

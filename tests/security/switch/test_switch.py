@@ -413,6 +413,31 @@ def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
         s.stop()
 
 
+@pytest.mark.parametrize("where", ["s", "t"])
+def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
+    """What was seen of the other lab's log can be read by others: nothing is witnessed.
+
+    The line would be in the table, and move nothing.
+    """
+    with two_labs.two_labs(tmp_path) as labs:
+        here = getattr(labs, where)
+        other = {"s": "lab-t", "t": "lab-s"}[where]
+        seen = here.folder.audit / "peers" / f"{other}.json"
+        wait_until(seen.exists)
+        seen.chmod(0o640)
+        cut = here.switch.state.lines[other]
+        here.call(cut.close, "cut by a test")
+        wait_until(lambda: any(seen.name in each for each in here.lines))
+        assert not here.call(lambda: dict(here.switch.state.lines))
+        assert any(f"refused a connection from {other}" in each for each in here.lines)
+        wait_until(lambda: not labs.s.switch.state.lines)
+        wait_until(lambda: not labs.t.switch.state.lines)
+        seen.chmod(0o600)
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
 def test_a_switch_whose_upkeep_fails_ends(tmp_path):
     """It would serve on, and enforce no revocation."""
 
