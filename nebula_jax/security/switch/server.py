@@ -204,8 +204,11 @@ class Switch:
                 ends = {running, renewed}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 renewed.cancel()
-                has_lasted = time.monotonic() - began > FIRST_PAUSE
-                pause = 0.0 if has_lasted or not running.done() else FIRST_PAUSE
+                has_lasted = time.monotonic() - began > LONGEST_PAUSE
+                if has_lasted or not running.done():
+                    pause = 0.0
+                else:
+                    pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
             await asyncio.sleep(pause)
 
     async def _fetch_list(self) -> None:

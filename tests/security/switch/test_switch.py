@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import time
+import types
 
 import breakable_line
 import jax
@@ -436,6 +437,35 @@ def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
         tokens, failed = run(labs.s, labs.t)
         assert not failed
         assert tokens == list(range(1, 21))
+
+
+def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeypatch):
+    """Each is an entry in two logs. One that lasts begins the pauses anew."""
+    made, pauses = server.Switch(two_labs.found(tmp_path), print), []
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    line_ = types.SimpleNamespace(wants_successor=asyncio.Event())
+
+    async def dial(folder, address):
+        return None
+
+    async def run_line(made, connection):
+        clock.now += 3600.0 if len(pauses) == 6 else 1.0
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 9:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(server, "time", clock)
+    monkeypatch.setattr(server.outer, "dial", dial)
+    monkeypatch.setattr(server.asyncio, "sleep", sleep)
+    monkeypatch.setattr(made, "_line", lambda connection, is_dialer: line_)
+    monkeypatch.setattr(made, "_run_line", run_line)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(made._keep_dialing(("127.0.0.1", 1)))
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0, 0.1, 0.2]
+    made.state.audit.close()
+    made.state.identity.close()
 
 
 def test_a_switch_whose_upkeep_fails_ends(tmp_path):
