@@ -25,7 +25,7 @@ from nebula_jax.security import names as names_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
 SHOWN = 80  # characters of a setting's name or value
-PATIENCE_SECONDS = 5.0  # without a byte from the peer, until the next attempt
+PATIENCE_SECONDS = 5.0  # with TCP and TLS without a byte, until the next attempt
 SESSION_ID_BYTES = 16
 NOBODY = "nobody answers"
 # What may be damage on the way, or a peer that is about to start.
@@ -160,8 +160,12 @@ def connect(
 
     session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
     session_.send(hello)
-    where = (peer, written(address))
-    connected = _meet(session_, dial, where, connect_timeout, log)
+    patience = max(PATIENCE_SECONDS, min(peer_timeout, greeting.NEWCOMER_SECONDS))
+
+    def attempt(by: float) -> greeting.Connected:
+        return _attempt(session_, dial, by, patience)
+
+    connected = _meet(attempt, (peer, written(address)), connect_timeout, log)
     link = Link(
         session_,
         hello.cluster,
@@ -183,8 +187,7 @@ def connect(
 
 
 def _meet(
-    session_: session.Session,
-    dial: Callable[[float], greeting.Connected],
+    attempt: Callable[[float], greeting.Connected],
     where: tuple[str, str],
     timeout: float,
     log: Callable[[str], None],
@@ -192,8 +195,7 @@ def _meet(
     """Returns a connection on which the peer's Hello came; tries until one has.
 
     Args:
-      session_: new, with this side's Hello.
-      dial: makes one attempt at a connection, by a monotonic time.
+      attempt: makes one attempt at a connection, by a monotonic time.
       where: the peer's name and address, for messages.
       timeout: seconds to keep trying for.
       log: called with a line when damage may be why an attempt failed.
@@ -202,7 +204,7 @@ def _meet(
     deadline, logged = time.monotonic() + timeout, ""
     while True:
         try:
-            return _attempt(session_, dial, deadline)
+            return attempt(deadline)
         except session.PeerAborted as error:
             text = f"{peer} at {address} refused this cluster: {error}"
             raise session.PeerAborted(text) from None
@@ -225,13 +227,29 @@ def _attempt(
     session_: session.Session,
     dial: Callable[[float], greeting.Connected],
     deadline: float,
+    patience: float,
 ) -> greeting.Connected:
+    """Makes a connection, and waits on it for the peer's Hello.
+
+    Args:
+      session_: with this side's Hello, which has reached nobody yet.
+      dial: makes the connection, by a monotonic time.
+      deadline: monotonic time at which to give up.
+      patience: seconds without a byte after which to give up. Nothing comes while this
+        side's Hello leaves: the peer's follows it.
+    """
     connected = dial(deadline)
     sock = connected.sock
     try:
         session_.begin(time.monotonic(), connected.tags)
         steps = greeting.meet(sock, session_)
-        greeting.run(steps, sock, deadline, PATIENCE_SECONDS)
+        try:
+            greeting.run(steps, sock, deadline, patience)
+        except TimeoutError as error:
+            if session_.is_running:  # its Open has come
+                text = f"its Hello did not come: {error}"
+                raise session.PeerGone(text) from None
+            raise
     except BaseException:
         session_.lost()
         sock.close()

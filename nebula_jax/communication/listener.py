@@ -30,7 +30,6 @@ from nebula_jax.communication.wire import (
 )
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
-NEWCOMER_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
 MAX_ACCEPTED = 64  # at a time, before those that are there go on
@@ -213,7 +212,7 @@ class Listener:
                 ready.append(key.data)
         now = time.monotonic()
         while (oldest := self._newcomers.oldest) and oldest.deadline <= now:
-            self._drop(oldest, f"no session within {NEWCOMER_SECONDS:g} s")
+            self._drop(oldest, f"no session within {greeting.NEWCOMER_SECONDS:g} s")
         self._go_on(ready, now)
         self._drops.tick(now)
         self._refusals.tick(now)
@@ -258,7 +257,7 @@ class Listener:
                 continue
             if self._newcomers.is_full:
                 self._make_room()
-            deadline = time.monotonic() + NEWCOMER_SECONDS
+            deadline = time.monotonic() + greeting.NEWCOMER_SECONDS
             connected = greeting.Connected(greeting.set_up(sock))
             newcomer = newcomers.Newcomer(connected, address[0], deadline)
             newcomer.steps = self._steps(newcomer)

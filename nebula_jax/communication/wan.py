@@ -1,8 +1,9 @@
 """A slow line in the process: every cluster shapes what it sends.
 
 The model is a link of a fixed rate with a fixed one-way delay: bytes leave one after
-the other at the rate, and arrive the delay later, in order. TCP's own dynamics are not
-emulated; scripts/wan_netns.sh has the kernel's for those who are root.
+the other at the rate, and arrive the delay later, in order; they are handed over by the
+slice, of a slow line ten times a second. TCP's own dynamics are not emulated;
+scripts/wan_netns.sh has the kernel's for those who are root.
 """
 
 import collections
@@ -15,6 +16,7 @@ from nebula_jax import errors
 
 LEAD = 0.02  # seconds before the line is idle that it takes more: a gap costs rate
 SLICE_BYTES = 64 << 10  # 9 ms at 60 Mbit/s: waking for less would take from computing
+SLICE_SECONDS = 0.1  # of a slow line: who waits for a large frame sees it come
 
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 _RATE = re.compile(_NUMBER + r"([kmg])bit", re.IGNORECASE)
@@ -144,12 +146,24 @@ class Shaper:
             return
         if self._first is None:
             self._first = now
-        size = SLICE_BYTES if self._line.rate else len(view)
-        for start in range(0, len(view), size):
-            part = view[start : start + size]
+        while len(view):
             begin = self._after_cut(max(self._idle_from, now))
+            size = self._slice_bytes(begin) if self._line.rate else len(view)
+            part, view = view[:size], view[size:]
             self._idle_from = self._sent(begin, len(part))
             self._slices.append((self._arrival(self._idle_from), part))
+
+    def _slice_bytes(self, begin: float) -> int:
+        """Returns how many bytes arrive at a time, if the first leaves at `begin`."""
+        assert self._first is not None  # `put` has set it
+        end, bits, rate = begin + SLICE_SECONDS, 0.0, self._line.rate
+        for start, later in sorted(self._line.changes):
+            change = min(self._first + start, end)
+            if change > begin:
+                bits, begin = bits + (change - begin) * rate, change
+            rate = later
+        bits += (end - begin) * rate
+        return max(1, min(SLICE_BYTES, int(bits / 8)))
 
     def _arrival(self, sent: float) -> float:
         late = self._random.uniform(-self._line.jitter, self._line.jitter)

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from nebula_jax import errors
@@ -128,6 +130,35 @@ def test_a_rate_changes_at_its_time_also_in_the_middle_of_a_slice():
     line = wan.from_string("100kbit,10mbit@1s").up
     when, _ = deliver(wan.Shaper(line), [bytes(1 << 20)])
     assert when == pytest.approx(1.0 + (8.0 * (1 << 20) - 100e3) / 10e6, rel=1e-9)
+
+
+def pieces(line, size):
+    """When each piece of one buffer, put at 0, arrives, and its bytes."""
+    shaper, now, found = wan.Shaper(line), 0.0, []
+    shaper.put(bytes(size), now)
+    while (wait := shaper.wait(now)) is not None:
+        now += wait
+        while (view := shaper.due(now)) is not None:
+            found.append((now, len(view)))
+            shaper.wrote(len(view))
+    return found
+
+
+@pytest.mark.parametrize(
+    "flag", ["40kbit", "40kbit,15ms,1mbit@1s,10kbit@2s", "10mbit,40kbit@10ms", "10kbit"]
+)
+def test_a_slow_line_delivers_little_by_little(flag):
+    """As a real one does: whoever waits for the whole sees it come."""
+    line = wan.from_string(flag).up
+    times = [0.0, *(when for when, _ in pieces(line, 27_000))]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert max(gaps) <= line.delay + 0.11
+
+
+def test_a_fast_line_delivers_by_the_slice():
+    """Waking for less would take from computing."""
+    sizes = [size for _, size in pieces(wan.Line(60e6), 1_000_000)]
+    assert sizes == [wan.SLICE_BYTES] * 15 + [1_000_000 - 15 * wan.SLICE_BYTES]
 
 
 def test_jitter_varies_the_delay_within_its_bounds_and_keeps_the_order():

@@ -11,7 +11,7 @@ from breakable_line import Proxy
 from nebula_jax import errors
 from nebula_jax.communication import bridge
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import frames, greeting
 from nebula_jax.runtime import connect, launcher, process, ways
 from nebula_jax.security import certificates, tls
 
@@ -64,8 +64,8 @@ def test_a_cluster_must_have_what_it_needs_to_meet_the_others(cluster, values, w
         connect.check_role(settings, cluster, "d", "g")
 
 
-def hello(name, steps=9):
-    return frames.Hello(name, "1", {"--steps": steps}, ())
+def hello(name, steps=9, details=None):
+    return frames.Hello(name, "1", {"--steps": steps}, (), details or {})
 
 
 def meet(names, wanted, steps=9, first=None):
@@ -117,8 +117,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def over_a_line(monkeypatch, there, here, disturb, patience=0.5):
-    """One cluster dials another over a breakable line.
+def over_a_line(monkeypatch, there, here, disturb, patience=0.5, details=None):
+    """One cluster dials another over a breakable line; both have the same details.
 
     Returns:
       The connector's error, if any, the lines of both, and the line.
@@ -134,7 +134,8 @@ def over_a_line(monkeypatch, there, here, disturb, patience=0.5):
     def dial():
         settings = connect.Settings(peer=bridge.written(proxy.address), **there)
         try:
-            with connect.dial(settings, hello("g:0"), peer="d") as link:
+            ours = hello("g:0", details=details)
+            with connect.dial(settings, ours, peer="d") as link:
                 link.wait_for_welcome(10)
         except errors.NebulaError as error:
             errors_there.append(error)
@@ -142,7 +143,8 @@ def over_a_line(monkeypatch, there, here, disturb, patience=0.5):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         dialing = pool.submit(dial)
         try:
-            with connect.listen(connect.Settings(**here), hello("d"), ["g:0"]) as links:
+            settings, ours = connect.Settings(**here), hello("d", details=details)
+            with connect.listen(settings, ours, ["g:0"]) as links:
                 links[0].welcome(0)
         finally:
             dialing.result(30)
@@ -201,6 +203,63 @@ def test_a_slow_handshake_keeps_its_place_as_long_as_bytes_come(monkeypatch, fol
     assert not found
     assert not said
     assert proxy.connections == 1
+
+
+@pytest.mark.parametrize("kind", ["tls", "off"])
+def test_hellos_cross_a_slow_line_though_nothing_comes_while_ones_own_leaves(
+    monkeypatch, folder, kind
+):
+    """As a corpus of many files has it: 27 kB, which take longer than a handshake's
+    patience. The listener's follows only then."""
+    there, here = (
+        {"connect_timeout": 15.0, "tls": kind if kind == "off" else str(folder / name)}
+        for name in ("g-0", "d")
+    )
+    details = {"fingerprints": "x" * 27_000}
+    start = time.monotonic()
+    found, said, proxy = over_a_line(
+        monkeypatch, there, here, lambda proxy: proxy.limit(27_000), details=details
+    )
+    assert time.monotonic() - start > 2 * bridge.PATIENCE_SECONDS
+    assert not found
+    assert not [line for line in said if line != connect.PLAIN]
+    assert proxy.connections == 1
+
+
+def test_who_has_answered_is_not_reported_as_nobody(monkeypatch):
+    """A listener whose Hello does not come: the line takes what follows its Open."""
+    monkeypatch.setattr(bridge, "PATIENCE_SECONDS", 1.0)
+    with ways.listening_socket(connect.Settings()) as listening:
+        answering = threading.Thread(target=answer_without_hello, args=(listening,))
+        answering.start()
+        words = "no session with d at .* after 1.1 s .*: its Hello did not come: no"
+        with pytest.raises(bridge.NobodyThere, match=words):
+            bridge.connect(
+                listening.getsockname(),
+                hello("g:0"),
+                connect_timeout=1.1,
+                peer_timeout=1.0,
+                reconnect_timeout=5.0,
+                peer="d",
+                log=lambda line: None,
+            )
+        answering.join(10)
+
+
+def answer_without_hello(listening):
+    """Answers a connection's Open, and nothing else until it is closed."""
+    sock, _ = listening.accept()
+    with sock:
+        connected = greeting.Connected(greeting.set_up(sock))
+        deadline = time.monotonic() + 10
+        opening, _ = greeting.run(
+            greeting.read_opening(connected), sock, deadline, patience=10
+        )
+        sock.setblocking(True)
+        for buffer in frames.encode(opening, 0, 0):
+            sock.sendall(buffer)
+        while sock.recv(1 << 16):
+            pass
 
 
 @pytest.mark.parametrize(
