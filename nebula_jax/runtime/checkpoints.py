@@ -133,6 +133,8 @@ class Checkpoints:
         self._start = step
         if self._saved:
             self._saved.go_on_from(step)
+        # As the root's: all processes save a step, or none.
+        self._steps = [each for each in self._steps if each <= step]
         if step == 0:
             return fresh.init(), None
         if ranks.count() == 1:

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import checkpoints, nonfinite
@@ -160,6 +161,37 @@ def test_a_run_that_goes_on_sets_later_checkpoints_aside(tmp_path):
 def plan_of(value):
     mesh = mesh_lib.make_mesh(jax.devices()[:1], 1)
     return mesh_lib.sharded_init_from_arrays(mesh, lambda: {"a": jnp.full(3, value)})
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_each_process_saves_the_last_step_that_another_cluster_lacks(
+    tmp_path, monkeypatch, is_root
+):
+    """Or the root would wait for the others, which would not come."""
+    for step in (40, 80, 90):
+        opened(tmp_path, every=40).save(step, {"a": jnp.full(3, float(step))}, step)
+    of_root, gathered = iter([b"[40, 80, 90]", b"80"]), []
+
+    def from_root(own, like):
+        return own if is_root else np.zeros(like.shape, like.dtype)
+
+    def to_root(state):
+        gathered.append(state)
+        return state if is_root else None
+
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    monkeypatch.setattr(ranks, "is_root", lambda: is_root)
+    monkeypatch.setattr(ranks, "bytes_from_root", lambda data: data or next(of_root))
+    monkeypatch.setattr(ranks, "from_root", from_root)
+    monkeypatch.setattr(ranks, "to_root", to_root)
+    saved = opened(tmp_path, every=40)
+    assert saved.steps == [40, 80, 90]
+    state, position = saved.restore(80, plan_of(0.0))
+    assert position == 80
+    assert saved.steps == [40, 80]
+    saved.at_end(90, state, lambda: 90)
+    assert len(gathered) == 1
+    assert saved.steps == [40, 80, 90]
 
 
 def files_of(folder):

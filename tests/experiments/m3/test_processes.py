@@ -1,5 +1,6 @@
 """Clusters of several processes: the same run, whoever saved what it goes on from."""
 
+import shutil
 import time
 
 import jax
@@ -75,3 +76,20 @@ def test_two_processes_go_on_from_what_one_saved(runs, alone):
     assert "report: " in output
     for cluster in CLUSTERS:
         assert_equal(runs.state(workdir, cluster, STEPS), alone[cluster])
+
+
+@pytest.mark.slow
+def test_the_last_step_that_one_cluster_lacks_is_saved_by_all_processes(runs):
+    """The other one has it, and saves it again: all of its processes take part."""
+    workdir, last = "last-step", SAVED + 1  # no multiple of what is between two
+    flags = FLAGS | {"steps": last, "fsdp": 2}  # each has a half of the arrays
+    status, output = runs.run(**flags, **MANY, workdir=workdir)
+    assert status == 0, output
+    wanted = {cluster: runs.state(workdir, cluster, last) for cluster in CLUSTERS}
+    lost = runs.folder / workdir / "generator-0" / "checkpoints" / f"{last:08d}"
+    shutil.rmtree(lost)
+    status, output = runs.run(**flags, **MANY, workdir=workdir)
+    assert status == 0, output
+    assert f"going on after step {SAVED}" in output
+    for cluster in CLUSTERS:
+        assert_equal(runs.state(workdir, cluster, last), wanted[cluster])
