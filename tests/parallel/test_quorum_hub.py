@@ -11,7 +11,7 @@ from quorum_star import NAMES, SECONDS
 from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication.wire import inbox, send_window
+from nebula_jax.communication.wire import inbox, send_window, session
 from nebula_jax.parallel import quorum
 
 
@@ -233,3 +233,17 @@ def test_a_run_goes_on_after_the_hubs_newest_step(star):
     star.together(13)
     assert star[0].end.described["without"] == {}
     assert_alike(*star.clusters.values())
+
+
+def test_a_leaf_that_sends_a_step_that_cannot_be_is_alone_in_its_error(star):
+    star = star()
+    star.together(1)
+    leaf = star[2].end
+    leaf._up[1].send_payload(2**63, leaf._member.outgoing(2, 1, star[2].params))
+    wait_until(lambda: star[0].end.poll(2, 1) or star.links[NAMES[2]].is_over)
+    star.together(9, (0, 1))
+    assert star[0].end.described["without"] == {NAMES[2]: 4}
+    assert_alike(star[0], star[1])
+    words = "cluster:2 sent a Tensor of step 9223372036854775808"
+    with pytest.raises(session.PeerAborted, match=words):
+        star[2].to(3)

@@ -50,6 +50,7 @@ MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # of an error
 REASON_SHOWN = 1000  # characters of a peer's
 MAX_WELCOME_BYTES = 1 << 20  # 10,000 arrays in one channel, or 5,000 channels
+MAX_STEP = 1 << 32  # no run takes as many, and what counts them has 32 bits or more
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
@@ -320,6 +321,7 @@ def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Mes
     fields = LAYOUTS[head.kind].unpack(header)
     if head.kind is Tensor:
         channel, step, micro_batch, option = fields
+        _check_step(head.kind, step)
         return Tensor(channel, step, micro_batch, buffers, option)
     if head.kind is Hello:
         return _hello(bytes(buffers[0]))
@@ -330,8 +332,18 @@ def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Mes
         return _ping(*fields)
     if head.kind is Welcome:
         (step,) = fields
+        _check_step(head.kind, step)
         return Welcome(step, bytes(buffers[0]))
+    if head.kind in (StepDone, Stop):
+        _check_step(head.kind, *fields)
     return head.kind(*fields)
+
+
+def _check_step(kind: type[Message], step: int) -> None:
+    if step > MAX_STEP:
+        raise FrameError(
+            f"sent a {kind.__name__} of step {step}; there is none beyond {MAX_STEP}"
+        )
 
 
 def _ping(number: int, done: int, received: int) -> Ping:
@@ -376,7 +388,7 @@ def _hello(data: bytes) -> Hello:
         and isinstance(hello.version, str)
         and isinstance(hello.settings, dict)
         and isinstance(hello.details, dict)
-        and all(type(step) is int and step > 0 for step in hello.checkpoints)
+        and all(type(s) is int and 0 < s <= MAX_STEP for s in hello.checkpoints)
     )
     if not typed or len(fields) != 5:
         raise FrameError("sent a Hello with fields of the wrong type")

@@ -1,3 +1,4 @@
+import dataclasses
 import struct
 
 import numpy as np
@@ -121,6 +122,8 @@ def test_what_is_no_head_is_damage_in_words(data, words):
         b'{"cluster":"a","version":"","settings":{},"checkpoints":[0],"details":{}}',
         b'{"cluster":"a","version":"","settings":{},"checkpoints":["1"],"details":{}}',
         b'{"cluster":"a","version":"","settings":{},"checkpoints":[-1],"details":{}}',
+        b'{"cluster":"a","version":"","settings":{},"checkpoints":[4294967297],'
+        b'"details":{}}',
         b'{"cluster":"a","version":"","settings":{},"checkpoints":[],"details":{},"x":1}',
     ],
 )
@@ -171,3 +174,36 @@ def test_a_ping_with_an_activity_that_does_not_exist_is_refused():
     head = frames.Head(frames.Ping, 0, 0, 0, 0)
     with pytest.raises(frames.FrameError, match="a Ping with unknown activity 6"):
         frames.decode(head, b"\x06" + bytes(16), [])
+
+
+MESSAGES = (
+    frames.Tensor(1, 2, 3, (), option=4),
+    frames.Welcome(2, b"channels"),
+    frames.StepDone(2),
+    frames.Stop(2),
+)
+
+
+def crossed(message):
+    """A message as its receiver decodes it."""
+    frame = b"".join(map(bytes, frames.encode(message, 0, 0)))
+    start, rest = frame[: frames.HEAD.size], frame[frames.HEAD.size :]
+    size = frames.header_bytes(start)
+    head = frames.decode_head(start, rest[:size])
+    return frames.decode(head, rest[:size], [rest[size:]] if rest[size:] else ())
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_step_beyond_all_runs_is_refused_where_it_arrives(message):
+    """Whatever uses it next may count in fewer bits."""
+
+    def at(step):
+        if isinstance(message, frames.Tensor):
+            return message._replace(step=step)
+        return dataclasses.replace(message, step=step)
+
+    assert crossed(at(frames.MAX_STEP)) == at(frames.MAX_STEP)
+    for step in (frames.MAX_STEP + 1, 2**63, 2**64 - 1):
+        words = f"sent a {type(message).__name__} of step {step}; there is none"
+        with pytest.raises(frames.FrameError, match=words):
+            crossed(at(step))

@@ -220,6 +220,7 @@ def head_of(kind, payload_bytes):
         (frame(frames.Tensor(3, 1, 0, [bytes(8)])), "channel 3; 1 channels are open"),
         (frame(frames.Tensor(0, 1, 0, [bytes(9)])), "9 bytes on channel 0; expected 8"),
         (frame(frames.Tensor(0, 1, 0, [bytes(8)], 1)), "option 1 .*; it has 1"),
+        (frame(frames.Tensor(0, HUGE, 0, [bytes(8)])), f"a Tensor of step {HUGE}"),
         (frame(TENSOR, sequence=0), "frame 0; expected 1"),  # a replay
         (frame(TENSOR, sequence=2), "frame 2; expected 1"),  # a gap
         (frame(frames.Ping(), sequence=1), "frame 1; expected 0"),
