@@ -24,6 +24,7 @@ def rounds(
     others: all_clusters.Others,
     lines: list[all_clusters.AnyLink],
     work: activity.Work,
+    last: int,
 ) -> local_rounds.Rounds | None:
     """Opens a cluster's channels; None if there is one cluster.
 
@@ -33,6 +34,7 @@ def rounds(
       others: the other clusters.
       lines: links of this cluster so far; those of clusters that come anew are added.
       work: of this process.
+      last: step after which there is none.
     """
     if copy.member is None:
         return None
@@ -46,7 +48,7 @@ def rounds(
         return local_rounds.LocalRounds([copy.member], ends)
     if own != agreed.hub:
         link = _of_one_process(others.links[agreed.hub])
-        return quorum_leaf.Leaf(copy.member, names, own, link, zstd)
+        return quorum_leaf.Leaf(copy.member, names, own, link, zstd, last)
 
     def newcomer() -> Link | None:
         found = others.newcomer()
@@ -92,7 +94,7 @@ def begin(
       The step whose checkpoint is to be restored; 0 for none.
 
     Raises:
-      errors.NebulaError: as `all_clusters.agree_start`.
+      errors.NebulaError: as `all_clusters.agree_start` and `quorum_leaf.Leaf.begin`.
     """
     every, window = run.agreed.checkpoint_every, run.agreed.window()
     timeout = run.local.connect_timeout
@@ -105,6 +107,6 @@ def begin(
         rounds.begin(start)
         return start
     if isinstance(rounds, quorum_leaf.Leaf):
-        start = rounds.begin(timeout)
+        start = rounds.begin(timeout, saved)
         return max(step for step in (0, *saved) if step <= start)
     return all_clusters.agree_start(others, every, window, timeout)

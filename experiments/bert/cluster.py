@@ -67,7 +67,8 @@ def train(run: config.Run) -> int:
         ) as others,
     ):
         lines = list(others.links.values())
-        rounds = channels.rounds(run, copy, others, lines, work)
+        last = timer.most(agreed.steps)
+        rounds = channels.rounds(run, copy, others, lines, work, last)
         start = channels.begin(run, others, rounds, saved.steps)
         arrays, position = saved.restore(start, copy.fresh)
         state = copies.begin(copy, arrays, position, text, share, timer)
@@ -92,9 +93,7 @@ def train(run: config.Run) -> int:
         interrupt.is_graceful = True
         step, is_stopping = start, False
         is_last = timer.has_ended(start, agreed.steps)
-        steps = pace.Steps(
-            start, timer.most(agreed.steps), lambda: is_last or is_stopping
-        )
+        steps = pace.Steps(start, last, lambda: is_last or is_stopping)
         for step in trace.each("wait", ranks.in_step(iter(steps))):
             with trace.span("next batch"):
                 rows = next(text.batches)
@@ -143,4 +142,4 @@ def train(run: config.Run) -> int:
         if ranks.is_root():
             export.write(folder, run, made, vocabulary, params)
         return 0
-    return interrupt.exit_status(local.cluster, step, timer.most(agreed.steps))
+    return interrupt.exit_status(local.cluster, step, last)

@@ -24,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.communication import channels, selector
+from nebula_jax.communication import arrivals, channels, selector
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.parallel import rounds
+from nebula_jax.communication.wire import frames
+from nebula_jax.parallel import local_rounds, rounds
 from nebula_jax.training import local_steps
 
-UNDER_WAY = 2**32
+UNDER_WAY = frames.MAX_STEP
 """The step of a Welcome to a leaf that is to wait for the state of the run."""
 REMEMBERED = 2  # rounds whose times a leaf needs to follow the run's clock
 
@@ -105,6 +106,36 @@ def entry_of_arrays(arrays: Any) -> Entry:
     )
 
 
+def check(verdict: Verdict, config: local_steps.Config, last: int) -> None:
+    """Checks that a hub can have sent a verdict.
+
+    Args:
+      verdict: that has come.
+      config: of the run.
+      last: its step after which there is none.
+
+    Raises:
+      ValueError: with the numbers that cannot be.
+    """
+    is_state, after, step, fragment, _, is_last = verdict
+    if is_state > 1 or is_last > 1:
+        raise ValueError(f"is_state={is_state}, is_last={is_last}")
+    if after > last:
+        raise ValueError(f"after step {after}; the run has {last} steps")
+    if is_state:
+        return
+    allowed: list[tuple[int, int | None]]
+    if is_last:
+        allowed = [*local_rounds.last_rounds(config, after), (after, config.fragments)]
+    else:
+        allowed = [(after - config.delay, config.applied_after(after))]
+    if (step, fragment) not in allowed:
+        raise ValueError(
+            f"fragment {fragment} in the round of step {step}, applied after step"
+            f" {after}"
+        )
+
+
 def spec_of_state(member: rounds.Member, fragment: int) -> dict[str, Any]:
     """Returns the specs of a fragment's whole state, for its channel.
 
@@ -121,6 +152,26 @@ def spec_of_state(member: rounds.Member, fragment: int) -> dict[str, Any]:
         "about": jax.ShapeDtypeStruct((2,), jnp.uint32),
         "outer": jax.eval_shape(begin, member.specs[fragment]["delta"]),
     }
+
+
+def check_states(states: Sequence[Any], after: int) -> None:
+    """Checks that the states of all fragments can be those of a run.
+
+    Args:
+      states: P, of `spec_of_state`, on the host.
+      after: the run's step.
+
+    Raises:
+      ValueError: with the numbers that cannot be.
+    """
+    versions, closed = np.array([state["about"] for state in states]).T.tolist()
+    # A step closes one round at most, but the last one as many as there are fragments.
+    if sum(versions) > after + len(states) or max(closed) > after:
+        raise ValueError(
+            f"versions {versions}, rounds of steps {closed}, after step {after}"
+        )
+    for leaf in jax.tree.leaves([state["outer"] for state in states]):
+        arrivals.check_finite(leaf)
 
 
 class Down(NamedTuple, Generic[EndT]):

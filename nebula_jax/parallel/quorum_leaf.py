@@ -25,6 +25,7 @@ from nebula_jax.communication import channels
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
+from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import local_rounds, quorum, round_messages, rounds
 from nebula_jax.training import local_steps
 
@@ -42,6 +43,7 @@ class Leaf:
         own: str,
         link: Link,
         zstd: int | None = None,
+        last: int = frames.MAX_STEP,
     ) -> None:
         """Opens the channels.
 
@@ -51,9 +53,11 @@ class Leaf:
           own: name of this one.
           link: to the hub.
           zstd: level for messages, or None.
+          last: step after which there is none.
         """
         self._member, self._config = member, member.config
         self._clusters, self._own, self._link = list(clusters), own, link
+        self._hub, self._last = link.peer.cluster, last
         self._down: quorum.Down[channels.Receiver] = quorum.open_down(
             link.receiver, member, clusters, zstd
         )
@@ -70,24 +74,39 @@ class Leaf:
         self.step = 0
         """The step at which this cluster is."""
 
-    def begin(self, timeout: float) -> int:
+    def begin(self, timeout: float, saved: Sequence[int] = ()) -> int:
         """Waits for the hub's Welcome, and for the state of the run if it is under way.
 
         Args:
           timeout: seconds to wait for the Welcome.
+          saved: steps that this cluster has saved, as its Hello has them.
 
         Returns:
           The step that the run goes on after. The newest checkpoint up to it is to be
           restored; the first `after` then takes the state that has come.
+
+        Raises:
+          rounds.RoundError: if that is a step that is not saved here, and no state has
+            come.
         """
         start = self._link.wait_for_welcome(timeout)
         if start == quorum.UNDER_WAY:
             self._needs_state = True
             while not self._log:
                 self._wait("the state of the run")
+            if not self._log[0].verdict.is_state:
+                raise rounds.RoundError(
+                    f"{self._hub} closed a round without the state of the run, which"
+                    f" {self._own} waits for"
+                )
             start = self._log[0].verdict.after
-        else:
+        elif start in (0, *saved):
             self._closed = [start] * len(self._closed)
+        else:
+            have = ", ".join(map(str, saved)) or "none"
+            raise rounds.RoundError(
+                f"{self._hub} goes on after step {start}; {self._own} has {have}"
+            )
         self.step = start
         return start
 
@@ -186,7 +205,7 @@ class Leaf:
         is_there = not self._link.notices.has_ended
         # Verdicts first: what comes with one has come before it.
         for arrays in _all_of(self._down.verdicts):
-            self._log.append(quorum.entry_of_arrays(arrays))
+            self._log.append(self._checked(quorum.entry_of_arrays(arrays)))
         for queue, end in zip(self._states, self._down.states, strict=True):
             queue.extend(_all_of(end))
         for origin, ends in self._down.deltas.items():
@@ -195,6 +214,16 @@ class Leaf:
                     message = end.recv_payload(step)
                     self._deltas[origin, (step, fragment)] = message
         return is_there
+
+    def _checked(self, entry: quorum.Entry) -> quorum.Entry:
+        """Returns an entry that the hub can have sent; raises rounds.RoundError."""
+        try:
+            quorum.check(entry.verdict, self._config, self._last)
+        except ValueError as error:
+            raise rounds.RoundError(
+                f"{self._hub} sent a verdict that cannot be: {error}"
+            ) from None
+        return entry
 
     def _is_end(self) -> bool:
         return self._log[0].verdict.fragment == self._config.fragments
@@ -217,6 +246,12 @@ class Leaf:
         if entry.verdict.is_state:
             return self._take_state(params, entry)
         _, after, step, fragment, version, is_last = entry.verdict
+        follows, _ = self._config.next_sent(1 + max(self._closed))
+        if step != follows and not is_last:
+            raise rounds.RoundError(
+                f"{self._hub} closed the round of step {step}, where that of step"
+                f" {follows} follows"
+            )
         own_version = self._member.versions[fragment]
         if version != own_version:
             raise rounds.RoundError(
@@ -240,6 +275,11 @@ class Leaf:
         if self._sent is not None and self._sent[0] == key:
             self._deltas.setdefault((self._own, key), self._sent[1])
         is_in = dict(zip(self._clusters, entry.members, strict=True))
+        if not is_in[self._hub]:
+            raise rounds.RoundError(
+                f"{self._hub} counts no message of its own in the round of step"
+                f" {key[0]}"
+            )
         for name in self._clusters:
             if is_in[name] and (name, key) not in self._deltas:
                 raise rounds.RoundError(
@@ -263,7 +303,17 @@ class Leaf:
         self, params: Any, entry: quorum.Entry
     ) -> tuple[Any, list[round_messages.Head]]:
         """Goes on from the state of the run, unless nothing of it was missed."""
+        if not all(self._states):
+            raise rounds.RoundError(
+                f"{self._hub} sent a verdict on states of the run that did not come"
+            )
         states = [queue.popleft() for queue in self._states]
+        try:
+            quorum.check_states(states, entry.verdict.after)
+        except ValueError as error:
+            raise rounds.RoundError(
+                f"{self._hub} sent a state that cannot be: {error}"
+            ) from None
         versions = [int(state["about"][0]) for state in states]
         if versions == self._member.versions and not self._needs_state:
             return params, []

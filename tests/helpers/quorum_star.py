@@ -133,8 +133,9 @@ class Star:
         if is_begun:
             end.begin(start)
         for name, leaf in leaves.items():
-            if is_begun and start in (0, *saved.get(name, (start,))):
-                assert leaf.begin(SECONDS) == start
+            steps = saved.get(name, (start,))
+            if is_begun and start in (0, *steps):
+                assert leaf.begin(SECONDS, steps) == start
             self.clusters[name] = Cluster(name, leaf, start)
 
     def _coming(self, name, saved=()):

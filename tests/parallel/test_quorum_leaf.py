@@ -11,7 +11,7 @@ from two_labs import wait_until
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import inbox, send_window, session
-from nebula_jax.parallel import quorum, quorum_hub
+from nebula_jax.parallel import quorum, quorum_hub, rounds
 from nebula_jax.training import local_steps
 
 
@@ -222,3 +222,107 @@ def test_the_times_of_the_last_rounds_set_no_clock(star):
     assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6]
     late.finish()
     assert_same(late.params, star[0].params)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fragment": 3}, "fragment 3 in the round of step 2"),
+        ({"fragment": 2**32 - 1}, "fragment 4294967295 in the round"),
+        ({"fragment": 2}, "fragment 2 in the round of step 2"),
+        ({"fragment": 0}, "fragment 0 in the round of step 2"),
+        ({"after": 4}, "applied after step 4"),
+        ({"after": 2**32 - 1}, "applied after step 4294967295"),
+        ({"after": 1}, "applied after step 1"),
+        ({"step": 2**31 - 3, "after": 2**31 - 2}, "in the round of step 2147483645"),
+        ({"step": 6, "after": 7}, "the round of step 6, where that of step 2 follows"),
+        ({"is_last": 1, "step": 1}, "in the round of step 1"),
+        ({"is_last": 1, "after": 9}, "applied after step 9"),
+        ({"is_last": 2}, "is_last=2"),
+        ({"is_state": 2}, "is_state=2"),
+        ({"members": (False, False, False)}, "counts no message of its own"),
+        ({"members": (False, True, True)}, "counts no message of its own"),
+    ],
+)
+def test_a_verdict_that_cannot_be_is_an_error_of_the_hub(star, change, words):
+    star = star(quorum=1)
+    hub = star[0].end
+    announce = hub._announce
+
+    def altered(leaf, entry):
+        members = change.get("members", entry.members)
+        fields = {name: value for name, value in change.items() if name != "members"}
+        verdict = entry.verdict._replace(**fields)
+        announce(leaf, quorum.Entry(verdict, members, entry.times))
+
+    hub._announce = altered
+    star.together(3, (0,))
+    star.arrive(2)
+    with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
+        star[2].to(1)
+
+
+def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
+    """Of a round, or of a state that comes in its place."""
+    star = star(quorum=1)
+    star.together(3, (0,))
+    star.arrive(2)
+    star[2].end._last = 2
+    with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
+        star[2].to(1)
+    leaf = star.start_anew(1)
+    leaf._last = 2
+    star[0].to(4)
+    with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
+        leaf.begin(5.0)
+
+
+def test_states_that_did_not_come_are_an_error_of_the_hub(star):
+    star = star()
+    hub = star[0].end
+    verdict = quorum.Verdict(1, 0, 0, 0, 0)
+    nothing = quorum.Entry(verdict, (False,) * 3, ())
+    hub._announce(hub._leaves[NAMES[2]], nothing)
+    star.arrive(2)
+    with pytest.raises(rounds.RoundError, match="on states of the run that did not"):
+        star[2].to(1)
+
+
+@pytest.mark.parametrize(
+    ("versions", "closed", "scale", "words"),
+    [
+        ([2**32 - 1, 0], [0, 2], 1.0, r"versions .4294967295, 0."),
+        ([0, 1], [0, 2**32 - 1], 1.0, r"rounds of steps .0, 4294967295."),
+        ([0, 1], [0, 2], np.nan, "nan is not finite"),
+    ],
+)
+def test_a_state_that_cannot_be_is_an_error_of_the_hub(
+    star, versions, closed, scale, words
+):
+    star = star(quorum=1)
+    hub = star[0].end
+    star.together(3, (0,))
+    hub._closed = closed
+    for fragment, version in zip(hub._member._fragments, versions, strict=True):
+        fragment.version = version
+    hub._member.outers = jax.tree.map(lambda leaf: leaf * scale, hub._member.outers)
+    leaf = star.start_anew(2)
+    hub.poll(4, 0)
+    assert leaf.begin(5.0) == 3
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
+        anew.to(1)
+
+
+def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
+    star = star(start=9, saved={NAMES[1]: (5, 9), NAMES[2]: (5,)}, is_begun=False)
+    hub = star[0].end
+    hub._welcome(hub._leaves[NAMES[1]], 7)
+    with pytest.raises(rounds.RoundError, match="cluster:0 goes on after step 7; cl"):
+        star[1].end.begin(5.0, (5, 9))
+    leaf = hub._leaves[NAMES[2]]
+    hub._welcome(leaf, quorum.UNDER_WAY)
+    closed = quorum.Verdict(0, 3, 2, 1, 0)
+    hub._announce(leaf, quorum.Entry(closed, (True,) * 3, ()))
+    with pytest.raises(rounds.RoundError, match="a round without the state of the run"):
+        star[2].end.begin(5.0, (5,))
