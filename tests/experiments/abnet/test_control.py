@@ -195,6 +195,8 @@ def test_figures_of_a_probe_that_cannot_be_are_refused_as_they_come():
     for name, figures in (
         ("probe.front", [np.nan]),
         ("probe.front", [1.5]),
+        ("probe.back", [np.nan, 1.0]),
+        ("probe.back", [-1.5, 1.0]),
         ("probe.back", [0.9, -1.0]),
         ("probe.back", [0.9, np.inf]),
     ):
