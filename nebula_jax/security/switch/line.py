@@ -139,6 +139,8 @@ class Line:
         self.is_dialer = is_dialer
         self.wants_successor = asyncio.Event()
         """Set when a new connection, with new certificates, has to take its place."""
+        self.ended = asyncio.Event()
+        """Set once nothing moves any more."""
         self._reader, self._writer = reader, writer
         self._numbers = itertools.count(1 if is_dialer else 2, 2)
         self._parity = 0 if is_dialer else 1  # of the other side's streams
@@ -247,6 +249,7 @@ class Line:
 
     def _end_all(self) -> None:
         self._is_closed = True
+        self.ended.set()
         for stream in list(self.streams.values()):
             stream._end(self._reason)
         self.streams.clear()

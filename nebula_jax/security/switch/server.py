@@ -181,9 +181,16 @@ class Switch:
             await streams.close(connection.writer)
 
     async def _keep_dialing(self, address: tuple[str, int]) -> None:
-        """Keeps a line to an address; a successor is there before the line ends."""
+        """Keeps a line to an address; a successor is there before the line ends.
+
+        While there is another line to the lab at that address, dialed by that lab or to
+        another of its addresses, none is made.
+        """
         pause, logged = 0.0, ""
+        made: line.Line | None = None
         while True:
+            while made is not None and (other := self._standing(made)) is not None:
+                await other.ended.wait()
             try:
                 connection = await outer.dial(self.state.folder, address)
             except (errors.NebulaError, OSError, EOFError) as error:
@@ -194,7 +201,7 @@ class Switch:
                     logged = reason
                 if isinstance(error, revocation.ListRefused):
                     await self._fetch_list()
-                pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+                pause = _longer(pause)
             else:
                 began, logged = time.monotonic(), ""
                 made = self._line(connection, is_dialer=True)
@@ -205,11 +212,13 @@ class Switch:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 renewed.cancel()
                 has_lasted = time.monotonic() - began > LONGEST_PAUSE
-                if has_lasted or not running.done():
-                    pause = 0.0
-                else:
-                    pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+                pause = 0.0 if has_lasted or not running.done() else _longer(pause)
             await asyncio.sleep(pause)
+
+    def _standing(self, made: line.Line) -> line.Line | None:
+        """Returns the line to the same lab that stands beside one, if there is any."""
+        other = self.state.lines.get(made.lab)
+        return None if other is made or other is None or other.is_closed else other
 
     async def _fetch_list(self) -> None:
         """Gets a revocation list that serves, if the authority is at another lab."""
@@ -234,7 +243,13 @@ class Switch:
     async def _run_line(self, made: line.Line, connection: outer.Connection) -> None:
         """Moves what crosses on a line until it ends."""
         lab = connection.lab
-        former = self.state.lines.get(lab)
+        former = self._standing(made)
+        if former is not None and former.is_dialer != made.is_dialer:
+            first = min(lab, self.state.lab)  # both labs come to the same line
+            if made.is_dialer != (first == self.state.lab):
+                made.close(f"{lab} and this lab dial each other: {first}'s line stays")
+                self.state.log(f"closed a line to {lab}: {first}'s stays")
+                return
         ends = asyncio.get_running_loop().call_later(
             max(0.0, connection.expires - time.time()),
             made.close,
@@ -342,3 +357,7 @@ class Switch:
                 inner.answer(writer, **{kind: str(error) or repr(error)})
         finally:
             await streams.close(writer)
+
+
+def _longer(pause: float) -> float:
+    return min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)

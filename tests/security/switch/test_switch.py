@@ -37,7 +37,15 @@ from nebula_jax.security import (
 )
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.switch import inner, joining, line, requests, server, upkeep
+from nebula_jax.security.switch import (
+    inner,
+    joining,
+    line,
+    outer,
+    requests,
+    server,
+    upkeep,
+)
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
@@ -163,6 +171,83 @@ def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
     ]
     assert len(frames_of_tokens) == 2  # of the stream that the stop cut, and the next
     assert sum(frames_of_tokens) >= 20
+
+
+@contextlib.contextmanager
+def labs_that_dial_each_other(path):
+    """Yields Labs that both listen and dial; lab-t comes first."""
+    first = two_labs.found(path / "s")
+    with contextlib.ExitStack() as stack:
+        s = two_labs.Running(first, listens=True)
+        stack.callback(s.stop)
+        folder = two_labs.join(path / "t", first, s.address)
+        s.stop()
+        t = two_labs.Running(folder, listens=True, peers=[s.address])
+        stack.callback(t.stop)
+        s.__init__(first, listens=True, peers=[t.address], port=s.address[1])
+        yield two_labs.Labs(s, t)
+
+
+def wait_for_a_line_that_lasts(labs, but=()):
+    """Returns the line of each lab, once neither has another one for a second."""
+
+    def lines():
+        return [list(each.switch.state.lines.values()) for each in (labs.s, labs.t)]
+
+    def has_lasted():
+        found = lines()
+        return all(found) and all(
+            one not in but and time.time() - one.since > 1.0 for (one,) in found
+        )
+
+    wait_until(has_lasted)
+    return [one for (one,) in lines()]
+
+
+def connections(lab):
+    return sum(each.startswith("connected with") for each in lab.lines)
+
+
+def test_two_switches_that_dial_each_other_keep_one_line(tmp_path):
+    with labs_that_dial_each_other(tmp_path) as labs:
+        lines = wait_for_a_line_that_lasts(labs)
+        assert [each.is_dialer for each in lines].count(True) == 1
+        for lab in (labs.s, labs.t):
+            rotated = asyncio.run_coroutine_threadsafe(
+                lab.switch.upkeep.rotate(), lab.loop
+            )
+            rotated.result(20)
+            lines = wait_for_a_line_that_lasts(labs, but=lines)
+        labs.s.loop.call_soon_threadsafe(lines[0].close, "cut by a test")
+        wait_for_a_line_that_lasts(labs, but=lines)
+        assert max(connections(each) for each in (labs.s, labs.t)) < 16
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypatch):
+    dial, both, dialed = outer.dial, threading.Barrier(2), []
+
+    async def at_once(folder, address):
+        made = await dial(folder, address)
+        if folder.path not in dialed:
+            dialed.append(folder.path)
+            await asyncio.to_thread(both.wait, 20)
+        return made
+
+    monkeypatch.setattr(server.outer, "dial", at_once)
+    with labs_that_dial_each_other(tmp_path) as labs:
+        lines = wait_for_a_line_that_lasts(labs)
+        assert len(dialed) == 2
+        assert [each.is_dialer for each in lines] == [True, False]  # lab-s has
+
+
+def test_two_addresses_of_one_lab_make_one_line(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        labs.t.stop()
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address] * 2)
+        wait_for_a_line_that_lasts(labs)
 
 
 def test_both_logs_have_the_same_bytes_of_each_kind(labs):
