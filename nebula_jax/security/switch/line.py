@@ -22,7 +22,7 @@ WINDOW_BYTES = 4 << 20  # 1 Gbit/s over a round trip of 30 ms
 UNSENT_BYTES = 128 << 10  # in the kernel, before a write waits
 BUFFER_BYTES = 64 << 10  # in the process
 BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 10.0  # after which a line counts as broken
+SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
 MOST_STREAMS = 1024
 REASON_CHARACTERS = 500
 
@@ -258,10 +258,9 @@ class Line:
 
     async def _read(self) -> None:
         while True:
-            async with asyncio.timeout(SILENCE_SECONDS):
-                head = await self._reader.readexactly(messages.HEAD.size)
-                kind, number, length = messages.read_head(head)
-                data = await self._reader.readexactly(length)
+            head = await self._exactly(messages.HEAD.size)
+            kind, number, length = messages.read_head(head)
+            data = await self._exactly(length)
             self.bytes_received += len(head) + length
             if kind == messages.CONTROL:
                 self._receive(self, messages.read_object(data))
@@ -278,6 +277,17 @@ class Line:
                 self._shares.remove(number)
                 text = data.decode("utf-8", "replace")
                 stream._end(printable.line(text, REASON_CHARACTERS))
+
+    async def _exactly(self, count: int) -> bytes:
+        """Reads so many bytes; however slowly they come, they are no silence."""
+        data = bytearray()
+        while len(data) < count:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                piece = await self._reader.read(count - len(data))
+            if not piece:
+                raise asyncio.IncompleteReadError(bytes(data), count)
+            data += piece
+        return bytes(data)
 
     async def _write(self) -> None:
         writer = self._writer
