@@ -3,7 +3,9 @@
 A switch reads heads and lets everything else by. A stream begins with the TLS records
 in which its trainers agree on keys; sealed frames follow. Kinds are the names of frames
 (`Hello`, `StepDone`), and for tensors those of their channels (`tokens`), which the
-listener's Welcome has.
+listener's Welcome has. A frame that is no tensor is no longer than it can be, and one
+with a payload of its own (`Hello`, `Welcome`, `Abort`) comes once: no more than that
+passes beside the kinds that a policy names.
 """
 
 import json
@@ -11,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 from nebula_jax import errors, printable
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import frames, schema
 from nebula_jax.security import seal
 from nebula_jax.security.audit import entries
 
@@ -99,6 +101,7 @@ class Meter:
         self._left = 0  # bytes of the present frame that are still to come
         self._welcome: bytearray | None = None
         self._handshake = 0
+        self._had: set[type[frames.Message]] = set()
 
     def feed(self, data: bytes | memoryview) -> None:
         """Takes the next bytes, before they are passed on.
@@ -164,11 +167,17 @@ class Meter:
         if kind is frames.Tensor:
             (channel,) = _CHANNEL.unpack_from(head, _HEAD_BYTES)
             return self._channel(channel), total
+        most = schema.PAYLOAD_LIMITS.get(kind, 0)
+        if payload > most:
+            raise Unreadable(
+                f"a {kind.__name__} with a payload of {payload} bytes; at most {most}"
+            )
+        if most and kind in self._had:
+            raise Unreadable(f"a second {kind.__name__} on one stream")
+        self._had.add(kind)
         if kind is frames.Open:
             self._names.begin(head[_HEAD_BYTES:])
         if kind is frames.Welcome:
-            if payload > frames.MAX_WELCOME_BYTES:
-                raise Unreadable(f"a Welcome of {payload} bytes")
             self._welcome = bytearray()
             self._welcome_from = length
         return kind.__name__, total

@@ -91,6 +91,52 @@ def test_what_is_no_stream_of_ours_is_refused(data):
         [each.feed(data) for each in made]
 
 
+def longer(message, payload):
+    """A frame whose head has another length of the payload, and the payload."""
+    head = bytearray(frame(message))
+    head[24:32] = payload.to_bytes(8, "big")
+    return bytes(head) + bytes(payload)
+
+
+@pytest.mark.parametrize(
+    ("message", "payload"),
+    [
+        (frames.StepDone(3), 10_000_000),
+        (frames.StepDone(3), 1),
+        (frames.Stop(3), 1),
+        (frames.Ping(), 1),
+        (frames.End(), 1),
+        (frames.Open(bytes(16), 1), 1),
+        (frames.Hello("generator:0", "0.1", {}), frames.MAX_HELLO_BYTES + 1),
+        (frames.Abort("it was stopped"), frames.MAX_REASON_BYTES + 1),
+        (frames.Welcome(1, b"[[], []]"), frames.MAX_WELCOME_BYTES + 1),
+    ],
+)
+def test_nothing_passes_as_the_payload_of_a_message_that_has_none(message, payload):
+    admitted = []
+    connector, _ = meters(lambda kind, count: admitted.append(kind))
+    connector.feed(OPEN)
+    with pytest.raises(meter.Unreadable, match="payload of"):
+        connector.feed(longer(message, payload))
+    assert admitted == ["Open"]
+
+
+@pytest.mark.parametrize(
+    "message", [frames.Hello("generator:0", "0.1", {}), WELCOME, frames.Abort("enough")]
+)
+def test_messages_with_a_payload_come_once_on_a_stream(message):
+    _, listener = meters()
+    listener.feed(OPEN + frame(message))
+    with pytest.raises(meter.Unreadable, match="second"):
+        listener.feed(frame(message))
+
+
+def test_messages_without_a_payload_come_as_often_as_they_are_sent():
+    _, listener = meters()
+    listener.feed(OPEN + frame(frames.Ping(), 0) * 3 + frame(frames.StepDone(1)) * 3)
+    assert listener.seen["Ping"][0] == listener.seen["StepDone"][0] == 3
+
+
 def test_a_session_that_goes_on_over_another_stream_keeps_its_names():
     known = {}
     meter.Meter(meter.Names(known), True, lambda *_: None).feed(OPEN + frame(WELCOME))
