@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from nebula_jax.security import federation, peer_tls, policy
 
+CONNECT_SECONDS = 5.0  # TCP's own pauses grow: it would knock again after a minute
 HANDSHAKE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 1.0
 LIMIT_BYTES = 1 << 17  # of a reader's buffer
@@ -70,18 +71,21 @@ async def dial(folder: federation.Folder, address: tuple[str, int]) -> Connectio
 
     Raises:
       federation.Refusal: with the reason, if it must not be used.
-      OSError: if nobody answers, or there was no handshake.
+      OSError: if nobody answers in time, or there was no handshake.
     """
     floor = policy.load(folder.path / policy.FILE).tls
     context = peer_tls.client_context(folder, "switch", floor)
     context.check_hostname = False  # the certificate has the lab's name, not the host's
-    reader, writer = await asyncio.open_connection(
-        *address,
-        limit=LIMIT_BYTES,
-        ssl=context,
-        ssl_handshake_timeout=HANDSHAKE_SECONDS,
-        ssl_shutdown_timeout=SHUTDOWN_SECONDS,
-    )
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                *address,
+                limit=LIMIT_BYTES,
+                ssl=context,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            )
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
     return _checked(folder, reader, writer)
 
 
