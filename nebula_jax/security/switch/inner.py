@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import disk, errors, files
 from nebula_jax.security import federation
-from nebula_jax.security.switch import messages
+from nebula_jax.security.switch import keep_alive, messages
 
 TOKEN_BYTES = 32
 REQUEST_SECONDS = 5.0
@@ -115,7 +115,7 @@ def request(
       fields: of the request.
 
     Returns:
-      The connection, and the answer.
+      The connection, which ends if the switch's host vanishes, and the answer.
 
     Raises:
       NoSwitch: if it does not run.
@@ -131,6 +131,7 @@ def request(
             f"{folder.path}: no switch answers at {address}; start it with `nebula"
             " switch`"
         ) from None
+    keep_alive.probe(sock)
     try:
         line = json.dumps({"token": address.token, "op": op, **fields})
         sock.sendall(line.encode() + b"\n")

@@ -4,18 +4,17 @@ A context that served for several would resume sessions, and let a revoked lab b
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from typing import NamedTuple
 
 from nebula_jax.security import federation, peer_tls, policy
+from nebula_jax.security.switch import keep_alive
 
 CONNECT_SECONDS = 5.0  # TCP's own pauses grow: it would knock again after a minute
 HANDSHAKE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 1.0
 LIMIT_BYTES = 1 << 17  # of a reader's buffer
-KEEP_ALIVE = 10  # seconds of silence before the kernel probes
 
 
 class Connection(NamedTuple):
@@ -104,9 +103,7 @@ def _checked(
         peer = peer_tls.check_peer(der, folder)
         if peer.role != "switch":
             raise peer_tls.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
-        sock = writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive.probe(writer.get_extra_info("socket"))
         return Connection(reader, writer, peer.lab, peer.serial, peer.end.timestamp())
     except BaseException:
         writer.transport.abort()

@@ -10,7 +10,7 @@ from nebula_jax import errors
 from nebula_jax.security import names, roles
 from nebula_jax.security.accounts import Account
 from nebula_jax.security.audit import entries
-from nebula_jax.security.switch import inner, messages, streams, upkeep
+from nebula_jax.security.switch import inner, keep_alive, messages, streams, upkeep
 from nebula_jax.security.switch.state import Served, State, new_name
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -123,7 +123,7 @@ async def _dial(
     if served is not None and lab in ("", switch.lab):
         here = about(switch.lab)
         near, far = streams.local_pair()
-        other = await asyncio.open_connection(*served.address)
+        other = await connect(served)
         inner.answer(writer, lab=switch.lab)
         switch.begin(
             switch.carry(here, served.account.name, other, far, is_listener=True)
@@ -152,6 +152,15 @@ async def _dial(
         return
     why = "; ".join(reasons) or "no other lab is connected"
     raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
+
+
+async def connect(
+    served: Served,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a trainer here; raises OSError if it does not answer."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    keep_alive.probe(writer.get_extra_info("socket"))
+    return reader, writer
 
 
 async def _serve(

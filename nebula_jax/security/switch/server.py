@@ -18,6 +18,7 @@ from nebula_jax.security import federation, peer_tls, revocation
 from nebula_jax.security.switch import (
     inner,
     joining,
+    keep_alive,
     line,
     messages,
     outer,
@@ -312,7 +313,7 @@ class Switch:
             served = self.state.served.get((about.job, about.listener))
             if served is None:
                 raise inner.Absent(f"{about.listener} of job {about.job} is not here")
-            trainer = await asyncio.open_connection(*served.address)
+            trainer = await requests.connect(served)
         except (errors.NebulaError, OSError) as error:
             made.send(
                 op="refused",
@@ -342,6 +343,7 @@ class Switch:
             self.state.begin(self._serve_inside(sock))
 
     async def _serve_inside(self, sock: socket.socket) -> None:
+        keep_alive.probe(sock)
         reader, writer = await asyncio.open_connection(
             sock=sock, limit=inner.MOST_BYTES
         )

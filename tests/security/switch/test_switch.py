@@ -331,6 +331,49 @@ def test_two_of_one_trainer_are_refused(labs):
     assert other.job == "twice"
 
 
+def patience(sock):
+    """Seconds after which the kernel gives up a silent connection; 0 for two hours."""
+    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+        return 0
+    idle, pause, probes = (
+        sock.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    return idle + pause * probes
+
+
+def patiences(lab):
+    """Those of all connections of a switch, by the address of the other end."""
+    found = {}
+    for key in lab.loop._selector.get_map().values():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(key.fd)) as sock:
+            found[sock.getpeername()] = patience(sock)
+    return found
+
+
+def test_a_host_that_vanishes_is_noticed_on_every_silent_connection(labs):
+    """A trainer keeps no place, and waits for no switch: 60 s without a line end it."""
+    listening = listener.listen(("127.0.0.1", 0))
+    made = own_switch.Trainer(labs.s.folder, "", "silent", "discriminator", "")
+    dialing = own_switch.Trainer(labs.s.folder, "", "silent", "generator:0", "")
+    made.serve(listening.getsockname()[1])
+    sock, _ = dialing.reach("discriminator")(5.0)
+    carried, _ = listening.accept()
+    ends = [made._serving, sock]
+    found = labs.s.call(patiences, labs.s)
+    all_ = [patience(each) for each in ends]
+    all_ += [found[each.getsockname()] for each in ends]
+    all_ += [found[listening.getsockname()]]
+    all_ += [
+        patience(each.switch.state.lines[lab]._writer.get_extra_info("socket"))
+        for each, lab in ((labs.s, "lab-t"), (labs.t, "lab-s"))
+    ]
+    assert len(all_) == 7
+    assert all(0 < each < 30 for each in all_), all_
+    for each in (sock, carried, listening, made, dialing):
+        each.close()
+
+
 def test_certificates_are_replaced_under_way_and_no_frame_is_lost(labs):
     turns = []
 
