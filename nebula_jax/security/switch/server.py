@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
+from nebula_jax.communication import newcomers
+from nebula_jax.communication.wire import greeting
 from nebula_jax.security import federation, peer_tls, revocation
 from nebula_jax.security.switch import (
     inner,
@@ -30,7 +32,8 @@ from nebula_jax.security.switch import (
 )
 
 BACKLOG = 128
-MOST_PENDING = 32  # outside connections before their handshake is done
+MOST_NEWCOMERS = 128  # outside connections without a line; each may cost 256 KiB of TLS
+NEWCOMER_SECONDS = 15.0  # for handshake, request and end of one
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
 
@@ -45,7 +48,9 @@ class Switch:
         self.state = state.State(folder, log)
         self.upkeep = upkeep.Upkeep(self.state)
         self._refusals = refusals.Refusals(self._record_refusal)
-        self._pending = 0
+        most = min(MOST_NEWCOMERS, newcomers.most())
+        self._newcomers = newcomers.Newcomers(most)
+        self._groups: dict[str, str] = {}  # lab -> group of the address it came from
         self._token = inner.new_token()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -133,34 +138,51 @@ class Switch:
             except OSError:  # it went again, or the system has no more
                 await asyncio.sleep(FIRST_PAUSE)
                 continue
-            if self._pending >= MOST_PENDING:
-                sock.close()  # whoever is honest tries again
-                continue
+            if self._newcomers.is_full:
+                self._make_room()
             sock.setblocking(False)
-            self._pending += 1
-            self.state.begin(self._meet(sock, address[0]))
+            deadline = loop.time() + NEWCOMER_SECONDS
+            connected = greeting.Connected(sock)
+            newcomer = newcomers.Newcomer(connected, address[0], deadline)
+            self._newcomers.add(newcomer)
+            self.state.begin(self._meet(newcomer))
 
-    async def _meet(self, sock: socket.socket, host: str) -> None:
+    def _make_room(self) -> None:
+        """Ends a connection that is no line yet, so that another one can come."""
+        newcomer = self._newcomers.to_go(self._groups.values())
+        if newcomer is not None:
+            self._newcomers.remove(newcomer)
+            text, now = "too many others had come", time.monotonic()
+            self._refusals.add(newcomer.host, "crowded_out", text, now)
+            with contextlib.suppress(OSError):  # what waits for it finds its end
+                newcomer.sock.shutdown(socket.SHUT_RDWR)
+
+    async def _meet(self, newcomer: newcomers.Newcomer) -> None:
+        """Makes a connection a line, or serves who has no certificate."""
         try:
-            try:
-                connection = await outer.accept(self.state.folder, sock)
-            except (errors.NebulaError, OSError, EOFError) as error:
-                self._refused(host, error)
-                return
-            finally:
-                self._pending -= 1
-            if not connection.lab:
-                await self._join(connection, host)
-                return
-        except TimeoutError as error:
-            self._refused(host, error)
+            async with asyncio.timeout_at(newcomer.deadline):
+                connection = await outer.accept(self.state.folder, newcomer.sock)
+                if not connection.lab:
+                    await self._join(connection, newcomer)
+                    return
+        except (errors.NebulaError, OSError, EOFError) as error:
+            self._refused(newcomer, error)
             return
+        finally:
+            has_place = newcomer in self._newcomers
+            if has_place:
+                self._newcomers.remove(newcomer)
+        if not has_place:
+            connection.writer.transport.abort()
+            return
+        self._groups[connection.lab] = newcomer.group
         made = self._line(connection, is_dialer=False)
         await self._run_line(made, connection)
 
-    def _refused(self, host: str, error: BaseException) -> None:
-        reason = peer_tls.reason_of(error)
-        self._refusals.add(host, reason, str(error), time.monotonic())
+    def _refused(self, newcomer: newcomers.Newcomer, error: BaseException) -> None:
+        if newcomer in self._newcomers:  # else there is an entry, with the reason
+            reason = peer_tls.reason_of(error)
+            self._refusals.add(newcomer.host, reason, str(error), time.monotonic())
 
     def _record_refusal(self, host: str, reason: str, others: int, text: str) -> None:
         more = f" (and {others} others before it)" if others else ""
@@ -168,16 +190,19 @@ class Switch:
         about = {"others": others} if others else {}
         self.state.record("refusal", host, reason=reason, **about)
 
-    async def _join(self, connection: outer.Connection, host: str) -> None:
+    async def _join(
+        self, connection: outer.Connection, newcomer: newcomers.Newcomer
+    ) -> None:
         try:
             if self.state.issuer is None:
                 raise peer_tls.PeerRefused("none", "the authority is at another lab")
             done = await joining.serve(connection, self.state.issuer)
             if done["op"] == "join":
                 self.state.log(f"{done['lab']} has joined the federation")
-                self.state.record("federation", done["lab"], event="joined", host=host)
+                about = {"event": "joined", "host": newcomer.host}
+                self.state.record("federation", done["lab"], **about)
         except (errors.NebulaError, OSError, ValueError) as error:
-            self._refused(host, error)
+            self._refused(newcomer, error)
         finally:
             await streams.close(connection.writer)
 

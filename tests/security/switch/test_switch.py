@@ -9,6 +9,7 @@ import json
 import os
 import random
 import socket
+import ssl
 import threading
 import time
 import types
@@ -31,6 +32,7 @@ from nebula_jax.security import (
     incarnations,
     invitations,
     member,
+    peer_tls,
     policy,
     revocation,
     seal,
@@ -571,7 +573,7 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
     """Each is an entry in two logs. One that lasts begins the pauses anew."""
     made, pauses = server.Switch(two_labs.found(tmp_path), print), []
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    line_ = types.SimpleNamespace(wants_successor=asyncio.Event())
+    line_ = types.SimpleNamespace(lab="lab-t", wants_successor=asyncio.Event())
 
     async def dial(folder, address):
         return None
@@ -594,6 +596,80 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0, 0.1, 0.2]
     made.state.audit.close()
     made.state.identity.close()
+
+
+FEW = 4  # outside connections at a time
+
+
+@pytest.fixture
+def crowded(tmp_path, monkeypatch):
+    """A switch that takes few outside connections at a time, and waits for them."""
+    monkeypatch.setattr(server, "MOST_NEWCOMERS", FEW, raising=False)
+    monkeypatch.setattr(server, "NEWCOMER_SECONDS", 60.0, raising=False)
+    monkeypatch.setattr(outer, "HANDSHAKE_SECONDS", 60.0)
+    made = two_labs.Running(two_labs.found(tmp_path / "s"), listens=True)
+    yield made
+    made.stop()
+
+
+def is_answered(lab):
+    """True if the first attempt of who has no certificate yet is answered."""
+    where = f"{lab.address[0]}:{lab.address[1]}"
+    context = peer_tls.unverified_context()
+    return "authority" in joining._request(where, {"op": "authority"}, context, None)
+
+
+def test_silent_connections_keep_no_lab_out_of_a_switch(crowded):
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(crowded.address, 20))
+            for _ in range(10 * FEW)
+        ]
+        assert is_answered(crowded)
+        assert silent[0].recv(1) == b""
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it may be an honest one
+            silent[-1].recv(1)
+    wait_until(lambda: any("too many others" in each for each in crowded.lines))
+
+
+def test_connections_without_a_certificate_are_counted_until_their_end(crowded):
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(FEW + 1):
+            sock = stack.enter_context(socket.create_connection(crowded.address, 20))
+            context = peer_tls.unverified_context()
+            silent.append(stack.enter_context(context.wrap_socket(sock)))
+        with contextlib.suppress(ssl.SSLError):  # it was cut off
+            assert silent[0].recv(1) == b""
+        assert is_answered(crowded)
+    assert crowded.call(lambda: len(crowded.switch._newcomers)) <= FEW
+    wait_until(lambda: not crowded.call(lambda: len(crowded.switch._newcomers)))
+
+
+def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
+    """It would close the line of its lab that is there."""
+    accept, before = outer.accept, labs.s.switch.state.lines["lab-t"]
+    ended = []
+
+    async def driven_out(folder, sock):
+        made = await accept(folder, sock)
+        labs.s.switch._make_room()
+        ended.append(made)
+        return made
+
+    monkeypatch.setattr(server.outer, "accept", driven_out)
+    with pytest.raises((EOFError, OSError)):
+        asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
+    assert len(ended) == 1
+    assert labs.s.switch.state.lines["lab-t"] is before
+    assert not before.is_closed
+
+
+async def dialed(folder, address):
+    """What comes on a new line."""
+    connection = await outer.dial(folder, address)
+    return await connection.reader.readexactly(1)
 
 
 def test_a_switch_whose_upkeep_fails_ends(tmp_path):
