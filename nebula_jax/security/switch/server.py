@@ -292,7 +292,8 @@ class Switch:
             reason = await made.run()
         except (errors.NebulaError, OSError) as error:  # what is here of the lab
             made.close(str(error))
-            self._refused(lab, error)
+            reason = peer_tls.reason_of(error)
+            self._refusals.add(lab, reason, str(error), time.monotonic())
             return
         finally:
             ends.cancel()
