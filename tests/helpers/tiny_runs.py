@@ -120,11 +120,11 @@ class Runs:
             text=True,
         )
 
-    def run(self, *arguments: str, timeout: float = 120, **flags):
+    def run(self, *arguments: str, timeout: float = 200, **flags):
         """Runs to the end; (exit status, output)."""
         return self._end_of(self.start(*arguments, **flags), timeout)
 
-    def run_plain(self, *arguments: str, timeout: float = 120):
+    def run_plain(self, *arguments: str, timeout: float = 200):
         """The same, given nothing but `arguments`."""
         return self._end_of(self.start_plain(*arguments), timeout)
 
