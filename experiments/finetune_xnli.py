@@ -41,8 +41,7 @@ def main() -> int:
     run = config.from_flags().with_agreed(dataset=dataset)
     config.check(run)
     devices.simulate(run.local.layout())
-    split, out = (flags.FLAGS[name].value for name in ("split", "predictions_dir"))
-    return evaluate.evaluate(run, split, out)
+    return evaluate.evaluate(run, flags.FLAGS["predictions_dir"].value)
 
 
 if __name__ == "__main__":

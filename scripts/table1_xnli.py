@@ -43,7 +43,6 @@ retrieval, of the recipes that keep the translation gap."""
 HEADS_ALONE = 5
 """The first fifth of the steps trains heads alone, in both."""
 FINE_TUNING = (
-    *("--learning_rate=2e-4", "--layer_decay=0.8", "--freeze_layers=0"),
     *("--max_train_pairs=20000", "--epochs=1", "--max_test_pairs=0"),
     *("--checkpoint_selection=last", "--eval_every=125", "--checkpoint_every=625"),
 )

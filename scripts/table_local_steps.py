@@ -146,8 +146,7 @@ def fine_tuning_of(
             *table.arguments(table_runs.flagfile("xnli_warm")),
             f"--encoder={runs.made(before.name)}",
             *("--languages=en", "--max_train_pairs=40000", "--epochs=2"),
-            *("--nofreeze_embeddings", "--freeze_layers=0", "--layer_decay=1"),
-            "--max_test_pairs=300",
+            *("--max_test_pairs=300", "--nofreeze_embeddings", "--layer_decay=1"),
             "--length_buckets=20,28,36,48,64",  # it has 64 positions
             *("--learning_rate=5e-4", "--checkpoint_selection=last"),
             *("--eval_every=625", "--checkpoint_every=1250", f"--seed={seed}"),

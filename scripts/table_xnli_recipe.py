@@ -2,11 +2,12 @@
 
     python -m scripts.table_xnli_recipe --data_dir=../shared/data
 
-English pairs alone can move an encoder away from what its languages share. Each row
-fine-tunes the encoder of `xnli_warm.flags` on all of its pairs for one epoch; the last
-row is the recipe of that flagfile. English dev chooses the step that is tested; test
-rows choose nothing. Rows are compared seed by seed, and by a bootstrap over the test
-rows. Runs are done once; after a stop, the same command goes on.
+English pairs alone can move an encoder away from what its languages share. Stage
+`choose` fine-tunes the encoder of `xnli_warm.flags` by each recipe on some of its
+pairs, and chooses the one with the best average on the dev pairs of all languages; no
+test row is read. Stage `test` fine-tunes by that one and by the first on all pairs,
+with every seed, and compares the two on the test rows, seed by seed and by a bootstrap.
+Runs are done once; after a stop, the same command goes on.
 """
 
 from collections.abc import Mapping
@@ -20,14 +21,17 @@ from nebula_jax.runtime import report, run_folder
 from scripts.tables import config, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 
-for _name in config.FLAGS:
+for _name in (*config.FLAGS, "stages"):
     if _name != "scale":
         flags.declare_key_flag(_name)
 
-SEEDS = 3  # by default
+SEEDS = 3  # by default, of stage `test`; stage `choose` has the first
+STAGES = ("choose", "test")
 FLAGFILE = "xnli_warm"
+PAIRS = 20_000
+"""Training pairs of stage `choose`."""
 AVERAGE, WEAKEST = 0.65, 0.54
-"""Targets of the flagfile's recipe: mean of the languages; the lowest of them."""
+"""Targets on test rows: mean of the languages; the lowest of them."""
 
 
 class Row(NamedTuple):
@@ -40,37 +44,76 @@ class Row(NamedTuple):
     """Flags beside those of all."""
 
 
+def row(name: str, key: str, rate: str, decay: str, frozen: int) -> Row:
+    """Makes a recipe.
+
+    Args:
+      name, key: of the row.
+      rate: peak of the learning rate, of the top layer.
+      decay: rate of a layer over that of the one above it.
+      frozen: number of first layers that do not train.
+    """
+    flags = (f"--learning_rate={rate}", f"--layer_decay={decay}")
+    return Row(name, key, (*flags, f"--freeze_layers={frozen}"))
+
+
 ROWS = (
-    Row(
-        "all layers train",
-        "all",
-        ("--learning_rate=2e-4", "--layer_decay=0.8", "--freeze_layers=0"),
-    ),
-    Row(
-        "the first six frozen, half the rate",
-        "frozen",
-        ("--learning_rate=1e-4", "--layer_decay=0.7", "--freeze_layers=6"),
-    ),
+    row("all layers", "all", "2e-4", "0.8", 0),
+    row("all layers, half the rate, lower layers less", "half", "1e-4", "0.7", 0),
+    row("the first six frozen", "six", "2e-4", "0.8", 6),
+    row("the first six frozen, half the rate", "six_half", "1e-4", "0.7", 6),
+    row("the first six frozen, twice the rate", "six_twice", "4e-4", "0.8", 6),
+    row("the first three frozen", "three", "2e-4", "0.8", 3),
 )
+"""The first is that of before."""
 
 
-def run_of(row: Row, seed: str, table: config.Table) -> table_runs.Run:
-    """Describes the fine-tuning of a row."""
+def run_of(row: Row, seed: str, table: config.Table, is_test: bool) -> table_runs.Run:
+    """Describes the fine-tuning of a row.
+
+    Args:
+      row: of the table.
+      seed: of the run.
+      table: its configuration.
+      is_test: whether it is of stage `test`.
+    """
+    own = ("--eval_every=650", "--checkpoint_every=650")
+    if not is_test:
+        own = (f"--max_train_pairs={PAIRS}", "--split=dev", *own)
     return table_runs.Run(
-        f"{row.key}-seed{seed}",
+        f"{row.key}-{'test' if is_test else 'dev'}-seed{seed}",
         xnli_rows.MODULE,
         (
             *table.arguments(table_runs.flagfile(FLAGFILE)),
-            *("--epochs=1", f"--seed={seed}", *row.arguments),
+            *("--epochs=1", f"--seed={seed}", *own, *row.arguments),
         ),
     )
 
 
+def choose(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
+    """Returns the recipes that have been tried on dev pairs, the best one first."""
+    found = []
+    for row in ROWS:
+        result = runs.found(run_of(row, table.seeds[0], table, is_test=False))
+        if result is not None:
+            summary = result["summary"]
+            figures = {
+                **{"name": row.name, "flags": list(row.arguments)},
+                "english": summary["test"]["accuracy"]["en"],
+                "average": summary["test"]["average"],
+                "seconds": summary["seconds"],
+                "commits": xnli_rows.commits([summary]),
+            }
+            found.append(figures)
+    return sorted(found, key=lambda each: -each["average"])
+
+
 def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
-    """Gathers the rows, of the runs that have ended."""
+    """Gathers the rows that have been tested, the first one first."""
     rows, marks = [], {}
     for row in ROWS:
-        found = {seed: runs.found(run_of(row, seed, table)) for seed in table.seeds}
+        runs_of = {seed: run_of(row, seed, table, is_test=True) for seed in table.seeds}
+        found = {seed: runs.found(run) for seed, run in runs_of.items()}
         done = {seed: each for seed, each in found.items() if each is not None}
         if not done:
             continue
@@ -78,31 +121,24 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
         summaries = [each["summary"] for each in done.values()]
         rows.append(
             {
-                **{"name": row.name, "flags": list(row.arguments)},
-                "dev": [dev_of(each) for each in summaries],
+                "name": row.name,
                 **xnli_rows.means(summaries),
                 "seconds": sum(each["seconds"] for each in summaries),
                 "commits": xnli_rows.commits(summaries),
             }
         )
-    first = rows[0]["name"]
     for row in rows[1:]:
+        first = rows[0]["name"]
         apart = xnli_rows.compare(marks[row["name"]], marks[first])
         row["against"] = {first: apart}
     return rows
 
 
-def dev_of(summary: Mapping[str, Any]) -> float:
-    """Returns the accuracy on English dev of the step that a run tested."""
-    curve = {each["step"]: each["accuracy"] for each in summary["dev"]}
-    return curve[summary["selected_step"]]
-
-
 def targets(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Holds the recipe of the flagfile against its targets.
+    """Holds a recipe against the targets.
 
     Args:
-      row: of the table.
+      row: of `gather`.
     """
     accuracy = row["accuracy"]
     languages = accuracy.keys() - {xnli.AVERAGE}
@@ -122,21 +158,46 @@ def targets(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def work(runs: table_runs.Runs, table: config.Table, stages: list[str]) -> str:
+    """Does the missing runs; returns the name of the recipe that dev pairs chose."""
+    if "choose" in stages:
+        for row in ROWS:
+            runs.result(run_of(row, table.seeds[0], table, is_test=False))
+    chosen = choose(runs, table)[0]["name"] if choose(runs, table) else ROWS[0].name
+    if "test" in stages:
+        for row in ROWS:
+            if row.name in (ROWS[0].name, chosen):
+                for seed in table.seeds:
+                    runs.result(run_of(row, seed, table, is_test=True))
+    return chosen
+
+
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
     table = config.from_flags("xnli_recipe", seeds=SEEDS)
+    stages = config.stages(STAGES)
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, xnli_rows.figures, results=table.results)
-        for row in reversed(ROWS):
-            for seed in table.seeds:
-                runs.result(run_of(row, seed, table))
-        rows = gather(runs, table)
-    commits = sorted({each for row in rows for each in row["commits"]})
-    seconds = sum(row["seconds"] for row in rows)
-    result = {
-        **report.provenance(seconds, commits=commits, seeds=table.seeds),
-        **{"rows": rows, "targets": targets(rows[-1])},
-    }
+        chosen = work(runs, table, list(stages))
+        tried, rows = choose(runs, table), gather(runs, table)
+    of_all = [*tried, *rows]
+    about = report.provenance(
+        sum(each["seconds"] for each in of_all),
+        commits=sorted({commit for each in of_all for commit in each["commits"]}),
+        seeds=table.seeds,
+    )
+    result = config.of_all_stages(
+        {
+            **about,
+            **{"pairs": PAIRS, "tried": tried, "chosen": chosen, "rows": rows},
+            "targets": [
+                target
+                for each in rows
+                if each["name"] == chosen
+                for target in targets(each)
+            ],
+        }
+    )
     table_runs.write(result, xnli_markdown.recipes(result), table.out)
     return 0
 

@@ -107,7 +107,13 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "eval_only", False, "Test what --run trained, on --data_dir; train nothing."
 )
-flags.DEFINE_enum("split", "test", ["dev", "test"], "Split that --eval_only tests on.")
+flags.DEFINE_enum(
+    "split",
+    "test",
+    ["dev", "test"],
+    "Split that is tested, at the end of a run or by --eval_only. With dev no test row"
+    " is read, as where one recipe of several is to be chosen.",
+)
 flags.DEFINE_string(
     "predictions_dir",
     "",
@@ -123,7 +129,7 @@ DEFAULTS = {
     "eval_every": 500,
 }
 """Shared flags that have another default in this experiment."""
-COMMAND = ("eval_only", "run", "split", "predictions_dir")
+COMMAND = ("eval_only", "run", "predictions_dir")
 """Flags that no run keeps: they choose what this command does."""
 
 NAME = "finetune"
@@ -185,6 +191,8 @@ class Local(configuration.Place):
     epochs: float
     """Passes over the training pairs; 0 for the given steps."""
     eval_batch_size: int
+    split: str
+    """The one that is tested: dev or test."""
     export: bool
     """True to leave the encoder as a checkpoint folder."""
 

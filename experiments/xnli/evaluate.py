@@ -72,17 +72,17 @@ def tested(
         return probabilities(predict, params, parts, text, run.local.eval_batch_size)
 
 
-def evaluate(run: config.Run, split: str, predictions_dir: str) -> int:
+def evaluate(run: config.Run, predictions_dir: str) -> int:
     """Tests what a run trained, on the pairs of --data_dir.
 
     Args:
       run: that has ended, or stopped; its folder is `workdir`.
-      split: dev or test.
       predictions_dir: folder to write to; if empty, one in the run's folder.
 
     Returns:
       The exit status.
     """
+    split = run.local.split
     languages = data.languages(run, split)
     trained = restored.read(run)
     model, tokenizer = models.load(run)

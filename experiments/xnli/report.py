@@ -78,7 +78,7 @@ def summary(
 
     Args:
       text: its pairs.
-      scores: language -> score on test.
+      scores: language -> score on the split that is tested.
       position: of the loop: the selected step, the dev curve, and the commits that
         trained the run.
       settings: flag -> value.
@@ -123,7 +123,10 @@ def markdown(summary: Mapping[str, Any]) -> str:
         resumed,
         f"English dev (after step): {', '.join(curve)}. Tested: step {step} of"
         f" {training['last_step']}.",
-        results_markdown(summary["test"], title("test", settings["encoder"], step)),
+        results_markdown(
+            summary["test"],
+            title(settings.get("split", "test"), settings["encoder"], step),
+        ),
     )
 
 

@@ -120,7 +120,7 @@ def train(run: config.Run) -> int:
         is_due = start < step or not (local.workdir / "summary.json").is_file()
         if ranks.agree(is_due):
             params = partition.merge(selection.params, frozen)
-            found = evaluate.tested(run, predict, params, text.parts["test"], text)
+            found = evaluate.tested(run, predict, params, _tested(run, text), text)
             if ranks.is_root():
                 _write(run, text, found, position_now(), begin, is_new=start < step)
         params = ranks.to_root(selection.params)
@@ -132,12 +132,22 @@ def train(run: config.Run) -> int:
 
 
 def _read_text(run: config.Run) -> data.Text:
-    languages = data.languages(run, "test")
+    languages = data.languages(run, run.local.split)
     model, tokenizer = models.load(run)
     english = [config.ENGLISH]
-    wanted = {"train": english, "dev": english, "test": languages}
+    wanted = {"train": english, "dev": english}
+    if run.local.split == "test":
+        wanted["test"] = languages
+    else:
+        wanted["dev"] = [*dict.fromkeys((*english, *languages))]
     with process.timed("reading and tokenizing the pairs"):
         return data.read(run, wanted, model, tokenizer)
+
+
+def _tested(run: config.Run, text: data.Text) -> dict[str, data.Part]:
+    """Returns the pairs that are tested: language -> its pairs."""
+    of_split = text.parts[run.local.split].items()
+    return {name: part for name, part in of_split if name in run.local.languages}
 
 
 def _commits(position: Mapping[str, Any] | None) -> list[str]:
@@ -164,8 +174,8 @@ def _write(
       begin: when this command began, of time.monotonic.
       is_new: True if this command trained some step.
     """
-    folder, parts = run.local.workdir, text.parts["test"]
-    report.write_predictions(folder / "predictions", "test", parts, probabilities)
+    folder, parts, split = run.local.workdir, _tested(run, text), run.local.split
+    report.write_predictions(folder / "predictions", split, parts, probabilities)
     cluster = run_folder.of_cluster(folder, config.NAME)
     seconds = time.monotonic() - begin
     if not is_new:  # it was stopped after training
@@ -173,6 +183,7 @@ def _write(
     settings = {
         **dataclasses.asdict(run.agreed),
         "epochs": run.local.epochs,
+        "split": split,
         "data_dir": run.local.data_dir,
     }
     scores = report.evaluate(parts, probabilities)

@@ -30,17 +30,23 @@ def table1(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
 def recipes(result: Mapping[str, Any]) -> str:
     """Renders the record of `table_xnli_recipe`."""
     rows = result["rows"]
-    flags = "\n".join(
-        f"- {row['name']}: `{' '.join(row['flags'])}`; English dev, of the step that is"
-        f" tested: {', '.join(f'{each:.1%}' for each in row['dev'])}"
-        for row in rows
-    )
+    tried = [
+        [
+            each["name"],
+            f"`{' '.join(each['flags'])}`",
+            *(f"{100 * each[name]:.1f}" for name in ("english", "average")),
+            f"{each['seconds'] / 60:.0f}",
+        ]
+        for each in result["tried"]
+    ]
+    header = ["recipe", "flags", "dev, English", "dev, 15 languages", "minutes"]
     return report.join(
         report.heading(result, report.seeds(result), " of runs"),
-        flags,
-        _languages(rows),
+        f"Chosen on dev pairs, after {result['pairs']:,} training pairs with the first"
+        f" seed: {result['chosen']}.",
+        report.table(header, tried, "llrrr"),
+        *((_languages(rows), _notes(rows)) if rows else ()),
         *(_against(rows, name) for name in _compared(rows)),
-        _notes(rows),
         report.targets(result["targets"]),
         _warnings(rows),
     )

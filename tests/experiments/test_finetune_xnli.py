@@ -130,6 +130,26 @@ def test_a_run_says_what_it_did(runs, undisturbed):
     assert "41 of 44 pieces are kept" in undisturbed
 
 
+def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
+    """A recipe may be chosen by it."""
+    text = runs.folder / "without_test"
+    shutil.copytree(runs.text, text)
+    for path in (text / "nli").glob("test.*"):
+        path.unlink()
+    given = {"data_dir": text, "split": "dev", "workdir": "by_dev", "steps": 4}
+    status, output = runs.run(**given)
+    assert status == 0, output
+    summary = json.loads((runs.folder / "by_dev" / "summary.json").read_text())
+    assert summary["flags"]["split"] == "dev"
+    assert list(summary["test"]["accuracy"]) == ["en", "de", "sw"]
+    (curve,) = summary["dev"]
+    assert summary["test"]["accuracy"]["en"] == pytest.approx(curve["accuracy"])
+    assert predictions(runs.folder / "by_dev").keys() == {
+        f"dev.{language}.tsv" for language in ("en", "de", "sw")
+    }
+    assert "dev pairs, models/bert after step 4" in output
+
+
 def table(output):
     """The lines of the printed table."""
     return [line for line in output.splitlines() if line.startswith("|")]

@@ -1,9 +1,8 @@
-"""The recipes of fine-tuning: flags that can be, means, differences and targets."""
+"""The recipes of fine-tuning: dev pairs choose, test rows only measure."""
 
 import json
 
 import configured
-import numpy as np
 import pytest
 import tiny_tables
 
@@ -12,68 +11,97 @@ from scripts import table_xnli_recipe
 from scripts.tables import runs as table_runs
 from scripts.tables import xnli_markdown, xnli_rows
 
-RIGHT = {"all": "1100", "frozen": "1110"}  # of four test rows in each language
+RIGHT = {"all": "1100", "six": "1110"}
+"""Key of a recipe -> which of four rows are right in each language; none in others."""
 
 
-def leave(run, workdir):
-    """Leaves behind what a fine-tuning does."""
-    marks = RIGHT[run.name.split("-")[0]]
-    folder = workdir / "finetune" / "predictions"
-    folder.mkdir(parents=True)
-    for language in ("en", "sw"):
-        lines = ["id\tlabel\tprediction"]
-        lines += [
-            f"{n}\tyes\t{'yes' if m == '1' else 'no'}" for n, m in enumerate(marks)
-        ]
-        text = "".join(f"{line}\n" for line in lines)
-        (folder / f"test.{language}.tsv").write_text(text)
-    accuracy = {"en": marks.count("1") / 4, "sw": marks.count("1") / 4}
-    summary = {
-        **{"commit": "abc123", "seconds": 60.0, "selected_step": 5},
-        "dev": [{"step": 5, "accuracy": 0.75}, {"step": 10, "accuracy": 0.5}],
-        "text": {"labels": {"train": {"en": {"neutral": 20}}}},
-        "test": {
-            "average": float(np.mean(list(accuracy.values()))),
-            **{"accuracy": accuracy, "rows": {"en": 4, "sw": 4}, "warnings": []},
-        },
-    }
-    (workdir / "summary.json").write_text(json.dumps(summary))
+class Stub:
+    """Leaves behind what fine-tuning does; counts."""
+
+    def __init__(self):
+        self.names = []
+
+    def __call__(self, run, workdir):
+        self.names.append(run.name)
+        marks = RIGHT.get(run.name.partition("-")[0], "0000")
+        split = "dev" if "--split=dev" in run.arguments else "test"
+        folder = workdir / "predictions"
+        folder.mkdir(parents=True)
+        for language in ("en", "sw"):
+            lines = ["id\tlabel\tprediction"]
+            lines += [
+                f"{n}\tyes\t{'yes' if m == '1' else 'no'}" for n, m in enumerate(marks)
+            ]
+            path = folder / f"{split}.{language}.tsv"
+            path.write_text("".join(f"{line}\n" for line in lines))
+        share = marks.count("1") / 4
+        summary = {
+            **{"commit": "abc123", "seconds": 60.0},
+            "text": {"labels": {"train": {"en": {"neutral": 20}}}},
+            "test": {
+                **{"average": share, "accuracy": {"en": share, "sw": share}},
+                **{"rows": {"en": 4, "sw": 4}, "warnings": []},
+            },
+        }
+        (workdir / "summary.json").write_text(json.dumps(summary))
 
 
-def test_the_flags_of_every_recipe_can_be_and_the_last_are_the_flagfiles():
+def test_the_flags_of_every_recipe_can_be():
     flagfile = table_runs.flagfile(table_xnli_recipe.FLAGFILE)
-    plain = configured.run(xnli_config, f"--flagfile={flagfile}", "--data_dir=text")
+    keys = [row.key for row in table_xnli_recipe.ROWS]
+    assert len(set(keys)) == len(keys)
     for row in table_xnli_recipe.ROWS:
-        given = configured.run(
-            xnli_config, f"--flagfile={flagfile}", "--data_dir=text", *row.arguments
-        )
-        xnli_config.check(given)
-    assert given.agreed == plain.agreed
-    assert plain.local.epochs == 1
+        for is_test in (True, False):
+            run = table_xnli_recipe.run_of(row, "0", tiny_tables.table(), is_test)
+            made = configured.run(
+                xnli_config, f"--flagfile={flagfile}", *run.arguments[1:]
+            )
+            xnli_config.check(made)
+            assert made.local.split == ("test" if is_test else "dev")
+            assert made.local.epochs == 1
 
 
-def test_rows_have_means_and_differences_from_the_first(tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder in which the table is made."""
     monkeypatch.chdir(tmp_path)
-    table = tiny_tables.table()
-    runs = table_runs.Runs(table.workdir, xnli_rows.figures, leave)
-    for row in table_xnli_recipe.ROWS:
-        for seed in table.seeds:
-            runs.result(table_xnli_recipe.run_of(row, seed, table))
-    before, frozen = rows = table_xnli_recipe.gather(runs, table)
-    assert before["averages"] == [0.5, 0.5]
+    return tiny_tables.table()
+
+
+def test_dev_pairs_choose_and_the_chosen_one_is_tested_beside_the_first(here):
+    stub = Stub()
+    runs = table_runs.Runs(here.workdir, xnli_rows.figures, stub)
+    assert table_xnli_recipe.work(runs, here, ["choose"]) == "the first six frozen"
+    assert all(name.endswith("-dev-seed0") for name in stub.names)
+    assert table_xnli_recipe.gather(runs, here) == []
+    before = len(stub.names)
+    table_xnli_recipe.work(runs, here, ["choose", "test"])
+    assert stub.names[before:] == [
+        f"{key}-test-seed{seed}" for key in ("all", "six") for seed in "01"
+    ]
+    tried = table_xnli_recipe.choose(runs, here)
+    assert [each["average"] for each in tried[:2]] == [0.75, 0.5]
+    plain, frozen = rows = table_xnli_recipe.gather(runs, here)
+    assert plain["averages"] == [0.5, 0.5]
     assert frozen["accuracy"] == {"en": 0.75, "sw": 0.75, "average": 0.75}
-    assert frozen["against"]["all layers train"]["all"]["mean"] == pytest.approx(0.25)
-    targets = table_xnli_recipe.targets(frozen)
-    assert [each["met"] for each in targets] == [True, True]
-    assert [each["met"] for each in table_xnli_recipe.targets(before)] == [False, False]
+    assert frozen["against"]["all layers"]["all"]["mean"] == pytest.approx(0.25)
+    met = [[each["met"] for each in table_xnli_recipe.targets(row)] for row in rows]
+    assert met == [[False, False], [True, True]]
     result = {
         "command": "python -m scripts.table_xnli_recipe",
         "commit": "abc123",
         "hardware": {"cores": 2, "cpu": "c", "python": "3", "jax": "0"},
-        **{"seconds": 60.0, "seeds": ["0", "1"], "rows": rows, "targets": targets},
+        **{"seconds": 60.0, "seeds": ["0", "1"], "pairs": 20_000, "tried": tried},
+        **{"chosen": frozen["name"], "rows": rows},
+        "targets": table_xnli_recipe.targets(frozen),
     }
     block = xnli_markdown.recipes(result)
-    assert "English dev, of the step that is tested: 75.0%, 75.0%\n" in block
+    assert "with the first seed: the first six frozen." in block
+    assert (
+        "`--learning_rate=2e-4 --layer_decay=0.8 --freeze_layers=6` | 75.0 |" in block
+    )
     assert "| sw | 50.0 ± 0.0 | 75.0 ± 0.0 |" in block
-    assert "| the first six frozen, half the rate | +25.00 (" in block
+    assert "| the first six frozen | +25.00 (" in block
     assert "| average of the languages, the first six frozen" in block
+    without = xnli_markdown.recipes(result | {"rows": [], "targets": []})
+    assert "test accuracy" not in without
