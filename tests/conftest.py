@@ -44,6 +44,12 @@ os.environ |= {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 
+# Tests write many small files and wait until they are on the disk: in memory, a slow
+# disk does not count. A run of all tests leaves some 300 MB until the next one.
+_MEMORY, _LEAST_BYTES = pathlib.Path("/dev/shm"), 4 * 2**30
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _LEAST_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
 # Of an example: a busy machine may have other work for longer than 200 ms.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
