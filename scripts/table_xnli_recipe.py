@@ -44,7 +44,7 @@ class Row(NamedTuple):
     """Flags beside those of all."""
 
 
-def row(name: str, key: str, rate: str, decay: str, frozen: int) -> Row:
+def recipe(name: str, key: str, rate: str, decay: str, frozen: int) -> Row:
     """Makes a recipe.
 
     Args:
@@ -53,17 +53,23 @@ def row(name: str, key: str, rate: str, decay: str, frozen: int) -> Row:
       decay: rate of a layer over that of the one above it.
       frozen: number of first layers that do not train.
     """
-    flags = (f"--learning_rate={rate}", f"--layer_decay={decay}")
-    return Row(name, key, (*flags, f"--freeze_layers={frozen}"))
+    rates = (f"--learning_rate={rate}", f"--layer_decay={decay}")
+    return Row(name, key, (*rates, f"--freeze_layers={frozen}"))
 
 
 ROWS = (
-    row("all layers", "all", "2e-4", "0.8", 0),
-    row("all layers, half the rate, lower layers less", "half", "1e-4", "0.7", 0),
-    row("the first six frozen", "six", "2e-4", "0.8", 6),
-    row("the first six frozen, half the rate", "six_half", "1e-4", "0.7", 6),
-    row("the first six frozen, twice the rate", "six_twice", "4e-4", "0.8", 6),
-    row("the first three frozen", "three", "2e-4", "0.8", 3),
+    recipe("all layers", "all", "2e-4", "0.8", 0),
+    recipe("all layers, half the rate, lower layers less", "half", "1e-4", "0.7", 0),
+    recipe("the first six frozen", "six", "2e-4", "0.8", 6),
+    recipe(
+        "the first six frozen, half the rate, lower layers less",
+        "six_half",
+        "1e-4",
+        "0.7",
+        6,
+    ),
+    recipe("the first six frozen, twice the rate", "six_twice", "4e-4", "0.8", 6),
+    recipe("the first three frozen", "three", "2e-4", "0.8", 3),
 )
 """The first is that of before."""
 
@@ -163,7 +169,8 @@ def work(runs: table_runs.Runs, table: config.Table, stages: list[str]) -> str:
     if "choose" in stages:
         for row in ROWS:
             runs.result(run_of(row, table.seeds[0], table, is_test=False))
-    chosen = choose(runs, table)[0]["name"] if choose(runs, table) else ROWS[0].name
+    tried = choose(runs, table)
+    chosen = tried[0]["name"] if tried else ROWS[0].name
     if "test" in stages:
         for row in ROWS:
             if row.name in (ROWS[0].name, chosen):

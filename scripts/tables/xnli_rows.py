@@ -12,7 +12,7 @@ from scripts.tables import runs as table_runs
 
 MODULE = "experiments.finetune_xnli"
 FAR = ("sw", "ur", "hi", "th")
-"""Languages with the least text in the encoder's own pre-training."""
+"""Languages far from English; the encoder as it comes is weak in them."""
 SAMPLES, SURE = 2000, 0.95  # of the bootstrap, and of its intervals
 
 
