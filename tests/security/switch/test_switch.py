@@ -654,14 +654,15 @@ def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
 
     async def driven_out(folder, sock):
         made = await accept(folder, sock)
+        ended.append(made.writer.transport)  # first: the other end may see it at once
         labs.s.switch._make_room()
-        ended.append(made)
         return made
 
     monkeypatch.setattr(server.outer, "accept", driven_out)
     with pytest.raises((EOFError, OSError)):
         asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
     assert len(ended) == 1
+    wait_until(lambda: labs.s.call(ended[0].is_closing))
     assert labs.s.switch.state.lines["lab-t"] is before
     assert not before.is_closed
 
