@@ -6,6 +6,8 @@ few there is an entry a second at most, with how many it stands for.
 
 from collections.abc import Callable
 
+from nebula_jax.security import peer_tls
+
 BURST = 20  # entries that need not wait
 PER_SECOND = 1.0
 
@@ -22,6 +24,16 @@ class Refusals:
         """
         self._record = record
         self._left, self._now, self._others = float(BURST), 0.0, 0
+
+    def add_error(self, host: str, error: BaseException, now: float) -> None:
+        """Takes the refusal that an error is.
+
+        Args:
+          host: that connected, or its lab.
+          error: why.
+          now: as for `add`.
+        """
+        self.add(host, peer_tls.reason_of(error), str(error), now)
 
     def add(self, host: str, reason: str, text: str, now: float) -> None:
         """Takes a refusal.

@@ -14,10 +14,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.communication import newcomers
-from nebula_jax.communication.wire import greeting
 from nebula_jax.security import federation, peer_tls, revocation
 from nebula_jax.security.switch import (
+    entrance,
     inner,
     joining,
     keep_alive,
@@ -32,8 +31,6 @@ from nebula_jax.security.switch import (
 )
 
 BACKLOG = 128
-MOST_NEWCOMERS = 128  # outside connections without a line; each may cost 256 KiB of TLS
-NEWCOMER_SECONDS = 15.0  # for handshake, request and end of one
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
 
@@ -48,9 +45,9 @@ class Switch:
         self.state = state.State(folder, log)
         self.upkeep = upkeep.Upkeep(self.state)
         self._refusals = refusals.Refusals(self._record_refusal)
-        most = min(MOST_NEWCOMERS, newcomers.most())
-        self._newcomers = newcomers.Newcomers(most)
-        self._groups: dict[str, str] = {}  # lab -> group of the address it came from
+        self._entrance = entrance.Entrance(
+            self.state, self._refusals, self._serve_accepted
+        )
         self._token = inner.new_token()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -81,7 +78,7 @@ class Switch:
         inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
         self._record("switch", event="started")
         if listening is not None:
-            begin(self._accept(listening))
+            begin(self._entrance.accept(listening))
         for address in peers:
             begin(self._keep_dialing(address))
         begin(self.upkeep.run())
@@ -126,85 +123,16 @@ class Switch:
     def _record(self, kind: str, **what: Any) -> None:
         self.state.record(kind, self.state.lab, **what)
 
-    # Other switches.
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        listening.setblocking(False)
-        listening.listen(BACKLOG)
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listening)
-            except OSError:  # it went again, or the system has no more
-                await asyncio.sleep(FIRST_PAUSE)
-                continue
-            if self._newcomers.is_full:
-                self._make_room()
-            sock.setblocking(False)
-            deadline = loop.time() + NEWCOMER_SECONDS
-            connected = greeting.Connected(sock)
-            newcomer = newcomers.Newcomer(connected, address[0], deadline)
-            self._newcomers.add(newcomer)
-            self.state.begin(self._meet(newcomer))
-
-    def _make_room(self) -> None:
-        """Ends a connection that is no line yet, so that another one can come."""
-        newcomer = self._newcomers.to_go(self._groups.values())
-        if newcomer is not None:
-            self._newcomers.remove(newcomer)
-            text, now = "too many others had come", time.monotonic()
-            self._refusals.add(newcomer.host, "crowded_out", text, now)
-            with contextlib.suppress(OSError):  # what waits for it finds its end
-                newcomer.sock.shutdown(socket.SHUT_RDWR)
-
-    async def _meet(self, newcomer: newcomers.Newcomer) -> None:
-        """Makes a connection a line, or serves who has no certificate."""
-        try:
-            async with asyncio.timeout_at(newcomer.deadline):
-                connection = await outer.accept(self.state.folder, newcomer.sock)
-                if not connection.lab:
-                    await self._join(connection, newcomer)
-                    return
-        except (errors.NebulaError, OSError, EOFError) as error:
-            self._refused(newcomer, error)
-            return
-        finally:
-            has_place = newcomer in self._newcomers
-            if has_place:
-                self._newcomers.remove(newcomer)
-        if not has_place:
-            connection.writer.transport.abort()
-            return
-        self._groups[connection.lab] = newcomer.group
-        made = self._line(connection, is_dialer=False)
-        await self._run_line(made, connection)
-
-    def _refused(self, newcomer: newcomers.Newcomer, error: BaseException) -> None:
-        if newcomer in self._newcomers:  # else there is an entry, with the reason
-            reason = peer_tls.reason_of(error)
-            self._refusals.add(newcomer.host, reason, str(error), time.monotonic())
-
     def _record_refusal(self, host: str, reason: str, others: int, text: str) -> None:
         more = f" (and {others} others before it)" if others else ""
         self.state.log(f"refused a connection from {host}: {reason}: {text}{more}")
         about = {"others": others} if others else {}
         self.state.record("refusal", host, reason=reason, **about)
 
-    async def _join(
-        self, connection: outer.Connection, newcomer: newcomers.Newcomer
-    ) -> None:
-        try:
-            if self.state.issuer is None:
-                raise peer_tls.PeerRefused("none", "the authority is at another lab")
-            done = await joining.serve(connection, self.state.issuer)
-            if done["op"] == "join":
-                self.state.log(f"{done['lab']} has joined the federation")
-                about = {"event": "joined", "host": newcomer.host}
-                self.state.record("federation", done["lab"], **about)
-        except (errors.NebulaError, OSError, ValueError) as error:
-            self._refused(newcomer, error)
-        finally:
-            await streams.close(connection.writer)
+    # Other switches.
+
+    async def _serve_accepted(self, connection: outer.Connection) -> None:
+        await self._run_line(self._line(connection, is_dialer=False), connection)
 
     async def _keep_dialing(self, address: tuple[str, int]) -> None:
         """Keeps a line to an address; a successor is there before the line ends.
@@ -292,8 +220,7 @@ class Switch:
             reason = await made.run()
         except (errors.NebulaError, OSError) as error:  # what is here of the lab
             made.close(str(error))
-            reason = peer_tls.reason_of(error)
-            self._refusals.add(lab, reason, str(error), time.monotonic())
+            self._refusals.add_error(lab, error, time.monotonic())
             return
         finally:
             ends.cancel()

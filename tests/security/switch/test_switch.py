@@ -40,6 +40,7 @@ from nebula_jax.security import (
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.switch import (
+    entrance,
     inner,
     joining,
     line,
@@ -604,8 +605,8 @@ FEW = 4  # outside connections at a time
 @pytest.fixture
 def crowded(tmp_path, monkeypatch):
     """A switch that takes few outside connections at a time, and waits for them."""
-    monkeypatch.setattr(server, "MOST_NEWCOMERS", FEW, raising=False)
-    monkeypatch.setattr(server, "NEWCOMER_SECONDS", 60.0, raising=False)
+    monkeypatch.setattr(entrance, "MOST_NEWCOMERS", FEW)
+    monkeypatch.setattr(entrance, "NEWCOMER_SECONDS", 60.0)
     monkeypatch.setattr(outer, "HANDSHAKE_SECONDS", 60.0)
     made = two_labs.Running(two_labs.found(tmp_path / "s"), listens=True)
     yield made
@@ -643,8 +644,10 @@ def test_connections_without_a_certificate_are_counted_until_their_end(crowded):
         with contextlib.suppress(ssl.SSLError):  # it was cut off
             assert silent[0].recv(1) == b""
         assert is_answered(crowded)
-    assert crowded.call(lambda: len(crowded.switch._newcomers)) <= FEW
-    wait_until(lambda: not crowded.call(lambda: len(crowded.switch._newcomers)))
+    assert crowded.call(lambda: len(crowded.switch._entrance._newcomers)) <= FEW
+    wait_until(
+        lambda: not crowded.call(lambda: len(crowded.switch._entrance._newcomers))
+    )
 
 
 def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
@@ -655,10 +658,10 @@ def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
     async def driven_out(folder, sock):
         made = await accept(folder, sock)
         ended.append(made.writer.transport)  # first: the other end may see it at once
-        labs.s.switch._make_room()
+        labs.s.switch._entrance.make_room()
         return made
 
-    monkeypatch.setattr(server.outer, "accept", driven_out)
+    monkeypatch.setattr(outer, "accept", driven_out)
     with pytest.raises((EOFError, OSError)):
         asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
     assert len(ended) == 1
