@@ -226,7 +226,7 @@ class Switch:
             ends.cancel()
             if self.state.lines.get(lab) is made:
                 del self.state.lines[lab]
-            self.state.line_ended(lab, "the line broke")
+            self.state.line_ended(made, "the line broke")
         self.state.log(f"the line to {lab} ended: {reason}")
         counts = {"sent": made.bytes_sent, "received": made.bytes_received}
         self._record("session", event="closed", lab=lab, **counts)
@@ -240,7 +240,7 @@ class Switch:
             number = messages.field(fields, "stream", int)
             why = printable.line(messages.field(fields, "why", str), REASON_CHARACTERS)
             is_absent = fields.get("absent") is True
-            self.state.answered(made.lab, number, why, is_absent)
+            self.state.answered(made, number, why, is_absent)
         else:
             self.upkeep.receive(made, op, fields)
 

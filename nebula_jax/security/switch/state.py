@@ -60,7 +60,7 @@ class State:
         self.usage = usage.Usage(usage.read(folder.path), barred)
         self.sessions = sessions.read(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
-        self._waiting: dict[tuple[str, int], asyncio.Future[str]] = {}
+        self._waiting: dict[tuple[line.Line, int], asyncio.Future[str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -120,7 +120,7 @@ class State:
             raise inner.Absent(f"the line to {lab} has just ended")
         stream = made.open()
         answer = asyncio.get_running_loop().create_future()
-        self._waiting[lab, stream.number] = answer
+        self._waiting[made, stream.number] = answer
         made.send(
             op="open",
             stream=stream.number,
@@ -137,20 +137,20 @@ class State:
             stream.close("refused", at_once=True)
             raise
         finally:
-            self._waiting.pop((lab, stream.number), None)
+            del self._waiting[made, stream.number]
         made.share(stream, about.account.partition("@")[0], weight)
         return stream
 
-    def answered(self, lab: str, number: int, why: str, is_absent: bool) -> None:
+    def answered(self, made: line.Line, number: int, why: str, is_absent: bool) -> None:
         """Takes a lab's answer to a stream that was opened.
 
         Args:
-          lab: that answers.
+          made: the line that it came on.
           number: of the stream.
           why: it was refused; empty if it was not.
           is_absent: whether the trainer may come.
         """
-        waiting = self._waiting.get((lab, number))
+        waiting = self._waiting.get((made, number))
         if waiting is None or waiting.done():
             return
         if not why:
@@ -158,12 +158,12 @@ class State:
         elif is_absent:
             waiting.set_exception(inner.Absent(why))
         else:
-            waiting.set_exception(inner.Refused(f"the switch of {lab}: {why}"))
+            waiting.set_exception(inner.Refused(f"the switch of {made.lab}: {why}"))
 
-    def line_ended(self, lab: str, reason: str) -> None:
-        """Ends the wait for a lab's answers, which cannot come any more."""
+    def line_ended(self, made: line.Line, reason: str) -> None:
+        """Ends the wait for the answers that a line cannot bring any more."""
         for (other, _), waiting in self._waiting.items():
-            if other == lab and not waiting.done():
+            if other is made and not waiting.done():
                 waiting.set_exception(inner.Absent(reason))
 
     async def carry(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import types
 
 import pytest
 import two_labs
@@ -10,7 +11,7 @@ import two_labs
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.switch import state, streams
+from nebula_jax.security.switch import inner, state, streams
 
 ABOUT = streams.About(
     *("0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t")
@@ -107,3 +108,43 @@ def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
     assert counted(switch) == {("sent", "Open"): 1}
     refused = [each.kind for each in audit_entries.read(switch.folder.audit)]
     assert refused.count("refusal") == 1
+
+
+class Line:
+    """A line of a lab, and its first stream."""
+
+    def __init__(self):
+        self.lab, self.is_closed, self.closed = "lab-t", False, []
+
+    def open(self):
+        close = lambda reason, at_once: self.closed.append(reason)  # noqa: E731
+        return types.SimpleNamespace(number=1, close=close)
+
+    def send(self, **fields):
+        pass
+
+    def share(self, *given):
+        pass
+
+
+def test_streams_wait_for_the_answer_of_their_own_line(switch):
+    """A lab's next line is there before the last one ends, and counts from one too."""
+    former, latter = Line(), Line()
+
+    async def opened():
+        waiting = []
+        for each in (former, latter):
+            switch.lines["lab-t"] = each
+            waiting.append(asyncio.create_task(switch.open("lab-t", ABOUT, 1.0)))
+            await asyncio.sleep(0)
+        switch.line_ended(former, "the line broke")
+        with pytest.raises(inner.Absent, match="the line broke"):
+            await waiting[0]
+        assert not waiting[1].done()
+        switch.answered(former, 1, "too late", is_absent=False)
+        switch.answered(latter, 1, "", is_absent=False)
+        assert (await waiting[1]).number == 1
+
+    asyncio.run(opened())
+    assert former.closed == ["refused"]
+    assert not latter.closed
