@@ -104,8 +104,8 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run_all(stub, seeds=("0", "1")):
-    table = tiny_tables.table(scale="six", seeds=seeds)
+def run_all(stub, seeds=("0", "1"), scale="six"):
+    table = tiny_tables.table(scale=scale, seeds=seeds)
     runs = table_runs.Runs(table.workdir, xnli_rows.figures, stub)
     same = table1_xnli.work(runs, table)
     return table1_xnli.gather(runs, table), same
@@ -152,6 +152,15 @@ def test_flags_are_those_of_the_scale():
         "--layers=12"
         in table1_xnli.pretraining_run(table1_xnli.MLM, "0", twelve).arguments
     )
+
+
+def test_twelve_layers_have_the_rows_that_answer_if_m3_helps(here):
+    stub = Stub()
+    rows, same = run_all(stub, scale="twelve")
+    assert [row["name"] for row in rows] == [row.name for row in table1_xnli.ROWS[:3]]
+    assert len(stub.names) == 2 * (2 + 3)
+    assert same == {}
+    assert list(rows[2]["against"]) == [row["name"] for row in rows[:2]]
 
 
 def test_an_encoder_that_differs_across_clusters_is_named(here):
