@@ -71,9 +71,8 @@ ROWS = (
     recipe("the first six frozen, twice the rate", "six_twice", "4e-4", "0.8", 6),
     recipe("the first three frozen", "three", "2e-4", "0.8", 3),
     recipe("all layers, twice the rate", "twice", "4e-4", "0.8", 0),
-    recipe(
-        "all layers, twice the rate, lower layers less", "twice_less", "4e-4", "0.7", 0
-    ),
+    recipe("twice the rate, lower layers less", "twice_less", "4e-4", "0.7", 0),
+    recipe("all layers, four times the rate", "four", "8e-4", "0.8", 0),
 )
 """The first is that of before."""
 
