@@ -129,7 +129,7 @@ def follow(
         if stop_requested():
             link.stop()
         link.wait_for_step(token_needed(step + 1, window))
-        last = link.stop_step or last
+        last = min(last, link.stop_step or last)  # none goes beyond --steps
         if step >= last:
             return
         step += 1

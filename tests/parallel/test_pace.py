@@ -239,6 +239,13 @@ def test_after_a_stop_at_any_moment_all_end_at_the_same_step(window, stopper):
     assert max(ends) == 12
 
 
+def test_a_follower_never_goes_beyond_its_steps():
+    """Whatever its leader names."""
+    link = FollowerLink(Line())
+    link.token, link.stop_step = 9, 7
+    assert list(pace.follow(link, 2, 4, 0, lambda: False)) == [3, 4]
+
+
 def test_a_stop_of_two_at_once_is_one_stop():
     """Both followers request it; the leader names one last step."""
     line, other = Line(), Line()
