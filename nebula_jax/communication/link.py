@@ -328,6 +328,10 @@ class Link:
         """Returns True if so many tensors, of `nbytes` together, can be sent now."""
         return self._session.window.has_room(nbytes, tensors)
 
+    def check(self, what: str) -> None:
+        """Raises the error of a session that has ended, or one that names `what`."""
+        self._check(what)
+
     def wait_for_any(self, what: str) -> bool:
         """Waits for a tensor of any channel; returns False if none comes any more."""
         self._wait(lambda: self._inbox.tensors or self.notices.has_ended, what)

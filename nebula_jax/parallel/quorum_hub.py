@@ -267,7 +267,8 @@ class Hub:
         for leaf in self._following():
             size = self._round_bytes(leaf, fragment)
             if leaf.link.is_over:
-                self._leave_out(leaf, "its session has ended")
+                with self._unless_ended(leaf):
+                    leaf.link.check("a round")
             elif not leaf.link.has_room(size, tensors=len(self._clusters) + 1):
                 self._leave_out(leaf, "it does not take what it is sent")
 

@@ -107,6 +107,17 @@ def test_a_killed_leaf_comes_anew_by_the_state_of_the_run(star):
     assert any("cluster:2 is sent the state after step" in line for line in star.log)
 
 
+def test_the_log_has_the_reason_of_a_leaf_that_gives_up(star):
+    star = star()
+    star.together(3)
+    star.links[NAMES[2]].abort("its disk is full")
+    wait_until(lambda: star[0].end._leaves[NAMES[2]].link.is_over)
+    star.together(7, (0, 1))
+    without = [line for line in star.log if "rounds go on without" in line]
+    assert len(without) == 1
+    assert "without cluster:2: cluster:2 gave up: its disk is full" in without[0]
+
+
 def test_what_the_former_process_sent_stays_in_the_round(star):
     """All others have it already; the new process gets it too, and sends no other."""
     star = star()
