@@ -328,10 +328,6 @@ class Link:
         """Returns True if so many tensors, of `nbytes` together, can be sent now."""
         return self._session.window.has_room(nbytes, tensors)
 
-    def check(self, what: str) -> None:
-        """Raises the error of a session that has ended, or one that names `what`."""
-        self._check(what)
-
     def wait_for_any(self, what: str) -> bool:
         """Waits for a tensor of any channel; returns False if none comes any more."""
         self._wait(lambda: self._inbox.tensors or self.notices.has_ended, what)
@@ -355,7 +351,7 @@ class Link:
             return
         with self.waiting(what) as waiting:
             while not self._driver.wait(predicate, waiting.pause(timeout)):
-                self._check(what)
+                self.check(what)
                 if timeout is None:
                     waiting.check()
                 elif waiting.seconds >= timeout:
@@ -383,8 +379,8 @@ class Link:
             self.work.waiting.remove(what)
             self.waited += waiting.seconds
 
-    def _check(self, what: str) -> None:
-        """Raises if nothing more can come."""
+    def check(self, what: str) -> None:
+        """Raises the reason if nothing more can come; `what` is due."""
         self._driver.check()
         peer = self._session.peer
         if self.notices.has_ended:
