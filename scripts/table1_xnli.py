@@ -47,6 +47,10 @@ FINE_TUNING = (
     *("--max_train_pairs=20000", "--epochs=1", "--max_test_pairs=0"),
     *("--checkpoint_selection=last", "--eval_every=125", "--checkpoint_every=625"),
 )
+RATE = {"six": (), "twelve": ("--learning_rate=4e-4",)}
+"""Scale -> flags of the rate of the fine-tuning: none for that of its flagfile. The
+other one, all layers at twice the rate, is what `table_xnli_recipe` chose on dev pairs,
+after the runs from six layers."""
 
 
 class Row(NamedTuple):
@@ -144,7 +148,8 @@ def fine_tuning_run(
         xnli_rows.MODULE,
         (
             *table.arguments(table_runs.flagfile("xnli_warm")),
-            *(*FINE_TUNING, *encoder, *row.fine_tuning, f"--seed={seed}"),
+            *(*FINE_TUNING, *RATE[table.scale], *encoder, *row.fine_tuning),
+            f"--seed={seed}",
         ),
         after=made_by,
     )

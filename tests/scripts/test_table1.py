@@ -154,6 +154,18 @@ def test_flags_are_those_of_the_scale():
     )
 
 
+def test_twelve_layers_are_fine_tuned_at_the_rate_that_dev_pairs_chose():
+    runs = table_runs.Runs(pathlib.Path("table"), xnli_rows.figures)
+    given = [
+        table1_xnli.fine_tuning_run(
+            table1_xnli.AS_IT_COMES, "0", tiny_tables.table(scale=scale), runs
+        ).arguments
+        for scale in ("six", "twelve")
+    ]
+    chosen = "--learning_rate=4e-4"
+    assert [chosen in each for each in given] == [False, True]
+
+
 def test_twelve_layers_have_the_rows_that_answer_if_m3_helps(here):
     stub = Stub()
     rows, same = run_all(stub, scale="twelve")
