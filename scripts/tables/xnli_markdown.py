@@ -46,7 +46,6 @@ def recipes(result: Mapping[str, Any]) -> str:
         f" seed: {result['chosen']}.",
         report.table(header, tried, "llrrr"),
         *((_languages(rows), _notes(rows)) if rows else ()),
-        *(_against(rows, name) for name in _compared(rows)),
         report.targets(result["targets"]),
         _warnings(rows),
     )
