@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import tiny_runs
 import tiny_translations
 from absl import flags
 from absl.testing import flagsaver
@@ -284,7 +285,7 @@ def translate(runs, text, *arguments):
         input=text,
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=tiny_runs.SECONDS,
     )
 
 

@@ -22,6 +22,7 @@ HUB = NAMES[0]
 CONFIG = local_steps.Config(inner_steps=4, fragments=2, delay=1)
 """Fragment 1 is sent after steps 2, 6, 10, ..., fragment 0 after 4, 8, 12, ..."""
 SECONDS = 5.0
+LIMIT = 30.0  # seconds for what comes soon, unless the machine stands still
 
 
 def params(seed=0):
@@ -117,9 +118,9 @@ class Star:
         }
         there = {}
         for _ in coming:
-            link = self._listener.accept(SECONDS)
+            link = self._listener.accept(LIMIT)
             there[link.peer.cluster] = link
-        self.links = {name: each.result(SECONDS) for name, each in coming.items()}
+        self.links = {name: each.result(LIMIT) for name, each in coming.items()}
         end = quorum_hub.Hub(
             *(member(HUB, **more), NAMES, HUB, there),
             quorum_hub.Rule(quorum, grace, patience),
@@ -135,7 +136,7 @@ class Star:
         for name, leaf in leaves.items():
             steps = saved.get(name, (start,))
             if is_begun and start in (0, *steps):
-                assert leaf.begin(SECONDS, steps) == start
+                assert leaf.begin(LIMIT, steps) == start
             self.clusters[name] = Cluster(name, leaf, start)
 
     def _coming(self, name, saved=()):
@@ -143,7 +144,7 @@ class Star:
             bridge.connect,
             self.proxies[name].address,
             frames.Hello(name, "0.1", {}, tuple(saved)),
-            connect_timeout=SECONDS,
+            connect_timeout=LIMIT,
             peer=HUB,
             work=activity.Work(60.0),
             **self._settings,
@@ -186,7 +187,7 @@ class Star:
         hub._rule = dataclasses.replace(hub._rule, quorum=len(numbers))
         ends = [self._pool.submit(self[number].finish) for number in numbers]
         for each in ends:
-            each.result(SECONDS)
+            each.result(LIMIT)
 
     def arrive(self, number, what="verdict"):
         """Waits until a leaf has so much of the log that it is to act on it."""
@@ -200,7 +201,7 @@ class Star:
         Returns when the hub has it, or is to find it at its next look.
         """
         name = NAMES[number]
-        self.links[name] = self._coming(name).result(SECONDS)
+        self.links[name] = self._coming(name).result(LIMIT)
         leaf = self._leaf(name)
         if not is_hub_waiting:
             wait_until(lambda: not self._listener._came.empty())

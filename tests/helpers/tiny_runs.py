@@ -12,6 +12,7 @@ import psutil
 
 from nebula_jax.training import checkpoint
 
+SECONDS = 200.0  # for a run; with a busy machine it may take half of that
 ROOT = pathlib.Path(__file__).parents[2]
 FAILING_DISK = pathlib.Path(__file__).parent / "failing_disk"
 QUICK_START = pathlib.Path(__file__).parent / "quick_start"
@@ -120,11 +121,11 @@ class Runs:
             text=True,
         )
 
-    def run(self, *arguments: str, timeout: float = 200, **flags):
+    def run(self, *arguments: str, timeout: float = SECONDS, **flags):
         """Runs to the end; (exit status, output)."""
         return self._end_of(self.start(*arguments, **flags), timeout)
 
-    def run_plain(self, *arguments: str, timeout: float = 200):
+    def run_plain(self, *arguments: str, timeout: float = SECONDS):
         """The same, given nothing but `arguments`."""
         return self._end_of(self.start_plain(*arguments), timeout)
 
@@ -148,7 +149,7 @@ class Runs:
             self.folder / workdir / name / "checkpoints" / f"{step:08d}"
             for name in folders
         ]
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + SECONDS
         while not all(each.exists() for each in saved):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import quorum_star
-from quorum_star import CONFIG, NAMES
+from quorum_star import CONFIG, LIMIT, NAMES
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -96,7 +96,7 @@ def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
     star.together(5)
     leaf = star.start_anew(2)
     star[0].to(6)
-    assert leaf.begin(5.0) == 5
+    assert leaf.begin(LIMIT) == 5
     anew = quorum_star.Cluster(NAMES[2], leaf)
     anew.to(1)
     assert anew.step == 5
@@ -123,7 +123,7 @@ def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch)
     # As soon as it has read all, not when it needs more.
     assert CONFIG.applied_after(late.step) is None
     star.links[NAMES[2]].close()
-    closing.result(5.0)
+    closing.result(LIMIT)
 
 
 def test_a_request_to_stop_is_seen_by_a_leaf_that_is_late(star):
@@ -141,7 +141,7 @@ def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
         star.together(last, (0, 1), now=lambda ms=milliseconds: (ms, False))
     leaf = star.start_anew(2)
     star[0].to(8)
-    leaf.begin(5.0)
+    leaf.begin(LIMIT)
     anew = quorum_star.Cluster(NAMES[2], leaf)
     anew.to(1)
     assert [head[::4] for head in anew.heads] == [(4, 90), (6, 110)]
@@ -262,6 +262,12 @@ def test_a_verdict_that_cannot_be_is_an_error_of_the_hub(star, change, words):
         star[2].to(1)
 
 
+def has_been_sent(star, name):
+    """Waits until the hub has sent a leaf the state of the run."""
+    hub = star[0].end
+    wait_until(lambda: hub.poll(4, 0) or hub._leaves[name].follows)
+
+
 def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
     """Of a round, or of a state that comes in its place."""
     star = star(quorum=1)
@@ -273,8 +279,9 @@ def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
     leaf = star.start_anew(1)
     leaf._last = 2
     star[0].to(4)
+    has_been_sent(star, NAMES[1])
     with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
-        leaf.begin(5.0)
+        leaf.begin(LIMIT)
 
 
 def test_states_that_did_not_come_are_an_error_of_the_hub(star):
@@ -307,8 +314,8 @@ def test_a_state_that_cannot_be_is_an_error_of_the_hub(
         fragment.version = version
     hub._member.outers = jax.tree.map(lambda leaf: leaf * scale, hub._member.outers)
     leaf = star.start_anew(2)
-    hub.poll(4, 0)
-    assert leaf.begin(5.0) == 3
+    has_been_sent(star, NAMES[2])
+    assert leaf.begin(LIMIT) == 3
     anew = quorum_star.Cluster(NAMES[2], leaf)
     with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
         anew.to(1)
@@ -319,10 +326,10 @@ def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
     hub = star[0].end
     hub._welcome(hub._leaves[NAMES[1]], 7)
     with pytest.raises(rounds.RoundError, match="cluster:0 goes on after step 7; cl"):
-        star[1].end.begin(5.0, (5, 9))
+        star[1].end.begin(LIMIT, (5, 9))
     leaf = hub._leaves[NAMES[2]]
     hub._welcome(leaf, quorum.UNDER_WAY)
     closed = quorum.Verdict(0, 3, 2, 1, 0)
     hub._announce(leaf, quorum.Entry(closed, (True,) * 3, ()))
     with pytest.raises(rounds.RoundError, match="a round without the state of the run"):
-        star[2].end.begin(5.0, (5,))
+        star[2].end.begin(LIMIT, (5,))

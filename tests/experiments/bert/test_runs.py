@@ -44,7 +44,7 @@ def test_a_killed_cluster_changes_no_number(runs, whole):
         **{"steps": STEPS, "checkpoint_every": EVERY, "restart": 1},
     )
     family["cluster:1"].kill()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=tiny_runs.SECONDS)
     assert process.returncode == 0, output
     assert "cluster:1 was killed by SIGKILL; all clusters start again" in output
     assert "going on after step" in output
@@ -199,7 +199,7 @@ def test_a_run_ends_by_the_clock(runs):
     records = metrics.read(runs.folder / "clock" / "whole")
     summary = json.loads((runs.folder / "clock" / "whole" / "summary.json").read_text())
     assert records[-1]["step"] == summary["last_step"]
-    assert summary["seconds"] < 21
+    assert summary["seconds"] < 40
     # Nothing is left to do: the same command changes nothing.
     newest = runs.state("clock", "cluster-0", summary["last_step"])
     status, output = runs.run(
