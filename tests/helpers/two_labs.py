@@ -9,10 +9,11 @@ import time
 from nebula_jax.communication import listener
 from nebula_jax.runtime import connect
 from nebula_jax.security import authority, federation, identity, invitations
-from nebula_jax.security.switch import joining, server
+from nebula_jax.security.switch import joining, outer, server
 
 OWNER = "owner"
 SECONDS = 20.0
+outer.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may pause
 
 
 class Running:

@@ -17,6 +17,7 @@ import types
 import breakable_line
 import jax
 import numpy as np
+import ports
 import pytest
 import two_labs
 from two_labs import settings, wait_until
@@ -181,7 +182,7 @@ def labs_that_dial_each_other(path):
     """Yields Labs that both listen and dial; lab-t comes first."""
     first = two_labs.found(path / "s")
     with contextlib.ExitStack() as stack:
-        s = two_labs.Running(first, listens=True)
+        s = two_labs.Running(first, listens=True, port=ports.free_port())
         stack.callback(s.stop)
         folder = two_labs.join(path / "t", first, s.address)
         s.stop()
@@ -191,20 +192,39 @@ def labs_that_dial_each_other(path):
         yield two_labs.Labs(s, t)
 
 
-def wait_for_a_line_that_lasts(labs, but=()):
-    """Returns the line of each lab, once neither has another one for a second."""
+LOOKS = 50  # of 10 ms and more, in each of which both switches have their turn
 
-    def lines():
-        return [list(each.switch.state.lines.values()) for each in (labs.s, labs.t)]
+
+def wait_for_a_line_that_lasts(labs, but=()):
+    """Returns both ends of the line, once neither lab has another one for LOOKS."""
+    seen = []
 
     def has_lasted():
-        found = lines()
-        return all(found) and all(
-            one not in but and time.time() - one.since > 1.0 for (one,) in found
-        )
+        found = [
+            lab.call(lambda lab=lab: list(lab.switch.state.lines.values()))
+            for lab in (labs.s, labs.t)
+        ]
+        if not are_ends_of_one(*found, but) or (seen and seen[-1] != found):
+            seen.clear()
+        else:
+            seen.append(found)
+        return len(seen) >= LOOKS
 
     wait_until(has_lasted)
-    return [one for (one,) in lines()]
+    return [one for (one,) in seen[-1]]
+
+
+def are_ends_of_one(here, there, but):
+    """True if two labs have one line alone, with each other, and none of `but`."""
+    if len(here) != 1 or len(there) != 1:
+        return False
+    ends = (*here, *there)
+    one, other = (each._writer.get_extra_info for each in ends)
+    return (
+        not any(each.is_closed or each in but for each in ends)
+        and one("sockname") == other("peername")
+        and one("peername") == other("sockname")
+    )
 
 
 def connections(lab):
@@ -573,7 +593,9 @@ def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
 def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeypatch):
     """Each is an entry in two logs. One that lasts begins the pauses anew."""
     made, pauses = server.Switch(two_labs.found(tmp_path), print), []
-    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock = types.SimpleNamespace(  # of this switch: those of `labs` run on
+        now=0.0, monotonic=lambda: clock.now, time=time.time
+    )
     line_ = types.SimpleNamespace(lab="lab-t", wants_successor=asyncio.Event())
 
     async def dial(folder, address):
@@ -589,7 +611,8 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
 
     monkeypatch.setattr(server, "time", clock)
     monkeypatch.setattr(server.outer, "dial", dial)
-    monkeypatch.setattr(server.asyncio, "sleep", sleep)
+    own = types.SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+    monkeypatch.setattr(server, "asyncio", own)
     monkeypatch.setattr(made, "_line", lambda connection, is_dialer: line_)
     monkeypatch.setattr(made, "_run_line", run_line)
     with pytest.raises(asyncio.CancelledError):
@@ -662,6 +685,7 @@ def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
         return made
 
     monkeypatch.setattr(outer, "accept", driven_out)
+    monkeypatch.setattr(outer, "CONNECT_SECONDS", 20.0)  # it is dialed once
     with pytest.raises((EOFError, OSError)):
         asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
     assert len(ended) == 1
@@ -747,7 +771,7 @@ def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
 def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(upkeep, "SAVED_SECONDS", 3600.0)  # charged below
+    monkeypatch.setattr(upkeep, "SAVED_SECONDS", float("inf"))  # charged below
     with two_labs.two_labs(tmp_path) as labs:
 
         def limit(quota):
