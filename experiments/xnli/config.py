@@ -114,6 +114,13 @@ flags.DEFINE_enum(
     "Split that is tested, at the end of a run or by --eval_only. With dev no test row"
     " is read, as where one recipe of several is to be chosen.",
 )
+flags.DEFINE_bool(
+    "match_label_shares",
+    False,
+    "Test a second time with each language's log-probabilities moved by a constant for"
+    " each label, such that labels are as frequent on its dev pairs as in training. No"
+    " label of a dev pair is read for that.",
+)
 flags.DEFINE_string(
     "predictions_dir",
     "",
@@ -193,6 +200,8 @@ class Local(configuration.Place):
     eval_batch_size: int
     split: str
     """The one that is tested: dev or test."""
+    match_label_shares: bool
+    """True to test a second time, with labels as frequent on dev as in training."""
     export: bool
     """True to leave the encoder as a checkpoint folder."""
 

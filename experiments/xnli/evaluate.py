@@ -5,13 +5,14 @@ N pairs, C classes.
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.xnli import config, data, models, report, restored
 from nebula_jax.data import length_buckets, nli
+from nebula_jax.evaluation import label_shares
 from nebula_jax.models import classifier
 from nebula_jax.runtime import devices, process
 from nebula_jax.runtime import report as run_report
@@ -60,16 +61,64 @@ def dev_accuracy(
     return report.evaluate(dev, found)[config.ENGLISH].accuracy
 
 
+def tested_parts(run: config.Run, text: data.Text) -> dict[str, data.Part]:
+    """Returns the pairs that are tested: language -> its pairs."""
+    of_split = text.parts[run.local.split].items()
+    return {name: part for name, part in of_split if name in run.local.languages}
+
+
+class Predictions(NamedTuple):
+    """Probabilities of the pairs that are tested: language -> [N, C] float32."""
+
+    plain: dict[str, np.ndarray]
+    matched: dict[str, np.ndarray]
+    """With labels as frequent on dev pairs as in training (--match_label_shares);
+    empty without that."""
+
+
+def wanted(run: config.Run) -> dict[str, list[str]]:
+    """Returns the pairs that training and test need: split -> languages."""
+    split, english = run.local.split, [config.ENGLISH]
+    tested = {split: data.languages(run, split)}
+    if run.local.match_label_shares:
+        tested["dev"] = data.languages(run, "dev")
+    found = {"train": english, "dev": english} | tested
+    found["dev"] = [*dict.fromkeys((*english, *tested.get("dev", ())))]
+    return found
+
+
 def tested(
     run: config.Run,
     predict: models.Predict,
     params: Any,
     parts: Mapping[str, data.Part],
     text: data.Text,
-) -> dict[str, np.ndarray]:
-    """Predicts as `probabilities` does; reports how long it took."""
+) -> Predictions:
+    """Predicts as `probabilities` does; reports how long it took.
+
+    Args:
+      run: its configuration.
+      predict, params, text: as for `probabilities`.
+      parts: language -> the pairs that are tested.
+    """
+    size = run.local.eval_batch_size
     with process.timed(f"testing {len(parts)} languages"):
-        return probabilities(predict, params, parts, text, run.local.eval_batch_size)
+        plain = probabilities(predict, params, parts, text, size)
+    if not run.local.match_label_shares:
+        return Predictions(plain, {})
+    of_dev = text.parts["dev"]
+    dev = {language: of_dev[language] for language in parts if language in of_dev}
+    with process.timed(f"predicting dev pairs of {len(dev)} languages"):
+        seen = probabilities(predict, params, dev, text, size)
+    labels = text.parts["train"][config.ENGLISH].labels
+    shares = np.bincount(labels, minlength=len(nli.LABELS)) / len(labels)
+    matched = {
+        language: label_shares.moved(
+            plain[language], label_shares.offsets(seen[language], shares)
+        ).astype(np.float32)
+        for language in dev
+    }
+    return Predictions(plain, matched)
 
 
 def evaluate(run: config.Run, predictions_dir: str) -> int:
@@ -83,22 +132,25 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
       The exit status.
     """
     split = run.local.split
-    languages = data.languages(run, split)
+    needed = wanted(run)
+    if not run.local.match_label_shares:
+        needed = {split: data.languages(run, split)}
     trained = restored.read(run)
     model, tokenizer = models.load(run)
     whole = trained.with_trained_rows(model)
-    text = data.read(run, {split: languages}, whole, tokenizer)
+    text = data.read(run, needed, whole, tokenizer)
     shape = models.describe(run, text)
     mesh = devices.mesh(run.local.layout(), run.agreed.batch_size)
     fresh = classifier.init(shape, jax.random.key(0), text.model)
     params, _ = models.place(mesh, trained.as_classifier_params(fresh))
-    predict, parts = models.predictor(run, shape, mesh), text.parts[split]
+    predict, parts = models.predictor(run, shape, mesh), tested_parts(run, text)
     found = tested(run, predict, params, parts, text)
 
     folder = run.local.workdir / "evaluated" / f"{split}-{text.digest}"
     out = pathlib.Path(predictions_dir or folder)
-    report.write_predictions(out, split, parts, found)
-    results = report.as_json(report.evaluate(parts, found))
+    report.write_predictions(out, split, parts, found.plain)
+    results = report.as_json(report.evaluate(parts, found.plain))
+    matched = report.write_matched(out, split, parts, found.matched)
     run_report.write(
         out / "summary.json",
         {
@@ -107,10 +159,11 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
             "pairs_from": text.sources[split],
             "selected_step": trained.step,
             split: results,
+            **matched,
         },
     )
     title = report.title(split, run.agreed.encoder, trained.step)
-    report.show(report.results_markdown(results, title), results["warnings"])
+    report.show(report.both_markdown(results, matched, title), results["warnings"])
     print(f"report: {out}")
     restored.export(run, trained)
     return 0

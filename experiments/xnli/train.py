@@ -120,7 +120,8 @@ def train(run: config.Run) -> int:
         is_due = start < step or not (local.workdir / "summary.json").is_file()
         if ranks.agree(is_due):
             params = partition.merge(selection.params, frozen)
-            found = evaluate.tested(run, predict, params, _tested(run, text), text)
+            parts = evaluate.tested_parts(run, text)
+            found = evaluate.tested(run, predict, params, parts, text)
             if ranks.is_root():
                 _write(run, text, found, position_now(), begin, is_new=start < step)
         params = ranks.to_root(selection.params)
@@ -132,22 +133,10 @@ def train(run: config.Run) -> int:
 
 
 def _read_text(run: config.Run) -> data.Text:
-    languages = data.languages(run, run.local.split)
     model, tokenizer = models.load(run)
-    english = [config.ENGLISH]
-    wanted = {"train": english, "dev": english}
-    if run.local.split == "test":
-        wanted["test"] = languages
-    else:
-        wanted["dev"] = [*dict.fromkeys((*english, *languages))]
+    wanted = evaluate.wanted(run)
     with process.timed("reading and tokenizing the pairs"):
         return data.read(run, wanted, model, tokenizer)
-
-
-def _tested(run: config.Run, text: data.Text) -> dict[str, data.Part]:
-    """Returns the pairs that are tested: language -> its pairs."""
-    of_split = text.parts[run.local.split].items()
-    return {name: part for name, part in of_split if name in run.local.languages}
 
 
 def _commits(position: Mapping[str, Any] | None) -> list[str]:
@@ -159,7 +148,7 @@ def _commits(position: Mapping[str, Any] | None) -> list[str]:
 def _write(
     run: config.Run,
     text: data.Text,
-    probabilities: Mapping[str, Any],
+    found: evaluate.Predictions,
     position: Mapping[str, Any],
     begin: float,
     is_new: bool,
@@ -169,13 +158,15 @@ def _write(
     Args:
       run: that has ended.
       text: its pairs.
-      probabilities: language -> [N, C] of the test pairs.
+      found: predictions of the pairs that are tested.
       position: of the last checkpoint.
       begin: when this command began, of time.monotonic.
       is_new: True if this command trained some step.
     """
-    folder, parts, split = run.local.workdir, _tested(run, text), run.local.split
-    report.write_predictions(folder / "predictions", split, parts, probabilities)
+    folder, split = run.local.workdir, run.local.split
+    parts, predictions = evaluate.tested_parts(run, text), folder / "predictions"
+    report.write_predictions(predictions, split, parts, found.plain)
+    matched = report.write_matched(predictions, split, parts, found.matched)
     cluster = run_folder.of_cluster(folder, config.NAME)
     seconds = time.monotonic() - begin
     if not is_new:  # it was stopped after training
@@ -186,9 +177,9 @@ def _write(
         "split": split,
         "data_dir": run.local.data_dir,
     }
-    scores = report.evaluate(parts, probabilities)
+    scores = report.evaluate(parts, found.plain)
     summary = report.summary(text, scores, position, settings, cluster, seconds)
-    run_report.write(folder / "summary.json", summary)
+    run_report.write(folder / "summary.json", summary | matched)
 
 
 def _show(run: config.Run) -> None:

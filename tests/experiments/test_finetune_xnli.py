@@ -137,17 +137,26 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
     for path in (text / "nli").glob("test.*"):
         path.unlink()
     given = {"data_dir": text, "split": "dev", "workdir": "by_dev", "steps": 4}
-    status, output = runs.run(**given)
+    status, output = runs.run(**given, match_label_shares="true")
     assert status == 0, output
     summary = json.loads((runs.folder / "by_dev" / "summary.json").read_text())
     assert summary["flags"]["split"] == "dev"
     assert list(summary["test"]["accuracy"]) == ["en", "de", "sw"]
     (curve,) = summary["dev"]
     assert summary["test"]["accuracy"]["en"] == pytest.approx(curve["accuracy"])
-    assert predictions(runs.folder / "by_dev").keys() == {
-        f"dev.{language}.tsv" for language in ("en", "de", "sw")
+    files = predictions(runs.folder / "by_dev")
+    assert files.keys() == {
+        f"{split}.{language}.tsv"
+        for language in ("en", "de", "sw")
+        for split in ("dev", "dev_matched")
     }
     assert "dev pairs, models/bert after step 4" in output
+    for language in ("en", "de", "sw"):  # of the training pairs a third has each label
+        rows = [line.split("\t") for line in files[f"dev_matched.{language}.tsv"][1:]]
+        means = np.mean([[float(each) for each in row[3:]] for row in rows], axis=0)
+        np.testing.assert_allclose(means, 1 / 3, atol=1e-4)
+        right = np.mean([row[1] == row[2] for row in rows])
+        assert summary["matched"]["accuracy"][language] == pytest.approx(right)
 
 
 def table(output):
@@ -163,6 +172,18 @@ def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturb
     (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
     for name, lines in predictions(runs.folder / "undisturbed").items():
         assert (folder / name).read_text().splitlines() == lines
+    status, output = runs.run_plain(
+        *("--eval_only", "--run=undisturbed", "--match_label_shares"),
+        "--predictions_dir=matched",
+    )
+    assert status == 0, output
+    assert "labels as frequent on dev pairs as in training" in output
+    both = table(output)
+    assert both[:6] == table(undisturbed)
+    assert len(both) == 12
+    summary = json.loads((runs.folder / "matched" / "summary.json").read_text())
+    assert list(summary["matched"]["accuracy"]) == ["en", "de", "sw"]
+    assert (runs.folder / "matched" / "test_matched.sw.tsv").is_file()
 
 
 @pytest.mark.slow
