@@ -68,7 +68,7 @@ def tested_parts(run: config.Run, text: data.Text) -> dict[str, data.Part]:
 
 
 class Predictions(NamedTuple):
-    """Probabilities of the pairs that are tested: language -> [N, C] float32."""
+    """The probabilities of the tested pairs: language -> [N, C] float32."""
 
     plain: dict[str, np.ndarray]
     matched: dict[str, np.ndarray]

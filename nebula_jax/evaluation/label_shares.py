@@ -1,10 +1,10 @@
 """Label shares: predictions of a language moved until labels are as frequent as known.
 
 A classifier that was trained in one language predicts some labels too rarely in others,
-the more so the less it knows of them. If labels are known to be as frequent there as in
+most of all where its encoder is weak. If labels are known to be as frequent there as in
 its training, a constant for each label, added to the logarithms of its probabilities,
-brings their mean over unlabeled examples to these shares. (For a shift of the shares
-themselves see Saerens et al. 2002; this is its opposite, a shift of all else.)
+brings their mean over unlabeled examples to these shares. (Saerens et al. 2002 estimate
+shares that have moved; here they are known, and what has moved is the classifier.)
 
 N examples, C classes.
 """
