@@ -1,7 +1,7 @@
 """Fine-tunes an encoder on English pairs and tests it in 15 languages (Table 1).
 
     python -m experiments.finetune_xnli \\
-        --flagfile=experiments/flags/xnli_warm.flags --data_dir=FOLDER
+        --flagfile=experiments/flags/xnli_recipe.flags --data_dir=FOLDER
 
 FOLDER has `nli/{train,dev}.en.tsv.gz` and `nli/test.LANG.tsv.gz`. The parameters that
 are tested are selected on English dev alone (--checkpoint_selection). The same command

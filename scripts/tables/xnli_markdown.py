@@ -45,7 +45,7 @@ def recipes(result: Mapping[str, Any]) -> str:
         f"Chosen on dev pairs, after {result['pairs']:,} training pairs with the first"
         f" seed: {result['chosen']}.",
         report.table(header, tried, "llrrr"),
-        *((_languages(rows), _notes(rows)) if rows else ()),
+        *((_languages(rows), _seed_by_seed(rows), _notes(rows)) if rows else ()),
         report.targets(result["targets"]),
         _warnings(rows),
     )
@@ -57,6 +57,14 @@ def _languages(rows: Sequence[Mapping[str, Any]]) -> str:
         [name, *(_spread(row, name) for row in rows)] for name in rows[0]["accuracy"]
     ]
     return report.table(["test accuracy, %", *(row["name"] for row in rows)], cells)
+
+
+def _seed_by_seed(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(
+        f"Averages of {row['name']}, seed by seed:"
+        f" {', '.join(f'{100 * each:.1f}' for each in row['averages'])}."
+        for row in rows
+    )
 
 
 def _accuracies(rows: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ import tiny_tables
 
 from experiments.xnli import config as xnli_config
 from scripts import table_xnli_recipe
+from scripts.tables import config, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
-from scripts.tables import xnli_markdown, xnli_rows
 
 RIGHT = {"all": "1100", "six": "1110"}
 """Key of a recipe -> which of four rows are right in each language; none in others."""
@@ -61,6 +61,18 @@ def test_the_flags_of_every_recipe_can_be():
             assert made.local.epochs == 1
 
 
+def test_the_flagfile_of_that_name_has_the_recipe_that_was_chosen():
+    path = config.FOLDER / "results" / "xnli_recipe.json"
+    chosen = json.loads(path.read_text())["chosen"]
+    (row,) = (each for each in table_xnli_recipe.ROWS if each.name == chosen)
+    run = table_xnli_recipe.run_of(row, "0", tiny_tables.table(), is_test=True)
+    flagfile = table_runs.flagfile("xnli_recipe")
+    tried = configured.run(xnli_config, *run.arguments)
+    kept = configured.run(xnli_config, f"--flagfile={flagfile}")
+    assert kept.agreed == tried.agreed
+    assert kept.local.epochs == tried.local.epochs
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder in which the table is made."""
@@ -99,6 +111,7 @@ def test_dev_pairs_choose_and_the_chosen_one_alone_is_tested(here):
         "`--learning_rate=2e-4 --layer_decay=0.8 --freeze_layers=6` | 75.0 |" in block
     )
     assert "| sw | 75.0 ± 0.0 |" in block
+    assert "Averages of the first six frozen, seed by seed: 75.0, 75.0." in block
     assert "| average of the languages, the first six frozen" in block
     without = xnli_markdown.recipes(result | {"rows": [], "targets": []})
     assert "test accuracy" not in without
