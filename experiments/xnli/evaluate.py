@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from experiments.xnli import config, data, models, report, restored
+from nebula_jax import errors
 from nebula_jax.data import length_buckets, nli
 from nebula_jax.evaluation import label_shares
 from nebula_jax.models import classifier
@@ -87,6 +88,22 @@ def wanted(run: config.Run) -> dict[str, list[str]]:
     return found
 
 
+def training_shares(text: data.Text) -> np.ndarray:
+    """Returns [C] float64, the share of each label among the training pairs.
+
+    Raises:
+      errors.SettingsError: if there is none of a label, which cannot be matched.
+    """
+    labels = text.parts["train"][config.ENGLISH].labels
+    counts = np.bincount(labels, minlength=len(nli.LABELS))
+    if not counts.all():
+        name = nli.LABELS[int(counts.argmin())]
+        raise errors.SettingsError(
+            f"--match_label_shares: no training pair has the label {name}"
+        )
+    return counts / len(labels)
+
+
 def tested(
     run: config.Run,
     predict: models.Predict,
@@ -110,8 +127,7 @@ def tested(
     dev = {language: of_dev[language] for language in parts if language in of_dev}
     with process.timed(f"predicting dev pairs of {len(dev)} languages"):
         seen = probabilities(predict, params, dev, text, size)
-    labels = text.parts["train"][config.ENGLISH].labels
-    shares = np.bincount(labels, minlength=len(nli.LABELS)) / len(labels)
+    shares = training_shares(text)
     matched = {
         language: label_shares.moved(
             plain[language], label_shares.offsets(seen[language], shares)

@@ -136,7 +136,10 @@ def _read_text(run: config.Run) -> data.Text:
     model, tokenizer = models.load(run)
     wanted = evaluate.wanted(run)
     with process.timed("reading and tokenizing the pairs"):
-        return data.read(run, wanted, model, tokenizer)
+        text = data.read(run, wanted, model, tokenizer)
+    if run.local.match_label_shares:
+        evaluate.training_shares(text)  # an error comes now, not after the training
+    return text
 
 
 def _commits(position: Mapping[str, Any] | None) -> list[str]:

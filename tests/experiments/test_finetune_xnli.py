@@ -291,6 +291,18 @@ def in_line(split, number, old, new):
     return damage
 
 
+def test_a_label_that_cannot_be_matched_is_an_error_before_the_training(runs, tmp_path):
+    shutil.copytree(runs.text, tmp_path / "text")
+    path = tmp_path / "text" / "nli" / "train.en.tsv"
+    path.write_text(path.read_text().replace("\tneutral", "\tentailment"))
+    status, output = runs.run(
+        data_dir=tmp_path / "text", workdir="unmatched", match_label_shares="true"
+    )
+    assert status == 2
+    assert "--match_label_shares: no training pair has the label neutral" in output
+    assert not (runs.folder / "unmatched" / "finetune" / "checkpoints").exists()
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
