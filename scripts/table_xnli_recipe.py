@@ -172,10 +172,9 @@ def work(runs: table_runs.Runs, table: config.Table, stages: list[str]) -> str:
     tried = choose(runs, table)
     chosen = tried[0]["name"] if tried else ROWS[0].name
     if "test" in stages:
-        for row in ROWS:
-            if row.name == chosen:
-                for seed in table.seeds:
-                    runs.result(run_of(row, seed, table, is_test=True))
+        (row,) = (each for each in ROWS if each.name == chosen)
+        for seed in table.seeds:
+            runs.result(run_of(row, seed, table, is_test=True))
     return chosen
 
 

@@ -148,9 +148,8 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
       The exit status.
     """
     split = run.local.split
-    needed = wanted(run)
-    if not run.local.match_label_shares:
-        needed = {split: data.languages(run, split)}
+    matches = run.local.match_label_shares  # then by pairs of training and dev
+    needed = wanted(run) if matches else {split: data.languages(run, split)}
     trained = restored.read(run)
     model, tokenizer = models.load(run)
     whole = trained.with_trained_rows(model)
