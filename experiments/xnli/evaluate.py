@@ -157,7 +157,8 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
     shape = models.describe(run, text)
     mesh = devices.mesh(run.local.layout(), run.agreed.batch_size)
     fresh = classifier.init(shape, jax.random.key(0), text.model)
-    params, _ = models.place(mesh, trained.as_classifier_params(fresh))
+    left = trained.as_classifier_params(fresh, models.is_trained(run))
+    params, _ = models.place(mesh, left)
     predict, parts = models.predictor(run, shape, mesh), tested_parts(run, text)
     found = tested(run, predict, params, parts, text)
 

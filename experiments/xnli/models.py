@@ -87,16 +87,21 @@ def describe(run: config.Run, text: data.Text) -> classifier.Config:
     )
 
 
+def is_trained(run: config.Run) -> partition.IsTrained:
+    """Returns which parameters a run trains."""
+    if not run.agreed.freeze_embeddings:
+        return partition.train_all
+    layers = run.agreed.freeze_layers
+    return lambda path: classification.is_trained(path, layers)
+
+
 def split_params(
     run: config.Run, shape: classifier.Config, text: data.Text
 ) -> tuple[Any, Any]:
     """Returns all parameters at step 0: the trained ones, the frozen ones."""
     rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 0)
     params = classifier.init(shape, rng, text.model)
-    if not run.agreed.freeze_embeddings:
-        return partition.split(params, partition.train_all)
-    layers = run.agreed.freeze_layers
-    return partition.split(params, lambda path: classification.is_trained(path, layers))
+    return partition.split(params, is_trained(run))
 
 
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:

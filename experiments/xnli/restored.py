@@ -13,7 +13,7 @@ from nebula_jax import errors, files
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
 from nebula_jax.runtime import process, run_folder
-from nebula_jax.training import checkpoint, checkpoint_files
+from nebula_jax.training import checkpoint, checkpoint_files, partition
 
 
 class Trained(NamedTuple):
@@ -42,7 +42,10 @@ class Trained(NamedTuple):
         return pretrained.with_rows(model, self.params["embeddings"], self.keep)
 
     def as_encoder(
-        self, model: pretrained.Pretrained, pooling: str
+        self,
+        model: pretrained.Pretrained,
+        pooling: str,
+        is_trained: partition.IsTrained,
     ) -> pretrained.Pretrained:
         """Returns the model with what the run trained of it, and no classifier.
 
@@ -52,21 +55,27 @@ class Trained(NamedTuple):
         Args:
           model: whole, as the run began with it.
           pooling: of the run.
+          is_trained: of the run; its frozen layers are the model's.
         """
         trained = jax.device_get(self.params)
         whole = self.with_trained_rows(model).params
-        params = {"encoder": trained["encoder"], "embeddings": whole["embeddings"]}
+        _, frozen = partition.split({"encoder": whole["encoder"]}, is_trained)
+        layers = partition.merge({"encoder": trained.get("encoder", {})}, frozen)
+        params = layers | {"embeddings": whole["embeddings"]}
         if "pooler" in whole:
             dense = {"dense": trained["classifier"]["dense"]}
             params["pooler"] = dense if pooling == "cls" else whole["pooler"]
         return model._replace(params=params)
 
-    def as_classifier_params(self, params: dict[str, Any]) -> dict[str, Any]:
+    def as_classifier_params(
+        self, params: dict[str, Any], is_trained: partition.IsTrained
+    ) -> dict[str, Any]:
         """Returns a classifier's parameters with what was trained in its place.
 
         Args:
           params: a new classifier's, on a model from `with_trained_rows` (trimmed or
             not).
+          is_trained: of the run; what it froze stays as it is in `params`.
 
         Raises:
           checkpoint.CheckpointError: if shapes differ.
@@ -75,12 +84,12 @@ class Trained(NamedTuple):
         if "embeddings" in trained:
             table = params["embeddings"]["word_embeddings"]
             trained["embeddings"] = trained["embeddings"] | {"word_embeddings": table}
-        found = params | trained
-        if _shapes(found) != _shapes(params):
+        wanted, frozen = partition.split(params, is_trained)
+        if _shapes(trained) != _shapes(wanted):
             raise checkpoint.CheckpointError(
                 "the checkpoint's model has another shape than the run's flags give it"
             )
-        return found
+        return partition.merge(trained, frozen)
 
 
 def _shapes(params: Any) -> Any:
@@ -129,6 +138,7 @@ def export(run: config.Run, trained: Trained) -> None:
     folder = run_folder.of_cluster(run.local.workdir, config.NAME) / "encoder"
     model, tokenizer = models.load(run)
     with files.replacing(folder, process.message) as new:
-        pretrained.save(new, trained.as_encoder(model, run.agreed.pooling))
+        is_trained = models.is_trained(run)
+        pretrained.save(new, trained.as_encoder(model, run.agreed.pooling, is_trained))
         tokenizers.save(new, tokenizer)
     print(f"the encoder: {folder}")

@@ -1,17 +1,23 @@
+import configured
 import jax
 import numpy as np
 import pytest
 import tiny_nli
 
-from experiments.xnli import models, restored
-from nebula_jax.models import pretrained
-from nebula_jax.training import checkpoint
+from experiments.xnli import config, models, restored
+from nebula_jax.models import classifier, pretrained
+from nebula_jax.training import checkpoint, classification, partition
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "bert"
-    return pretrained.load(tiny_nli.write_model(folder, has_pooler=True))
+    return loaded(tmp_path_factory.mktemp("model"))[0]
+
+
+def loaded(folder):
+    """A model of two layers, and its tokenizer."""
+    written = tiny_nli.write_model(folder / "bert", has_pooler=True)
+    return pretrained.load_with_tokenizer(written, 16)
 
 
 def trained_rows(model, keep):
@@ -33,7 +39,8 @@ def test_an_unseen_piece_has_the_row_that_it_had(model):
         "embeddings": rows | {"layer_norm": 2},
         "classifier": {"dense": 3},
     }
-    left = restored.Trained(params, KEEP, 1).as_encoder(model, "cls").params
+    trained = restored.Trained(params, KEEP, 1)
+    left = trained.as_encoder(model, "cls", partition.train_all).params
     assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
     got = left["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[KEEP], -table[KEEP])
@@ -56,8 +63,9 @@ def test_the_classifiers_layer_is_the_poolers_if_the_first_position_was_classifi
 ):
     params = {"encoder": {}, "classifier": {"dense": "trained"}}
     trained = restored.Trained(params, KEEP, 1)
-    assert trained.as_encoder(model, "cls").params["pooler"] == {"dense": "trained"}
-    kept = trained.as_encoder(model, "mean").params["pooler"]
+    new = trained.as_encoder(model, "cls", partition.train_all).params["pooler"]
+    assert new == {"dense": "trained"}
+    kept = trained.as_encoder(model, "mean", partition.train_all).params["pooler"]
     jax.tree.map(np.testing.assert_array_equal, kept, model.params["pooler"])
 
 
@@ -68,11 +76,34 @@ def test_a_classifier_has_what_was_trained_and_a_model_of_another_shape_is_refus
     new = {name: jax.tree.map(np.zeros_like, of) for name, of in run_params.items()}
     new["embeddings"] = {"word_embeddings": {"embedding": np.zeros((4, 2))}}
     trained = restored.Trained(run_params, KEEP, 1)
-    found = trained.as_classifier_params(new)
+    found = trained.as_classifier_params(new, classification.is_trained)
     jax.tree.map(np.testing.assert_array_equal, found, new | run_params)
     new["encoder"] = {"a": np.zeros(5)}
     with pytest.raises(checkpoint.CheckpointError, match="another shape"):
-        trained.as_classifier_params(new)
+        trained.as_classifier_params(new, classification.is_trained)
+
+
+@pytest.mark.parametrize("frozen_layers", [1, 2])
+def test_frozen_layers_are_the_models(tmp_path, frozen_layers):
+    """Of two layers one is trained, or none; the checkpoint is a whole one."""
+    run = configured.run(config, freeze_embeddings=1, freeze_layers=frozen_layers)
+    is_trained = models.is_trained(run)
+    model, tokenizer = loaded(tmp_path)
+    shape = classifier.config(model, tokenizer, pooling="mean")
+    fresh = classifier.init(shape, jax.random.key(0), model)
+    new = {"encoder": model.params["encoder"], "classifier": fresh["classifier"]}
+    new, _ = partition.split(jax.tree.map(np.negative, new), is_trained)
+    trained = restored.Trained(new, KEEP, 1)
+    wanted = partition.merge(new, partition.split(fresh, is_trained)[1])
+    found = trained.as_classifier_params(fresh, is_trained)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    pretrained.save(tmp_path / "left", trained.as_encoder(model, "mean", is_trained))
+    left = pretrained.load(tmp_path / "left")
+    jax.tree.map(
+        np.testing.assert_array_equal, left.params["encoder"], wanted["encoder"]
+    )
+    with pytest.raises(checkpoint.CheckpointError, match="another shape"):
+        trained.as_classifier_params(fresh, partition.train_all)
 
 
 def test_the_encoder_must_have_the_positions_of_the_longest_row(tmp_path):
