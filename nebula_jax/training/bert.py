@@ -11,6 +11,7 @@ length; V vocabulary; M slots for masked tokens in a row.
 
 import dataclasses
 import functools
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ class Config:
     layout: str = "padded"
     """`padded`: a sequence a row. `joined`: several, with no pads between them."""
     joined_share: float = 0.75
-    """Rows of a joined batch, as a share of its sequences (R / B)."""
+    """Rows of a joined batch, as a share of its sequences (R / B), rounded up."""
     all_reduce: str = "once"
     """A name in all_reduce.WHEN."""
     adapter_dim: int = 0
@@ -97,7 +98,7 @@ class Config:
     """The protection of a pretrained encoder; not with `by_time`."""
 
     def rows(self, batch_size: int, replicas: int) -> int:
-        """Returns R, which the devices and their micro-batches divide.
+        """Returns R, at least 1, which the devices and their micro-batches divide.
 
         Args:
           batch_size: B.
@@ -106,7 +107,8 @@ class Config:
         if self.layout == "padded":
             return batch_size
         parts = replicas * self.micro_batches
-        return min(batch_size, parts * -(-int(batch_size * self.joined_share) // parts))
+        wanted = math.ceil(batch_size * self.joined_share / parts)
+        return min(batch_size, parts * wanted)
 
     def transformation(
         self, progress: jax.Array | float = 0.0

@@ -98,4 +98,4 @@ def joined_share(
             joined_rows.plan(each, length, rows, groups).left_out for each in lengths
         )
     )
-    return (rows + 0.5) / height  # which is rounded down to `rows`
+    return (rows - 0.5) / height  # which is rounded up to `rows`

@@ -368,13 +368,17 @@ def test_dropout_is_drawn_anew_in_each_cluster():
 
 @pytest.mark.parametrize(
     ("batch_size", "replicas", "micro_batches", "share", "rows"),
-    [(16, 1, 1, 0.5, 8), (16, 2, 2, 0.6, 12), (16, 1, 1, 0.57, 9), (16, 4, 1, 1.0, 16)],
+    [
+        *((16, 1, 1, 0.5, 8), (16, 2, 2, 0.6, 12), (16, 1, 1, 0.57, 10)),
+        *((16, 4, 1, 1.0, 16), (1, 1, 1, 0.75, 1)),
+    ],
 )
-def test_devices_divide_the_rows_of_a_joined_batch(
+def test_devices_divide_the_rows_of_a_joined_batch_which_has_one_at_least(
     batch_size, replicas, micro_batches, share, rows
 ):
     config = dataclasses.replace(
         PLAIN, layout="joined", joined_share=share, micro_batches=micro_batches
     )
     assert config.rows(batch_size, replicas) == rows
-    assert dataclasses.replace(config, layout="padded").rows(16, replicas) == 16
+    padded = dataclasses.replace(config, layout="padded")
+    assert padded.rows(batch_size, replicas) == batch_size
