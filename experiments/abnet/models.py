@@ -25,6 +25,7 @@ from nebula_jax.models import (
     pretrained,
     transformer,
 )
+from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
@@ -100,12 +101,12 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
             f"--length_buckets ends with {longest}; {folder} has"
             f" {model.config.max_length} positions"
         )
-    weights = [files.digest(each) for each in sorted(folder.glob("*.safetensors"))]
+    checkpoint = checkpoint_folder.digest(folder)
     if layers:
         model = pretrained.first_layers(model, layers)
     shape = dataclasses.replace(model.config, remat=run.local.remat)
     model = model._replace(config=shape)
-    digest = files.digest_of([tokenizer.digest, *weights, layers])
+    digest = files.digest_of([tokenizer.digest, checkpoint, layers])
     return Plm(model, tokenizer, digest)
 
 

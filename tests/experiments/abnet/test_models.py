@@ -1,3 +1,5 @@
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,19 @@ def test_another_order_of_pieces_is_another_model(tmp_path):
     pieces += [unsaid, last]
     (folder / "vocab.txt").write_text("".join(f"{each}\n" for each in pieces))
     assert models.load(run, folder).digest != before
+
+
+def test_the_same_weights_in_another_shape_are_another_model(tmp_path):
+    """With more heads, tensors are as large, and hidden states others."""
+    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
+    run = tiny_translations.run(length_buckets="8")
+    before = models.load(run, folder)
+    about = json.loads((folder / "config.json").read_text())
+    about["num_attention_heads"] *= 2
+    (folder / "config.json").write_text(json.dumps(about))
+    after = models.load(run, folder)
+    assert after.model.config.heads == 2 * before.model.config.heads
+    assert after.digest != before.digest
 
 
 def test_the_task_is_what_the_flags_say():
