@@ -57,8 +57,9 @@ def pack_pairs(
     """Joins consecutive pairs into `[CLS] A [SEP] [SEP] B [SEP]` sequences.
 
     Args:
-      pairs: piece ids of both sides of each pair, without special tokens. The longer
-        side of a pair that does not fit alone is cut at its end.
+      pairs: piece ids of both sides of each pair, without special tokens. Of a pair
+        that does not fit alone, a side is cut at its end to what the other leaves, but
+        to no less than half of the room.
       max_length: L, at least 6.
 
     Yields:
@@ -82,9 +83,8 @@ def pack_pairs(
         if not a or not b:
             continue
         if len(a) + len(b) > room:
-            keep = max(room // 2, room - min(len(a), len(b)))
-            a, b = (a[:keep], b) if len(a) > len(b) else (a, b[:keep])
-            a, b = a[: room - min(len(b), room // 2)], b[: room // 2]
+            of_second = min(len(b), max(room // 2, room - len(a)))
+            a, b = a[: room - of_second], b[:of_second]
         if first and len(first) + len(second) + len(a) + len(b) > room:
             yield packed()
             first, second = [], []
@@ -110,7 +110,7 @@ class PackedTextConfig(tfds.core.BuilderConfig):
 class PackedText(tfds.core.GeneratorBasedBuilder):
     """One file group of a text folder as packed sequences of piece ids."""
 
-    VERSION = tfds.core.Version("1.0.0")
+    VERSION = tfds.core.Version("1.0.1")  # another one wherever sequences change
 
     def _info(self) -> tfds_local.LocalInfo:
         ids = tfds.features.Tensor(shape=(None,), dtype=np.int32)

@@ -29,6 +29,19 @@ def test_pairs_have_the_papers_format_and_stay_parallel():
     ]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [((20, 100), (20, 40)), ((100, 20), (40, 20)), ((99, 31), (30, 30))],
+)
+def test_a_pair_that_does_not_fit_fills_the_sequence(lengths, kept):
+    """A short side leaves its room to the other; both have half of it at least."""
+    first, second = (list(range(5, 5 + length)) for length in lengths)
+    [sequence] = packed_sequences.pack_pairs([(first, second)], max_length=64)
+    middle = sequence.index(SEP)
+    assert sequence[1:middle] == first[: kept[0]]
+    assert sequence[middle + 2 : -1] == second[: kept[1]]
+
+
 @given(st.lists(IDS, max_size=20), st.integers(3, 40))
 def test_packing_loses_no_token_and_never_overflows(sentences, max_length):
     packed = list(packed_sequences.pack_mono(sentences, max_length))
