@@ -13,6 +13,15 @@ from nebula_jax.models import transformer
 
 MOST_FINGERPRINTS = 8
 FINGERPRINT_LENGTH = 64  # characters that are kept of one
+LARGEST_MODEL = {
+    "vocab_size": 10_000_000,
+    "layers": 1_000,
+    "width": 1 << 15,
+    "heads": 1 << 15,
+    "feed_forward": 1 << 18,
+    "max_length": 1 << 24,
+}
+"""Far beyond any encoder; a side's own layers are as wide as the peer's model."""
 
 
 def hello(
@@ -98,7 +107,11 @@ def peer_model(peer: frames.Hello) -> transformer.Config:
     wanted = {each.name: each.type for each in dataclasses.fields(transformer.Config)}
     if not isinstance(fields, dict) or fields.keys() != wanted.keys():
         raise errors.NebulaError(f"{peer.cluster} did not send the shape of its model")
-    sizes = ("vocab_size", "layers", "width", "heads", "feed_forward", "max_length")
-    if not all(type(fields[name]) is int and fields[name] > 0 for name in sizes):
+    are_sizes = all(
+        type(fields[name]) is int and 0 < fields[name] <= most
+        for name, most in LARGEST_MODEL.items()
+    )
+    are_others = all(isinstance(fields[name], of) for name, of in wanted.items())
+    if not (are_sizes and are_others and fields["width"] % fields["heads"] == 0):
         raise errors.NebulaError(f"{peer.cluster} has a model of impossible shape")
     return transformer.Config(**fields)

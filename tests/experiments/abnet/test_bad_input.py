@@ -360,7 +360,12 @@ def test_what_a_side_sends_of_its_model_is_keyed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"width": 0}, {"width": "24"}, {"layers": True}, {"more": 1}]
+    "changes",
+    [
+        *({"width": 0}, {"width": "24"}, {"layers": True}, {"more": 1}),
+        *({"width": 10**13}, {"width": 10**25}, {"heads": 3}, {"dtype": 7}),
+        {"layer_norm_epsilon": None},
+    ],
 )
 def test_a_peer_whose_model_cannot_be_is_refused(changes):
     model = transformer.Config(60, 2, 16, 2, 32, 16)
