@@ -1,5 +1,6 @@
 """The curves of an M3 run: what its metrics have of each step, and their picture."""
 
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -157,7 +158,7 @@ def _plot_probes(axes: Any, found: Sequence[Mapping[str, Any]]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def mean(values: Iterable[float]) -> float:
-    """Returns the mean of some numbers, at least one."""
-    numbers = list(values)
+def mean(values: Iterable[float | None]) -> float:
+    """Returns the mean of some figures, at least one; NaN if one is null."""
+    numbers = [math.nan if each is None else each for each in values]
     return sum(numbers) / len(numbers)

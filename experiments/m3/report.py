@@ -138,14 +138,20 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         found.append(
             f"Translations in the discriminator's encoder: cosine above that of others"
-            f" {gaps[0]:.3f} ({gaps[1]:.3f}), found as the nearest {right[0]:.0%}"
-            f" ({right[1]:.0%})."
+            f" {run_report.figure(gaps[0], '.3f')} ({run_report.figure(gaps[1], '.3f')}),"
+            f" found as the nearest {run_report.figure(right[0], '.0%')}"
+            f" ({run_report.figure(right[1], '.0%')})."
         )
     if probes and "rtd_encoder_gradient" in probes[-1]:
         last = probes[-1]
+        norms = {
+            name: run_report.figure(value, ".2g")
+            for name, value in last.items()
+            if name.endswith("_gradient")
+        }
         parts = [
-            f"{term.upper()} {last[f'{term}_encoder_gradient']:.2g} in the encoder,"
-            f" {last[f'{term}_heads_gradient']:.2g} in the heads"
+            f"{term.upper()} {norms[f'{term}_encoder_gradient']} in the encoder,"
+            f" {norms[f'{term}_heads_gradient']} in the heads"
             for term in ("rtd", "clm")
         ]
         found.append(f"Norms of the gradients, weighted: {'; '.join(parts)}.")

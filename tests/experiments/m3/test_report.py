@@ -68,6 +68,22 @@ def test_the_report_has_the_last_probe_beside_the_first():
     assert "% (7.7%)" in report.markdown(summary)
 
 
+def test_figures_that_were_not_finite_are_dashes():
+    summary = json.loads(QUICKSTART.read_text())
+    first, last = probe(0, 0.147), probe(50, 0.131)
+    last["translation_gap"]["sw"] = None
+    last |= {
+        f"{term}_{part}_gradient": None if term == "rtd" else 1.5
+        for term in ("rtd", "clm")
+        for part in ("encoder", "heads")
+    }
+    summary |= {"probes": [first, last]}
+    summary["flags"]["hot_start"] = "e5-small"
+    block = report.markdown(summary)
+    assert "others – (0.147), found as the nearest 75% (75%)." in block
+    assert "RTD – in the encoder, – in the heads; CLM 1.5 in the" in block
+
+
 def test_generators_are_found_in_one_process_and_in_several():
     records = [{"step": 1, "loss": 9.0}, {"step": 2, "loss": 8.0}, {"step": 2, "x": 1}]
     apart = curves.of_generators(
