@@ -37,10 +37,10 @@ from nebula_jax.training import checkpoint_manifest
 
 PARTIAL, LATER, DAMAGED = ".partial", ".later", ".damaged"
 
-_STEP = re.compile(r"\d{8}")
+_STEP = re.compile(r"\d{8}|[1-9]\d{8,9}")
 # The second one is what an interrupted save left before checkpoints were written as
 # `.partial`.
-_TORN = re.compile(r"\d{8}(\.partial|\.orbax-checkpoint-tmp.*)")
+_TORN = re.compile(rf"({_STEP.pattern})(\.partial|\.orbax-checkpoint-tmp.*)")
 
 Differs = Callable[[dict[str, Any]], str]
 """Metadata of a checkpoint -> what is another run's, in words; empty if nothing is."""
@@ -171,7 +171,7 @@ class Folder:
         old = [f"{each:08d}" for each in self.steps[:-keep]]
         self.steps = self.steps[-keep:]
         try:
-            old += [name for name in self._later() if int(name[:8]) <= step]
+            old += [name for name in self._later() if int(_stem(name)) <= step]
             for name in old:
                 self._remove(name)
         except OSError as error:
@@ -181,8 +181,8 @@ class Folder:
         """Returns the checkpoints of this run that were set aside as later."""
         found = []
         for name in self._disk.names(self.path):
-            number, suffix = name[:8], name[8:]
-            if suffix == LATER and _STEP.fullmatch(number):
+            number = _stem(name)
+            if name == number + LATER and _STEP.fullmatch(number):
                 with contextlib.suppress(ValueError):  # damaged since: whose is it?
                     folder = self.path / name
                     manifest = checkpoint_manifest.read(folder, int(number), self._disk)
@@ -192,7 +192,7 @@ class Folder:
 
     def _remove(self, name: str) -> None:
         """Removes a checkpoint; it stops to count at once, even if a crash follows."""
-        torn = self.path / f"{name[:8]}{PARTIAL}"
+        torn = self.path / f"{_stem(name)}{PARTIAL}"
         self._disk.rename(self.path / name, torn)
         self._disk.sync(self.path)
         self._disk.remove(torn)
@@ -290,6 +290,11 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or lines[0]
     return lines[0].rsplit(": ", 1)[-1].partition(" [")[0]
+
+
+def _stem(name: str) -> str:
+    """Returns the step in a checkpoint's name."""
+    return name.partition(".")[0]
 
 
 def _steps(path: pathlib.Path, disk: real_disk.Disk) -> list[int]:

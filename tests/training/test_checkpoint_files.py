@@ -115,6 +115,20 @@ def test_the_newest_are_kept(folder):
     assert (folder / "00000040" / "deep" / "b").read_text() == "deep/b of 40"
 
 
+def test_steps_of_more_digits_are_kept_and_superseded_alike(folder):
+    for step in (99_999_900, 100_000_000, 2**31 - 1):
+        save(opened(folder), step, keep=1)
+        saved = opened(folder)
+        assert saved.steps == [step]
+        saved.go_on_from(step - 1)  # sets it aside, until it is saved again
+        assert names(folder) == [f"{step:08d}.later"]
+        save(saved, step, keep=1)
+        assert names(folder) == [f"{step:08d}"]
+    (folder / "100000001.partial").mkdir()
+    opened(folder).go_on_from(2**31 - 1)
+    assert names(folder) == ["2147483647"]
+
+
 def test_a_new_folder_has_no_checkpoints(folder):
     saved = opened(folder)
     saved.go_on_from(0)
