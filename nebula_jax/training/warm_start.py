@@ -122,7 +122,7 @@ def rate(
     """
     now, first = jnp.float32(step), jnp.float32(begin)
     warmup = jnp.minimum(jnp.float32(warmup_steps), jnp.maximum(steps - first, 0))
-    rise = (now - first) / jnp.maximum(warmup, 1)
+    rise = jnp.where(warmup > 0, (now - first) / jnp.maximum(warmup, 1), now >= first)
     fall = (steps - now) / jnp.maximum(steps - first - warmup, 1)
     return peak * jnp.clip(jnp.minimum(rise, fall), 0, 1)
 

@@ -73,11 +73,21 @@ def table(state):
     return np.asarray(state.params["embeddings"]["word_embeddings"]["embedding"])
 
 
-def test_a_rate_that_begins_at_once_is_linear_decay():
-    decay = optimizers.linear_decay(PEAK, 6, STEPS)
+@pytest.mark.parametrize("warmup", [0, 6])
+def test_a_rate_that_begins_at_once_is_linear_decay(warmup):
+    decay = optimizers.linear_decay(PEAK, warmup, STEPS)
     for step in range(STEPS + 1):
-        found = warm_start.rate(jnp.int32(step), 0, PEAK, 6, STEPS)
+        found = warm_start.rate(jnp.int32(step), 0, PEAK, warmup, STEPS)
         np.testing.assert_allclose(found, decay(step), rtol=1e-6)
+
+
+def test_a_rate_without_a_warm_up_begins_at_its_peak():
+    rates = [
+        float(warm_start.rate(jnp.int32(step), 8, PEAK, 0, STEPS)) for step in range(21)
+    ]
+    assert rates[:8] == [0.0] * 8
+    assert rates[8] == max(rates) == pytest.approx(PEAK)
+    assert rates[20] == 0.0
 
 
 def test_a_rate_that_begins_later_rises_from_there_and_ends_with_the_run():
