@@ -129,18 +129,16 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     with_pairs = [each for each in probes if "translation_gap" in each]
     if with_pairs:
-        gaps, right = (
+        (gap, gap_before), (right, right_before) = (
             [
-                curves.mean(each[name].values())
+                run_report.figure(curves.mean(each[name].values()), form)
                 for each in (with_pairs[-1], with_pairs[0])
             ]
-            for name in ("translation_gap", "retrieval")
+            for name, form in (("translation_gap", ".3f"), ("retrieval", ".0%"))
         )
         found.append(
-            f"Translations in the discriminator's encoder: cosine above that of others"
-            f" {run_report.figure(gaps[0], '.3f')} ({run_report.figure(gaps[1], '.3f')}),"
-            f" found as the nearest {run_report.figure(right[0], '.0%')}"
-            f" ({run_report.figure(right[1], '.0%')})."
+            "Translations in the discriminator's encoder: cosine above that of others"
+            f" {gap} ({gap_before}), found as the nearest {right} ({right_before})."
         )
     if probes and "rtd_encoder_gradient" in probes[-1]:
         last = probes[-1]
