@@ -34,7 +34,8 @@ from scripts.plans import settings as plan_settings
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
-for _name in (*plan_settings.flag_names(), "workdir"):
+# Those of a plan are set for each case, not by the command.
+for _name in ("workdir", "out", "prepared_dir", "pretrained_dir"):
     flags.declare_key_flag(_name)
 
 WITHIN = 0.15

@@ -1,6 +1,11 @@
-import pytest
+import sys
 
-from scripts import scaling
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import command_line
+from scripts import bench_planner, scaling
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +47,17 @@ def test_a_line_is_shared_by_its_connections():
     shared = scaling.line(80, 30, 4)
     assert shared.up.bytes_per_second == 2.5e6
     assert shared.down.delay_seconds == 0.03
+
+
+@pytest.mark.parametrize("script", [scaling, bench_planner])
+def test_a_flag_that_would_change_nothing_is_refused(script, monkeypatch):
+    """The plans' flags are set by the script, and would stand in its record."""
+    monkeypatch.setattr(sys, "argv", [script.__name__])
+    for flag in ("--window=3", "--device_tflops=7", "--wan=1mbit"):
+        with flagsaver.flagsaver():
+            command_line.parse([script.__name__, flag, "--out=x"])
+            with pytest.raises(flags.Error, match="Unknown command line flag"):
+                command_line.check_known()
+    with flagsaver.flagsaver():
+        command_line.parse([script.__name__, "--out=x"])
+        command_line.check_known()
