@@ -246,24 +246,24 @@ def work(runs: table_runs.Runs, table: config.Table) -> dict[str, bool]:
     return {first: runs.made_same(across, whole)}
 
 
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
+    same = work(runs, table)
+    rows = gather(runs, table)
+    return {
+        **report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds),
+        "layers": LAYERS[table.scale],
+        "rows": rows,
+        "across_is_same": same,
+    }
+
+
 def main() -> int:
     """Does the missing runs; writes and prints the table."""
     table = config.from_flags("table1", list(LAYERS), SEEDS)
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, xnli_rows.figures, results=table.results)
-        same = work(runs, table)
-        rows = gather(runs, table)
-    commits = [each for row in rows for each in row["commits"]]
-    result = {
-        **report.provenance(
-            sum(row["seconds"] for row in rows),
-            commits=sorted(set(commits)),
-            seeds=table.seeds,
-        ),
-        "layers": LAYERS[table.scale],
-        "rows": rows,
-        "across_is_same": same,
-    }
+        result = record(runs, table)
     markdown = xnli_markdown.table1(result, paper.PAPER["table1"])
     table_runs.write(result, markdown, table.out)
     return 0

@@ -335,27 +335,22 @@ def difference(
     }
 
 
-def main() -> int:
-    """Does the missing runs; writes and prints the table, and draws the picture."""
-    table = config.from_flags("local_steps", [], SEEDS)
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, figures, results=table.results)
-        for seed in table.seeds:
-            for row in ROWS:
-                if not row.is_explored:
-                    runs.result(run_of(row, seed, table))
-                if row.is_fine_tuned:
-                    runs.result(fine_tuning_of(row, seed, table, runs))
-        timed = runs.result(time_run(table))
-        adapters = adapters_of(runs.result(adapters_run(table)))
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
+    for seed in table.seeds:
         for row in ROWS:
-            if row.is_explored:
-                runs.result(run_of(row, table.seeds[0], table))
-        rows = gather(runs, table, {})
-    seconds = sum(row["seconds"] for row in rows)
-    commits = sorted({commit for row in rows for commit in row["commits"]})
-    about = report.provenance(seconds, commits=commits, seeds=table.seeds)
-    result = about | {
+            if not row.is_explored:
+                runs.result(run_of(row, seed, table))
+            if row.is_fine_tuned:
+                runs.result(fine_tuning_of(row, seed, table, runs))
+    timed = runs.result(time_run(table))
+    adapters = adapters_of(runs.result(adapters_run(table)))
+    for row in ROWS:
+        if row.is_explored:
+            runs.result(run_of(row, table.seeds[0], table))
+    rows = gather(runs, table, {})
+    return {
+        **report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds),
         "rows": rows,
         "steps": STEPS,
         "batch": BATCH,
@@ -369,6 +364,14 @@ def main() -> int:
             **{name: timed["summary"]["bytes"][name] for name in ("sent", "formula")},
         },
     }
+
+
+def main() -> int:
+    """Does the missing runs; writes and prints the table, and draws the picture."""
+    table = config.from_flags("local_steps", [], SEEDS)
+    with run_folder.lock(table.workdir):
+        runs = table_runs.Runs(table.workdir, figures, results=table.results)
+        result = record(runs, table)
     local_steps_markdown.picture(result, table.out.with_suffix(".png"))
     table_runs.write(result, local_steps_markdown.markdown(result), table.out)
     return 0

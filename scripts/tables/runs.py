@@ -82,6 +82,18 @@ class Runs:
         self._execute = execute or start
         self._commit = report.commit()
         self._other_commits: set[str] = set()
+        self._summaries: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all runs whose figures were read."""
+        return sum(each["seconds"] for each in self._summaries.values())
+
+    @property
+    def commits(self) -> list[str]:
+        """The commits of all runs whose figures were read; a run may have several."""
+        each = (summary["commit"] for summary in self._summaries.values())
+        return sorted({commit for commits in each for commit in commits.split(", ")})
 
     def path(self, name: str) -> pathlib.Path:
         """Returns the file of a run's figures, which is there once it has ended."""
@@ -111,6 +123,7 @@ class Runs:
         if commit != self._commit and commit not in self._other_commits:
             self._other_commits.add(commit)
             process.message(f"{path} is of commit {commit}; now it is {self._commit}")
+        self._summaries[run.name] = result["summary"]
         return result
 
     def result(self, run: Run) -> dict[str, Any]:
@@ -148,6 +161,7 @@ class Runs:
         if before:  # the summary counts from when it went on
             figures["summary"]["seconds"] = round(seconds, 1)
         result = self._write(run, figures)
+        self._summaries[run.name] = result["summary"]
         shutil.rmtree(workdir)
         return result
 

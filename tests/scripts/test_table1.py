@@ -137,6 +137,27 @@ def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
     assert json.loads(path.read_text())["summary"]["from"] == "m3-whole-seed1"
 
 
+def test_the_heading_counts_every_run_that_was_read(here):
+    """M3 across clusters is in no row."""
+
+    class OtherCommit(Stub):
+        def __call__(self, run, workdir):
+            super().__call__(run, workdir)
+            if "-all-" in run.name:
+                path = workdir / "summary.json"
+                summary = json.loads(path.read_text())
+                path.write_text(json.dumps(summary | {"commit": "fed987"}))
+
+    table, stub = tiny_tables.table(scale="six", seeds=("0",)), OtherCommit()
+    for execute in (stub, None):  # as the runs are done, and from their figures
+        runs = table_runs.Runs(table.workdir, xnli_rows.figures, execute)
+        record = table1_xnli.record(runs, table)
+        assert record["seconds"] == 60 * len(stub.names)
+        assert record["commit"] == "abc123, def456, fed987"
+    of_rows = [commit for row in record["rows"] for commit in row["commits"]]
+    assert "fed987" not in of_rows
+
+
 def test_flags_are_those_of_the_scale():
     six, twelve = (tiny_tables.table(scale=scale) for scale in ("six", "twelve"))
     row = table1_xnli.WHOLE

@@ -1,10 +1,12 @@
 """The table of local steps: its runs, its figures, its Markdown and its picture."""
 
 import pytest
+import tiny_tables
 
 from nebula_jax.training import local_steps
 from scripts import table_local_steps
 from scripts.tables import local_steps_markdown
+from scripts.tables import runs as table_runs
 
 
 def test_a_step_where_no_round_is_due_is_told_from_the_others():
@@ -34,6 +36,38 @@ def test_every_row_trains_on_the_same_batches():
     for row in table_local_steps.ROWS:
         assert table_local_steps.BATCH % row.clusters == 0
         assert not row.reference or row.reference in keys
+
+
+def test_the_heading_counts_every_run_that_was_read(tmp_path, monkeypatch):
+    """Fine-tunings, the run over a line and that of adapters are in no row's."""
+    monkeypatch.chdir(tmp_path)
+    names = []
+
+    def figures(run, workdir):
+        names.append(run.name)
+        kind = run.name.partition("-")[0]
+        other = kind if kind in ("xnli", "time", "adapters") else "bert"
+        curve = [{"step": step, "loss": {"en": 6.0 - step}} for step in (0, 1)]
+        summary = {
+            **{"seconds": 60.0, "commit": other},
+            "flags": {"clusters": 2, "inner_steps": 60, "fragments": 2, "delay": 5},
+            "held_out": {"whole": curve},
+            "bytes": {"sent": 100, "formula": 100, "fewer": 400},
+            "dev": [{"accuracy": 0.4}],
+            "clusters": [{"rounds": {"parameters": 1}, "last_step": 1}],
+        }
+        return {"summary": summary, "step": [{"all": 1.0, "between": 1.0}]}
+
+    def execute(run, workdir):
+        if run.makes is not None:
+            (workdir / run.makes.path).mkdir(parents=True)
+
+    table = tiny_tables.table()
+    runs = table_runs.Runs(table.workdir, figures, execute)
+    found = table_local_steps.record(runs, table)
+    assert len(set(names)) == len(names)
+    assert found["seconds"] == 60 * len(names)
+    assert found["commit"] == "adapters, bert, time, xnli"
 
 
 def record():
