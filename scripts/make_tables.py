@@ -12,6 +12,7 @@ The text around them is written by hand and has no measured figure.
 """
 
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -104,7 +105,22 @@ PICTURES = {
 
 
 def collect(run: pathlib.Path, results: pathlib.Path) -> str:
-    """Copies a run's summary and plot into `results`; returns the run's name."""
+    """Copies a run's summary and plot into `results`, in place of an older run's.
+
+    Args:
+      run: folder of a run that has ended.
+      results: folder of the records.
+
+    Returns:
+      The run's name.
+
+    Raises:
+      errors.NebulaError: if the run cannot stand in the tables; nothing is written.
+    """
+    name = pathlib.Path(os.path.abspath(run)).name  # also of `.`
+    _markdown_of(name)  # an error at a name of no kind
+    page = results.parent / "README.md"
+    rewrite(page.read_text("utf-8"), name, "")  # an error without markers
     if not (run / "summary.json").is_file():
         raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
     summary = report.read_summary(run)
@@ -119,10 +135,13 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
         )
     results.mkdir(exist_ok=True)
     summary.pop("examples", None)  # other people's sentences
-    report.write(results / f"{run.name}.json", summary)
+    report.write(results / f"{name}.json", summary)
+    picture = results / f"{name}.png"
     if (run / "losses.png").is_file():
-        shutil.copyfile(run / "losses.png", results / f"{run.name}.png")
-    return run.name
+        shutil.copyfile(run / "losses.png", picture)
+    else:
+        picture.unlink(missing_ok=True)  # it is of an older run
+    return name
 
 
 def rewrite(text: str, name: str, block: str) -> str:
@@ -154,14 +173,19 @@ def block(name: str, results: pathlib.Path) -> str:
       errors.NebulaError: if the name begins with none of MARKDOWN.
     """
     record = json.loads((results / f"{name}.json").read_text("utf-8"))
+    pictures = [
+        f"![{text.format(name=name)}](results/{name}{ending}.png)"
+        for ending, text in PICTURES.items()
+        if (results / f"{name}{ending}.png").is_file()
+    ]
+    return report.join(_markdown_of(name)(record), *pictures)
+
+
+def _markdown_of(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """Returns the function that renders a record, by the record's name."""
     for prefix, markdown in MARKDOWN.items():
         if name.startswith(prefix):
-            pictures = [
-                f"![{text.format(name=name)}](results/{name}{ending}.png)"
-                for ending, text in PICTURES.items()
-                if (results / f"{name}{ending}.png").is_file()
-            ]
-            return report.join(markdown(record), *pictures)
+            return markdown
     raise errors.NebulaError(
         f"{name}.json: a record's name begins with {', '.join(MARKDOWN)}"
     )

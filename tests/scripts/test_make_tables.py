@@ -1,4 +1,5 @@
 import json
+import pathlib
 import re
 import statistics
 
@@ -184,22 +185,66 @@ def test_only_what_is_between_the_markers_changes():
         make_tables.rewrite(text, "y", "new")
 
 
-def test_an_unfinished_run_is_not_collected(tmp_path):
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run that has markers, beside the results."""
+    page = "<!-- begin xnli_run -->\n<!-- end xnli_run -->\n"
+    (tmp_path / "README.md").write_text(page)
+    (tmp_path / "xnli_run").mkdir()
+    return tmp_path / "xnli_run"
+
+
+def test_an_unfinished_run_is_not_collected(run, tmp_path):
     with pytest.raises(errors.NebulaError, match=r"no summary\.json"):
-        make_tables.collect(tmp_path, tmp_path / "results")
+        make_tables.collect(run, tmp_path / "results")
 
 
-def test_a_resumed_run_of_clusters_is_not_collected_as_its_times_are_partial(tmp_path):
+def test_a_resumed_run_of_clusters_is_not_collected_as_its_times_are_partial(
+    run, tmp_path
+):
     trained = SUMMARY["clusters"][0] | {"first_step": 5}
     summary = SUMMARY | {"clusters": [trained]}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (run / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(errors.NebulaError, match="was resumed"):
-        make_tables.collect(tmp_path, tmp_path / "results")
+        make_tables.collect(run, tmp_path / "results")
 
 
-def test_a_run_is_collected_without_its_examples_of_a_clean_commit_alone(tmp_path):
-    run, results = tmp_path / "xnli_run", tmp_path / "results"
-    run.mkdir()
+def test_a_run_that_no_page_has_a_place_for_is_not_collected(run, tmp_path):
+    """Its record would stop all tables from being written."""
+    results = tmp_path / "results"
+    for name, message in (
+        ("other", r"other\.json: a record's name begins with m3_"),
+        ("xnli_other", "no file has markers for xnli_other"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(SUMMARY))
+        with pytest.raises(errors.NebulaError, match=message):
+            make_tables.collect(tmp_path / name, results)
+    assert not results.exists()
+
+
+def test_a_run_is_collected_under_the_name_of_its_folder(run, tmp_path, monkeypatch):
+    summary = {"commit": "abc123"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    monkeypatch.chdir(run)
+    results = tmp_path / "results"
+    assert make_tables.collect(pathlib.Path("."), results) == "xnli_run"
+    assert [path.name for path in results.iterdir()] == ["xnli_run.json"]
+
+
+def test_a_collected_run_without_a_picture_does_not_keep_an_older_ones(run, tmp_path):
+    (run / "summary.json").write_text(json.dumps({"commit": "abc123"}))
+    (run / "losses.png").write_text("new")
+    results = tmp_path / "results"
+    make_tables.collect(run, results)
+    assert (results / "xnli_run.png").read_text() == "new"
+    (run / "losses.png").unlink()
+    make_tables.collect(run, results)
+    assert not (results / "xnli_run.png").exists()
+
+
+def test_a_run_is_collected_without_its_examples_of_a_clean_commit_alone(run, tmp_path):
+    results = tmp_path / "results"
     for commit, is_clean in (
         *(("abc123+", False), ("unknown", False), ("abc123, def456+", False)),
         *(("abc123", True), ("abc123, def456", True)),
