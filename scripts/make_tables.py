@@ -227,9 +227,13 @@ def main() -> int:
     run = flags.FLAGS["collect"].value
     if run:
         collect(pathlib.Path(run), EXPERIMENTS / "results")
-    (EXPERIMENTS / "README.md").write_text(readme(), "utf-8")
-    (ROOT / "README.md").write_text(front_page(), "utf-8")
-    (ROOT / "SECURITY.md").write_text(security_page(), "utf-8")
+    texts = {  # all of them before any is written: one may be an error
+        EXPERIMENTS / "README.md": readme(),
+        ROOT / "README.md": front_page(),
+        ROOT / "SECURITY.md": security_page(),
+    }
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
     return 0
 
 

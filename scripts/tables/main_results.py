@@ -166,28 +166,38 @@ def _xnli(record: Record) -> str:
 
 
 def _bridge(record: Record) -> str:
-    def trip(name: str) -> float:
-        return record["transports"][name]["round trip"]["p50_microseconds"]["median"]
-
+    """Renders what was measured: `--transports` may have left out some."""
     values = {each["what"]: each["value"] for each in record["targets"]}
+    tcp, tls = (
+        report.figure(values.get(f"{name}: 25 MB, throughput / {to}"), ".2f")
+        for name, to in (("bridge", "tcp"), ("bridge_tls", "tls"))
+    )
+    trip = None
+    if "bridge_tls" in record["transports"]:
+        measured = record["transports"]["bridge_tls"]["round trip"]
+        trip = measured["p50_microseconds"]["median"]
     return (
-        f"{values['bridge: 25 MB, throughput / tcp']:.2f} of TCP's throughput,"
-        f" {values['bridge_tls: 25 MB, throughput / tls']:.2f} of TLS's; a round trip"
-        f" of {trip('bridge_tls'):.0f} µs with TLS"
+        f"{tcp} of TCP's throughput, {tls} of TLS's; a round trip of"
+        f" {report.figure(trip, '.0f')} µs with TLS"
     )
 
 
 def _training(record: Record) -> str:
-    rates = [
-        (step["over_pytorch"], step["over_same"])
-        for each in record["measured"]
-        for step in each["steps"]
-        if step["name"] == "here, bfloat16"
-    ]
-    plain, same = zip(*rates, strict=True)
+    """Renders the ratios; there are none if PyTorch was not installed."""
+
+    def span(name: str) -> str:
+        rates = [
+            step[name]
+            for each in record["measured"]
+            for step in each["steps"]
+            if step["name"] == "here, bfloat16" and step[name] is not None
+        ]
+        ends = min(rates, default=None), max(rates, default=None)
+        return " to ".join(report.figure(end, ".1f") for end in ends)
+
     return (
-        f"{min(plain):.1f} to {max(plain):.1f} times PyTorch's float32 rate,"
-        f" {min(same):.1f} to {max(same):.1f} times its bfloat16 rate"
+        f"{span('over_pytorch')} times PyTorch's float32 rate,"
+        f" {span('over_same')} times its bfloat16 rate"
     )
 
 

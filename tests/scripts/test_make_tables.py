@@ -4,6 +4,8 @@ import re
 import statistics
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
 from experiments.m3 import report as m3_report
 from nebula_jax import errors
@@ -151,6 +153,44 @@ def test_the_main_results_have_held_out_losses_if_the_records_do(tmp_path):
         line = line_of(main_results.markdown(tmp_path), what)
         assert "held-out loss +0.020 ± 0.006 nats, BLEU 21.0 against 21.3" in line
         assert ", -0.30 (-1.00 to +0.40) (3 seeds)" in line
+
+
+def test_the_main_results_bear_benchmarks_that_measured_a_part(tmp_path):
+    """Without PyTorch, and with `--transports=tcp,bridge`."""
+    results = make_tables.EXPERIMENTS / "results"
+    for path in results.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    training = json.loads((results / "bench_training.json").read_text())
+    for each in training["measured"]:
+        for step in each["steps"]:
+            step |= {"over_pytorch": None, "over_same": None}
+    (tmp_path / "bench_training.json").write_text(json.dumps(training))
+    bridge = json.loads((results / "bench_bridge.json").read_text())
+    for name in set(bridge["transports"]) - {"tcp", "bridge"}:
+        del bridge["transports"][name]
+    bridge["targets"] = [
+        each for each in bridge["targets"] if each["what"].startswith("bridge:")
+    ]
+    (tmp_path / "bench_bridge.json").write_text(json.dumps(bridge))
+    table = main_results.markdown(tmp_path)
+    line = line_of(table, "A bfloat16 training step")
+    assert "| – to – times PyTorch's float32 rate, – to – times its" in line
+    line = line_of(table, "The bridge beside bare sockets")
+    assert " of TCP's throughput, – of TLS's; a round trip of – µs with TLS |" in line
+
+
+def test_no_page_is_written_if_one_cannot_be_made(tmp_path, monkeypatch):
+    def front_page():
+        raise errors.NebulaError("no such figure")
+
+    monkeypatch.setattr(make_tables, "ROOT", tmp_path)
+    monkeypatch.setattr(make_tables, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(make_tables, "readme", lambda: "new")
+    monkeypatch.setattr(make_tables, "front_page", front_page)
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(collect=""), pytest.raises(errors.NebulaError):
+        make_tables.main()
+    assert not list(tmp_path.iterdir())
 
 
 def line_of(table, what):
