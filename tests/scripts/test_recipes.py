@@ -72,6 +72,28 @@ def test_a_slurm_script_starts_again_what_died_and_not_what_refused(
     assert len(count.read_text()) == starts
 
 
+@pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.name)
+@pytest.mark.parametrize("during", ["srun", "sleep"])
+def test_a_slurm_script_that_is_to_stop_starts_nothing_again(path, during, tmp_path):
+    """Not after a step that ends because the others stop too, nor after the sleep."""
+    stop = {"srun": "", "sleep": "", during: "kill -TERM $PPID"}
+    if during == "srun":  # until the signal is passed on
+        stop["srun"] = "trap 'exit 4' TERM\nkill -TERM $PPID\nwhile :; do :; done"
+    for name, then in stop.items():
+        fake, count = tmp_path / name, tmp_path / f"{name}-count"
+        count.write_text("")
+        # A second one would end well.
+        fake.write_text(
+            f"#!/usr/bin/env bash\necho >> {count}\n"
+            f"[[ $(wc -l < {count}) == 1 ]] || exit 0\n{then}\nexit 4\n"
+        )
+        fake.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", path], env=environment, timeout=20)
+    assert done.returncode == 4
+    assert len((tmp_path / "srun-count").read_text()) == 1
+
+
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
 def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     found = list(yaml.safe_load_all(path.read_text()))
