@@ -115,9 +115,10 @@ class Runs:
         result = json.loads(path.read_text())
         if result["identity"] != identity(run):
             raise errors.NebulaError(
-                f"{path} was run with other flags ({' '.join(result['arguments'])}), or"
-                " on what a run with other flags made; remove it, or name another"
-                " --workdir"
+                f"{path} was run {_apart(result['arguments'], run.arguments)}. Paths"
+                " count as they are given: if it is the same run, go on in its working"
+                " directory, with its --data_dir and --workdir; else remove it, or name"
+                " another --workdir or --results_dir"
             )
         commit = result["summary"]["commit"]
         if commit != self._commit and commit not in self._other_commits:
@@ -213,6 +214,18 @@ class Runs:
         shutil.rmtree(made, ignore_errors=True)
         made.parent.mkdir(exist_ok=True)
         (workdir / folder.path).rename(made)
+
+
+def _apart(kept: Sequence[str], now: Sequence[str]) -> str:
+    """Renders in words what a run's arguments have that another's have not."""
+    only_kept = [each for each in kept if each not in now]
+    only_now = [each for each in now if each not in kept]
+    if not only_kept and not only_now:
+        return "with other flags in a flagfile, or on what a run with other flags made"
+    return (
+        f"with other flags: {' '.join(only_kept) or 'none'}, where now there is"
+        f" {' '.join(only_now) or 'none'}"
+    )
 
 
 def _digests(folder: pathlib.Path) -> dict[str, str]:

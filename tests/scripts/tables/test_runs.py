@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -74,6 +75,35 @@ def test_a_table_goes_on_elsewhere_with_the_figures_of_runs_that_ended(tmp_path)
     assert (tmp_path / "kept" / "a.json").is_file()
     assert runs("there", None).result(run) == result
     assert not (tmp_path / "there").exists()
+
+
+def test_kept_figures_of_another_run_are_refused_with_what_differs(tmp_path):
+    """Paths are arguments too: from elsewhere a run is another one."""
+
+    def execute(run, workdir):
+        summary = {"commit": "abc123", "seconds": 1.0}
+        (workdir / "summary.json").write_text(json.dumps(summary))
+
+    def run(*arguments):
+        return table_runs.Run("a", "m", arguments)
+
+    flagfile = tmp_path / "x.flags"
+    flagfile.write_text("--steps=1\n")
+    given = f"--flagfile={flagfile}"
+    runs = table_runs.Runs(tmp_path, table_runs.summary_of, execute)
+    runs.result(run(given, "--seed=0", "--data_dir=../text"))
+    for other, now in (
+        (run(given, "--seed=0", "--data_dir=text"), "--data_dir=text"),
+        (run(given, "--seed=0"), "none"),
+    ):
+        apart = f": --data_dir=../text, where now there is {now}. "
+        with pytest.raises(errors.NebulaError, match=re.escape(apart)) as found:
+            runs.found(other)
+        assert "--seed" not in str(found.value)
+        assert "in its working directory, with its --data_dir" in str(found.value)
+    flagfile.write_text("--steps=2\n")
+    with pytest.raises(errors.NebulaError, match="in a flagfile, or on what a run"):
+        runs.found(run(given, "--seed=0", "--data_dir=../text"))
 
 
 def test_a_table_that_is_ended_leaves_no_run_behind(tmp_path):
