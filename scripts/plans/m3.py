@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments import command_line
 from experiments.m3 import config as m3_config
 from experiments.m3 import models
+from nebula_jax import errors
 from nebula_jax.communication import codec, codecs
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
@@ -26,8 +28,8 @@ SIDES = ("generators", "discriminator")
 
 def generators(run: m3_config.Run) -> int:
     """Returns K."""
-    text = run.agreed.generators
-    return int(text) if text.isdecimal() else len(run.agreed.groups())
+    number = command_line.whole_number(run.agreed.generators)
+    return len(run.agreed.groups()) if number is None else number
 
 
 def fan_out(run: m3_config.Run) -> int:
@@ -76,7 +78,22 @@ def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
 
 
 def possible(settings: Settings) -> tuple[Settings, str]:
-    """Returns a plan that can be made, and no note; see `scripts.plans.abnet`."""
+    """Returns a plan that can be made, and no note; see `scripts.plans.abnet`.
+
+    Raises:
+      errors.SettingsError: at no generator, or no micro-batch of one.
+    """
+    agreed = settings.run.agreed
+    if agreed.generators.startswith("-") or not generators(settings.run):
+        raise errors.SettingsError(
+            f"--generators={agreed.generators}: expected a number from 1, or their"
+            ' languages, as in "en de|hi ur"'
+        )
+    number = command_line.whole_number(agreed.fan_out)
+    if agreed.fan_out != m3_config.AUTO and not number:
+        raise errors.SettingsError(
+            f"--fan_out={agreed.fan_out}: expected a number from 1, or auto"
+        )
     check_rows(settings)
     return settings, ""
 

@@ -32,7 +32,10 @@ flags.DEFINE_list(
     " --cluster_devices. If empty, measured on this machine, as with --calibrate.",
 )
 flags.DEFINE_float(
-    "device_memory_gb", 0.0, "Memory of one device, GB; 0 if any will do."
+    "device_memory_gb",
+    0.0,
+    "Memory of one device, GB; 0 if any will do.",
+    lower_bound=0.0,
 )
 flags.DEFINE_bool(
     "calibrate",
@@ -46,7 +49,10 @@ flags.DEFINE_bool(
     " own devices.",
 )
 flags.DEFINE_float(
-    "price_per_device_hour", 0.0, "Price of a device for an hour, in any currency."
+    "price_per_device_hour",
+    0.0,
+    "Price of a device for an hour, in any currency.",
+    lower_bound=0.0,
 )
 flags.DEFINE_float(
     "padding_share",

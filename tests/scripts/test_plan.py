@@ -371,11 +371,20 @@ def test_the_experiment_is_found_out():
         ("--cluster_devices=3,1", "--batch_size=16 does not divide over 3 devices; 18"),
         ("--model_parallel=2", "--model_parallel=2 does not divide the cluster's 1"),
         ("--hot_start=nobody", "--hot_start=nobody: no such folder.*e5-small"),
+        ("--generators=0", "--generators=0: expected a number from 1"),
+        ("--generators=-2", "--generators=-2: expected a number from 1"),
+        ("--fan_out=0", "--fan_out=0: expected a number from 1, or auto"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line(argument, message):
     with pytest.raises(errors.NebulaError, match=message):
         plan.plan(given(*M3_SMALL, SPEED, argument))
+
+
+@pytest.mark.parametrize("flag", ["price_per_device_hour", "device_memory_gb"])
+def test_no_price_and_no_memory_is_below_0(flag):
+    with pytest.raises(flags.IllegalFlagValueError, match="not a non-negative number"):
+        given(*M3_SMALL, SPEED, f"--{flag}=-1")
 
 
 def test_a_speed_is_given_or_measured_not_both():
