@@ -154,7 +154,11 @@ def grant_covered(
 
 def _row(connection: sqlite3.Connection, number: int | None) -> sqlite3.Row:
     query = "SELECT * FROM requests WHERE number = ?"
-    row: sqlite3.Row | None = connection.execute(query, (number,)).fetchone()
+    row: sqlite3.Row | None
+    try:
+        row = connection.execute(query, (number,)).fetchone()
+    except OverflowError:  # SQLite's integers have 64 bits
+        row = None
     if row is None:
         raise DataError(f"there is no request {number}")
     return row

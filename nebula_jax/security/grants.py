@@ -214,7 +214,11 @@ def row(connection: sqlite3.Connection, number: int | None) -> sqlite3.Row:
       NoGrantError: if there is none of this number.
     """
     query = "SELECT * FROM grants WHERE number = ?"
-    found: sqlite3.Row | None = connection.execute(query, (number,)).fetchone()
+    found: sqlite3.Row | None
+    try:
+        found = connection.execute(query, (number,)).fetchone()
+    except OverflowError:  # SQLite's integers have 64 bits
+        found = None
     if found is None:
         raise NoGrantError(f"there is no grant {number}")
     return found

@@ -147,6 +147,9 @@ def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
     refused(here, RevokedError, "grant 1 of ben for corpus-es was revoked: get another")
     with pytest.raises(NoGrantError, match="grant 1 is revoked already"):
         Grants(here.store).revoke(here.find("ana"), given.number)
+    for number in (9, 10**22):
+        with pytest.raises(NoGrantError, match=f"there is no grant {number}"):
+            Grants(here.store).revoke(here.find("ana"), number)
     grant(here, here.find("ana"), "ben", Budget(5))
     use(here, rows=5)
 

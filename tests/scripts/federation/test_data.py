@@ -149,7 +149,10 @@ def test_a_grant_as_the_guide_has_it(lab, corpus):
     assert len(lab("grants", "--handle", "none").out.splitlines()) == 1
     assert lab("ungrant", "1").out == "grant 1 of ana for corpus-es is revoked\n"
     assert "grant 1 is revoked already" in lab.fails("ungrant", "1")
-    assert "there is no grant 7" in lab.fails("ungrant", "7")
+    for number in ("7", "9" * 23):
+        assert f"there is no grant {number}" in lab.fails("ungrant", number)
+        refused = lab.fails("data", "refuse", number)
+        assert f"there is no request {number}" in refused
     assert lab.kinds()[-3:] == ["grant.give", "grant.give", "grant.revoke"]
     assert "revoked grant 1 to ana" in lab("audit", "show", "--last", "1").out
 
