@@ -12,6 +12,7 @@ revoked at another lab, while the line between the two others is full.
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import resource
@@ -375,7 +376,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 def _at(result: Mapping[str, Any], share: float) -> float:
     """Returns the seconds within which a share of the revocations took effect."""
     seconds = result["revocation_seconds"]
-    return float(seconds[min(len(seconds) - 1, int(share * len(seconds)))])
+    return float(seconds[math.ceil(share * len(seconds)) - 1])
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ def test_the_report_has_what_is_more_and_the_share_of_a_core():
     )
     row = "| 60 Mbit/s, 256 kB each way | 80.0 | 80.8 | +1.0% | 5.0% | +0.2% |"
     assert row in text
-    assert "0.10 s (median), 0.50 s (99 of 100), of 100 revocations" in text
+    assert "0.10 s (median), 0.30 s (99 of 100), of 100 revocations" in text
 
 
 @pytest.mark.slow
