@@ -156,8 +156,12 @@ def of_all_stages(record: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       record: with the `command` of the last stage.
     """
-    words = shlex.split(record["command"])
-    kept = [word for word in words if not word.startswith("--stages=")]
+    kept, words = [], iter(shlex.split(record["command"]))
+    for word in words:
+        if word in ("--stages", "-stages"):
+            next(words, None)  # its value is a word of its own
+        elif not word.startswith(("--stages=", "-stages=")):
+            kept.append(word)
     return {**record, "command": shlex.join(kept)}
 
 

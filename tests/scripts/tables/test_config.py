@@ -56,3 +56,5 @@ def test_the_command_of_a_record_does_all_stages():
     record = {"command": "python -m t --stages=speed '--rows=a b' --seeds=5", "rows": 1}
     whole = {"command": "python -m t '--rows=a b' --seeds=5", "rows": 1}
     assert config.of_all_stages(record) == whole == config.of_all_stages(whole)
+    command = "python -m t --stages speed '--rows=a b' -stages quality --seeds=5"
+    assert config.of_all_stages(record | {"command": command}) == whole
