@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -124,15 +125,14 @@ def seed_list(given: str, count: int) -> tuple[str, ...]:
     parts = [part.strip() for part in given.split(",")]
     if parts[1:] and not parts[-1]:  # `5,` is the seed 5
         del parts[-1]
-    if not all(part.isdecimal() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,10}", part) for part in parts):
         raise errors.SettingsError(
             f"--seeds={given}: expected a number of seeds, or seeds such as 0,1,2"
         )
-    if "," not in given:
-        parts = [str(seed) for seed in range(int(given))]
-    if not parts or len(set(parts)) != len(parts):
+    seeds = [int(part) for part in parts] if "," in given else range(int(given))
+    if not seeds or len(set(seeds)) != len(seeds):
         raise errors.SettingsError(f"--seeds={given}: at least one, each once")
-    return tuple(parts)
+    return tuple(map(str, seeds))
 
 
 def stages(known: Sequence[str]) -> Sequence[str]:

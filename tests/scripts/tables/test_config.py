@@ -27,9 +27,11 @@ def test_scale_and_seeds_are_what_they_say():
         ("2", ("0", "1")),
         ("0,7", ("0", "7")),
         ("5,", ("5",)),
+        ("00,", ("0",)),
+        ("07, 4294967295", ("7", "4294967295")),
     ):
         assert config.seed_list(given, 3) == want
-    for given in ("x", "0", "1,1", "-1"):
+    for given in ("x", "0", "1,1", "-1", "0,00", "\u0663", "1,\u0663", "9" * 5000):
         with pytest.raises(errors.SettingsError, match="--seeds"):
             config.seed_list(given, 3)
     assert config.scale("", ["small", "large"]) == "small"
