@@ -38,6 +38,7 @@ FLAGS = (
 )
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
 BESIDE = FOLDER.parents[1] / "shared" / "data"
+MOST_SEEDS = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,8 +131,10 @@ def seed_list(given: str, count: int) -> tuple[str, ...]:
             f"--seeds={given}: expected a number of seeds, or seeds such as 0,1,2"
         )
     seeds = [int(part) for part in parts] if "," in given else range(int(given))
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise errors.SettingsError(f"--seeds={given}: at least one, each once")
+    if not 1 <= len(seeds) <= MOST_SEEDS or len(set(seeds)) != len(seeds):
+        raise errors.SettingsError(
+            f"--seeds={given}: expected 1 to {MOST_SEEDS} seeds, each once"
+        )
     return tuple(map(str, seeds))
 
 

@@ -31,7 +31,8 @@ def test_scale_and_seeds_are_what_they_say():
         ("07, 4294967295", ("7", "4294967295")),
     ):
         assert config.seed_list(given, 3) == want
-    for given in ("x", "0", "1,1", "-1", "0,00", "\u0663", "1,\u0663", "9" * 5000):
+    refused = ("x", "0", "1,1", "-1", "0,00", "101", "\u0663", "1,\u0663", "9" * 5000)
+    for given in refused:
         with pytest.raises(errors.SettingsError, match="--seeds"):
             config.seed_list(given, 3)
     assert config.scale("", ["small", "large"]) == "small"
