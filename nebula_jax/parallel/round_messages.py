@@ -21,7 +21,8 @@ class Head(NamedTuple):
     version: int
     """Outer steps that made the anchor it counts from."""
     tokens: int
-    """Trained on since this cluster's message before of the same fragment."""
+    """Trained on since this cluster's message before of the same fragment. Of a round
+    that went on without it, the share that its parameters have kept."""
     milliseconds: int = 0
     """That the run has lasted in this cluster; with a schedule by time."""
     is_stopping: int = 0

@@ -36,6 +36,8 @@ class _Fragment:
 
     version: int = 0
     tokens: int = 0
+    sent_tokens: int = 0
+    """Those of the message that is under way: none is when a checkpoint is saved."""
 
 
 class _Message(NamedTuple):
@@ -201,7 +203,7 @@ class Member:
             *(min(about.tokens, round_messages.MOST_TOKENS), milliseconds),
             int(is_stopping),
         )
-        about.tokens = 0
+        about.tokens, about.sent_tokens = 0, about.tokens
         message = {
             "head": np.asarray(head, np.uint32),
             "anchor": self.digest(fragment),
@@ -265,12 +267,28 @@ class Member:
         )
         before, self.outers[fragment] = self.outers[fragment].anchor, outer
         about.version += 1
+        self._keep_tokens(about, is_in=self._own in sent)
         own = local_steps.split(params, self.config.fragments)[fragment]
         if self.config.keeps_unsent:
             after = local_steps.follow(own, sent.get(self._own), before, outer.anchor)
         else:
             after = local_steps.mix(self.config, own, outer.anchor)
         return local_steps.replace(params, after), heads
+
+    def _keep_tokens(self, about: _Fragment, is_in: bool) -> None:
+        """Counts the tokens of a round for the next one, as the parameters have them.
+
+        Args:
+          about: the fragment.
+          is_in: True if this cluster's message is in the round.
+        """
+        sent, about.sent_tokens = about.sent_tokens, 0
+        if is_in:
+            return
+        self._count()
+        about.tokens += sent
+        if not self.config.keeps_unsent:  # of what they had learned, `mix` leaves this
+            about.tokens = round(about.tokens * self.config.mixing)
 
     def _write(self, messages: Mapping[str, "_Message"]) -> None:
         """Writes what the messages of a round report of their codec onto the tape."""

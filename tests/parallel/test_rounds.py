@@ -180,6 +180,32 @@ def test_a_round_goes_on_without_a_cluster():
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("has_sent", [True, False])
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [({"mixing": 0.0}, 0), ({"mixing": 0.25}, 50), ({"keeps_unsent": True}, 200)],
+)
+def test_a_round_without_a_cluster_leaves_it_the_tokens_of_what_it_keeps(
+    change, left, has_sent
+):
+    """Else its next delta, of one round's work, would count as that of two."""
+    config = local_steps.Config(inner_steps=4, fragments=2, delay=1, **change)
+    group = members(config=config, weights="tokens")
+    for each in group:
+        each.took(jnp.asarray(100))
+    payloads = [
+        each.outgoing(4, 0, moved(1)) for each in (group if has_sent else group[1:])
+    ]
+    for each in group:
+        each.took(jnp.asarray(100))
+    for each in group:
+        each.incoming(4, 0, moved(1), [None, *payloads[-2:]])
+    assert [each.position["tokens"][0] for each in group] == [left, 100, 100]
+    assert group[0].position["tokens"][1] == 200  # no round of this one yet
+    head = group[0].outgoing(8, 0, moved(1)).payload["head"]
+    assert round_messages.Head(*head).tokens == left
+
+
 def altered(payload, field: str, value: int):
     head = np.array(payload["head"])
     head[round_messages.Head._fields.index(field)] = value
