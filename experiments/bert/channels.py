@@ -11,7 +11,7 @@ anchor p        the state of fragment p           hub -> those that have missed 
 
 from collections.abc import Sequence
 
-from experiments.bert import config, copies
+from experiments.bert import config, copies, timing
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import exchange, local_rounds, quorum_hub, quorum_leaf
@@ -24,7 +24,7 @@ def rounds(
     others: all_clusters.Others,
     lines: list[all_clusters.AnyLink],
     work: activity.Work,
-    last: int,
+    timer: timing.Timer,
 ) -> local_rounds.Rounds | None:
     """Opens a cluster's channels; None if there is one cluster.
 
@@ -34,7 +34,7 @@ def rounds(
       others: the other clusters.
       lines: links of this cluster so far; those of clusters that come anew are added.
       work: of this process.
-      last: step after which there is none.
+      timer: of the cluster.
     """
     if copy.member is None:
         return None
@@ -48,6 +48,7 @@ def rounds(
         return local_rounds.LocalRounds([copy.member], ends)
     if own != agreed.hub:
         link = _of_one_process(others.links[agreed.hub])
+        last = timer.most(agreed.steps)
         return quorum_leaf.Leaf(copy.member, names, own, link, zstd, last)
 
     def newcomer() -> Link | None:
@@ -63,6 +64,7 @@ def rounds(
         quorum_hub.Rule(agreed.quorum, agreed.grace, local.reconnect_timeout),
         zstd=zstd,
         newcomer=newcomer,
+        times=timer.latest,
         work=work,
         log=process.message,
     )

@@ -68,7 +68,7 @@ def train(run: config.Run) -> int:
     ):
         lines = list(others.links.values())
         last = timer.most(agreed.steps)
-        rounds = channels.rounds(run, copy, others, lines, work, last)
+        rounds = channels.rounds(run, copy, others, lines, work, timer)
         start = channels.begin(run, others, rounds, saved.steps)
         arrays, position = saved.restore(start, copy.fresh)
         state = copies.begin(copy, arrays, position, text, share, timer)

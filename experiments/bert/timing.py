@@ -77,6 +77,10 @@ class Timer:
             times = [head.milliseconds for head in group]
             self._clock = self._clock.agreed(step, times)
 
+    def latest(self) -> list[tuple[int, int]]:
+        """Returns step and milliseconds of the latest rounds; none without a time."""
+        return [] if self._clock is None else self._clock.latest
+
     def progress(self, step: int) -> float:
         """Returns the share of the time that is over before a step; 0 without a time.
 

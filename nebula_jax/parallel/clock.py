@@ -27,6 +27,10 @@ class Clock:
     """The step after which that was measured."""
     per_step_ms: float = 0.0
     """Milliseconds of a step, in the time before; 0 while not known."""
+    before_ms: int = 0
+    """Milliseconds that it had lasted when they agreed before that."""
+    before_step: int = 0
+    """The step after which that was measured."""
 
     def progress(self, step: int) -> float:
         """Returns the share of the run that is over before a step; at most 1.
@@ -49,10 +53,25 @@ class Clock:
           milliseconds: that the run has lasted, by each.
         """
         now, steps = max(milliseconds), step - self.agreed_step
-        per_step = (now - self.agreed_ms) / steps if steps else self.per_step_ms
-        return dataclasses.replace(
-            self, agreed_ms=now, agreed_step=step, per_step_ms=max(0.0, per_step)
+        if not steps:
+            return dataclasses.replace(self, agreed_ms=now)
+        return Clock(
+            self.total_ms,
+            agreed_ms=now,
+            agreed_step=step,
+            per_step_ms=max(0.0, (now - self.agreed_ms) / steps),
+            before_ms=self.agreed_ms,
+            before_step=self.agreed_step,
         )
+
+    @property
+    def latest(self) -> list[tuple[int, int]]:
+        """The last two agreements, step and milliseconds; fewer if there were fewer.
+
+        A clock that has agreed on these alone is equal to this one.
+        """
+        both = (self.before_step, self.before_ms), (self.agreed_step, self.agreed_ms)
+        return [each for each in both if each[0]]
 
 
 def of_seconds(seconds: float) -> Clock:

@@ -74,6 +74,7 @@ class Hub:
         *,
         zstd: int | None = None,
         newcomer: Callable[[], Link | None] = lambda: None,
+        times: Callable[[], Sequence[tuple[int, int]]] = lambda: (),
         work: activity.Work | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
@@ -87,23 +88,23 @@ class Hub:
           rule: of the rounds.
           zstd: level for messages, or None.
           newcomer: returns the link to a cluster that has come anew, or None.
+          times: returns step and milliseconds of the latest rounds, `quorum.REMEMBERED`
+            at most, for a leaf that has to follow the run's clock.
           work: of this process.
           log: takes a line when a leaf is away, or is back.
         """
         self._rounds = local_rounds.LocalRounds([member], self)
         self._member, self._clusters, self._own = member, list(clusters), own
         self._rule, self._zstd, self._log = rule, zstd, log
-        self._newcomer, self._work = newcomer, work or activity.Work()
+        self._newcomer, self._times = newcomer, times
+        self._work = work or activity.Work()
         self.step = 0
         """The step at which the hub is."""
         self._is_ending = False
         self._applied = 0  # the step at which the latest round was applied
         self._closed = [0] * len(member.specs)  # step of each fragment's latest round
         self._key: Key | None = None  # of the round for which there was room
-        self._taken: dict[str, tuple[int, selector.Selected]] = {}
-        self._times: collections.deque[tuple[int, int]] = collections.deque(
-            maxlen=quorum.REMEMBERED
-        )
+        self._taken: dict[str, selector.Selected] = {}  # of that round
         self._without: collections.Counter[str] = collections.Counter()
         self._absent: set[str] = set()  # those that are not in the latest round
         self._few_since: float | None = None
@@ -150,11 +151,7 @@ class Hub:
           quorum.TooFew: if fewer clusters than the quorum are left for too long.
         """
         self.step = step
-        found, heads = self._rounds.after(step, params, now)
-        if heads:
-            times = [head.milliseconds for head in heads]
-            self._times.append((heads[0].step, max(times)))
-        return found, heads
+        return self._rounds.after(step, params, now)
 
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes the last rounds, by quorum too, and ends at the anchors."""
@@ -198,8 +195,7 @@ class Hub:
             self._announce(leaf, quorum.Entry(verdict, members, ()))
         self._count_absent(step)
         self._closed[fragment], self._applied = step, self.step
-        taken = {name: message for name, (_, message) in self._taken.items()}
-        self._taken.clear()
+        taken, self._taken = self._taken, {}
         return [taken.get(name) for name in self._clusters]
 
     def _count_absent(self, step: int) -> None:
@@ -241,7 +237,7 @@ class Hub:
 
     def _pass_on(self, origin: str, key: Key, message: selector.Selected) -> None:
         step, fragment = key
-        self._taken[origin] = fragment, message
+        self._taken[origin] = message
         for leaf in self._following():
             if leaf.name != origin:
                 self._send(leaf, leaf.down.deltas[origin][fragment], step, message)
@@ -253,7 +249,8 @@ class Hub:
             self._leaves[name] = self._opened(name, link)
             self._welcome(self._leaves[name], quorum.UNDER_WAY)
         if key != self._key:
-            self._key = key
+            # At the end of a run there may be some of a round that never comes.
+            self._key, self._taken = key, {}
             self._find_room(key)
         for leaf in self._leaves.values():
             with self._unless_ended(leaf):
@@ -274,7 +271,7 @@ class Hub:
 
     def _bring(self, leaf: _Leaf, key: Key) -> None:
         """Sends a leaf the state of the run, once there is room on its line."""
-        _, fragment = key
+        step, fragment = key
         states = STATES * quorum.nbytes(leaf.down.states)
         size = states + self._round_bytes(leaf, fragment)
         tensors = len(leaf.down.states) + len(self._clusters) + 2
@@ -290,9 +287,9 @@ class Hub:
         leaf.follows = True
         nobody = (False,) * len(self._clusters)
         verdict = quorum.Verdict(1, self._applied, 0, 0, 0)
-        self._announce(leaf, quorum.Entry(verdict, nobody, tuple(self._times)))
-        for origin, (number, message) in self._taken.items():
-            self._send(leaf, leaf.down.deltas[origin][number], key[0], message)
+        self._announce(leaf, quorum.Entry(verdict, nobody, tuple(self._times())))
+        for origin, message in self._taken.items():
+            self._send(leaf, leaf.down.deltas[origin][fragment], step, message)
         self._log(f"{leaf.name} is sent the state after step {self._applied}")
 
     def _take(self, leaf: _Leaf, key: Key) -> None:

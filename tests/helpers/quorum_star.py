@@ -90,9 +90,13 @@ class Star:
         saved=None,
         is_begun=True,
         peer_timeout=SECONDS,
+        times=lambda: (),
         **more,
     ):
-        """Connects all; `saved` has the steps that a leaf could go on from."""
+        """Connects all; `saved` has the steps that a leaf could go on from.
+
+        `times` are the hub's: those of the latest rounds, for a leaf that comes anew.
+        """
         self.stack, self.log, self._more = stack, [], more
         self._settings = {"peer_timeout": peer_timeout, "reconnect_timeout": SECONDS}
         self._settings |= {"tls": None, "log": self.log.append}
@@ -125,6 +129,7 @@ class Star:
             *(member(HUB, **more), NAMES, HUB, there),
             quorum_hub.Rule(quorum, grace, patience),
             newcomer=self._newcomer,
+            times=times,
             work=work,
             log=self.log.append,
         )

@@ -22,3 +22,11 @@ def test_agreeing_twice_on_one_step_keeps_the_rate():
 
 def test_something_is_left_for_the_end():
     assert clock.of_seconds(100).total_ms == 97_000
+
+
+def test_the_last_two_agreements_are_enough_to_follow():
+    made = clock.Clock(total_ms=1000)
+    assert made.latest == []
+    assert made.agreed(10, [180]).latest == [(10, 180)]
+    made = made.agreed(10, [180]).agreed(20, [300]).agreed(30, [700, 600])
+    assert made.latest == [(20, 300), (30, 700)]

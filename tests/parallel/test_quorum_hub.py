@@ -233,6 +233,17 @@ def test_the_last_rounds_go_by_quorum_too(star):
     assert_alike(*star.clusters.values())
 
 
+def test_a_message_of_a_round_that_never_comes_is_in_none_of_the_last(star):
+    """A leaf was ahead of the hub when that came to the end of the run."""
+    star = star()
+    star.together(5)
+    star[2].to(6)
+    star.have_arrived(6, 1, 1)  # before the hub has found out that there is no step 6
+    star.finish((0, 1))
+    assert_same(star[0].params, star[1].params)
+    assert star[0].end.described["without"] == {NAMES[2]: 3}
+
+
 def test_a_run_goes_on_after_the_hubs_newest_step(star):
     """A leaf that has it goes on too; one that does not gets the state."""
     star = star(start=9, saved={NAMES[1]: (5, 9), NAMES[2]: (5,)})

@@ -136,9 +136,8 @@ def test_a_request_to_stop_is_seen_by_a_leaf_that_is_late(star):
 
 
 def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
-    star = star()
-    for last, milliseconds in ((3, 70), (5, 90), (7, 110)):
-        star.together(last, (0, 1), now=lambda ms=milliseconds: (ms, False))
+    star = star(times=lambda: [(4, 90), (6, 110)])
+    star.together(7, (0, 1))
     leaf = star.start_anew(2)
     star[0].to(8)
     leaf.begin(LIMIT)

@@ -6,10 +6,11 @@ import types
 import configured
 import pytest
 import quorum_star
-from quorum_star import NAMES
+from quorum_star import LIMIT, NAMES
 
-from experiments.bert import channels, config
+from experiments.bert import channels, config, timing
 from nebula_jax import errors
+from nebula_jax.parallel import round_messages
 
 RUN = {"clusters": 3, "hub": 0, "quorum": 2, "checkpoint_every": 10, "inner_steps": 4}
 
@@ -46,6 +47,23 @@ def test_a_leaf_without_the_hubs_step_goes_on_from_its_own_and_the_state(star):
     assert begun(star, 2, (5, 13)) == 5
     star[2].to(10)
     assert star[2].end.described["from_state"] == 1
+
+
+def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
+    """Even if the hub has its times of a checkpoint: no round has come since."""
+    stopped, hub, leaf = (timing.Timer(100.0) for _ in range(3))
+    stopped.agree([round_messages.Head(86, 0, 0, 0, 93_000)])
+    stopped.agree([round_messages.Head(90, 0, 0, 0, 96_000)])
+    hub.go_on(stopped.position)
+    star = star(start=91, saved={NAMES[2]: ()}, times=hub.latest)
+    star[0].end.poll(92, 0)  # the first look for those that need the state
+    assert star[2].end.begin(LIMIT) == 91
+    star[2].step = 0
+    star[2].to(1)
+    leaf.agree(star[2].heads)
+    assert leaf.progress(92) == hub.progress(92) > 0.9
+    for step, is_last in ((91, False), (92, True)):
+        assert hub.is_last(step, 0) is leaf.is_last(step, 0) is is_last
 
 
 def test_a_hub_without_checkpoints_does_not_throw_away_a_long_run(star):

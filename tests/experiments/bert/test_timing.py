@@ -1,5 +1,7 @@
 """The time of a BERT run: rounds whose times come together."""
 
+import json
+
 from experiments.bert import timing
 from nebula_jax.parallel import round_messages
 
@@ -28,6 +30,27 @@ def test_two_rounds_are_enough_to_follow_the_clock():
         one.agree([each])
     two.agree([head(20, 1500), head(30, 3000)])
     assert two.position["clock"] == one.position["clock"]
+
+
+def test_the_times_of_the_latest_rounds_are_kept_in_a_checkpoint():
+    """A hub sends them to a cluster that comes anew, also after its own restart."""
+    assert timing.Timer(None).latest() == timing.Timer(60.0).latest() == []
+    timer = timing.Timer(60.0)
+    timer.agree([head(10, 1000)])
+    assert timer.latest() == [(10, 1000)]
+    timer.agree([head(20, 1400), head(20, 1500), head(30, 3000)])
+    again, anew = timing.Timer(60.0), timing.Timer(60.0)
+    again.go_on(json.loads(json.dumps(timer.position)))
+    assert again.latest() == [(20, 1500), (30, 3000)]
+    anew.agree([head(*each) for each in again.latest()])
+    assert anew.position["clock"] == timer.position["clock"]
+
+
+def test_a_checkpoint_without_the_round_before_the_last_goes_on():
+    timer = timing.Timer(60.0)
+    clock = {"total_ms": 5, "agreed_ms": 3, "agreed_step": 9, "per_step_ms": 0.3}
+    timer.go_on({"milliseconds": 3, "clock": clock})
+    assert timer.latest() == [(9, 3)]
 
 
 def test_a_run_that_was_over_when_it_saved_has_ended():
