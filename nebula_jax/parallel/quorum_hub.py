@@ -147,11 +147,20 @@ class Hub:
     ) -> tuple[list[Any], list[round_messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
+        Its own messages also have the requests of leaves to end the run.
+
         Raises:
           quorum.TooFew: if fewer clusters than the quorum are left for too long.
         """
         self.step = step
-        return self._rounds.after(step, params, now)
+
+        def news() -> tuple[int, bool]:
+            milliseconds, is_requested = now()
+            links = [leaf.link for leaf in self._leaves.values()]
+            is_requested |= any(link.stop_step is not None for link in links)
+            return milliseconds, is_requested
+
+        return self._rounds.after(step, params, news)
 
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes the last rounds, by quorum too, and ends at the anchors."""

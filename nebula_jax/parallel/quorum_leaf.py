@@ -69,7 +69,7 @@ class Leaf:
         ]
         self._closed = [0] * self._config.fragments  # step of the latest round of each
         self._sent: tuple[Key, Selected] | None = None
-        self._needs_state = False
+        self._needs_state = self._has_requested = False
         self._messages = self._message_bytes = self._missed = self._from_state = 0
         self.step = 0
         """The step at which this cluster is."""
@@ -127,6 +127,7 @@ class Leaf:
         """
         self.step = step
         (own,), heads = params, []
+        self._request_end(now)
         is_there = self._receive()
         while self._is_due():
             own, more = self._apply(own)
@@ -348,6 +349,15 @@ class Leaf:
         )
 
     # What this cluster sends.
+
+    def _request_end(self, now: local_rounds.Now) -> None:
+        """Requests the end of the run of the hub, once, if it is requested here.
+
+        Heads are not enough: a cluster that is always late has no message in any round.
+        """
+        if not self._has_requested and now()[1]:
+            self._link.stop()
+            self._has_requested = True
 
     def _send(self, key: Key, params: Any, now: local_rounds.Now) -> None:
         step, fragment = key

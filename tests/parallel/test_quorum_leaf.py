@@ -135,6 +135,22 @@ def test_a_request_to_stop_is_seen_by_a_leaf_that_is_late(star):
     assert {head.step for head in star[2].heads} == {2}
 
 
+def test_a_request_to_stop_of_a_leaf_that_is_late_ends_the_run(star):
+    """It has no message in any round; so the hub's own has the request."""
+    star = star()
+    star.together(3, (0, 1))
+    star.arrive(2)
+    star[2].to(1, lambda: (0, True))
+    hub = star[0].end
+    wait_until(lambda: hub._leaves[NAMES[2]].link.stop_step is not None)
+    star.together(5, (0, 1))
+    star.arrive(2)
+    star[2].to(4, lambda: (0, True))
+    for cluster in star.clusters.values():
+        assert [head[::5] for head in cluster.heads] == [(2, 0), (2, 0), (4, 1), (4, 0)]
+    assert star[2].end.described["messages"] == 0
+
+
 def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
     star = star(times=lambda: [(4, 90), (6, 110)])
     star.together(7, (0, 1))
