@@ -137,7 +137,7 @@ class Leaf:
         if not is_there and not self._log:
             raise self._left_out()
         fragment = self._config.sent_after(step)
-        if fragment is not None:
+        if fragment is not None and step > self._closed[fragment]:
             self._send((step, fragment), own, now)
         fragment, sent = self._config.applied_after(step), step - self._config.delay
         while fragment is not None and sent > self._closed[fragment]:

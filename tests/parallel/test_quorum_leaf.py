@@ -10,6 +10,7 @@ from quorum_star import CONFIG, LIMIT, NAMES
 from two_labs import wait_until
 
 from nebula_jax import errors
+from nebula_jax.communication import codecs
 from nebula_jax.communication.wire import inbox, send_window, session
 from nebula_jax.parallel import quorum, quorum_hub, rounds
 from nebula_jax.training import local_steps
@@ -149,6 +150,24 @@ def test_a_request_to_stop_of_a_leaf_that_is_late_ends_the_run(star):
     for cluster in star.clusters.values():
         assert [head[::5] for head in cluster.heads] == [(2, 0), (2, 0), (4, 1), (4, 0)]
     assert star[2].end.described["messages"] == 0
+
+
+def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
+    """Its residual would be taken out of the codec, and be lost."""
+    config = local_steps.Config(inner_steps=4, mixing=0.0)
+    codec = codecs.from_string("error_feedback(top_k(0.3)|fp16)").codec
+    star = star(config=config, codec=codec)
+    star[2].to(3)
+    closing = star._pool.submit(star[0].to, 4)
+    star[1].to(4)
+    closing.result(LIMIT)
+    before = jax.device_get(star[2].member.codecs)
+    star.arrive(2)
+    star[2].to(4)
+    described = star[2].end.described
+    assert (described["missed"], described["messages"]) == (1, 0)
+    assert_same(star[2].member.codecs, before)
+    assert_alike(*star.clusters.values())
 
 
 def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
