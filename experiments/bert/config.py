@@ -17,6 +17,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer
+from nebula_jax.parallel import round_messages
 from nebula_jax.runtime import devices
 from nebula_jax.training import all_reduce, bert, optimizers, warm_start
 
@@ -59,8 +60,8 @@ flags.DEFINE_string(
     "total_time",
     "",
     "Time after which the run has ended, its learning rate at 0, such as 90s, 30m or"
-    " 2h; --warmup_ratio is then the share of it until the peak. If empty, --steps and"
-    " --warmup_steps count.",
+    " 2h, at most 1193h; --warmup_ratio is then the share of it until the peak. If"
+    " empty, --steps and --warmup_steps count.",
 )
 flags.DEFINE_enum(
     "logits",
@@ -147,7 +148,7 @@ class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
         """Returns --total_time; None if the schedule is by steps.
 
         Raises:
-          errors.SettingsError: if it is no time.
+          errors.SettingsError: if it is no time, or more than a message can have.
         """
         if not self.total_time:
             return None
@@ -157,6 +158,11 @@ class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
             raise errors.SettingsError(
                 f"--total_time={self.total_time}: expected a time such as 90s, 30m or"
                 " 2h"
+            )
+        if 1000 * seconds > round_messages.MOST:
+            most = round_messages.MOST // (1000 * _SECONDS["h"])
+            raise errors.SettingsError(
+                f"--total_time={self.total_time}: expected at most {most}h"
             )
         return seconds
 

@@ -52,9 +52,11 @@ class Timer:
     def now(self, is_requested: bool) -> tuple[int, bool]:
         """Returns the milliseconds of the run, and if its end is requested.
 
-        Both are the root's, in all processes of the cluster.
+        Both are the root's, in all processes of the cluster. Without a time there are 0
+        milliseconds: a run by steps may last longer than a message can have.
         """
-        values = ranks.exchange([self._milliseconds(), int(is_requested)])[ranks.ROOT]
+        own = 0 if self._clock is None else self._milliseconds()
+        values = ranks.exchange([own, int(is_requested)])[ranks.ROOT]
         return int(values[0]), bool(values[1])
 
     def alone(self, step: int, is_requested: bool) -> list[round_messages.Head]:

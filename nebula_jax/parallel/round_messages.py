@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from nebula_jax.parallel import delta_control
 from nebula_jax.training import local_steps
 
-MOST_TOKENS = 2**32 - 1
+MOST = 2**32 - 1
+"""The largest number in a head."""
 DIGEST_BYTES = 32
 
 
 class Head(NamedTuple):
-    """The facts of a message beside its delta; integers from 0 to 2^32 - 1."""
+    """The facts of a message beside its delta; integers from 0 to MOST."""
 
     step: int
     """After which it was sent: this names the round."""

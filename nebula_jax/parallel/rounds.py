@@ -198,10 +198,10 @@ class Member:
         self._count()
         about, anchor = self._fragments[fragment], self.outers[fragment].anchor
         own = local_steps.split(params, self.config.fragments)[fragment]
+        most = round_messages.MOST
         head = round_messages.Head(
             *(step, fragment, about.version),
-            *(min(about.tokens, round_messages.MOST_TOKENS), milliseconds),
-            int(is_stopping),
+            *(min(about.tokens, most), min(milliseconds, most), int(is_stopping)),
         )
         about.tokens, about.sent_tokens = 0, about.tokens
         message = {

@@ -180,6 +180,16 @@ def test_a_round_goes_on_without_a_cluster():
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_a_head_has_the_most_that_it_can_of_what_is_more():
+    (one, *_) = members()
+    one.took(jnp.asarray(2**31 - 1))
+    one.took(jnp.asarray(2**31 - 1))
+    one.took(jnp.asarray(2))
+    head = one.outgoing(4, 0, params(), milliseconds=2**32).payload["head"]
+    found = round_messages.Head(*map(int, head))
+    assert (found.tokens, found.milliseconds) == (2**32 - 1, 2**32 - 1)
+
+
 @pytest.mark.parametrize("has_sent", [True, False])
 @pytest.mark.parametrize(
     ("change", "left"),

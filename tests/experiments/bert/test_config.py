@@ -62,6 +62,13 @@ def test_a_total_time_that_cannot_be_read(text):
         config.check(run(total_time=text))
 
 
+@pytest.mark.parametrize("text", ["1194h", "4294968s", "999999999m"])
+def test_a_total_time_that_no_message_can_have(text):
+    assert run(total_time="1193h").agreed.seconds() == 1193 * 3600
+    with pytest.raises(errors.SettingsError, match=f"{text}: expected at most 1193h"):
+        config.check(run(total_time=text))
+
+
 def test_the_warm_up_is_a_share_of_the_run_by_steps_or_by_time():
     shape = transformer.config_of_size("nano", vocab_size=9, max_length=8)
     given = {"steps": 200, "warmup_steps": 50, "warmup_ratio": 0.1}

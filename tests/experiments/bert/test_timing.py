@@ -53,6 +53,14 @@ def test_a_checkpoint_without_the_round_before_the_last_goes_on():
     assert timer.latest() == [(9, 3)]
 
 
+def test_a_run_without_a_time_sends_none():
+    """Its milliseconds do not fit a message for ever."""
+    timer = timing.Timer(None)
+    timer.go_on({"milliseconds": 2**32, "clock": None})
+    assert timer.now(True) == (0, True)
+    assert timer.position["milliseconds"] >= 2**32
+
+
 def test_a_run_that_was_over_when_it_saved_has_ended():
     timer = timing.Timer(10.0)
     timer.agree([head(10, 5000)])
