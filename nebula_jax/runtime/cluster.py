@@ -26,12 +26,17 @@ import jax
 from jax._src import clusters  # the only place of what --coordinator=auto finds
 
 from nebula_jax import errors
-from nebula_jax.communication import ranks
+from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import addresses, meeting, process, unbroken_line
 from nebula_jax.runtime import members as members_lib
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = {
+    "127.0.0.1": (socket.AF_INET, "127.0.0.1"),
+    "localhost": (socket.AF_INET, "127.0.0.1"),
+    "::1": (socket.AF_INET6, "::1"),
+}
+"""Hosts that this one alone reaches, and where to listen for them."""
 
 AUTO = "auto"
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
@@ -119,7 +124,7 @@ def run(
             lines = {0: line}
         _members = members
         members.watch(lines)
-        where = f"{address[0]}:{answer['service']}"
+        where = bridge.written((address[0], answer["service"]))
         _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
 
     def guarded() -> int:
@@ -211,18 +216,21 @@ def _listen(address: tuple[str, int]) -> socket.socket:
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True
             )
-        return socket.create_server(("" if everywhere else "127.0.0.1", port))
+        family, bound = LOOPBACK.get(host, (socket.AF_INET, ""))
+        return socket.create_server((bound, port), family=family)
     except OSError as error:
         raise errors.NebulaError(
-            f"--coordinator={host}:{port}: cannot listen there: {error.strerror}"
+            f"--coordinator={bridge.written(address)}: cannot listen there:"
+            f" {error.strerror}"
         ) from None
 
 
 def _free_port(host: str) -> socket.socket:
     """Returns a socket whose port JAX's service can have beside it, and nobody else."""
-    held = socket.socket()
+    family, bound = LOOPBACK.get(host, (socket.AF_INET, ""))
+    held = socket.socket(family)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as JAX's service has
-    held.bind(("127.0.0.1" if host in LOOPBACK else "", 0))
+    held.bind((bound, 0))
     return held
 
 
@@ -234,6 +242,7 @@ def _begin_jax(
     connect_timeout: float,
 ) -> None:
     """Makes one program of the processes, which are all there."""
+    is_local = where.startswith(("127.", "[::1]"))
     # JAX's handler would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     # Two collectives at once, of one process, may wait for each other on CPUs.
@@ -247,7 +256,7 @@ def _begin_jax(
         initialization_timeout=int(connect_timeout),
         heartbeat_timeout_seconds=JAX_SECONDS,
         shutdown_timeout_seconds=int(connect_timeout),
-        coordinator_bind_address=where if where.startswith("127.") else None,
+        coordinator_bind_address=where if is_local else None,
     )
     with _quiet():
         ranks.agree(0)

@@ -9,6 +9,7 @@ A message is a JSON object on a line. P processes; rank 0 is the root.
 
 import contextlib
 import json
+import select
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax import errors, printable
+from nebula_jax.communication import bridge
 
 MOST_BYTES = 2**20  # the longest line that is read
 RETRY_SECONDS = 0.2
@@ -40,6 +42,10 @@ class Line:
         """Sends a message, or drops it if the line is broken: `read` finds that out."""
         with contextlib.suppress(OSError), self._sending:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def arrives(self, timeout: float) -> bool:
+        """Waits for the first message, or the end; returns False if there is none."""
+        return bool(select.select([self._socket], [], [], timeout)[0])
 
     def read(self, timeout: float | None = None) -> Message | None:
         """Waits for the next message; None if there will be none."""
@@ -171,11 +177,11 @@ def attend(
       The line to the root, and its answer.
 
     Raises:
-      Absent: if nobody answers, or others did not come.
+      Absent: if nobody answers, the root has ended, or others did not come.
       errors.SettingsError: if they are not the P processes of one run.
     """
     deadline = time.monotonic() + timeout
-    where = f"{address[0]}:{address[1]}"
+    where = bridge.written(address)
     while True:
         try:
             left = max(RETRY_SECONDS, deadline - time.monotonic())
@@ -190,7 +196,14 @@ def attend(
             time.sleep(RETRY_SECONDS)
     line = Line(sock)
     line.send({"rank": rank, "processes": processes, "described": dict(described)})
-    message = line.read(max(HELLO_SECONDS, deadline - time.monotonic()) + HELLO_SECONDS)
+    left = max(HELLO_SECONDS, deadline - time.monotonic()) + HELLO_SECONDS
+    if not line.arrives(left):
+        line.close()
+        raise Absent(
+            f"the process at --coordinator={where} did not answer within {timeout:g} s"
+            " (--connect_timeout): it may still wait for others"
+        )
+    message = line.read(HELLO_SECONDS)
     if message is None:
         raise Absent(f"the process at --coordinator={where} has ended")
     if "refused" in message:

@@ -2,8 +2,10 @@
 
 import re
 import signal
+import socket
 import time
 
+import ports
 import pytest
 import ranked
 
@@ -107,6 +109,51 @@ def test_processes_of_different_runs_are_refused(tmp_path):
     for number in range(2):
         words = "error: process 1 of the cluster has --seed=7, process 0 0"
         assert started.message(number) == words
+
+
+needs_ipv6 = pytest.mark.skipif(
+    not socket.has_dualstack_ipv6(), reason="this host has no IPv6"
+)
+
+
+@needs_ipv6
+def test_processes_meet_at_an_ipv6_address(tmp_path):
+    where = f"[::1]:{ports.free_port()}"
+    started = ranked.Started(tmp_path, {}, {}, coordinator=where, steps=2)
+    assert started.ends() == [0, 0], started.message(1)
+    assert started.printed(1) == ["step 1", "step 2"]
+
+
+@needs_ipv6
+def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
+    for made in (cluster._listen(("::1", 0)), cluster._free_port("::1")):
+        with made:
+            assert made.getsockname()[0] == "::1"
+    for host in ("127.0.0.1", "localhost"):
+        for made in (cluster._listen((host, 0)), cluster._free_port(host)):
+            with made:
+                assert made.getsockname()[0] == "127.0.0.1"
+    given = {}
+
+    def initialize(*_, **more):
+        given.update(more)
+
+    monkeypatch.setattr(cluster.jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(cluster.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(cluster.ranks, "agree", lambda value: value)
+    for where in ("[::1]:7", "127.0.0.1:7", "[fd00::2]:7"):
+        cluster._begin_jax(where, 2, 0, None, 1.0)
+        bound = None if "fd00" in where else where
+        assert given["coordinator_bind_address"] == bound
+
+
+@needs_ipv6
+def test_a_port_that_is_taken_is_named_as_it_was_given():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        words = re.escape(f"--coordinator=[::1]:{port}: cannot listen there")
+        with pytest.raises(errors.NebulaError, match=words):
+            cluster._listen(("::1", port))
 
 
 def train_alone():

@@ -88,6 +88,25 @@ def test_a_coordinator_that_is_not_there_is_named():
         meeting.attend(address, 1, 2, {}, 0.3)
 
 
+def test_a_coordinator_of_ipv6_is_named_as_it_was_given():
+    words = re.escape("nobody answers at --coordinator=[::1]:9 within 0.1 s")
+    with pytest.raises(meeting.Absent, match=words):
+        meeting.attend(("::1", 9), 1, 2, {}, 0.1)
+
+
+def test_a_root_that_is_there_and_waits_for_others_has_not_ended(monkeypatch):
+    """It was started later, and so waits for longer."""
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        words = (
+            f"the process at --coordinator=127.0.0.1:{address[1]} did not answer within"
+            " 0.1 s (--connect_timeout): it may still wait for others"
+        )
+        with pytest.raises(meeting.Absent, match=re.escape(words)):
+            meeting.attend(address, 1, 3, {}, 0.1)
+
+
 def test_a_root_that_ends_before_it_answers_is_named():
     server = socket.create_server(("127.0.0.1", 0))
     with concurrent.futures.ThreadPoolExecutor() as pool:
