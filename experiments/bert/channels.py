@@ -93,7 +93,8 @@ def begin(
       saved: steps that this cluster has saved.
 
     Returns:
-      The step whose checkpoint is to be restored; 0 for none.
+      The step whose checkpoint is to be restored; 0 for none. If it is below `step` of
+      the rounds, the state of the run is to come.
 
     Raises:
       errors.NebulaError: as `all_clusters.agree_start` and `quorum_leaf.Leaf.begin`.

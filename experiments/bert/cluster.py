@@ -70,7 +70,8 @@ def train(run: config.Run) -> int:
         last = timer.most(agreed.steps)
         rounds = channels.rounds(run, copy, others, lines, work, timer)
         start = channels.begin(run, others, rounds, saved.steps)
-        arrays, position = saved.restore(start, copy.fresh)
+        is_behind = rounds is not None and rounds.step > start
+        arrays, position = saved.restore(start, copy.fresh, is_behind)
         state = copies.begin(copy, arrays, position, text, share, timer)
         del arrays
         record = progress.Progress(

@@ -110,22 +110,26 @@ class Checkpoints:
             return None
         return self._of_root(lambda saved: saved.about(step)["position"])
 
-    def restore(self, step: int, fresh: mesh_lib.ShardedInit) -> tuple[Any, Any]:
+    def restore(
+        self, step: int, fresh: mesh_lib.ShardedInit, is_behind: bool = False
+    ) -> tuple[Any, Any]:
         """Returns the state after `step`, on its devices, and its data position.
 
         Args:
           step: one of `steps`, or 0 for a fresh state without a position. Later
             checkpoints are set aside: they come again.
           fresh: the state at step 0 and where its arrays go.
+          is_behind: True if the run itself is at a later step, and its state is to
+            come: then a fresh state does not begin the run anew.
 
         Raises:
           checkpoint.CheckpointError: if the step is not saved here, or is 0 though this
             cluster is so far that its checkpoints must not be given up.
         """
-        if step == 0:
+        if step == 0 and not is_behind:
             steps = {self._cluster: self.steps, "another cluster": ()}
             newest_of_all(steps, self._every, self._window)
-        elif step not in self.steps:
+        elif step not in (0, *self.steps):
             have = ", ".join(map(str, self.steps)) or "none"
             raise checkpoint.CheckpointError(
                 f"the run is to go on after step {step}; {self._cluster} has {have}"

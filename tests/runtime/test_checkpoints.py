@@ -274,6 +274,17 @@ def test_a_cluster_does_not_give_up_its_checkpoints_because_a_peer_wants_it(tmp_
     assert files_of(tmp_path) == before
 
 
+def test_a_cluster_whose_every_checkpoint_is_later_than_the_run_joins_it(tmp_path):
+    """The run has gone back to another one's step, and sends its state to this one."""
+    saved = opened(tmp_path)
+    saved.save(200, {"a": jnp.ones(3)})
+    state, position = saved.restore(0, plan_of(1.0), is_behind=True)
+    assert (float(state["a"][0]), position) == (1.0, None)
+    assert saved.steps == []
+    folder = tmp_path / "source" / "checkpoints" / "00000200.later"
+    assert (folder / "manifest.json").is_file()  # and its files are still there
+
+
 def test_nothing_is_saved_that_must_not_be(tmp_path):
     saved = opened(tmp_path, every=1)
     saved.after(1, {"a": jnp.ones(3)})

@@ -49,6 +49,15 @@ def test_a_leaf_without_the_hubs_step_goes_on_from_its_own_and_the_state(star):
     assert star[2].end.described["from_state"] == 1
 
 
+def test_a_leaf_whose_checkpoints_are_all_later_begins_behind_the_run(star):
+    star = star(is_begun=False, saved={NAMES[1]: (9,), NAMES[2]: (200,)})
+    assert begun(star, 0, (9,)) == 9
+    star[0].step = 9
+    star[0].to(10)
+    assert begun(star, 2, (200,)) == 0
+    assert [star[number].end.step for number in (0, 2)] == [10, 9]
+
+
 def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
     """Even if the hub has its times of a checkpoint: no round has come since."""
     stopped, hub, leaf = (timing.Timer(100.0) for _ in range(3))
