@@ -49,7 +49,7 @@ def prepared(
     Yields:
       A function of (experiment as in `python -m`, each cluster's arguments) that runs
       the processes of each cluster until all have ended. It returns their status: 0 if
-      all ended well, 128 + n if signal n stopped them, else 1.
+      all ended well, 128 + n if signal n stopped them and none failed, else 1.
     """
     if dials is None:
         dials = {name: clusters[:1] for name in clusters[1:]}

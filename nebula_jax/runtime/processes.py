@@ -251,8 +251,14 @@ class Processes:
         return 1
 
     def _failed(self, ends: dict[str, int]) -> bool:
-        """Returns True if a cluster that was to stop failed, as on a full disk."""
-        return any(status in (1, 2) for status in ends.values())
+        """Returns True if a cluster that was to stop failed, as on a full disk.
+
+        Or if it was killed, and not by the launcher: it has saved nothing.
+        """
+        return any(
+            status in (1, 2) or (_was_killed(status) and name not in self._killed)
+            for name, status in ends.items()
+        )
 
     def _show(self, screen: screen_lib.Screen) -> None:
         while True:
@@ -274,8 +280,7 @@ def must_restart(statuses: Sequence[int]) -> bool:
         killed one.
     """
     died = [
-        status == process.ENDED_BY_PEER or (status < 0 and -status not in STOP_SIGNALS)
-        for status in statuses
+        status == process.ENDED_BY_PEER or _was_killed(status) for status in statuses
     ]
     # 1 and 2 come again, and who was stopped shall not start.
     others = {
@@ -284,6 +289,11 @@ def must_restart(statuses: Sequence[int]) -> bool:
         if status and not has_died
     }
     return any(died) and not others
+
+
+def _was_killed(status: int) -> bool:
+    """Returns True if a process died by a signal that does not request its end."""
+    return status < 0 and -status not in STOP_SIGNALS
 
 
 def _ended(status: int) -> str:

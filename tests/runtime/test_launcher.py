@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
@@ -291,6 +292,34 @@ KILLED, GONE = -signal.SIGKILL, process.ENDED_BY_PEER
 )
 def test_what_is_worth_starting_again(statuses, wanted):
     assert processes.must_restart(statuses) == wanted
+
+
+SAVED, TERM = 128 + signal.SIGTERM, -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("ends", "killed", "blamed"),
+    [
+        ({"a": SAVED, "b": process.STOPPED_BY_PEER}, (), ""),
+        ({"a": SAVED, "b": KILLED}, (), "b was killed by SIGKILL"),
+        ({"a": SAVED, "b": -signal.SIGSEGV}, (), "b was killed by SIGSEGV"),
+        ({"a": SAVED, "b": 1}, (), "b ended with status 1"),
+        ({"b": KILLED, "a": KILLED}, ("a",), "b was killed by SIGKILL"),
+        ({"a": KILLED, "b": KILLED}, ("a", "b"), ""),  # Ctrl-C came twice
+        ({"a": TERM, "b": KILLED}, ("b",), ""),  # it was just starting
+        ({"a": TERM, "b": TERM}, (), ""),
+    ],
+)
+def test_a_run_has_been_stopped_if_no_cluster_died_by_itself(
+    tmp_path, ends, killed, blamed
+):
+    """One that the kernel has killed for its memory has saved nothing."""
+    run = processes.Processes(tmp_path, {}, {}, 0)
+    run._signal, run._killed = signal.SIGTERM, set(killed)
+    lines = []
+    screen = types.SimpleNamespace(message=lambda _, text: lines.append(text))
+    assert run._status(ends, screen) == (1 if blamed else SAVED)
+    assert lines == ([f"error: {blamed}; all clusters ended"] if blamed else [])
 
 
 PRINTS = """
