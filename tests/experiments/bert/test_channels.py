@@ -10,6 +10,7 @@ from quorum_star import LIMIT, NAMES
 
 from experiments.bert import channels, config, timing
 from nebula_jax import errors
+from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import round_messages
 
 RUN = {"clusters": 3, "hub": 0, "quorum": 2, "checkpoint_every": 10, "inner_steps": 4}
@@ -73,6 +74,16 @@ def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
     assert leaf.progress(92) == hub.progress(92) > 0.9
     for step, is_last in ((91, False), (92, True)):
         assert hub.is_last(step, 0) is leaf.is_last(step, 0) is is_last
+
+
+def test_the_times_that_a_hub_sends_are_those_of_its_timer(monkeypatch):
+    monkeypatch.setattr(channels.quorum_hub, "Hub", lambda *_, **given: given["times"])
+    timer, copy = timing.Timer(100.0), types.SimpleNamespace(member=object())
+    run = configured.run(config, **RUN, cluster="0")
+    others = types.SimpleNamespace(links={})
+    times = channels.rounds(run, copy, others, [], activity.Work(), timer)
+    timer.agree([round_messages.Head(4, 0, 0, 0, 700)])
+    assert times() == [(4, 700)]
 
 
 def test_a_hub_without_checkpoints_does_not_throw_away_a_long_run(star):
