@@ -40,6 +40,10 @@ for _name in (*config.FLAGS, "run", "step", "rank"):
 
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
+WHOLE, SIDES = ("whole",), ("source", "target")
+LAYOUTS = (WHOLE, SIDES, ("source-0", "target-0"))  # the last one of several pairs
+"""Folders of a run that together have what both sides trained."""
+CHECKPOINTS = "checkpoints"
 
 
 def main() -> int:
@@ -189,38 +193,56 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
 
     Args:
       workdir: the run's folder.
-      step: of the checkpoint; None for the newest that both have.
+      step: of the checkpoint; None for the newest that both have. If one process and
+        clusters have saved here, it is taken from those that have it, the newer one.
 
     Raises:
       errors.NebulaError: if there is none.
     """
-    names = _saved_by(workdir)
-    folders = [workdir / name / "checkpoints" for name in names]
-    steps = [
-        set(checkpoint_files.verified_steps(each, process.message)) for each in folders
+    saved = _saved(workdir)
+    found = {
+        names: set.intersection(*map(set, steps.values()))
+        for names, steps in saved.items()
+    }
+    fitting = [
+        (max(common) if step is None else step, names)
+        for names, common in found.items()
+        if (common if step is None else step in common)
     ]
-    common = set.intersection(*steps)
-    if not common or (step is not None and step not in common):
+    if not fitting:
         have = "; ".join(
-            f"{name} has {', '.join(map(str, sorted(saved))) or 'none'}"
-            for name, saved in zip(names, steps, strict=True)
+            f"{name} has {', '.join(map(str, each)) or 'none'}"
+            for steps in saved.values()
+            for name, each in steps.items()
         )
         what = "any step" if step is None else f"step {step}"
         raise errors.NebulaError(f"{workdir}: no checkpoint of {what} ({have})")
-    step = max(common) if step is None else step
-    states = [checkpoint.read(each, step) for each in folders]
-    if names == ["whole"]:
+    # A folder may have checkpoints of both: one process, and clusters.
+    step, names = max(fitting, key=lambda each: each[0])
+    if len(saved) > 1:
+        process.message(f"{workdir}: step {step} of {' and '.join(names)}")
+    states = [checkpoint.read(workdir / name / CHECKPOINTS, step) for name in names]
+    if names == WHOLE:
         states = list(states[0])
     return [each["state"]["params"] for each in states], step
 
 
-def _saved_by(workdir: pathlib.Path) -> list[str]:
-    """Returns the folders of the run that have the two sides' checkpoints."""
-    one, first = ["source", "target"], ["source-0", "target-0"]  # of several pairs
-    for names in (["whole"], one, first):
-        if all((workdir / name / "checkpoints").is_dir() for name in names):
-            return names
-    return one
+def _saved(workdir: pathlib.Path) -> dict[tuple[str, ...], dict[str, list[int]]]:
+    """Returns folders that have the two sides' checkpoints -> the steps of each."""
+    there = [
+        names
+        for names in LAYOUTS
+        if all((workdir / name / CHECKPOINTS).is_dir() for name in names)
+    ]
+    return {
+        names: {
+            name: checkpoint_files.verified_steps(
+                workdir / name / CHECKPOINTS, process.message
+            )
+            for name in names
+        }
+        for names in there or [SIDES]
+    }
 
 
 def _filled(
