@@ -32,7 +32,8 @@ from flax import serialization
 import nebula_jax
 from experiments import configuration, shared_flags
 from nebula_jax import errors, files
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import bottleneck
@@ -246,7 +247,7 @@ class Run:
 
     def check(self) -> None:
         """Raises errors.NebulaError at what cannot work."""
-        codecs.from_string(self.codec)
+        compression = codecs.from_string(self.codec)
         if self.bottleneck and not (
             len(self.bottleneck) == 1 and 1 <= self.rank <= WIDTH
         ):
@@ -254,6 +255,11 @@ class Run:
                 f"--bottleneck={','.join(map(str, self.bottleneck))}: expected one"
                 f" number, 1 to {WIDTH}"
             )
+        try:
+            for each in selector.variants(compression.codec):
+                codec_lib.payload_spec(each, spec(self.rank))
+        except (TypeError, ValueError) as error:
+            raise errors.SettingsError(f"--codec={self.codec}: {error}") from None
 
 
 FLAGS = configuration.names(Run, connect.Settings)

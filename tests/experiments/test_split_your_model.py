@@ -157,7 +157,14 @@ def test_ranks_that_cannot_be_are_named(command, given):
     assert f"error: --bottleneck={given}: expected one number, 1 to 32" in output
 
 
-def test_flags_that_mean_nothing_are_named(command):
-    output = command(codec="int9(64)").communicate(timeout=30)[0]
-    assert "error: unknown codec int9; did you mean int8?" in output
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        ("int9(64)", "unknown codec int9; did you mean int8?"),
+        ("pack_tokens", "--codec=pack_tokens: one leaf must be called 'mask'; 0 are"),
+    ],
+)
+def test_codecs_that_mean_nothing_are_named(command, codec, words):
+    output = command(codec=codec).communicate(timeout=30)[0]
+    assert f"error: {words}" in output
     assert "Traceback" not in output
