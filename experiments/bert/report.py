@@ -220,7 +220,10 @@ def _left_out_markdown(counts: Mapping[str, float]) -> str:
 
 
 def _held_out_markdown(evaluations: Mapping[str, Any]) -> list[str]:
-    """Renders the last evaluation of every cluster, with the first one in brackets."""
+    """Renders the last evaluation of every cluster, with the first one in brackets.
+
+    The first one of a cluster that went on with another's run is not of step 0.
+    """
     rows = []
     for name, found in evaluations.items():
         if not found:
@@ -230,10 +233,11 @@ def _held_out_markdown(evaluations: Mapping[str, Any]) -> list[str]:
             run_report.figure(mean(each["loss"]), ".3f") for each in (last, first)
         )
         accuracy = run_report.figure(mean(last["accuracy"]), ".1%")
-        rows.append([name, str(last["step"]), f"{loss} ({before})", accuracy])
+        steps = f"{last['step']} ({first['step']})"
+        rows.append([name, steps, f"{loss} ({before})", accuracy])
     if not rows:
         return []
     return [
-        "Held-out text, mean of the languages (in brackets: before training):",
+        "Held-out text, mean of the languages (in brackets: of the first evaluation):",
         run_report.table(["cluster", "step", "MLM loss", "accuracy"], rows),
     ]

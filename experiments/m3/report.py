@@ -172,19 +172,19 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
                 " which is easily detected and teaches little; train it longer, or"
                 " begin with a masked language model."
             )
-    gaps = [
-        curves.mean(each["translation_gap"].values())
-        for each in summary.get("probes", ())
-        if "translation_gap" in each
+    with_pairs = [
+        each for each in summary.get("probes", ()) if "translation_gap" in each
     ]
+    gaps = [curves.mean(each["translation_gap"].values()) for each in with_pairs]
     settings = summary.get("flags", {})
     begins_with = settings.get("hot_start") or settings.get("discriminator_start")
     if begins_with and len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
         found.append(
-            f"Warning: translations lie less close together in the discriminator's"
-            f" encoder than at the start (cosine above that of others {gaps[-1]:.3f},"
-            f" then {gaps[0]:.3f}). New heads may be spoiling it: --head_warmup_steps,"
-            " --head_priors, --layer_decay and a lower --learning_rate protect it."
+            "Warning: translations lie less close together in the discriminator's"
+            f" encoder than after step {with_pairs[0]['step']} (cosine above that of"
+            f" others {gaps[-1]:.3f}, then {gaps[0]:.3f}). New heads may be spoiling"
+            " it: --head_warmup_steps, --head_priors, --layer_decay and a lower"
+            " --learning_rate protect it."
         )
     return found
 

@@ -37,3 +37,13 @@ def test_sequences_that_joined_rows_left_out_are_told():
     assert "no room for 2.0 sequences" in report.markdown(summary(left_out=left_out))
     for nothing in ({"left_out": {"whole": 0.0}}, {}):
         assert "no room" not in report.markdown(summary(**nothing))
+
+
+def test_the_first_evaluation_has_its_step():
+    """It need not be of step 0: a run can move from clusters into one process."""
+    found = [
+        {"step": step, "loss": {"en": loss}, "accuracy": {"en": 0.5}}
+        for step, loss in ((15, 3.83), (20, 3.5), (23, 4.0))
+    ]
+    block = report.markdown(summary(held_out={"whole": found}))
+    assert "| whole | 23 (15) | 4.000 (3.830) | 50.0% |" in block
