@@ -250,6 +250,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return run_report.join(
         run_report.heading(summary, f"seed {summary['flags']['seed']}"),
         run_report.clusters(summary),
+        run_report.missing(summary),
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
         run_report.outages(summary["clusters"]),

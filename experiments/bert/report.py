@@ -185,6 +185,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return run_report.join(
         run_report.heading(summary, seed, vocabulary),
         run_report.clusters(summary),
+        run_report.missing(summary),
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
         _bytes_markdown(summary["bytes"]),

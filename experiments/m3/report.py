@@ -114,6 +114,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.heading(summary, seed, vocabulary),
         _emulated(summary["flags"]),
         run_report.clusters(summary),
+        run_report.missing(summary),
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),

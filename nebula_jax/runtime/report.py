@@ -259,6 +259,26 @@ def clusters(summary: Mapping[str, Any]) -> str:
     return table(header, rows)
 
 
+def missing(summary: Mapping[str, Any]) -> str:
+    """Renders which clusters of a run have no figures of its end; empty if all have.
+
+    A full disk, or a kill after the last checkpoint, leaves a cluster without its
+    summary, or with that of an earlier stop.
+
+    Args:
+      summary: as for `clusters`.
+    """
+    ends = {each["cluster"]: each["last_step"] for each in summary["clusters"]}
+    last = max(ends.values(), default=0)
+    names = [name for name in summary["losses"] if ends.get(name) != last]
+    if not ends or not names:
+        return ""
+    return (
+        f"No figures of the run's end, at step {last}, were written by"
+        f" {', '.join(names)}; sums are without them."
+    )
+
+
 def targets(found: Sequence[Mapping[str, Any]]) -> str:
     """Renders targets beside what was measured; empty if there are none.
 

@@ -44,7 +44,7 @@ def test_the_newest_step_is_taken_of_one_process_or_of_clusters(saved, capsys):
 
 def test_a_folder_without_checkpoints_says_so(saved):
     folder = saved(source=[2], target=[])
-    with pytest.raises(errors.NebulaError, match="any step .source has 2; target has"):
+    with pytest.raises(errors.NebulaError, match=r"any step .source has 2; target has"):
         translate.trained_params(folder, None)
 
 

@@ -140,6 +140,16 @@ def test_a_cluster_has_a_row_with_its_steps_loss_speed_bytes_and_waiting():
         assert "| source | 6-10 | – | 1,234 |" in report.clusters(resumed)
 
 
+def test_clusters_without_figures_of_the_runs_end_are_named():
+    assert report.missing(SUMMARY) == ""
+    more = json.loads(json.dumps(SUMMARY))
+    more["losses"] |= {"target": {}, "third": {}}
+    more["clusters"].append(SUMMARY["clusters"][0] | {"cluster": "third"})
+    more["clusters"][1]["last_step"] = 6  # of an earlier stop
+    assert "at step 10, were written by target, third;" in report.missing(more)
+    assert report.missing(more | {"clusters": []}) == ""
+
+
 def test_a_figure_that_was_not_finite_is_null_and_shown_as_nothing(tmp_path):
     path = tmp_path / "summary.json"
     report.write(path, SUMMARY | {"losses": {"source": {"first": 4.0, "last": np.nan}}})

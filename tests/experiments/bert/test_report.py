@@ -23,6 +23,7 @@ def summary(**values):
         "vocab_size": 100,
         "flags": {"seed": 0},
         "clusters": [],
+        "losses": {},
         "restarts": {},
         "bytes": {},
         "held_out": {},
