@@ -123,9 +123,9 @@ def train(run: config.Run, folders: whole.Folders) -> int:
         for pair in range(agreed.replicas):
             with trace.span("compute", step=step, part=f"pair {pair}"):
                 own = states[0][pair], states[1][pair]
-                grads, metrics = take_step[pair](own, step)
+                grads, at_source, metrics = take_step[pair](own, step)
                 metrics = target_side.step_metrics(metrics)
-                first, of_source = source.apply(own[0], grads[0], metrics)
+                first, of_source = source.apply(own[0], grads[0], metrics | at_source)
                 second, metrics = target.apply(own[1], grads[1], metrics)
                 states[0][pair], states[1][pair] = trace.ready((first, second))
             metrics["is_finite"] &= of_source["is_finite"]

@@ -39,8 +39,10 @@ Folders = tuple[pathlib.Path, pathlib.Path]
 """Text of source and target."""
 States = tuple[train_state.TrainState, train_state.TrainState]
 """The source's and the target's."""
-StepFn = Callable[[States, int], tuple[tuple[Any, Any], dict[str, jax.Array]]]
-"""(states, step) -> gradients of source and target, metrics of the target."""
+Metrics = dict[str, jax.Array]
+StepFn = Callable[[States, int], tuple[tuple[Any, Any], Metrics, Metrics]]
+"""(states, step) -> gradients of source and target, the loss that is the source's own,
+metrics of the target."""
 
 
 class Both(NamedTuple):
@@ -156,11 +158,11 @@ def train(run: config.Run, folders: Folders) -> int:
     step = start
     for step in pace.alone(start, agreed.steps, interrupt.requested):
         with trace.span("compute", step=step):
-            (of_source, of_target), metrics = take_step(states, step)
+            (of_source, of_target), own, metrics = take_step(states, step)
             if agreed.staleness:
                 of_source, late = late, of_source
             metrics = target_side.step_metrics(metrics)
-            first, at_source = source.apply(states[0], of_source, metrics)
+            first, at_source = source.apply(states[0], of_source, metrics | own)
             second, metrics = target.apply(states[1], of_target, metrics)
             states = trace.ready((first, second))
         metrics["is_finite"] &= at_source["is_finite"]
@@ -226,9 +228,10 @@ def uncut(agreed: config.Agreed, both: Both) -> StepFn:
             translation_loss, metrics = abnet_training.back(
                 target.task, params[1], hidden, batch[1], rngs[1]
             )
-            return length_loss + translation_loss, metrics
+            return length_loss + translation_loss, ({"loss": length_loss}, metrics)
 
-        return jax.grad(loss, has_aux=True)(trained)
+        grads, (own, metrics) = jax.grad(loss, has_aux=True)(trained)
+        return grads, own, metrics
 
     def take_step(states: States, step: int) -> Any:
         _, source_batches, target_batches = both.batch(agreed, step)
@@ -262,7 +265,7 @@ def in_process(
 
     def take_step(states: States, step: int) -> Any:
         bucket, source_batches, target_batches = both.batch(agreed, step)
-        grads, new_codecs, _, metrics = pipeline.in_process_step(
+        grads, new_codecs, length_loss, metrics = pipeline.in_process_step(
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
             both.pairs(source_batches, target_batches, states),
@@ -274,6 +277,6 @@ def in_process(
             grads=tuple(cut.zero_grads(state.params) for state in states),
         )
         codecs[0][bucket], codecs[1][bucket] = new_codecs
-        return grads, metrics
+        return grads, {"loss": length_loss}, metrics
 
     return take_step
