@@ -286,8 +286,8 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
     except ValueError as error:
         field, _, rest = str(error).partition(" ")
         raise errors.SettingsError(f"--{OWN_FLAGS.get(field, field)} {rest}") from None
-    codec = settings.compression().codec
-    is_kept = codec.name.startswith("error_feedback")
+    # A name has all parts of a codec: error feedback may follow others, or be inside.
+    is_kept = "error_feedback(" in settings.compression().codec.name
     if settings.unsent == "parameters" and is_kept:
         raise errors.SettingsError(
             f"--delta_codec={settings.codec()} and --unsent=parameters both keep what"

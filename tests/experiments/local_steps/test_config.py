@@ -91,16 +91,28 @@ def test_the_defaults_can_be():
         ),
         ({"sync": "sparse", "mixing": 0.1}, "--mixing=0.1 is for --sync=streaming"),
         ({"unsent": "parameters"}, "--unsent=parameters is for --sync=sparse"),
-        (
-            {"sync": "sparse", "unsent": "parameters"}
-            | {"delta_codec": "error_feedback(top_k(0.1))"},
-            "both keep what was not sent",
-        ),
     ],
 )
 def test_what_cannot_be_is_named_with_what_would_do(given, message):
     with pytest.raises(errors.NebulaError, match=message):
         config.check(settings(**given), CLUSTERS)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "error_feedback(top_k(0.1))",
+        "hadamard(16)|error_feedback(sparse_loco(2, 16))",
+        "columns(error_feedback(sparse_loco(2, 16)), 16)",
+        "columns(hadamard(16)|error_feedback(top_k(0.1), 0.9)|fp16, 16)",
+    ],
+)
+def test_what_was_not_sent_is_kept_once(codec):
+    """Wherever error feedback stands in a codec: kept twice, the anchor runs away."""
+    config.check(settings(sync="sparse", delta_codec=codec), CLUSTERS)
+    twice = settings(sync="sparse", unsent="parameters", delta_codec=codec)
+    with pytest.raises(errors.SettingsError, match="both keep what was not sent"):
+        config.check(twice, CLUSTERS)
 
 
 def test_one_flagfile_serves_allreduce_too():
