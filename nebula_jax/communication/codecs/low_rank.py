@@ -15,6 +15,7 @@ from nebula_jax.communication import codec
 from nebula_jax.communication.codecs import leaves
 
 GROUP = 16  # enough for two cores; the compiled program grows with it
+LEAST_ROW = 1e-6  # of R, over its largest: smaller ones are float32's noise
 
 
 @struct.dataclass
@@ -191,8 +192,10 @@ def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 def subspace(rank: int, seed: int = 0) -> codec.Codec:
     """Approximates a tensor by one step of power iteration (PowerSGD, Vogels 2019).
 
-    Warm-started: P = orth(A Q), R = A^T P, sent as A ≈ P R^T, and the next Q is R.
-    Where tensors resemble their predecessors, the error approaches the truncated SVD's.
+    Warm-started: P = orth(A Q), R = A^T P, sent as A ≈ P R^T, and the next Q is R with
+    columns of length 1. Where one of R is zero, as of a tensor of zeros or of lower
+    rank, Q keeps the column that it had. Where tensors resemble their predecessors, the
+    error approaches the truncated SVD's.
     Payload: per leaf, viewed as one matrix [m, n] = [product of leading axes, last],
     left [m, k] and right [k, n] of its dtype, k = min(rank, m, n); leaves with fewer
     than 2 axes pass. Wire: k (m + n) values for m n.
@@ -254,13 +257,21 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
 def _power_step(
     matrix: jax.Array, q: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    # At most 1: squares of much larger or smaller values are beyond float32.
+    size = jnp.max(jnp.abs(matrix), initial=0.0)
+    matrix = matrix / jnp.where(size > 0, size, 1.0)
     # Householder's QR gives orthonormal columns also where A Q has none: of zeros too.
     p = jnp.linalg.qr(_product(matrix, q))[0]
     r = _product(p.T, matrix)
-    after = jnp.where(jnp.all(jnp.isfinite(r)), r.T, q)
+    norm = jnp.linalg.norm(r, axis=1, keepdims=True)
+    # Of length 1, or A Q would be of the size of A's square. A row of R that is zero or
+    # noise is no column of Q: later tensors may need the one before. Nor is NaN.
+    is_new = norm > LEAST_ROW * jnp.max(norm, initial=0.0)
+    after = jnp.where(is_new, r / norm, q.T).T
     # As S^1/2 to both factors, for float16's sake.
-    root = jnp.sqrt(jnp.linalg.norm(r, axis=1, keepdims=True))
-    return p * root.T, r * jnp.where(root != 0, 1 / root, 0.0), after
+    root, scale = jnp.sqrt(norm), jnp.sqrt(size)
+    inverse = jnp.where(root != 0, 1 / root, 0.0)
+    return p * root.T * scale, r * inverse * scale, after
 
 
 def _multiply(factors: Factors) -> jax.Array:

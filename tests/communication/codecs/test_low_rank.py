@@ -205,6 +205,65 @@ def test_subspace_comes_back_from_zeros_and_nan():
     assert errors[-1] < 1.01 * optimum(x, 4)
 
 
+@pytest.mark.parametrize("first", ["zeros", "one_row", "one_column", "rank_one"])
+@pytest.mark.parametrize("codec", ["subspace(8)", "subspace(8)|fp16"])
+def test_subspace_keeps_its_rank_after_a_tensor_of_less(first, codec):
+    """As after a micro-batch without a gradient; then [CLS] alone has gradients."""
+    random = np.random.RandomState(0)
+    x = np.zeros((9, 16, 24), np.float32)
+    x[1:, 0] = random.randn(8, 24)  # the first rows are zero, which QR completes
+    poor = np.zeros_like(x)
+    if first == "one_row":
+        poor[0, 0] = 1
+    elif first == "one_column":
+        poor[..., 3] = 1
+    elif first == "rank_one":
+        poor[:] = random.randn(9, 16, 1) * random.randn(24)
+    made = codecs.from_string(codec).codec
+    state = made.init(x)
+    for tensor in (poor, x, x):
+        payload, state = compiled(made)[0](tensor, state)
+    got, _ = compiled(made)[1](payload, state)
+    assert np.linalg.norm(got - x) < 0.002 * np.linalg.norm(x)  # float16 rounds
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-7, 1e20, 1e35])
+def test_subspace_is_as_good_for_small_and_large_values(scale):
+    """Q has columns of length 1: with R itself A Q is of the size of A squared."""
+    x = matrix_with([3, 2, 1], 64, 32) * np.float32(scale)
+    codec = codecs.subspace(4)
+    state = codec.init(x)
+    for _ in range(6):
+        payload, state = compiled(codec)[0](x, state)
+        got = np.asarray(compiled(codec)[1](payload, ())[0])
+        assert np.linalg.norm(got / scale - x.astype(np.float64) / scale) < 1e-5
+        np.testing.assert_allclose(
+            np.linalg.norm(payload.left, axis=0),
+            np.linalg.norm(payload.right, axis=1),
+            rtol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_leaves_the_subspace_as_it_was(bad):
+    encode, decode = compiled(codecs.subspace(4))
+    _, (before,) = encode(GAUSSIAN, codecs.subspace(4).init(GAUSSIAN))
+    x = GAUSSIAN.copy()
+    x[2, 3, 4] = bad
+    payload, (after,) = encode(x, (before,))
+    np.testing.assert_array_equal(after, before)
+    assert np.isnan(decode(payload, ())[0]).all()
+
+
+def test_a_subspace_with_a_column_of_zeros_makes_no_nan():
+    """As checkpoints of earlier versions may have one."""
+    encode, decode = compiled(codecs.subspace(4))
+    (q,) = codecs.subspace(4).init(GAUSSIAN)
+    payload, (after,) = encode(GAUSSIAN, (q.at[:, 2].set(0),))
+    assert np.isfinite(decode(payload, ())[0]).all()
+    np.testing.assert_allclose(np.linalg.norm(after, axis=0), 1, rtol=1e-5)
+
+
 def test_vectors_pass_and_wide_ranks_are_cut_to_the_matrix():
     x = {"v": np.ones(5, np.float32), "m": GAUSSIAN[0]}
     for codec in (codecs.svd(0.5), codecs.subspace(1000)):
