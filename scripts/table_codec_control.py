@@ -38,7 +38,7 @@ were the fastest."""
 FLAGFILE = "abnet_table5_tiny"
 CODECS = {
     name: (f"--forward_codec={text}", f"--backward_codec={text}")
-    for name, text in zip(("fp16", "int8", "int4"), crossing.LADDER, strict=True)
+    for name, text in zip(("bf16", "int8", "int4"), crossing.LADDER, strict=True)
 }
 """Name -> flags of the rungs of the ladder, the gentlest first."""
 EVERY = 50  # steps between two probes

@@ -18,11 +18,14 @@ from nebula_jax.parallel import codec_control
 
 AUTO = "auto"
 LADDER = (
-    "pack_tokens|fp16",
+    "pack_tokens|bf16",
     "pack_tokens|int8(64)",
-    "pack_tokens|hadamard|int4(64)|fp16",
+    "pack_tokens|hadamard|int4(64)|bf16",
 )
-"""Codecs for `auto`, the gentlest first; then come fewer columns by the last one."""
+"""Codecs for `auto`, the gentlest first; then come fewer columns by the last one.
+
+bf16 and not fp16: a gradient is divided by the tokens of a batch, and nothing scales it
+up again, so that float16 would round it, or the scales of int4, towards zero."""
 
 
 @dataclasses.dataclass

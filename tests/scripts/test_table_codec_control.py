@@ -21,7 +21,7 @@ MEASURED = {
     "rate": 6e6,
     "delay": 0.015,
 }
-WIRE = {"fp16": 1.0, "int8": 0.5, "int4": 0.25}  # seconds a step on the measured line
+WIRE = {"bf16": 1.0, "int8": 0.5, "int4": 0.25}  # seconds a step on the measured line
 COMPUTE, PROBE = 0.3, 0.1
 CHANGE = 41  # the first step on the line's second rate
 
@@ -42,7 +42,7 @@ class Stub:
         text = MEASURED["wan"] if line == scaled_wan.AUTO else line
         rate = wan.from_string(text).up.rate if text else 0.0
         is_auto = arguments["forward_codec"] == "auto"
-        codec = next((name for name in WIRE if name in run.name), "fp16")
+        codec = next((name for name in WIRE if name in run.name), "bf16")
         names = ["whole"] if is_whole else ["target", "source"]
         clusters = [
             {"cluster": name, "first_step": 1, "last_step": 160} for name in names
@@ -116,7 +116,7 @@ def test_figures_are_the_hand_computed_ones(tmp_path):
     rows = {(row["line"], row["rate"]): row for row in result["rows"]}
     assert len(rows) == 5
     slow = rows["10 Mbit/s", 10.0]
-    assert slow["fixed"] == pytest.approx({"fp16": 6.0, "int8": 3.0, "int4": 1.5})
+    assert slow["fixed"] == pytest.approx({"bf16": 6.0, "int8": 3.0, "int4": 1.5})
     assert slow["best"] == "int4"
     found = slow["seeds"]["0"]
     # Rungs change after the probes of steps 8 and 16; steps are counted from 2.
@@ -156,7 +156,7 @@ def test_a_line_that_changes_has_a_row_for_each_rate(tmp_path):
     assert found["first_step"] == CHANGE
     assert found["from_step"] == 57
     assert found["seconds"] == pytest.approx(COMPUTE)
-    # 8 steps with fp16 and 8 with int8, and two probes.
+    # 8 steps with bf16 and 8 with int8, and two probes.
     assert found["seeking"] == pytest.approx(8 * 0.7 + 8 * 0.2 + 2 * PROBE)
     # A sentence of 5 tokens has half a nat more.
     assert after["held_out"]["difference"] == pytest.approx({"0": 0.1, "1": 0.1})
@@ -186,7 +186,7 @@ def test_markdown_has_a_row_for_each_rate(tmp_path):
     assert "| 1000, then 60 Mbit/s: at 1000 | 0.300 | 0.300 | 0.300 | 0.300 |" in text
     codec_control_markdown.picture(run_all(tmp_path, Stub()), tmp_path / "found.png")
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
-    mixed = codec_control_markdown._codecs([1, 2], ["fp16", "int8", "int4"])
+    mixed = codec_control_markdown._codecs([1, 2], ["bf16", "int8", "int4"])
     assert mixed == "int8 forward, int4 backward"
 
 
@@ -202,7 +202,7 @@ def test_runs_are_done_once_and_stages_apart(tmp_path):
     assert stub.names[17:] == [
         f"quality-{which}-seed{seed}"
         for seed in "01"
-        for which in ("int4", "fp16", "int4-longer")
+        for which in ("int4", "bf16", "int4-longer")
     ]
     run_all(tmp_path, stub)
     assert len(stub.names) == 23

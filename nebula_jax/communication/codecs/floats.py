@@ -36,7 +36,11 @@ def fp16() -> codec.Codec:
 
     Payload: per leaf its shape, float16. Wire: 2 n bytes for n values.
     Finite values beyond ±65504 are sent as ±65504; Inf and NaN cross as they are.
-    Relative error at most 2^-11 down to 6.1e-5, absolute 2^-25 below.
+    Relative error at most 2^-11 down to 2^-14 (6.1e-5). Below it float16 has steps of
+    2^-24, so the absolute error is at most 2^-25 (3e-8), and what is no larger becomes
+    0: not for gradients that are a mean over many tokens, unless they are scaled up.
+    After a quantizer it rounds the scales alone, in the same way: `int4(64)|fp16` has
+    the error of int4 only while the scales are above 2^-14; `bf16` has no such limit.
 
     >>> spec = jax.ShapeDtypeStruct((4, 8), jnp.float32)
     >>> codec.ratio(fp16(), spec)

@@ -101,7 +101,7 @@ def test_the_report_names_the_codecs_and_their_steps(split):
     summary = json.loads((split / "summary.json").read_text())
     text = report.markdown(summary)
     assert "| from step | forward | backward | cosines there |" in text
-    assert r"| 1 | `pack_tokens\|fp16` | `pack_tokens\|fp16` | 1.0000, 1.0000 |" in text
+    assert r"| 1 | `pack_tokens\|bf16` | `pack_tokens\|bf16` | 1.0000, 1.0000 |" in text
     assert r"`pack_tokens\|int8(64)`" in text
 
 
@@ -115,8 +115,8 @@ def test_what_follows_from_the_last_probe_is_in_the_report():
         return [line.split(" | ")[:2] for line in lines]
 
     int8 = r"`pack_tokens\|int8(64)`"
-    int4 = r"`pack_tokens\|hadamard\|int4(64)\|fp16`"
-    first = [["| 1", r"`pack_tokens\|fp16`"], ["| 11", int8]]
+    int4 = r"`pack_tokens\|hadamard\|int4(64)\|bf16`"
+    first = [["| 1", r"`pack_tokens\|bf16`"], ["| 11", int8]]
     assert steps() == steps(rungs=[1, 1]) == first
     assert steps(rungs=[2, 2]) == [*first, ["| 21", int4]]
     assert steps(rungs=[2, 2], last_step=20) == first
@@ -145,6 +145,29 @@ def test_the_ladder_ends_with_fewer_columns_and_every_rung_is_smaller():
         assert list(of_way) == sorted(set(of_way), reverse=True)
     plain = control.policy(agreed_of(bottleneck=""), 384)
     assert len(plain.sizes[0]) == len(crossing.LADDER)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-7, 1e-9])
+def test_every_rung_loses_more_than_the_one_before(size):
+    """Also of a gradient that is divided by the tokens of a large batch.
+
+    Probes compare with the first rung: what that loses, others would be blamed for.
+    """
+    agreed = agreed_of(bottleneck="64,48,32")
+    random = np.random.RandomState(0).randn(2, 16, 64).astype(np.float32)
+    arrays = {
+        "hidden": random * np.float32(size),
+        "mask": np.ones((2, 16), bool),
+        "index": np.arange(2, dtype=np.int32),
+    }
+    errors_of = []
+    for codec in crossing.ladder(agreed):
+        sent, state = codec.encode(arrays, codec.init(arrays))
+        got = np.asarray(codec.decode(sent, state)[0]["hidden"], np.float64) / size
+        errors_of.append(np.linalg.norm(got - random) / np.linalg.norm(random))
+    assert errors_of == sorted(errors_of)
+    assert errors_of[0] < 2**-8  # bfloat16's
+    assert errors_of[2] < 0.12  # int4's, scales included
 
 
 def test_a_rung_is_what_the_codec_encodes_with():
