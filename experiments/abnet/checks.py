@@ -3,6 +3,8 @@
 from experiments.abnet import config, crossing
 from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
+from nebula_jax.communication import selector
+from nebula_jax.communication.wire import frames
 from nebula_jax.evaluation import mask_predict
 from nebula_jax.runtime import devices
 
@@ -23,8 +25,7 @@ def check(run: config.Run) -> None:
     _check_bottleneck(agreed)
     _check_auto(run)
     _check_staleness(run)
-    crossing.forward(agreed)
-    crossing.backward(agreed)
+    _check_options(agreed)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if local.data:
         if local.cluster.partition(":")[0] != "source" or local.side_dir:
@@ -105,6 +106,22 @@ def _check_auto(run: config.Run) -> None:
             "--forward_codec=auto is for one pair of clusters, with a line between"
             " them: not for --cluster=whole, nor for --replicas"
         )
+
+
+def _check_options(agreed: config.Agreed) -> None:
+    """Raises errors.NebulaError at a codec that cannot be read or has many shapes."""
+    for name, compression in (
+        ("forward_codec", crossing.forward(agreed)),
+        ("backward_codec", crossing.backward(agreed)),
+    ):
+        count = len(selector.variants(compression.codec))
+        if count > frames.MAX_OPTIONS:
+            ranks = ",".join(map(str, agreed.bottleneck))
+            raise errors.SettingsError(
+                f"--{name}={getattr(agreed, name)} with --bottleneck={ranks} has"
+                f" {count} shapes, of which at most {frames.MAX_OPTIONS} can be: give"
+                " pack_tokens fewer capacities, or --bottleneck fewer ranks"
+            )
 
 
 def _check_staleness(run: config.Run) -> None:

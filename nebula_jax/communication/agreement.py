@@ -130,8 +130,18 @@ def format_of(
     codec: selector.CodecOrSelector,
     zstd: int | None = None,
 ) -> Format:
-    """Returns the format of a channel with these settings."""
-    payloads = [codec_lib.payload_spec(each, spec) for each in selector.variants(codec)]
+    """Returns the format of a channel with these settings.
+
+    Raises:
+      errors.SettingsError: if the codec has more shapes than a frame can name.
+    """
+    variants = selector.variants(codec)
+    if len(variants) > frames.MAX_OPTIONS:
+        raise errors.SettingsError(
+            f"channel {name}: its codec has {len(variants)} shapes, of which at most"
+            f" {frames.MAX_OPTIONS} can be"
+        )
+    payloads = [codec_lib.payload_spec(each, spec) for each in variants]
     return Format(name, codec.name, zstd, spec, tuple(payloads))
 
 

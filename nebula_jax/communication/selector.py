@@ -3,7 +3,8 @@
 A codec's payload has one shape. Where the contents decide the shape (how many tokens
 are no padding, whether an example was seen before), or the step does (has compression
 begun?), a Selector holds a codec for each shape, and a function that names one by its
-number. The number crosses the line in the frame's header.
+number. The number crosses the line in the frame's header, as one byte: a channel takes
+a Selector of at most `frames.MAX_OPTIONS` codecs.
 
 All codecs of a Selector share one spec and one state.
 """

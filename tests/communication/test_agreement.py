@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import two_halves
 
+from nebula_jax import errors
 from nebula_jax.communication import agreement, channels, codecs, loopback, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, session
@@ -273,6 +275,22 @@ def test_a_sender_refuses_a_payload_of_another_codec():
     with pytest.raises(agreement.FormatError, match="option 1 of fp16; there are 1"):
         sender.send_payload(1, selector.Selected(good, 1))
     sender.send_payload(1, selector.Selected(good, 0))
+
+
+@pytest.mark.parametrize("kind", ["sender", "receiver"])
+def test_a_codec_of_more_shapes_than_a_frame_can_name_opens_no_channel(kind):
+    """A frame has one byte for them."""
+    most = frames.LAYOUTS[frames.Tensor].pack(0, 1, 0, frames.MAX_OPTIONS - 1)
+    assert frames.LAYOUTS[frames.Tensor].unpack(most)[-1] == 255
+    with pytest.raises(struct.error):
+        frames.LAYOUTS[frames.Tensor].pack(0, 1, 0, frames.MAX_OPTIONS)
+    full = selector.by_step([codecs.fp16()] * 256, lambda step: 255)
+    end = getattr(loopback.Loopback(), kind)
+    end("h", array(4), full)
+    more = selector.by_step([codecs.fp16()] * 257, lambda step: 0)
+    words = "channel k: its codec has 257 shapes, of which at most 256"
+    with pytest.raises(errors.SettingsError, match=words):
+        end("k", array(4), more)
 
 
 def test_both_ends_have_the_format_that_their_channel_was_opened_with():

@@ -50,6 +50,7 @@ MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # of an error
 REASON_SHOWN = 1000  # characters of a peer's
 MAX_WELCOME_BYTES = 1 << 20  # 10,000 arrays in one channel, or 5,000 channels
+MAX_OPTIONS = 1 << 8  # shapes of a channel: a frame has one byte for their number
 MAX_STEP = 1 << 32  # no run takes as many, and what counts them has 32 bits or more
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 

@@ -162,6 +162,16 @@ def test_a_step_sends_the_same_columns_in_both_directions():
         ({"replicas": 2}, "--bottleneck=8,3 is for one pair, not --replicas=2"),
         ({"max_in_flight": 2}, "--staleness=1 needs a --max_in_flight above"),
         ({"replicas": 2, "bottleneck": ""}, "--staleness=1 is for one pair of"),
+        (
+            {"bottleneck": "8,7,6,5,4", "backward_codec": "pack_tokens(mask, 64)|fp16"},
+            "--backward_codec=pack_tokens(mask, 64)|fp16 with --bottleneck=8,7,6,5,4"
+            " has 320 shapes, of which at most 256 can be",
+        ),
+        (
+            {"bottleneck": ",".join(map(str, range(31, 0, -1))), "staleness": 0}
+            | {"forward_codec": "auto", "backward_codec": "auto"},
+            "--forward_codec=auto with --bottleneck=31,30,",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(flags, problem):
@@ -169,6 +179,12 @@ def test_settings_that_cannot_be_are_refused(flags, problem):
     with pytest.raises(errors.SettingsError) as refused:
         checks.check(tiny_translations.run(**values))
     assert problem in str(refused.value)
+
+
+def test_a_codec_may_have_as_many_shapes_as_a_frame_can_name():
+    values = tiny_translations.TINY | RUN | {"workdir": "w", "cluster": "all"}
+    values |= {"bottleneck": "8,7,6,5", "forward_codec": "pack_tokens(mask, 64)|fp16"}
+    checks.check(tiny_translations.run(**values))  # 256
 
 
 def test_more_columns_than_there_are_are_refused():
