@@ -133,6 +133,70 @@ def test_a_codec_that_is_not_for_what_crosses(which, codec, words):
             channels.open_ends(agreed, end, role, 60, 16)
 
 
+@pytest.mark.parametrize(
+    ("objective", "flags", "words"),
+    [
+        (
+            "cmlm",
+            {"forward_codec": "pack_tokens|pack_ids(32768)|fp16"},
+            "--forward_codec=pack_tokens|pack_ids(32768)|fp16: in evaluation index -1"
+            " comes back as 32767",
+        ),
+        (
+            "ar",
+            {"forward_codec": "pack_ids(32768)"},
+            "--forward_codec=pack_ids(32768): in evaluation index -1 comes back as",
+        ),
+        (
+            "cmlm",  # all bits but the sign
+            {"forward_codec": "from_step(2, pack_ids(2147483648))"},
+            "in evaluation index -1 comes back as 2147483647",
+        ),
+        (
+            "ar",
+            {"backward_codec": "pack_ids(32)"},
+            "--backward_codec=pack_ids(32): index 56 comes back as 24",
+        ),
+    ],
+)
+def test_a_codec_that_changes_integers_is_refused(objective, flags, words):
+    """They are numbers of examples, and bits of the length logits."""
+    agreed = configured(objective=objective, **flags).agreed
+    for role, end in zip(("source", "target"), loopback.ends(), strict=True):
+        with pytest.raises(errors.SettingsError, match=re.escape(words)):
+            channels.open_ends(agreed, end, role, 60, 16)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [
+        ("pack_tokens|hadamard|int4(64)|fp16", "pack_ids(60)|fp16"),
+        ("delta(pack_tokens|int8(row), 60)", "error_feedback(subspace(2)|fp16)"),
+        ("from_step(3, pack_tokens|svd(0.6)|fp16)", "columns(top_k(0.1)|fp16, 4)"),
+        ("auto", "auto"),
+    ],
+)
+def test_bits_of_length_logits_and_numbers_of_examples_come_as_they_are(
+    forward, backward
+):
+    run = configured(objective="cmlm", forward_codec=forward, backward_codec=backward)
+    source, target = (
+        channels.open_ends(run.agreed, end, role, 60, 16)
+        for role, end in zip(("source", "target"), loopback.ends(), strict=True)
+    )
+    spec = channels.evaluation_spec(run.agreed, 16)
+    sent = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
+    sent["index"] -= 1
+    sent["mask"][:, :3] = True
+    logits = np.linspace(-3, 3, sent["length_logits"].size, dtype=np.float32)
+    logits[::3] = -np.inf
+    sent["length_logits"] = logits.reshape(sent["length_logits"].shape).view(np.int32)
+    source.evaluation[0].send(1, sent)
+    got = target.evaluation[0].recv(1)
+    for name in ("index", "mask", "length_logits"):
+        np.testing.assert_array_equal(got[name], sent[name])
+
+
 def test_damaged_checkpoints_are_named(runs, here):
     models = runs.folder / "models"
     for name in ("no_weights", "cut_short", "other_words", "no_words"):
