@@ -221,7 +221,8 @@ class Log:
           verifier: its public key for this log, from there too.
 
         Returns:
-          True if it is kept; False if a newer checkpoint was signed meanwhile.
+          True if it is kept; False if a newer checkpoint was signed meanwhile, or the
+          peer has cosigned this one with another key.
 
         Raises:
           AuditError: if it does not hold, or cannot be written.
@@ -238,15 +239,17 @@ class Log:
         if not checkpoint_note.is_signed(note, self._verifier):
             raise AuditError(f"{peer} cosigned a checkpoint that is not of this log")
         with self._held() as store:
-            self._meet(peer, verifier)
             newest = self._newest()
-            if newest.checkpoint != note.checkpoint:
-                return False
-            if not checkpoint_note.is_signed(newest, who):
+            is_newest = newest.checkpoint == note.checkpoint
+            found = {each.id for each in newest.signatures if each.name == name}
+            if is_newest and found - {who.id}:
+                return False  # each key would make the note longer, without end
+            self._meet(peer, verifier)
+            if is_newest and not found:
                 store.record(
                     newest._replace(signatures=(*newest.signatures, signature))
                 )
-            return True
+            return is_newest
 
     def _begin(self) -> None:
         with self._held() as store:

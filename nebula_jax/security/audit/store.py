@@ -131,10 +131,16 @@ class Store:
         """Keeps a signed checkpoint, or the newest one with one signature more.
 
         Raises:
+          AuditError: if it would not be read again; then nothing is written.
           OSError: if the disk does not take it.
           private_files.PrivateFileError: likewise.
         """
         line = audit_history.encode(self.history, note.text)
+        try:
+            audit_history.advance(self.history, line)
+        except AuditError as error:
+            path = self._paths.checkpoints
+            raise AuditError(f"{path}: not written, the next line {error}") from None
         self._append(self._checkpoints, line + b"\n", self._checkpoints_end)
         self._sync(self._checkpoints)
         self._take_checkpoint(line)

@@ -28,7 +28,7 @@ from nebula_jax.security.switch.state import State
 TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
-ANSWER_SECONDS = 20.0  # for the authority to certify
+ANSWER_SECONDS = 20.0  # for the authority to certify, and for a peer to cosign
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
 SHOWN = 200
 
@@ -52,7 +52,9 @@ class Upkeep:
         self._saved = self._listed = self._tried = 0.0
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._sent: dict[str, str] = {}  # lab -> checkpoint that it is to cosign
+        self._sent: dict[str, tuple[str, float]] = {}
+        """Lab -> checkpoint that it is to cosign, and when that was sent."""
+        self._due: set[str] = set()  # labs that get a newer one after their answer
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
 
     async def run(self) -> None:
@@ -278,6 +280,8 @@ class Upkeep:
 
     def met(self, made: line.Line) -> None:
         """Begins with a new line: both sides compare what they have."""
+        self._seen.pop(made.lab, None)
+        self._sent.pop(made.lab, None)
         self._push(made)
         made.send(op="witnessed", size=self._witness.size(made.lab))
 
@@ -297,7 +301,16 @@ class Upkeep:
         self._send_head(made)
 
     def _send_head(self, made: line.Line) -> None:
-        log, lab = self.state.audit, made.lab
+        """Has a peer cosign the head, once it has answered for the one before.
+
+        The proof begins with what the peer has seen. While an answer is under way, that
+        is not certain. A peer that refuses does not answer: the wait has an end.
+        """
+        log, lab, now = self.state.audit, made.lab, time.monotonic()
+        if lab in self._sent and now < self._sent[lab][1] + ANSWER_SECONDS:
+            self._due.add(lab)
+            return
+        self._due.discard(lab)
         text = log.sign_head()
         size = checkpoint_note.read(text).checkpoint.size
         if size < self._seen[lab]:
@@ -307,7 +320,7 @@ class Upkeep:
             )
             return
         proof = log.consistency(self._seen[lab], size) if self._seen[lab] else []
-        self._sent[lab] = text
+        self._sent[lab] = text, now
         made.send(
             op="cosign",
             checkpoint=text,
@@ -336,8 +349,9 @@ class Upkeep:
 
     def _cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         text = messages.field(fields, "checkpoint", str)
-        if self._sent.get(made.lab) != text:
-            raise messages.Malformed("cosigned what was not sent")
+        if made.lab not in self._sent or self._sent[made.lab][0] != text:
+            return  # a repeat, or to what a former line has sent: nothing waits for it
+        del self._sent[made.lab]
         self._seen[made.lab] = checkpoint_note.read(text).checkpoint.size
         self.state.audit.add_cosignature(
             made.lab,
@@ -345,6 +359,8 @@ class Upkeep:
             messages.field(fields, "line", str),
             messages.field(fields, "verifier", str),
         )
+        if made.lab in self._due:
+            self._send_head(made)
 
 
 def _charge(store: identity_store.Store, counts: Mapping[str, int]) -> dict[str, str]:

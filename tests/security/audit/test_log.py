@@ -617,6 +617,41 @@ def test_a_lost_witness_state_is_a_new_key_that_the_log_records(tmp_path):
     whole(tmp_path / "s")
 
 
+def test_a_peer_cosigns_one_checkpoint_with_one_key(tmp_path):
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        text = log.sign_head()
+        first = witness.Witness(tmp_path / "t", "lab-t")
+        answer = first.cosign("lab-s", text, [], log.verifier)
+        assert log.add_cosignature("lab-t", text, *answer)
+        kept, size = log.checkpoint, log.head().size
+        for number in range(200):
+            other = witness.Witness(tmp_path / f"t{number}", "lab-t")
+            answer = other.cosign("lab-s", text, [], log.verifier)
+            assert not log.add_cosignature("lab-t", text, *answer)
+        assert (log.checkpoint, log.head().size) == (kept, size)
+    whole(tmp_path / "s")
+
+
+def test_a_checkpoint_that_would_not_be_read_again_is_not_written(tmp_path):
+    """As of more peers than a note has room for."""
+
+    def cosign(log, text, peers):
+        for number in range(peers):
+            peer = witness.Witness(tmp_path / f"{number}", f"lab-{number}")
+            answer = peer.cosign("lab-s", text, [], log.verifier)
+            log.add_cosignature(f"lab-{number}", text, *answer)
+
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        text = log.sign_head()
+        with pytest.raises(audit.AuditError, match="not written, the next line"):
+            cosign(log, text, peers=200)
+        log.append("job", "ana")
+        log.sign_head()
+    whole(tmp_path / "s")
+
+
 def test_two_peers_cosign_one_checkpoint(tmp_path):
     with opened(tmp_path / "s") as log:
         fill(log, 5)

@@ -1,15 +1,17 @@
-"""Accounts are charged with all that has crossed, and barred while they have to be."""
+"""Accounts are charged with what has crossed; peers cosign one head after another."""
 
 import asyncio
 import collections
 import contextlib
 import threading
+import types
 
 import pytest
 import tiny_accounts
 import two_labs
 
 from nebula_jax.security import accounts, identity_store, isolation
+from nebula_jax.security.audit import checkpoint_note, witness
 from nebula_jax.security.switch import sessions, state, upkeep, usage
 
 
@@ -185,3 +187,93 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
 
     asyncio.run(stop())
     assert usage.read(kept.state.folder.path) == {"m3": 2000}
+
+
+class Peer:
+    """The line to lab-t, which cosigns what came, one after another, when it is due."""
+
+    def __init__(self, kept, folder):
+        self.kept, self.lab, self.sent = kept, "lab-t", []
+        self.witness = witness.Witness(folder, self.lab)
+        self.line = types.SimpleNamespace(lab=self.lab, send=self._send)
+        kept.state.lines[self.lab] = self.line
+
+    def _send(self, op, **fields):
+        if op == "cosign":
+            self.sent.append(fields)
+
+    def begin(self):
+        self.kept.met(self.line)
+        size = self.witness.size("lab-s")
+        self.kept.receive(self.line, "witnessed", {"size": size})
+
+    def cosigned(self, fields):
+        """The answer to a head."""
+        proof = [bytes.fromhex(each) for each in fields["proof"]]
+        text = fields["checkpoint"]
+        found = self.witness.cosign("lab-s", text, proof, fields["verifier"])
+        return {"checkpoint": text, **found._asdict()}
+
+    def answer(self):
+        """Answers for the oldest head; returns the answer."""
+        answer = self.cosigned(self.sent.pop(0))
+        self.kept.receive(self.line, "cosigned", answer)
+        return answer
+
+
+@pytest.fixture
+def peer(kept, tmp_path):
+    made = Peer(kept, tmp_path / "t")
+    yield made
+    made.witness.close()
+
+
+def test_an_answer_that_is_repeated_changes_nothing(kept, peer):
+    """A peer could else make a log of its choice too long to be read again."""
+    peer.begin()
+    answer = peer.answer()
+    before = kept.state.audit.checkpoint, kept.state.audit.head()
+    kept.receive(peer.line, "cosigned", answer)
+    other = witness.Witness(peer.kept.state.folder.path / "other", "lab-t")
+    text, verifier = answer["checkpoint"], kept.state.audit.verifier
+    another = other.cosign("lab-s", text, [], verifier)
+    kept.receive(peer.line, "cosigned", {"checkpoint": text, **another._asdict()})
+    other.close()
+    assert (kept.state.audit.checkpoint, kept.state.audit.head()) == before
+
+
+def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
+    """Its proof would else begin before what the peer has seen meanwhile."""
+    peer.begin()
+    for number in range(3):
+        kept.state.record("checkpoint", "ana", event="saved", step=number)
+        kept.cosign()
+    assert len(peer.sent) == 1
+    peer.answer()
+    assert len(peer.sent) == 1
+    peer.answer()
+    assert not peer.sent
+    newest = checkpoint_note.read(kept.state.audit.checkpoint)
+    assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
+    assert newest.checkpoint.size == peer.witness.size("lab-s")
+
+
+def test_a_head_without_an_answer_does_not_end_the_cosigning(kept, peer, monkeypatch):
+    """A peer that refuses one, as with a full disk, sends none."""
+    peer.begin()
+    kept.state.record("checkpoint", "ana", event="saved", step=1)
+    monkeypatch.setattr(upkeep, "ANSWER_SECONDS", 0.0)
+    kept.cosign()
+    assert len(peer.sent) == 2
+
+
+def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):
+    peer.begin()
+    peer.cosigned(peer.sent.pop())  # the answer was lost with the line
+    kept.state.record("checkpoint", "ana", event="saved", step=1)
+    kept.met(peer.line)
+    kept.cosign()
+    assert not peer.sent
+    peer.begin()
+    peer.answer()
+    assert kept.state.audit.cosigned("lab-t") == peer.witness.size("lab-s")
