@@ -27,6 +27,9 @@ LIST_RENEWAL = datetime.timedelta(days=1)
 """The age at which a revocation list is signed anew: six are missed before one ends."""
 LIST_MEMORY = datetime.timedelta(days=1)
 """A certificate that expired so long ago is refused for that, by any clock."""
+MOST_CERTIFICATES = 1000
+"""Certificates of one lab that a revocation list may have to name: a list that is too
+long is taken by no lab (`revocation.MOST_BYTES`). A lab needs four a day."""
 MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
 
 
@@ -182,7 +185,7 @@ class LocalAuthority:
 
         Raises:
           RequestRefused: if the request does not serve, or the lab is no
-            member, or there is no such role.
+            member or has MOST_CERTIFICATES, or there is no such role.
           federation.FederationError: if the database does not serve.
         """
         now = now or federation.utc_now()
@@ -195,6 +198,16 @@ class LocalAuthority:
                     "no_member",
                     f"{lab[:80]!r} is no member of this federation, or was revoked; it"
                     " needs an invitation",
+                )
+            count = connection.execute(
+                "SELECT COUNT(*) FROM issued WHERE lab = ? AND not_after >= ?",
+                (lab, int((now - LIST_MEMORY).timestamp())),
+            ).fetchone()[0]
+            if count >= MOST_CERTIFICATES:
+                raise RequestRefused(
+                    "too_many",
+                    f"{lab} has {count} certificates, and gets no other until some of"
+                    " them have expired",
                 )
             name = federation.dns_name(lab, role)
             made = issuing.leaf(self._signer, key, name, now, self._lifetime)
@@ -211,14 +224,14 @@ class LocalAuthority:
         It gets no other until it has been invited anew.
 
         Args:
-          lab: a member, or one that was invited.
+          lab: a member, or one that was; or one that was invited.
           now: the time; by default this machine's.
 
         Returns:
           The number of the new revocation list.
 
         Raises:
-          federation.FederationError: if the lab is neither, or has the authority.
+          federation.FederationError: if the lab is none of these, or has the authority.
         """
         now = now or federation.utc_now()
         federation.check_lab(lab)
@@ -230,7 +243,7 @@ class LocalAuthority:
         seconds = int(now.timestamp())
         with self._store.transaction() as connection:
             withdrawn = invitations.withdraw(connection, lab)
-            if not withdrawn and not invitations.is_member(connection, lab):
+            if not withdrawn and not invitations.has_come(connection, lab):
                 raise federation.FederationError(
                     f"{lab} is no member of this federation, and was not invited"
                 )

@@ -239,6 +239,12 @@ def is_member(connection: sqlite3.Connection, lab: str) -> bool:
     return connection.execute(query, (lab,)).fetchone() is not None
 
 
+def has_come(connection: sqlite3.Connection, lab: str) -> bool:
+    """Returns True if a lab is a member, or was one before it was revoked."""
+    query = "SELECT 1 FROM labs WHERE name = ?"
+    return connection.execute(query, (lab,)).fetchone() is not None
+
+
 def bar(connection: sqlite3.Connection, lab: str, now: datetime.datetime) -> None:
     """Ends the membership of a lab, in a transaction: until it is invited anew."""
     connection.execute(

@@ -244,6 +244,30 @@ def test_a_revoked_lab_that_is_invited_anew_is_certified_once_it_has_come(issuer
     assert new.serial_number not in serials
 
 
+def test_a_lab_that_is_revoked_can_be_revoked_again(issuer):
+    serial = certify(issuer).serial_number
+    assert issuer.revoke("lab-t", NOW) == 2
+    assert issuer.revoke("lab-t", NOW) == 3
+    assert listed(issuer) == (3, {serial})
+
+
+def test_no_lab_makes_the_revocation_list_too_long(issuer, monkeypatch):
+    """A list that no lab takes would revoke nobody."""
+    monkeypatch.setattr(authority, "MOST_CERTIFICATES", 3)
+    csr = member.new_request().csr
+    certify(issuer, now=NOW, csr=csr)
+    certify(issuer, now=NOW + DAY, csr=csr)
+    later = NOW + 1.5 * DAY
+    certify(issuer, now=later, csr=csr)
+    with pytest.raises(authority.RequestRefused, match="has 3 certificates") as error:
+        certify(issuer, now=later, csr=csr)
+    assert error.value.reason == "too_many"
+    certify(issuer, "lab-s", now=later, csr=csr)
+    certify(issuer, now=NOW + 2.5 * DAY, csr=csr)
+    issuer.revoke("lab-t", NOW + 2.5 * DAY)
+    assert len(listed(issuer, NOW + 2.5 * DAY)[1]) == 3
+
+
 def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
     line = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
     issuer.revoke("lab-u", NOW)
