@@ -26,6 +26,9 @@ _HEAD_BYTES = frames.head_bytes(seal.Mac(bytes(seal.KEY_BYTES)))
 _CHANNEL = struct.Struct("!H")
 _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's
+MOST_PAYLOAD = 1 << 40
+"""Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
+of the audit log and an account take. A frame is counted whole at its head."""
 MOST_SESSIONS = 1000  # whose names are kept
 
 
@@ -164,14 +167,15 @@ class Meter:
         if length != frames.LAYOUTS[kind].size:
             raise Unreadable(f"a {kind.__name__} with a header of {length} bytes")
         total = _HEAD_BYTES + length + payload
-        if kind is frames.Tensor:
-            (channel,) = _CHANNEL.unpack_from(head, _HEAD_BYTES)
-            return self._channel(channel), total
-        most = schema.PAYLOAD_LIMITS.get(kind, 0)
+        is_tensor = kind is frames.Tensor
+        most = MOST_PAYLOAD if is_tensor else schema.PAYLOAD_LIMITS.get(kind, 0)
         if payload > most:
             raise Unreadable(
                 f"a {kind.__name__} with a payload of {payload} bytes; at most {most}"
             )
+        if is_tensor:
+            (channel,) = _CHANNEL.unpack_from(head, _HEAD_BYTES)
+            return self._channel(channel), total
         if most and kind in self._had:
             raise Unreadable(f"a second {kind.__name__} on one stream")
         self._had.add(kind)

@@ -1,6 +1,7 @@
 """The state of a running switch, and what it does with streams."""
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -54,8 +55,9 @@ class State:
         """(job, cluster) -> the trainer here that is it."""
         self.refusals: dict[tuple[str, str], str] = {}
         """(job, cluster) -> why its stream was ended, for its next attempt."""
-        self.under_way: dict[str, tuple[streams.About, float]] = {}
-        """Name of a stream and its end -> the stream, and since when."""
+        self.under_way: dict[int, tuple[streams.About, float]] = {}
+        """Number -> a stream, and since when; another switch may give two one name."""
+        self._numbers = itertools.count()
         barred = isolation.barred(self.identity.listing())
         self.usage = usage.Usage(usage.read(folder.path), barred)
         self.sessions = sessions.read(folder.path)
@@ -185,8 +187,8 @@ class State:
           end: the other end.
           is_listener: whether the trainer here is the one that listens.
         """
-        key = about.name + "<>"[is_listener]
-        self.under_way[key] = (about, time.time())
+        number = next(self._numbers)
+        self.under_way[number] = (about, time.time())
         carried = streams.nothing_carried(
             lambda kind, count: self.admit(about, account, kind, count),
             is_listener,
@@ -195,7 +197,7 @@ class State:
         try:
             await streams.carry(trainer, end, carried)
         finally:
-            del self.under_way[key]
+            del self.under_way[number]
             ours = about.listener if is_listener else about.connector
             self._record_carried(about, ours, carried)
 

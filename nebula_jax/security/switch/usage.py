@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 
 from nebula_jax import errors, files
+from nebula_jax.security import accounts
 
 FILE = "usage.json"
 
@@ -50,9 +51,15 @@ class Usage:
         self.uncharged[account] += count
 
     def take(self) -> dict[str, int]:
-        """Returns account -> bytes to charge it with, which are not here any more."""
-        taken = dict(self.uncharged)
-        self.uncharged.clear()
+        """Returns account -> bytes to charge it with, which are not here any more.
+
+        What is more than one charge can be is left for the next.
+        """
+        taken = {
+            account: min(count, accounts.MOST_BYTES)
+            for account, count in self.uncharged.items()
+        }
+        self.uncharged -= collections.Counter(taken)
         return taken
 
     def put_back(self, counts: Mapping[str, int]) -> None:

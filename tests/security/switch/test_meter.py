@@ -121,6 +121,17 @@ def test_nothing_passes_as_the_payload_of_a_message_that_has_none(message, paylo
     assert admitted == ["Open"]
 
 
+def test_no_tensor_is_longer_than_sums_can_be():
+    """A frame is counted at its head, and a head may claim any length."""
+    connector, listener = meters()
+    listener.feed(OPEN + frame(WELCOME))
+    for payload in (meter.MOST_PAYLOAD + 1, 2**64 - 1):
+        head = TENSOR[:24] + payload.to_bytes(8, "big") + TENSOR[32:]
+        with pytest.raises(meter.Unreadable, match="a Tensor with a payload of"):
+            connector.feed(OPEN + head)
+    assert "held_out" not in connector.seen
+
+
 @pytest.mark.parametrize(
     "message", [frames.Hello("generator:0", "0.1", {}), WELCOME, frames.Abort("enough")]
 )

@@ -92,6 +92,26 @@ def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch)
     assert not switch.under_way
 
 
+def test_two_streams_of_one_name_are_both_in_the_log(switch):
+    """Another switch chooses the names of those that it opens."""
+
+    async def carry():
+        async with carrying(switch) as one, carrying(switch) as other:
+            await asyncio.sleep(0)
+            assert len(switch.under_way) == 2
+            for count, (task, trainer, _) in enumerate((one, other), 1):
+                trainer.sendall(OPEN + count * TENSOR)
+                trainer.shutdown(socket.SHUT_WR)
+                await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    entries = audit_entries.read(switch.folder.audit)
+    streams_of = [each.what for each in entries if each.kind == "stream"]
+    tensors = [each["frames"] for each in streams_of if each["kind"] == "tokens"]
+    assert tensors == [1, 2]
+    assert not switch.under_way
+
+
 def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
     """The trainer does not take the end of it, so that it is still under way."""
     switch.set_rules(policy.Policy({"m3": {"kinds": ["held_out"]}}))

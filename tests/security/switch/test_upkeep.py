@@ -99,6 +99,14 @@ def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
     assert charged(kept) == 2001
 
 
+def test_what_is_more_than_one_charge_can_be_is_charged_in_parts(kept):
+    kept.state.usage.count("m3", "ana", accounts.MOST_BYTES + 5)
+    for _ in range(2):
+        asyncio.run(kept.charge())
+    assert charged(kept) == accounts.MOST_BYTES + 5
+    kept.state.usage.check("ana")
+
+
 class Guarded(collections.Counter):
     """Counts that no other thread than that of the event loop may use."""
 
