@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import frames, schema
-from nebula_jax.security import seal
+from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries
 
 HANDSHAKE = "handshake"
@@ -190,6 +190,8 @@ class Meter:
         names = self._names.of(self._is_listener)
         if number >= len(names):
             raise Unreadable(f"a tensor on channel {number}, of {len(names)}")
+        if names[number] in policy.STEERING:  # every policy lets those pass
+            raise Unreadable(f"a tensor on a channel named {names[number]}")
         return names[number]
 
     def _pass(self, passed: memoryview) -> None:

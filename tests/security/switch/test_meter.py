@@ -4,7 +4,7 @@ import pytest
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames
-from nebula_jax.security import seal
+from nebula_jax.security import policy, seal
 from nebula_jax.security.switch import meter
 
 RECORD = b"\x16\x03\x03\x00\x05hello"
@@ -164,6 +164,23 @@ def test_a_connector_names_no_channels():
     connector.feed(frame(WELCOME))
     with pytest.raises(meter.Unreadable, match="channel 1, of 0"):
         connector.feed(TENSOR)
+
+
+@pytest.mark.parametrize("name", sorted(policy.STEERING))
+def test_no_tensor_passes_as_a_message_that_steers(name):
+    """The listener names the channels, and such messages pass every policy."""
+    admitted = []
+    connector, listener = meters(lambda kind, count: admitted.append(kind))
+    names = json.dumps([[], [{"name": "tokens"}, {"name": name}]])
+    listener.feed(OPEN + frame(frames.Welcome(4, names.encode())))
+    with pytest.raises(meter.Unreadable, match=f"a channel named {name}"):
+        connector.feed(OPEN + TENSOR)
+    assert admitted == ["Open", "Welcome", "Open"]
+
+
+def test_all_messages_but_tensors_steer():
+    kinds = {each.__name__ for each in frames.KINDS} - {"Tensor"}
+    assert kinds | {meter.HANDSHAKE} == policy.STEERING
 
 
 def test_a_channel_cannot_have_a_name_that_no_entry_takes():
