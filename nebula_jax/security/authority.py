@@ -5,6 +5,7 @@ certificate is for a lab and a role, and a lab gets one while it is a member.
 """
 
 import datetime
+import math
 import os
 import pathlib
 import sqlite3
@@ -21,6 +22,7 @@ from nebula_jax.security import (
     invitations,
     issuing,
     member,
+    revocation,
 )
 
 LIST_RENEWAL = datetime.timedelta(days=1)
@@ -81,7 +83,7 @@ class LocalAuthority:
         lifetime: datetime.timedelta = issuing.LEAF_LIFETIME,
     ) -> None:
         folder.check()
-        self._lifetime = lifetime
+        self._folder, self._lifetime = folder, lifetime
         try:
             pem = folder.authority_certificate.read_bytes()
             certificate = x509.load_pem_x509_certificate(pem)
@@ -241,6 +243,7 @@ class LocalAuthority:
                 " it new keys"
             )
         seconds = int(now.timestamp())
+        listed = revocation.RevocationList(self._folder)
         with self._store.transaction() as connection:
             withdrawn = invitations.withdraw(connection, lab)
             if not withdrawn and not invitations.has_come(connection, lab):
@@ -253,30 +256,51 @@ class LocalAuthority:
                 " WHERE lab = ? AND not_after >= ?",
                 (seconds, lab, seconds - int(LIST_MEMORY.total_seconds())),
             )
-            number, _ = self._sign_list(connection, now)
+            number, _ = self._sign_list(connection, listed, now)
         return number
 
     def revocation_list(self, now: datetime.datetime | None = None) -> bytes:
-        """Returns the newest revocation list (PEM), signed anew when a day old.
+        """Returns the newest revocation list (PEM).
+
+        It is signed anew when it is a day old, or the lab has a newer one: then the
+        authority has come back from a copy.
 
         Args:
           now: the time; by default this machine's.
         """
         now = now or federation.utc_now()
+        listed = revocation.RevocationList(self._folder)
         with self._store.transaction() as connection:
-            query = "SELECT signed, pem FROM revocation_list"
+            query = "SELECT number, signed, pem FROM revocation_list"
             row = connection.execute(query).fetchone()
-            if row and now.timestamp() - row[0] < LIST_RENEWAL.total_seconds():
-                return row[1]
-            _, pem = self._sign_list(connection, now)
+            age = now.timestamp() - row[1] if row else math.inf
+            if row and row[0] >= listed.number and age < LIST_RENEWAL.total_seconds():
+                return row[2]
+            _, pem = self._sign_list(connection, listed, now)
         return pem
 
     def _sign_list(
-        self, connection: sqlite3.Connection, now: datetime.datetime
+        self,
+        connection: sqlite3.Connection,
+        listed: revocation.RevocationList,
+        now: datetime.datetime,
     ) -> tuple[int, bytes]:
-        """Signs the next revocation list; returns its number and it (PEM)."""
+        """Signs the next revocation list; returns its number and it (PEM).
+
+        It goes on from what the lab has: no lab takes a list with a lower number, and
+        what was revoked there stays so, whatever the database has lost.
+        """
         row = connection.execute("SELECT number FROM revocation_list").fetchone()
-        number = 1 + (row[0] if row else 0)
+        number = 1 + max(row[0] if row else 0, listed.number)
+        for serial, since in listed.revoked().items():
+            begin, text = int(since.timestamp()), f"{serial:x}"
+            end = begin + int(self._lifetime.total_seconds())  # it expires before that
+            connection.execute(
+                "INSERT OR IGNORE INTO issued VALUES (?, '', '', ?)", (text, end)
+            )
+            connection.execute(
+                "INSERT OR IGNORE INTO revoked VALUES (?, ?)", (text, begin)
+            )
         rows = connection.execute(
             "SELECT serial, since FROM revoked JOIN issued USING (serial)"
             " WHERE not_after >= ?",

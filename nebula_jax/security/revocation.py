@@ -81,6 +81,13 @@ class RevocationList:
         found = self._present().get_revoked_certificate_by_serial_number(serial)
         return found is not None
 
+    def revoked(self) -> dict[int, datetime.datetime]:
+        """Returns serial number -> since when it is revoked; none without a list."""
+        with self._lock:
+            self.refresh()
+            found = () if self._list is None else self._list
+            return {each.serial_number: each.revocation_date_utc for each in found}
+
     def pem(self) -> bytes:
         """Returns the list, to be handed on.
 

@@ -102,7 +102,12 @@ def revoke(given: argparse.Namespace) -> int:
     lab = folder.load().name
     issuer = authority.LocalAuthority(folder)
     number = issuer.revoke(given.lab)
-    revocation.RevocationList(folder).accept(issuer.revocation_list())
+    signed, listed = issuer.revocation_list(), revocation.RevocationList(folder)
+    if not listed.accept(signed) and listed.pem() != signed:
+        raise federation_lib.FederationError(
+            f"{given.lab} is not revoked yet: list {number} is signed, and"
+            f" {folder.revocation_list} has list {listed.number}; try again"
+        )
     with audit.Log.open(folder.audit, lab) as log:
         log.append("certificate", arguments.user(), event="revoked", lab=given.lab)
     print(f"{given.lab} is revoked (list {number}); running switches act on it now")

@@ -8,6 +8,7 @@ import stat
 import nebula_command
 import pytest
 
+from nebula_jax.security import revocation
 from scripts import nebula
 
 SECRET = re.compile(r"password|token|secret|invitation|key")
@@ -154,6 +155,16 @@ def test_revoke_is_recorded(lab):
     assert lab("revoke", "lab-t").out.startswith("lab-t is revoked (list 2)")
     assert lab.kinds()[-1] == "certificate"
     assert "cannot be revoked" in lab.fails("revoke", "lab-s")
+
+
+def test_revoke_reports_no_success_while_another_list_is_in_force(lab, monkeypatch):
+    lab("invite", "lab-t")
+    with monkeypatch.context() as patched:
+        patched.setattr(revocation.RevocationList, "accept", lambda *_: False)
+        assert "lab-t is not revoked yet" in lab.fails("revoke", "lab-t")
+    assert lab.kinds()[-1] != "certificate"
+    lab("invite", "lab-t")
+    assert lab("revoke", "lab-t").out.startswith("lab-t is revoked (list 3)")
 
 
 @pytest.mark.parametrize("command", ["status", "rotate"])

@@ -4,6 +4,7 @@ import base64
 import concurrent.futures
 import contextlib
 import datetime
+import shutil
 import sqlite3
 import stat
 
@@ -20,6 +21,7 @@ from nebula_jax.security import (
     federation,
     invitations,
     member,
+    revocation,
 )
 
 NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=datetime.UTC)
@@ -325,6 +327,40 @@ def test_of_a_revocation_and_a_renewal_at_once_no_certificate_escapes(issuer, tm
         issuer.revoke("lab-t", NOW)
         issued = {serial for each in renewals for serial in each.result()}
     assert issued <= listed(handles[2])[1]
+
+
+def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path):
+    """Its database then has an older list, and certificates and labs from before."""
+    labs = lab_folders.copy(tmp_path)
+    issuer, folder = labs.authority, labs.s
+    now = federation.utc_now()
+    names = ("lab-t", "lab-u", "lab-v")
+    for lab in names:
+        issuer.invitations.admit(lab)
+    serials = {lab: certify(issuer, lab, now=now).serial_number for lab in names}
+    issuer.close()
+    shutil.copytree(folder.authority, tmp_path / "copy")
+    issuer = authority.LocalAuthority(folder)
+    late = certify(issuer, "lab-u", now=now).serial_number
+    listed = revocation.RevocationList(folder)
+    for lab in names[:2]:
+        issuer.revoke(lab)
+        listed.accept(issuer.revocation_list())
+    assert listed.number == 3
+    issuer.close()
+    shutil.rmtree(folder.authority)
+    shutil.copytree(tmp_path / "copy", folder.authority)
+
+    issuer = authority.LocalAuthority(folder)
+    assert listed.accept(issuer.revocation_list())  # with nobody's doing
+    assert issuer.revoke("lab-v") == 5
+    assert listed.accept(issuer.revocation_list())
+    assert listed.number == 5
+    assert {*serials.values(), late} <= set(listed.revoked())
+    first = x509.load_pem_x509_crl(issuer.revocation_list(now + 1.9 * DAY))
+    later = x509.load_pem_x509_crl(issuer.revocation_list(now + 3.5 * DAY))
+    assert {each.serial_number for each in first} >= {*serials.values(), late}
+    assert not list(later)
 
 
 def test_key_and_database_are_for_this_user_alone(issuer):
