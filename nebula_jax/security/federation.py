@@ -200,7 +200,13 @@ class Folder:
             raise FederationError(f"{self.path}: {error.strerror}") from None
         self.check()
 
-    def create(self, name: str, authority: str = "", fingerprint: str = "") -> Settings:
+    def create(
+        self,
+        name: str,
+        authority: str = "",
+        fingerprint: str = "",
+        is_back: bool = False,
+    ) -> Settings:
         """Makes the folder of a lab that founds a federation, or joins one.
 
         Until there are credentials in it, a second attempt replaces the first.
@@ -209,6 +215,7 @@ class Folder:
           name: of the lab.
           authority: host:port of the lab that issues certificates; "" if it is this.
           fingerprint: of the authority's certificate, see `fingerprint`.
+          is_back: True if the same lab is here, and is to get other credentials.
 
         Returns:
           What is in federation.json now.
@@ -218,7 +225,8 @@ class Folder:
         """
         check_lab(name)
         settings = _checked(Settings(name, authority, fingerprint), self.settings)
-        if self.settings.exists() and any(self.credentials(r).exists() for r in ROLES):
+        has_credentials = any(self.credentials(role).exists() for role in ROLES)
+        if self.settings.exists() and has_credentials and not is_back:
             raise FederationError(
                 f"{self.path}: the lab {self.load().name} is here already; choose"
                 " another folder"

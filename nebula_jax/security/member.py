@@ -176,6 +176,21 @@ def load(
     return Credentials(found.key.parent, certificate, authority)
 
 
+def have_expired(folder: federation.Folder) -> bool:
+    """Returns True if credentials of this lab serve no more, by their age alone.
+
+    Raises:
+      federation.FederationError: if there are none, or others can read a key.
+    """
+    for role in federation.ROLES:
+        try:
+            load(folder, role)
+        except CredentialsRefused as error:
+            if error.reason == "expired":
+                return True
+    return False
+
+
 def pinned_authority(folder: federation.Folder) -> x509.Certificate:
     """Reads the authority's certificate, as its fingerprint in federation.json has it.
 
@@ -306,10 +321,11 @@ def _check(
             " machine's clock right?",
         )
     if now > end:
+        way = "`nebula join` with another invitation replaces it"
+        if not settings.authority:
+            way = "a running `nebula switch` replaces it"
         raise CredentialsRefused(
-            "expired",
-            f"{what} expired on {end:%Y-%m-%d %H:%M:%S} UTC; `nebula rotate` renews it"
-            " if the authority can be reached",
+            "expired", f"{what} expired on {end:%Y-%m-%d %H:%M:%S} UTC; {way}"
         )
 
 

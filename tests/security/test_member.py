@@ -196,6 +196,10 @@ def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs
             member.load(labs.t, "switch", now + later)
         assert error.value.reason == reason
         assert "switch.1/cert.pem" in str(error.value)
+    with pytest.raises(member.CredentialsRefused, match="a running `nebula switch`"):
+        member.load(labs.s, "switch", now + 25 * HOUR)
+    with pytest.raises(member.CredentialsRefused, match="`nebula join` with another"):
+        member.load(labs.t, "switch", now + 25 * HOUR)
 
 
 def test_a_key_that_others_can_read_is_refused(labs):

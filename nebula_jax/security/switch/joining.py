@@ -94,12 +94,15 @@ async def _send(connection: outer.Connection, fields: Mapping[str, Any]) -> None
 def join(folder: federation.Folder, invitation: invitations.Invitation) -> None:
     """Joins a federation: makes keys, and has them certified.
 
+    A lab that was off until its certificates expired comes back so: it gets others, and
+    keeps all else that is in its folder.
+
     Args:
-      folder: of this lab, made here.
+      folder: of this lab, made here; or with its expired certificates.
       invitation: for it.
 
     Raises:
-      errors.NebulaError: if it is refused, with the reason; no credentials are left.
+      errors.NebulaError: if it is refused, with the reason; no credentials are made.
     """
     address = invitation.address
     context = peer_tls.unverified_context()
@@ -110,11 +113,21 @@ def join(folder: federation.Folder, invitation: invitations.Invitation) -> None:
     fields = {role: each.csr.decode() for role, each in requests.items()}
     secret = invitation.secret.hex()
     fields |= {"op": "join", "lab": invitation.lab, "secret": secret}
-    folder.create(invitation.lab, invitation.address, invitation.fingerprint)
+    agreed = invitation.lab, invitation.address, invitation.fingerprint
+    folder.create(*agreed, is_back=_is_back(folder, invitation))
     answer = _request(address, fields, context, name)
     for role, request in requests.items():
         member.install(folder, role, request.key, _text(answer, role), ca)
     revocation.RevocationList(folder).accept(_text(answer, "revocations"))
+
+
+def _is_back(folder: federation.Folder, invitation: invitations.Invitation) -> bool:
+    """Returns True if the invited lab is here, and has been off for too long."""
+    if not any(folder.credentials(role).exists() for role in federation.ROLES):
+        return False
+    here = folder.load()
+    is_same = (here.name, here.fingerprint) == (invitation.lab, invitation.fingerprint)
+    return is_same and member.have_expired(folder)
 
 
 def fetch_list(folder: federation.Folder) -> None:

@@ -40,6 +40,7 @@ from nebula_jax.security import (
 )
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.switch import (
     entrance,
     inner,
@@ -563,6 +564,48 @@ def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
             joining.join(folder(tmp_path / "late"), late)
     finally:
         s.stop()
+
+
+def expire(folder, issuer):
+    """Replaces the certificates of a lab with others, of two days ago."""
+    past = federation.utc_now() - datetime.timedelta(days=2)
+    for role in federation.ROLES:
+        request = member.new_request()
+        pem = issuer.certify(request.csr, folder.load().name, role, past)
+        ca = issuer.certificate()
+        member.install(folder, role, request.key, pem, ca, past)
+
+
+def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    t = None
+    try:
+        folder = two_labs.join(tmp_path / "t", first, s.address)
+        issuer = authority.LocalAuthority(first)
+        where = f"{s.address[0]}:{s.address[1]}"
+        with audit_log.Log.open(folder.audit, "lab-t") as log:
+            kept = log.verifier
+        token = (folder.path / "owner.token").read_text()
+        invitation = invitations.parse(issuer.invite("lab-t", where))
+        with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
+            joining.join(folder, invitation)
+        expire(folder, issuer)
+        with pytest.raises(member.CredentialsRefused, match="`nebula join`"):
+            member.load(folder, "switch")
+        other = invitations.parse(issuer.invite("lab-u", where))
+        with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
+            joining.join(folder, other)
+        joining.join(folder, invitation)
+        t = two_labs.Running(folder, peers=[s.address])
+        t.wait_for_line("lab-s")
+        assert t.switch.state.audit.verifier == kept
+        assert (folder.path / "owner.token").read_text() == token
+        issuer.close()
+    finally:
+        for each in (t, s):
+            if each is not None:
+                each.stop()
 
 
 @pytest.mark.parametrize("where", ["s", "t"])
