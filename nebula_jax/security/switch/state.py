@@ -178,7 +178,9 @@ class State:
     ) -> None:
         """Carries a stream to its end, and records what it has carried.
 
-        That is recorded however it ends, as with the switch, which cancels it.
+        That is recorded however it ends, as with the switch, which cancels it. A stream
+        between two trainers of this lab is carried twice, once for each of them, and
+        counts once for its job: the account of the one that dialed pays.
 
         Args:
           about: the stream.
@@ -189,11 +191,14 @@ class State:
         """
         number = next(self._numbers)
         self.under_way[number] = (about, time.time())
-        carried = streams.nothing_carried(
-            lambda kind, count: self.admit(about, account, kind, count),
-            is_listener,
-            self.sessions,
-        )
+
+        def admit(kind: str, count: int) -> None:
+            if is_listener and about.lab == self.lab:  # the connector's half counts
+                self.rules.check_kind(about.job, kind)
+            else:
+                self.admit(about, account, kind, count)
+
+        carried = streams.nothing_carried(admit, is_listener, self.sessions)
         try:
             await streams.carry(trainer, end, carried)
         finally:

@@ -112,6 +112,43 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
     assert not switch.under_way
 
 
+def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
+    """Both of its halves see each frame."""
+    about, data = ABOUT._replace(lab="lab-s"), OPEN + 4 * TENSOR
+    switch.set_rules(policy.Policy({"m3": {"bytes": len(data), "kinds": ["tokens"]}}))
+
+    async def carry():
+        pairs = [socket.socketpair() for _ in range(2)]
+        (connector, _), (listener, _) = pairs
+        with connector, listener:
+            ours, theirs = [
+                await asyncio.open_connection(sock=here) for _, here in pairs
+            ]
+            near, far = streams.local_pair()
+            one, other = (
+                asyncio.create_task(switch.carry(about, *half))
+                for half in (
+                    ("ana", ours, near, False),
+                    ("owner", theirs, far, True),
+                )
+            )
+            connector.sendall(data)
+            listener.setblocking(False)
+            loop, taken = asyncio.get_running_loop(), b""
+            while len(taken) < len(data):
+                received = await asyncio.wait_for(loop.sock_recv(listener, 9999), 20)
+                assert received, switch.refusals
+                taken += received
+            connector.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(asyncio.gather(one, other), 20)
+
+    asyncio.run(carry())
+    assert switch.usage.used == {"m3": len(data)}
+    assert switch.usage.uncharged == {"ana": len(data)}
+    both = {("sent", "tokens"): 4, ("received", "tokens"): 4}
+    assert both.items() <= counted(switch).items()
+
+
 def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
     """The trainer does not take the end of it, so that it is still under way."""
     switch.set_rules(policy.Policy({"m3": {"kinds": ["held_out"]}}))
