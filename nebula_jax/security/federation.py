@@ -31,7 +31,7 @@ from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes
 
 from nebula_jax import errors, files
-from nebula_jax.security import names
+from nebula_jax.security import accounts, names
 
 ROLES = ("switch", "trainer")
 """The parts of a lab that have a certificate of their own."""
@@ -178,12 +178,12 @@ class Folder:
         """Returns the work folder of an account.
 
         Args:
-          name: of the account; it is written like a lab's.
+          name: of the account; see `accounts.is_name`.
 
         Raises:
           FederationError: if it cannot be an account's name.
         """
-        if not is_lab(name):
+        if not accounts.is_name(name):
             raise FederationError(f"{name!r} cannot be the name of a work folder")
         return self.users / name
 

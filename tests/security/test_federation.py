@@ -59,8 +59,9 @@ def test_the_paths_are_those_of_the_design(folder):
         "running_switch": "switch.json",
         "users": "users",
     }
-    assert folder.user("ana") == folder.path / "users" / "ana"
-    for bad in ("..", "a/b", "", "Ana"):
+    for name in ("ana", "ana--maria", "ben-", "x" * 32):  # as accounts may be named
+        assert folder.user(name) == folder.path / "users" / name
+    for bad in ("..", "a/b", "", "Ana", "-", "aux"):
         with pytest.raises(federation.FederationError, match="name of a work folder"):
             folder.user(bad)
 

@@ -59,6 +59,13 @@ def test_a_login_writes_a_token_that_nobody_else_reads(lab, tmp_path):
     assert "nebula login ana" in lab.fails("account", "list", "--account", "ana")
 
 
+@pytest.mark.parametrize("name", ["ana--maria", "ben-"])
+def test_every_account_that_may_be_added_can_be_used(lab, name):
+    lab.add(name)
+    lab("grants", "--account", name)
+    lab("logout", name)
+
+
 def test_no_secret_is_printed_or_recorded(lab):
     printed = []
     for argv in (["account", "add", "ana"], ["login", "ana"]):
