@@ -138,6 +138,16 @@ class Identity:
         """
         return owner_token.read(self.folder)
 
+    def renew_owner_token(self, now: float) -> None:
+        """Gives the folder's owner a token, if the one in its file does not serve.
+
+        Raises:
+          private_files.PrivateFileError: if others can read the file.
+          identity_store.StoreError: if it cannot be written.
+        """
+        with self.store.writing() as connection:
+            self._renew_owner_token(connection, account_rows.owner(connection), now)
+
     def find(self, name: str) -> Account:
         """Returns an account in whatever state.
 
@@ -253,8 +263,13 @@ class Identity:
                 raise IdentityError(
                     f"{self.folder}: belongs to account {before}, not to {owner}"
                 )
-            if not owner_token.serves(self.folder, connection, owner):
-                owner_token.replace(self.folder, connection, owner, now)
+            self._renew_owner_token(connection, owner, now)
+
+    def _renew_owner_token(
+        self, connection: sqlite3.Connection, owner: str | None, now: float
+    ) -> None:
+        if owner and not owner_token.serves(self.folder, connection, owner):
+            owner_token.replace(self.folder, connection, owner, now)
 
     def _change(
         self, by: Account, name: str, event: str, operation: str, password: str = ""

@@ -43,8 +43,8 @@ def replace(
 ) -> None:
     """Revokes the owner's tokens and writes a new one.
 
-    A crash between the file and the commit leaves a token that nobody has; the next
-    `identity.Identity.begin` replaces it.
+    A crash between the file and the commit leaves a token that nobody has; the owner's
+    next command replaces it (`identity.Identity.renew_owner_token`).
 
     Args:
       folder: of the federation.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.runtime import own_switch
-from nebula_jax.security import federation, roles
+from nebula_jax.security import federation, roles, tokens
 from nebula_jax.security.accounts import Account
 from nebula_jax.security.audit import log as audit
 from nebula_jax.security.identity import Identity
@@ -132,7 +132,14 @@ def _acting(
     arguments: argparse.Namespace, place: federation.Folder, found: Identity
 ) -> Acting:
     now = time.time()
-    by = found.account_of(own_switch.token_of(place, arguments.account), now)
+    try:
+        by = found.account_of(own_switch.token_of(place, arguments.account), now)
+    except tokens.TokenError:
+        if arguments.account:
+            raise
+        # A crash came while it was replaced. Who can use the folder is its owner.
+        found.renew_owner_token(now)
+        by = found.account_of(found.owner_token(), now)
     return Acting(place, place.load().name, found, by, now)
 
 

@@ -8,7 +8,7 @@ import nebula_command
 import pytest
 from nebula_command import PASSWORD
 
-from nebula_jax.security import identity
+from nebula_jax.security import accounts, identity, owner_token, private_files
 from scripts.federation import arguments
 
 OTHER = "another horse battery"
@@ -153,6 +153,25 @@ def test_the_life_of_an_account(lab):
         *("account", "add", "ana"), stdin=f"{PASSWORD}\n"
     )
     assert lab.kinds().count("account.suspend") == 2
+
+
+def test_a_crash_while_the_owners_token_is_replaced_locks_nobody_out(lab, monkeypatch):
+    """The file has the new token, and the accounts have the old one alone."""
+    write = private_files.write
+
+    def die(path, text):
+        write(path, text)
+        if path.name == owner_token.NAME:
+            raise RuntimeError("the machine dies")
+
+    owner = accounts.name_for(arguments.user())
+    with monkeypatch.context() as patched:
+        patched.setattr(private_files, "write", die)
+        with pytest.raises(RuntimeError, match="dies"):
+            lab("account", "password", owner, stdin=f"{PASSWORD}\n")
+    lab("account", "list")
+    lab("account", "password", owner, stdin=f"{PASSWORD}\n")
+    lab("login", owner, stdin=f"{PASSWORD}\n")
 
 
 def test_roles_and_limits(lab):
