@@ -3,6 +3,7 @@
 import argparse
 import collections
 import pathlib
+import sys
 from collections.abc import Iterator
 
 from nebula_jax.security import federation, roles
@@ -64,7 +65,7 @@ def show(given: argparse.Namespace) -> int:
     folder = _audit(given, "audit.show")
     lines = _story(folder, given.kind)
     if given.last is not None:
-        lines = iter(collections.deque(lines, given.last))
+        lines = iter(collections.deque(lines, min(given.last, sys.maxsize)))
     for line in lines:
         print(line)
     return 0

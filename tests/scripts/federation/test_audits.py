@@ -59,6 +59,7 @@ def test_the_log_reads_like_a_story(lab):
     assert lines[3].endswith("suspended account ana from active to suspended")
     assert lab("audit", "show", "--last", "2").out.splitlines() == lines[2:]
     assert lab("audit", "show", "--kind", "account").out.splitlines() == lines[1:]
+    assert lab("audit", "show", "--last", str(2**63)).out.splitlines() == lines
     one = ("audit", "show", "--kind", "account.add", "--last", "1")
     assert lab(*one).out.splitlines() == [lines[1]]
     assert lab("audit", "show", "--kind", "acc").out == ""
