@@ -21,7 +21,7 @@ from nebula_jax.security import (
     policy,
     revocation,
 )
-from nebula_jax.security.audit import checkpoint_note, witness
+from nebula_jax.security.audit import checkpoint_note, entries, witness
 from nebula_jax.security.switch import joining, line, messages, sessions, usage
 from nebula_jax.security.switch.state import State
 
@@ -336,7 +336,7 @@ class Upkeep:
         try:
             cosigned = self._witness.cosign(made.lab, text, proof, verifier)
         except errors.NebulaError as error:
-            why = printable.line(str(error), SHOWN)
+            why = entries.without_secret(printable.line(str(error), SHOWN))
             self.state.log(f"the audit log of {made.lab} is not cosigned: {why}")
             self.state.record("audit", made.lab, event="not cosigned", why=why)
             return

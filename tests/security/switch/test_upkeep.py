@@ -11,7 +11,7 @@ import tiny_accounts
 import two_labs
 
 from nebula_jax.security import accounts, identity_store, isolation
-from nebula_jax.security.audit import checkpoint_note, witness
+from nebula_jax.security.audit import checkpoint_note, entries, witness
 from nebula_jax.security.switch import sessions, state, upkeep, usage
 
 
@@ -264,6 +264,18 @@ def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
     newest = checkpoint_note.read(kept.state.audit.checkpoint)
     assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
     assert newest.checkpoint.size == peer.witness.size("lab-s")
+
+
+def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
+    """The reason has a text of the peer in it, and the log takes no secret."""
+    text, secret = kept.state.audit.sign_head(), f"nebula1.{'a' * 16}"
+    for verifier in ("junk", secret):
+        fields = {"checkpoint": text, "proof": [], "verifier": verifier}
+        kept.receive(peer.line, "cosign", fields)
+    found = entries.read(kept.state.folder.audit)
+    why = [each.what["why"] for each in found if each.kind == "audit"]
+    assert ["junk is no Ed25519 key" in each for each in why] == [True, False]
+    assert why[1] == "(may be a secret)"
 
 
 def test_a_head_without_an_answer_does_not_end_the_cosigning(kept, peer, monkeypatch):
