@@ -79,7 +79,10 @@ class Names:
 
     def of(self, is_listener: bool) -> list[str]:
         """Returns the names of the channels on which a side sends."""
-        found = self._known.get(self._session, [[], []])
+        found = self._known.pop(self._session, None)
+        if found is None:
+            return []
+        self._known[self._session] = found  # the last of all to be forgotten
         return found[0] if is_listener else found[1]
 
 

@@ -159,6 +159,26 @@ def test_a_session_that_goes_on_over_another_stream_keeps_its_names():
         other.feed(frame(frames.Open(b"another session!", 1), 0) + TENSOR)
 
 
+def test_the_names_of_a_session_that_goes_on_outlast_those_of_many_others():
+    known = {}
+
+    def stream(number, *messages):
+        names = meter.Names(known)
+        opened = frame(frames.Open(number.to_bytes(16, "big"), 1), 0)
+        made = [meter.Meter(names, side, lambda *_: None) for side in (True, False)]
+        for each in made:
+            each.feed(opened)
+        made[0].feed(b"".join(messages))
+        return made[1]
+
+    lasting = stream(0, frame(WELCOME))
+    for number in range(1, 2 * meter.MOST_SESSIONS):
+        stream(number, frame(WELCOME))
+        lasting.feed(TENSOR)
+    stream(0).feed(TENSOR)
+    assert len(known) == meter.MOST_SESSIONS
+
+
 def test_a_connector_names_no_channels():
     connector, _ = meters()
     connector.feed(frame(WELCOME))
