@@ -41,7 +41,7 @@ CODECS = (
     ("fp16", "int8(tensor)"),
     ("pack_tokens|hadamard|int4(32)",) * 2,
 )
-STEPS = 16  # that a plan averages
+STEPS = 16  # that a plan averages at least
 GOOD = 0.9
 
 

@@ -17,6 +17,7 @@ K generators, n micro-batches of a generator's step (fan-out).
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import pace
 
 TOKEN_BYTES = frames.frame_bytes(frames.StepDone)
-STEPS = 48  # that are averaged: a pattern over several steps has room
+STEPS = 48  # that are averaged at least: a pattern over several steps has room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +143,15 @@ def time_of(run: M3 | ABNet, cores: float | None = None, steps: int = STEPS) -> 
       run: the clusters, their lines, and how they keep pace.
       cores: of one machine that all clusters share; while more are wanted, everything
         that computes is slowed down alike. None if each has its own machine.
-      steps: to average over, after those in which the run fills.
+      steps: to average over, after those in which the run fills; rounded up to whole
+        bursts. Where a window does not cover the round trip, a turn is a burst of
+        `window` + 1 steps and a pause.
 
     Returns:
       Time.
     """
     window = run.window if isinstance(run, M3) else run.staleness
+    steps = math.ceil(steps / (window + 1)) * (window + 1)
     first = 8 + 2 * window
     total = first + steps + window + 1  # a follower must not be at its end
     world = _World(cores)

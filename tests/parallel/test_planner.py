@@ -49,7 +49,18 @@ def test_a_window_covers_as_many_round_trips_as_it_has_steps():
     for window in (0, 1, 2, 4):
         expected = max(0.8, turn / (window + 1))
         found = seconds(dataclasses.replace(run, window=window))
-        assert found == pytest.approx(expected, rel=0.02)
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [4, 8, 13, 32])
+def test_bursts_of_a_windows_steps_are_averaged_whole(window):
+    """Where computing is short, `window` + 1 steps follow each other, once a turn."""
+    far, part = Line(0, 0.3), Compute(0.01, 0.0)
+    run = M3((part,), part, (Lines(far, far),), 1000, window=window)
+    turn = 0.01 + 0.3 + 0.01 + 0.3
+    assert seconds(run) == pytest.approx(turn / (window + 1), rel=1e-6)
+    few = planner.time_of(run, steps=1).seconds
+    assert few == pytest.approx(turn / (window + 1), rel=1e-6)
 
 
 def test_fan_out_sends_each_micro_batch_while_the_next_is_made():
