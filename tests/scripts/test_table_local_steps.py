@@ -129,6 +129,31 @@ def test_what_was_to_be_reached_stands_beside_what_was():
     }
 
 
+def test_an_all_reduce_is_drawn_with_the_bytes_of_each_number_of_clusters():
+    """Its steps are the same; among four clusters each costs three times as much."""
+    found = record()
+    two = found["rows"][1]
+    sizes = two["bytes"] | {"per_token": 6.0, "all_reduce_per_token": 3000.0}
+    explored = two | {"clusters": 8, "is_explored": True, "bytes": {}}
+    found["rows"] += [two | {"clusters": 4, "bytes": sizes}, explored]
+    drawn = {
+        each.label: (each.style, each.points)
+        for each in local_steps_markdown.curves(found)
+    }
+    step = 1000 / 20  # tokens
+    assert drawn == {
+        f"{name}, {clusters} clusters": (
+            *(style, [(10 * rate * step, 6.0), (20 * rate * step, 5.0)]),
+        )
+        for name, style, clusters, rate in (
+            ("all-reduce", "--", 2, 1000),
+            ("all-reduce", "--", 4, 3000),
+            ("streaming, e3m0", "-", 2, 2),
+            ("streaming, e3m0", "-", 4, 6),
+        )
+    }
+
+
 def test_the_table_and_the_picture(tmp_path):
     text = local_steps_markdown.markdown(record())
     row = "| streaming, e3m0 | 2 | 60, 2, 5 | 5.1000 | +2.00% ± 0.00% | 2.00 | 500 | 46"
