@@ -185,7 +185,6 @@ def late_by(run: Any, jitter: float) -> Any:
 
 def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[str]:
     """Recommends --micro_batches, --max_in_flight and codecs; see `of_m3`."""
-    found: list[str] = []
     late = late_by(run, settings.jitter(plan.wan))
     before = planner.time_of(late, cores).seconds
     counts = [
@@ -203,13 +202,18 @@ def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[s
         changed = dataclasses.replace(chosen, in_flight=number)
         return planner.time_of(changed, cores).seconds
 
-    ahead, after = smallest(range(1, chosen.micro_batches + 1), with_ahead)
+    # Gradients that are a step late need more in flight than a step has.
+    of_late = chosen.micro_batches * run.staleness
+    legal = range(of_late + 1, of_late + chosen.micro_batches + 1)
+    ahead, after = smallest(legal, with_ahead)
+    if after > before:
+        chosen, ahead, after = late, late.in_flight, before
     flags = f"--micro_batches={chosen.micro_batches} --max_in_flight={ahead}"
     if text := gain(before, after):
-        found.append(f"{flags}: {text}, because more overlaps.")
+        text = f"{flags}: {text}, because more overlaps."
     else:
-        found.append(f"{flags} is enough to hide the round trip, at {after:.3g} s.")
-    return [*found, codec(plan, late, cores)]
+        text = f"{flags} is enough, at {after:.3g} s: more gains next to nothing."
+    return [text, codec(plan, late, cores)]
 
 
 def _refused(check: Callable[[Any], None], plan: settings.Settings) -> bool:

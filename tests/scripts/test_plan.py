@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -14,6 +15,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from experiments.abnet import checks
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
@@ -275,6 +277,41 @@ def test_micro_batches_are_recommended_that_overlap():
     text, _ = advice.of_abnet(plan_of, run, None)
     assert text.startswith("--micro_batches=")
     assert "because more overlaps" in text
+
+
+FP16 = ("--forward_codec=fp16", "--backward_codec=fp16")
+
+
+@pytest.mark.parametrize(
+    ("flagged", "compute", "line"),
+    [
+        (("--staleness=1", "--max_in_flight=8"), Compute(0.01, 0.02), "60mbit,150ms"),
+        (("--staleness=1", "--max_in_flight=5"), Compute(0.01, 0.02), "60mbit,150ms"),
+        # Two in flight would take 0.5 % longer.
+        (("--batch_size=4", "--max_in_flight=4"), Compute(0.2, 0.2), ",5ms"),
+    ],
+    ids=["late", "late and few", "in time"],
+)
+def test_what_is_recommended_would_run_and_is_not_slower(flagged, compute, line):
+    plan_of = given(*ABNET_SMALL, SPEED, *FP16, "--micro_batches=4", *flagged)
+    both = {side: compute for side in abnet.SIDES}
+    run = abnet.pace(plan_of, both, settings.lines(line))
+    text, _ = advice.of_abnet(plan_of, run, None)
+    number, ahead = map(int, re.findall(r"=(\d+)", text)[:2])
+    changed = plan_of.run.with_agreed(micro_batches=number)
+    checks._check_staleness(changed.with_local(max_in_flight=ahead))
+    after = dataclasses.replace(advice.divide(plan_of, run, number), in_flight=ahead)
+    assert planner.time_of(after).seconds <= planner.time_of(run).seconds
+
+
+def test_flags_that_are_refused_are_not_kept():
+    """As fast, were they taken: nothing is waited for."""
+    flagged = ("--staleness=1", "--micro_batches=4", "--max_in_flight=4")
+    plan_of = given(*ABNET_SMALL, SPEED, *FP16, *flagged, "--batch_size=4")
+    both = {side: Compute(0.2, 0.2) for side in abnet.SIDES}
+    run = abnet.pace(plan_of, both, settings.NO_LINE)
+    text, _ = advice.of_abnet(plan_of, run, None)
+    assert text.startswith("--micro_batches=4 --max_in_flight=5")
 
 
 def test_a_batch_that_does_not_fit_is_divided():
