@@ -69,13 +69,7 @@ def plan(given: settings.Settings) -> dict[str, Any]:
         "busy": _busy(found),
         "advice": [
             *advice.OF[given.experiment](given, run, cores),
-            *filter(
-                None,
-                (
-                    advice.memory(given, part, number)
-                    for part, number in zip(parts, given.devices, strict=True)
-                ),
-            ),
+            *filter(None, (advice.memory(given, room, part) for part in parts)),
         ],
         "paper": paper.rows(given, run),
         "assumptions": _assumptions(given),

@@ -118,26 +118,13 @@ def most_under_way(settings: Settings) -> int:
 
 
 def parts(settings: Settings) -> list[count.Part]:
-    """Counts both halves; memory is that of all micro-batches that may be under way."""
-    agreed, local = settings.run.agreed, settings.run.local
-    found = []
-    under_way = (most_under_way(settings), 1)
-    for side, number, times in zip(SIDES, settings.devices, under_way, strict=True):
-        grid = count.grid_of(number, local.fsdp, local.model_parallel)
+    """Counts both halves."""
+    agreed, found = settings.run.agreed, []
+    for side in SIDES:
         half = traced(settings, side)
         arguments = half.trained, half.frozen, *half.inputs(rows(agreed))
         forward = count.flops(half.loss, *arguments)
         whole = count.flops(gradient(half), *arguments)
-
-        def loss(trained: Any, *inputs: Any, half: Traced = half) -> Any:
-            return half.loss(trained, half.frozen, *inputs)
-
-        def of_rows(number: int, half: Traced = half) -> tuple[Any, ...]:
-            return half.frozen, *half.inputs(number)
-
-        of_device = rows(agreed) / (grid[0] * grid[1])
-        kept = count.activations_of(half.loss, half.trained, of_rows, of_device)
-        state = (half.state, half.frozen, half.trained)  # the last one: gradients
         found.append(
             count.Part(
                 side,
@@ -145,12 +132,36 @@ def parts(settings: Settings) -> list[count.Part]:
                 count.parameters(half.frozen),
                 forward,
                 whole - forward,
-                count.Memory(
-                    count.bytes_on_device(state, grid), times * kept / grid[2]
-                ),
+                memory_of(settings, side)(settings),
             )
         )
     return found
+
+
+def memory_of(settings: Settings, side: str) -> Callable[[Settings], count.Memory]:
+    """Returns the memory of a half's device; see `scripts.plans.m3.memory_of`.
+
+    It is that of all micro-batches that may be under way.
+    """
+    local = settings.run.local
+    grid = count.grid_of(
+        settings.devices[SIDES.index(side)], local.fsdp, local.model_parallel
+    )
+    half = traced(settings, side)
+
+    def of_rows(number: int) -> tuple[Any, ...]:
+        return half.frozen, *half.inputs(number)
+
+    kept = count.activations_of(half.loss, half.trained, of_rows)
+    state = (half.state, half.frozen, half.trained)  # the last one: gradients
+    of_state = count.bytes_on_device(state, grid)
+
+    def memory(changed: Settings) -> count.Memory:
+        of_device = rows(changed.run.agreed) / (grid[0] * grid[1])
+        times = most_under_way(changed) if side == "source" else 1
+        return count.Memory(of_state, times * kept(of_device) / grid[2])
+
+    return memory
 
 
 def gradient(half: Traced) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ Nothing is recommended that gains less than WORTH. All of it follows from
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from experiments.abnet import crossing
@@ -275,28 +275,58 @@ def codec(plan: settings.Settings, run: ABNet, cores: float | None) -> str:
     )
 
 
-def memory(plan: settings.Settings, part: count.Part, devices: int) -> str:
-    """Recommends --micro_batches with which a step fits a device; empty if it does."""
-    agreed, local = plan.run.agreed, plan.run.local
+def memory(plan: settings.Settings, room: Any, part: count.Part) -> str:
+    """Recommends the settings with which a step fits a device; empty if it does.
+
+    Args:
+      plan: its settings.
+      room: of its experiment, `scripts.plans.m3` or `scripts.plans.abnet`.
+      part: of one side, with its memory.
+    """
     limit = 1e9 * plan.memory_gb
     if not limit or part.memory.total <= limit:
         return ""
-    replicas = devices // local.model_parallel
-    now = agreed.micro_batches
-    more = 4.0 * part.trained if plan.experiment == "m3" else 0.0
-    for number in range(now + 1, agreed.batch_size // replicas + 1):
-        fits = part.memory.state + more + part.memory.working * now / number
-        if agreed.batch_size % (number * replicas) == 0 and fits <= limit:
-            return (
-                f"{part.name}: {part.memory.total / 1e9:.0f} GB exceed"
-                f" --device_memory_gb={plan.memory_gb:g}; --micro_batches={number}"
-                f" needs about {fits / 1e9:.0f} GB."
-            )
-    return (
-        f"{part.name}: {part.memory.total / 1e9:.0f} GB exceed"
-        f" --device_memory_gb={plan.memory_gb:g} at any --micro_batches: try --remat,"
-        " --fsdp, or a smaller --batch_size."
+    exceeds = (
+        f"{part.name}: {part.memory.total / 1e9:.3g} GB exceed"
+        f" --device_memory_gb={plan.memory_gb:g}"
     )
+    estimate = room.memory_of(plan, part.name)
+    now = estimate(plan)
+    for flags, changed in _with_less_memory(plan, part.name):
+        found = estimate(changed)
+        # A compiled step's memory is taken to change as its estimate does.
+        of_state = part.memory.state * found.state / now.state
+        needed = of_state + part.memory.working * found.working / now.working
+        if needed <= limit:
+            return f"{exceeds}; {flags} needs about {needed / 1e9:.3g} GB."
+    return (
+        f"{exceeds} at any --micro_batches: try --remat, --fsdp, or a smaller"
+        " --batch_size."
+    )
+
+
+def _with_less_memory(
+    plan: settings.Settings, side: str
+) -> Iterator[tuple[str, settings.Settings]]:
+    """Yields flags and the plan with them: more micro-batches, then fewer under way."""
+    agreed, local = plan.run.agreed, plan.run.local
+    is_abnet = plan.experiment == "abnet"
+    staleness = agreed.staleness if is_abnet else 0
+    last = plan
+    for number in range(agreed.micro_batches + 1, agreed.batch_size + 1):
+        changed = with_micro_batches(plan, number)
+        if staleness and local.max_in_flight <= number * staleness:
+            break  # as in `experiments.abnet.checks`
+        if not _refused(settings.check_rows, changed):
+            last = changed
+            yield f"--micro_batches={number}", changed
+    if not is_abnet or side != "source":
+        return
+    number = last.run.agreed.micro_batches
+    for ahead in range(local.max_in_flight - 1, number * staleness, -1):
+        fewer = last.run.with_local(max_in_flight=ahead)
+        flags = f"--micro_batches={number} --max_in_flight={ahead}"
+        yield flags, dataclasses.replace(last, run=fewer)
 
 
 OF = {"m3": of_m3, "abnet": of_abnet}

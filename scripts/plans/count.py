@@ -125,9 +125,9 @@ def _plain(tree: Any) -> list[Any]:
 
 
 def activations_of(
-    loss: Callable[..., Any], params: Any, inputs: Callable[[int], Any], rows: float
-) -> float:
-    """Estimates the bytes that wait for the backward pass.
+    loss: Callable[..., Any], params: Any, inputs: Callable[[int], Any]
+) -> Callable[[float], float]:
+    """Returns the bytes that wait for the backward pass, by the rows of a device.
 
     A residual is counted as it is traced: the compiler may keep less.
 
@@ -135,7 +135,6 @@ def activations_of(
       loss: (params, *inputs) -> (scalar, anything).
       params: tree of ShapeDtypeStructs.
       inputs: number of rows -> ShapeDtypeStructs.
-      rows: of a device.
     """
 
     def kept(count: int) -> float:
@@ -148,7 +147,7 @@ def activations_of(
     few, many = kept(8), kept(16)
     per_row = (many - few) / 8
     # What does not grow with the rows is copies of parameters.
-    return rows * per_row + max(0.0, few - 8 * per_row)
+    return lambda rows: rows * per_row + max(0.0, few - 8 * per_row)
 
 
 def grid_of(devices: int, fsdp: int, model_parallel: int) -> tuple[int, int, int]:

@@ -100,21 +100,13 @@ def possible(settings: Settings) -> tuple[Settings, str]:
 
 def parts(settings: Settings) -> list[count.Part]:
     """Counts both models; a micro-batch is B rows, of the discriminator K B."""
-    run, agreed = settings.run, settings.run.agreed
-    config, rows = model(run), agreed.batch_size
-    found = []
-    for side, number, every in zip(
-        SIDES, settings.devices, (1, generators(run)), strict=True
-    ):
-        grid = count.grid_of(number, run.local.fsdp, run.local.model_parallel)
+    run = settings.run
+    config, found = model(run), []
+    for side, every in zip(SIDES, (1, generators(run)), strict=True):
         state, loss, inputs = _traced(config, side)
-        arguments = state.params, *inputs(every * rows)
+        arguments = state.params, *inputs(every * run.agreed.batch_size)
         forward = count.flops(loss, *arguments)
         whole = count.flops(jax.grad(loss, has_aux=True), *arguments)
-        at_once = rows if side == "generators" else every * fan_out(run) * rows
-        of_device = at_once / agreed.micro_batches / (grid[0] * grid[1])
-        kept = count.activations_of(loss, state.params, inputs, of_device)
-        accumulated = count.bytes_on_device(state.params, grid)
         found.append(
             count.Part(
                 side,
@@ -122,13 +114,41 @@ def parts(settings: Settings) -> list[count.Part]:
                 0,
                 forward,
                 whole - forward,
-                count.Memory(
-                    count.bytes_on_device(state, grid),
-                    kept / grid[2] + accumulated * (agreed.micro_batches > 1),
-                ),
+                memory_of(settings, side)(settings),
             )
         )
     return found
+
+
+def memory_of(settings: Settings, side: str) -> Callable[[Settings], count.Memory]:
+    """Returns the memory of a model's device, traced once.
+
+    Args:
+      settings: of the plan.
+      side: one of SIDES.
+
+    Returns:
+      A plan with other --micro_batches or --max_in_flight -> its memory.
+    """
+    run = settings.run
+    grid = count.grid_of(
+        *(settings.devices[SIDES.index(side)], run.local.fsdp),
+        run.local.model_parallel,
+    )
+    state, loss, inputs = _traced(model(run), side)
+    kept = count.activations_of(loss, state.params, inputs)
+    of_state = count.bytes_on_device(state, grid)
+    accumulated = count.bytes_on_device(state.params, grid)
+    at_once = run.agreed.batch_size
+    if side == "discriminator":
+        at_once *= generators(run) * fan_out(run)
+
+    def memory(changed: Settings) -> count.Memory:
+        number = changed.run.agreed.micro_batches
+        working = kept(at_once / number / (grid[0] * grid[1])) / grid[2]
+        return count.Memory(of_state, working + accumulated * (number > 1))
+
+    return memory
 
 
 def _traced(

@@ -314,13 +314,71 @@ def test_flags_that_are_refused_are_not_kept():
     assert text.startswith("--micro_batches=4 --max_in_flight=5")
 
 
-def test_a_batch_that_does_not_fit_is_divided():
-    plan_of = given(*M3_SMALL, SPEED, "--device_memory_gb=1")
-    part = count.Part("generators", 1000, 0, 1, 1, count.Memory(0.5e9, 1.5e9))
-    text = advice.memory(plan_of, part, 1)
-    assert "--micro_batches=4 needs about 1 GB" in text
-    assert "try --remat" in advice.memory(plan_of, part, 16)
-    assert not advice.memory(given(*M3_SMALL, SPEED), part, 1)
+def estimated(plan_of, side):
+    """A part with its memory alone."""
+    room = plan.ROOMS[plan_of.experiment]
+    name = room.SIDES[side]
+    return count.Part(name, 0, 0, 0, 0, room.memory_of(plan_of, name)(plan_of))
+
+
+IN_FLIGHT = ("--max_in_flight=8", "--batch_size=64", *FP16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "side", "of_working", "expected"),
+    [
+        (M3_SMALL, 0, 0.4, "--micro_batches=4"),
+        # Of up to eight micro-batches all are under way at once: as many rows.
+        ((*ABNET_SMALL, *IN_FLIGHT), 0, 0.8, "--micro_batches=16"),
+        ((*ABNET_SMALL, *IN_FLIGHT), 0, 0.31, "--micro_batches=64 --max_in_flight=6"),
+        (
+            *((*ABNET_SMALL, *IN_FLIGHT, "--staleness=1"), 0, 0.7),
+            "--micro_batches=4 --max_in_flight=5",
+        ),
+        ((*ABNET_SMALL, *IN_FLIGHT), 1, 0.6, "--micro_batches=8"),
+    ],
+    ids=["m3", "divided", "fewer under way", "late", "target"],
+)
+def test_a_step_planned_again_as_recommended_fits(
+    arguments, side, of_working, expected
+):
+    plan_of = given(*arguments, SPEED)
+    room = plan.ROOMS[plan_of.experiment]
+    part = estimated(plan_of, side)
+    limit = (part.memory.state + of_working * part.memory.working) / 1e9
+    plan_of = dataclasses.replace(plan_of, memory_gb=limit)
+    text = advice.memory(plan_of, room, part)
+    flags_of, _, needed = text.partition("; ")[2].partition(" needs about ")
+    assert flags_of == expected
+    again = given(*arguments, SPEED, *flags_of.split())
+    found = room.parts(again)[side].memory.total
+    assert found <= 1e9 * limit
+    assert needed == f"{found / 1e9:.3g} GB."
+    if plan_of.experiment == "abnet":
+        checks._check_staleness(again.run)
+
+
+def test_what_fits_needs_no_advice_and_what_cannot_other_flags():
+    plan_of = given(*M3_SMALL, SPEED)
+    part = estimated(plan_of, 0)
+    assert not advice.memory(plan_of, m3, part)
+    large = dataclasses.replace(plan_of, memory_gb=part.memory.total / 1e9)
+    assert not advice.memory(large, m3, part)
+    small = dataclasses.replace(plan_of, memory_gb=part.memory.state / 1e9)
+    assert "at any --micro_batches: try --remat" in advice.memory(small, m3, part)
+
+
+def test_a_compiled_steps_memory_changes_as_its_estimate():
+    """Which leaves out the copies that the compiler makes: here, half of all."""
+    plan_of = given(*M3_SMALL, SPEED, "--micro_batches=2")
+    part = estimated(plan_of, 0)
+    real = count.Memory(2 * part.memory.state, 2 * part.memory.working, True)
+    part = dataclasses.replace(part, memory=real)
+    four = estimated(given(*M3_SMALL, SPEED, "--micro_batches=4"), 0).memory.total
+    fits = dataclasses.replace(plan_of, memory_gb=1.999 * four / 1e9)
+    assert "--micro_batches=4" not in advice.memory(fits, m3, part)
+    fits = dataclasses.replace(plan_of, memory_gb=2.001 * four / 1e9)
+    assert "--micro_batches=4 needs about" in advice.memory(fits, m3, part)
 
 
 def test_a_micro_batch_too_small_for_the_devices_is_made_larger():
