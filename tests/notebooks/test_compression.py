@@ -35,6 +35,7 @@ print(json.dumps({
                 for which, each in results.items()},
     "labels": [each.get_text() for each in star.axes[0].texts],
     "name": NAME,
+    "beside_bottleneck": list(others),
 }))
 """
 
@@ -120,6 +121,13 @@ def test_the_codec_of_the_reader_is_on_the_plot(executed):
     _, answer = executed
     assert answer["name"] in answer["labels"]
     assert "int8(row)" in answer["labels"]
+
+
+def test_codecs_beside_a_bottleneck_leave_padding_out_as_its_own(executed):
+    _, answer = executed
+    assert answer["beside_bottleneck"]
+    for name in answer["beside_bottleneck"]:
+        assert name.startswith("pack_tokens|")
 
 
 def test_outputs_show_no_paths(executed, finished_run):
