@@ -10,6 +10,8 @@ import matplotlib.figure
 from scripts.tables import held_out, quality_against_bytes
 
 SIZE = (10, 4.2)
+COLORS = 10  # that matplotlib has, then they begin anew
+STYLES = ("-", "--", ":")
 
 
 def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
@@ -61,23 +63,27 @@ def moved(record: Mapping[str, Any], path: pathlib.Path) -> None:
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Draws the training loss of each row, mean of the seeds: the paper's left."""
-    figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(11, 5.8), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
+    plain = [row for row in rows if row["name"] == "baseline"]
     for axes, is_ours in zip(both, (False, True), strict=True):
-        for row in rows:
-            if row["is_ours"] == is_ours or row["name"] == "baseline":
-                is_plain = row["name"] == "baseline"
-                axes.plot(
-                    *mean_curve(row["losses"]),
-                    label=row["name"],
-                    color="black" if is_plain else None,
-                    zorder=3 if is_plain else 2,
-                    linewidth=1.2,
-                )
+        others = [row for row in rows if row["is_ours"] == is_ours and row not in plain]
+        for row in plain:
+            curve = mean_curve(row["losses"])
+            axes.plot(*curve, label=row["name"], color="black", zorder=3, linewidth=1.2)
+        for number, row in enumerate(others):
+            axes.plot(
+                *mean_curve(row["losses"]),
+                label=row["name"],
+                color=f"C{number % COLORS}",
+                linestyle=STYLES[number // COLORS % len(STYLES)],
+                linewidth=1.2,
+            )
         axes.set(xlabel="step", title="our rows" if is_ours else "the paper's rows")
         axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=7)
+        if axes.lines:  # below the axes, where no curve is
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13)}
+            axes.legend(fontsize=7, ncols=2, **below)
     both[0].set_ylabel("nats per target token")
     figure.savefig(path, dpi=110)
 

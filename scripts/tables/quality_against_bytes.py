@@ -10,8 +10,10 @@ import matplotlib.figure
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import compression_rows
 
-ABOVE = (-60, 18)
-"""`label_at` of the rows by token, which are in the midst of curves."""
+LABEL_AT = (4, 4)
+"""The beginning of a point's name, in typographic points from it."""
+AWAY = (-80, 32)
+"""The same where points are in the midst of curves: up, or down from the lower ones."""
 
 
 class Method(NamedTuple):
@@ -21,8 +23,8 @@ class Method(NamedTuple):
     marker: str
     is_curve: bool
     points: list[dict[str, Any]]
-    label_at: tuple[int, int] = (4, 4)
-    """The beginning of a point's name, in typographic points from it."""
+    is_amid: bool = False
+    """True if the points are in the midst of curves."""
 
 
 def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -87,11 +89,12 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
         Method("the paper's", "s", False, [row for row in rows if not row["is_ours"]]),
         Method("ours, all columns", "o", False, others),
         Method("a bottleneck, a run for each rank", "D", True, narrow),
-        Method("a bottleneck, a scale for each token, zstd", "*", False, packed, ABOVE),
+        Method("a bottleneck, a scale for each token, zstd", "*", False, packed, True),
         Method("a bottleneck, one run for all", "^", True, one_run(result)),
     )
     figure = matplotlib.figure.Figure(figsize=(13, 5.6), layout="constrained")
     loss, score = figure.subplots(1, 2)
+    loss.set_yscale("symlog", linthresh=0.01)  # before points, which need margins
     for method in methods:
         fewer = [row["fewer"] for row in method.points]
         if not fewer:
@@ -122,27 +125,15 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
             linestyle=line,
             linewidth=1,
         )
-        for row, each, difference in zip(
-            method.points, apart, differences, strict=True
-        ):
-            name = row["name"].removeprefix("bottleneck of ")
-            for axes, y in (
-                (loss, statistics.fmean(difference)),
-                (score, each["difference"]),
-            ):
-                axes.annotate(
-                    *(name, (row["fewer"], y)),
-                    xytext=method.label_at,
-                    textcoords="offset points",
-                    fontsize=6,
-                )
+        _name(loss, method, list(map(statistics.fmean, differences)))
+        _name(score, method, [each["difference"] for each in apart])
     for axes in (loss, score):
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="times fewer bytes than padded float32, both ways, whole run")
         axes.grid(alpha=0.3, which="both")
-    loss.set_yscale("symlog", linthresh=0.01)
+        axes.margins(0.08)
     loss.set(
         ylabel="nats a predicted token",
         title="Held-out loss, less the baseline's (bars: standard error over seeds)",
@@ -154,6 +145,23 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     handles, labels = loss.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _name(axes: Any, method: Method, heights: Sequence[float]) -> None:
+    """Writes the names of a method's points, which have these heights."""
+    for row, height in zip(method.points, heights, strict=True):
+        offset, line = LABEL_AT, None
+        if method.is_amid:
+            is_upper = height >= statistics.fmean(heights)
+            offset = AWAY[0], AWAY[1] if is_upper else -AWAY[1]
+            line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0}
+        axes.annotate(
+            *(row["name"].removeprefix("bottleneck of "), (row["fewer"], height)),
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=6,
+            arrowprops=line,
+        )
 
 
 def _error(values: Sequence[float]) -> float:

@@ -1,8 +1,12 @@
+import contextlib
 import json
+import pathlib
+from unittest import mock
 
 import held_out_scores
 import jax
 import jax.numpy as jnp
+import matplotlib.figure
 import numpy as np
 import pytest
 
@@ -436,3 +440,55 @@ def test_figures_show_the_mean_of_the_seeds(tmp_path):
     figures.draw(result, tmp_path, "t")
     for name in ("t_fig9.png", "t_fig10.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
+
+
+@contextlib.contextmanager
+def drawn():
+    """The figures that are saved."""
+    saved = []
+
+    def save(figure, path, **kwargs):
+        figure.draw_without_rendering()
+        saved.append(figure)
+
+    with mock.patch.object(matplotlib.figure.Figure, "savefig", save):
+        yield saved
+
+
+def test_every_curve_has_a_look_of_its_own_and_the_legend_covers_none():
+    names = ["baseline", *(f"row {number}" for number in range(25))]
+    rows = [
+        {
+            **{"name": name, "is_ours": bool(number)},
+            "losses": [[[1, 4.0 - 0.1 * number], [2, 3.0]]],
+        }
+        for number, name in enumerate(names)
+    ]
+    with drawn() as saved:
+        figures.figure9(rows, pathlib.Path("unused.png"))
+    for axes in saved[0].axes:
+        looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+        assert len(set(looks)) == len(looks)
+        assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)
+    assert len(saved[0].axes[1].lines) == len(rows)
+
+
+def test_names_are_inside_of_the_picture_of_bytes_and_lead_to_their_points():
+    """Of the record in the repository: its highest loss was cut by the frame."""
+    path = config.FOLDER / "results" / "table5_bottleneck.json"
+    with drawn() as saved:
+        quality_against_bytes.draw(json.loads(path.read_text()), pathlib.Path("x.png"))
+    for axes in saved[0].axes:
+        frame = axes.bbox
+        for text in axes.texts:
+            box = text.get_window_extent()
+            assert frame.x0 < box.x0 < box.x1 < frame.x1, text.get_text()
+            assert frame.y0 < box.y0 < box.y1 < frame.y1, text.get_text()
+        led = {
+            text.get_text(): text.get_position()[1]
+            for text in axes.texts
+            if text.arrow_patch is not None
+        }
+        # Two neighbors among curves: one's name is above, the other's below.
+        assert led.keys() == {"208 by token and zstd", "192 by token and zstd"}
+        assert min(led.values()) < 0 < max(led.values())
