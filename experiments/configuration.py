@@ -155,6 +155,11 @@ class Local(Place):
                 f"--data={self.data} is for clusters of one process each"
             )
 
+    @property
+    def traced(self) -> int:
+        """The processes of each cluster that record a trace."""
+        return self.processes_per_cluster if self.trace else 0
+
     def connection(self) -> connect.Settings:
         """Returns how this cluster reaches the others.
 

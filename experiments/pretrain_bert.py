@@ -97,7 +97,7 @@ def _run_here(run: config.Run) -> int:
     if status == 0:
         reported = ["whole"] if is_whole else names
         clusters = {name: run_folder.of_cluster(workdir, name) for name in reported}
-        traces.gather(workdir, clusters.values())
+        traces.gather(workdir, clusters.values(), run.local.traced)
         values = {**dataclasses.asdict(run.agreed), **_reported(run.local)}
         seconds = time.monotonic() - begin
         report.report(workdir, clusters, values, vocabulary.size, seconds)

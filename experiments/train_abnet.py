@@ -105,7 +105,7 @@ def _run_here(run: config.Run) -> int:
     if status == 0:
         names = ["whole"] if is_whole else clusters
         reported = {name: run_folder.of_cluster(workdir, name) for name in names}
-        traces.gather(workdir, reported.values())
+        traces.gather(workdir, reported.values(), run.local.traced)
         report.report(
             workdir,
             reported,

@@ -24,8 +24,11 @@ def write(trace: trace_lib.Trace, folder: pathlib.Path, cluster: str) -> None:
       cluster: its name.
     """
     rank = ranks.rank()
-    name = NAME if not rank else f"trace-{rank}.json"
-    trace.write(folder / name, f"{cluster}/{rank}" if rank else cluster)
+    trace.write(folder / _name(rank), f"{cluster}/{rank}" if rank else cluster)
+
+
+def _name(rank: int) -> str:
+    return f"trace-{rank}.json" if rank else NAME
 
 
 def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str, Any]:
@@ -49,15 +52,20 @@ def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str
     }
 
 
-def gather(folder: pathlib.Path, clusters: Iterable[pathlib.Path]) -> None:
+def gather(
+    folder: pathlib.Path, clusters: Iterable[pathlib.Path], processes: int
+) -> None:
     """Writes one trace of all processes of a run, if it was traced.
 
     Args:
       folder: of the run.
       clusters: folders of its clusters.
+      processes: of each cluster, that were traced; what others have left there, of an
+        attempt before, is not gathered.
     """
-    parts = [part for each in clusters for part in sorted(each.glob("trace*.json"))]
-    if parts:
+    names = [_name(rank) for rank in range(processes)]
+    parts = [each / name for each in clusters for name in names]
+    if parts := [part for part in parts if part.is_file()]:
         trace_lib.merge(parts, folder / NAME)
         print(f"trace: {folder / NAME} (open it in ui.perfetto.dev)")
 

@@ -1,3 +1,5 @@
+import json
+
 from nebula_jax import trace as trace_lib
 from nebula_jax.runtime import traces
 
@@ -31,12 +33,33 @@ def test_one_file_has_the_traces_of_all_processes(tmp_path, capsys):
     for cluster in ("d", "g"):
         (tmp_path / cluster).mkdir()
         traces.write(trace_lib.Trace(is_on=True), tmp_path / cluster, cluster)
-    traces.gather(tmp_path, [tmp_path / "d", tmp_path / "g"])
+    traces.gather(tmp_path, [tmp_path / "d", tmp_path / "g"], 1)
     assert '"d"' in (tmp_path / "trace.json").read_text()
     assert '"g"' in (tmp_path / "trace.json").read_text()
     assert "open it in ui.perfetto.dev" in capsys.readouterr().out
 
 
+def processes(path):
+    """The names of those whose traces a file has."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return [each["args"]["name"] for each in events if each["name"] == "process_name"]
+
+
+def test_what_an_earlier_attempt_left_is_not_gathered(tmp_path, capsys):
+    """It had two processes in each cluster, then one; then none was traced."""
+    folder, trace = tmp_path / "source", trace_lib.Trace(is_on=True)
+    trace.write(folder / "trace.json", "source")
+    trace.write(folder / "trace-1.json", "source/1")
+    traces.gather(tmp_path, [folder], 2)
+    assert processes(tmp_path / "trace.json") == ["source", "source/1"]
+    traces.gather(tmp_path, [folder], 1)
+    assert processes(tmp_path / "trace.json") == ["source"]
+    capsys.readouterr()
+    traces.gather(tmp_path, [folder], 0)
+    assert not capsys.readouterr().out
+
+
 def test_nothing_is_written_of_a_run_without_a_trace(tmp_path):
-    traces.gather(tmp_path, [tmp_path])
+    for count in (0, 1):
+        traces.gather(tmp_path, [tmp_path], count)
     assert not list(tmp_path.iterdir())
