@@ -15,10 +15,11 @@ def number(value: float) -> str:
     >>> number(278292882), number(42)
     ('278 M', '42')
     """
+    rounded = float(f"{value:.3g}")  # first: 999,999 is a million
     for size, unit in UNITS:
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+        if rounded >= size:
+            return f"{rounded / size:.3g} {unit}"
+    return f"{rounded:.3g}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
