@@ -18,7 +18,7 @@ from scripts.plans import abnet, count, settings
 WORTH = 0.02
 LADDER = (
     "identity",
-    "fp16",
+    "bf16",
     "int8(tensor)",
     "pack_tokens|int8(tensor)",
     "pack_tokens|hadamard|int4(32)",

@@ -263,7 +263,7 @@ def test_the_gentlest_codec_is_recommended_that_unloads_the_line():
         run = abnet.pace(plan_of, compute, settings.lines(f"{rate},1ms"))
         texts.append(advice.codec(plan_of, run, None))
     assert texts[0].startswith("The codecs given are fast enough; identity")
-    assert "codec=fp16: a step takes" in texts[1]
+    assert "codec=bf16: a step takes" in texts[1]
     assert "codec=int8(tensor): a step takes" in texts[2]
     assert "hadamard|int4(32): a step takes" in texts[3]
     assert texts[3].endswith("the line is the bottleneck still.")
