@@ -21,14 +21,21 @@ class Line:
         self.latency, self.rate = latency, rate
         self.down_until = 0.0
         """Nothing passes before this time; TCP sends it again then."""
+        self.idle_from = 0.0
+        """What was sent so far has left by then, in turn."""
         self.refused_until = 0.0
         """New connections are refused before this time."""
         self.flips = 0
         """Pieces that are still to be damaged."""
 
-    def arrival(self, now: float, size: int) -> float:
-        """Returns when bytes arrive that leave now."""
-        return max(now, self.down_until) + self.latency + size / self.rate
+    def arrival(self, now: float) -> float:
+        """Returns when that arrives which follows now, and has no bytes."""
+        return max(now, self.down_until, self.idle_from) + self.latency
+
+    def send(self, now: float, size: int) -> float:
+        """Sends bytes after all that were sent before; returns when they arrive."""
+        self.idle_from = max(now, self.down_until, self.idle_from) + size / self.rate
+        return self.idle_from + self.latency
 
 
 class Network:
@@ -65,7 +72,7 @@ class Network:
         """Connects the running task's process to a host, or raises what Linux does."""
         world, process = self.world, self.world.process()
         there, back = self.line(process.host, host), self.line(host, process.host)
-        arrives = back.arrival(there.arrival(world.now, 0), 0) - world.now
+        arrives = back.arrival(there.arrival(world.now)) - world.now
         if host in self.gone or arrives > timeout:
             world.sleep((), timeout)
             raise TimeoutError("timed out")
@@ -233,7 +240,7 @@ class Socket(Descriptor):
             self.peer.arrive(data)
             return len(data)
         self.peer._under_way += len(data)
-        self._latest = max(self._latest, self._line.arrival(world.now, len(data)))
+        self._latest = max(self._latest, self._line.send(world.now, len(data)))
         world.at(self._latest, self.peer.arrive, data)
         world.give_way()
         return len(data)
@@ -337,5 +344,5 @@ class Socket(Descriptor):
             function(*args)
             return
         now = self.world.now
-        self._latest = max(self._latest, self._line.arrival(now, 0))
+        self._latest = max(self._latest, self._line.arrival(now))
         self.world.at(self._latest, function, *args)
