@@ -13,7 +13,7 @@ from scripts.tables import compression_rows
 LABEL_AT = (4, 4)
 """The beginning of a point's name, in typographic points from it."""
 AWAY = (-80, 32)
-"""The same where points are in the midst of curves: up, or down from the lower ones."""
+"""That of a name in the midst of curves: up, or down from the lower points."""
 
 
 class Method(NamedTuple):
