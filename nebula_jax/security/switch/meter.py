@@ -28,7 +28,7 @@ _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's
 MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
-of the audit log and an account take. A frame is counted whole at its head."""
+of the audit log takes. There, and for its job, a frame counts whole from its head on."""
 MOST_SESSIONS = 1000  # whose names are kept
 
 
@@ -38,6 +38,11 @@ class Unreadable(errors.NebulaError):
 
 Known = dict[str, list[list[str]]]
 """Session -> the channels that its listener sends on, and those of its connector."""
+
+Admit = Callable[[str, int], None]
+"""(Kind of a frame, its bytes) -> nothing; see `Meter`."""
+Passed = Callable[[int], None]
+"""Bytes -> nothing; see `Meter`."""
 
 
 class Names:
@@ -90,7 +95,7 @@ class Meter:
     """A count of what passes in one direction of one stream."""
 
     def __init__(
-        self, names: Names, is_listener: bool, admit: Callable[[str, int], None]
+        self, names: Names, is_listener: bool, admit: Admit, passed: Passed
     ) -> None:
         """Starts before the first byte.
 
@@ -99,10 +104,13 @@ class Meter:
           is_listener: whether it is the listener that sends in this direction.
           admit: given the kind of a frame and its bytes, before any of them is passed
             on; raises errors.NebulaError if they may not pass.
+          passed: given the number of bytes that are passed on: a head may claim more
+            than ever comes.
         """
         self.seen: dict[str, list[int]] = {}
         """Kind -> [frames, bytes]."""
-        self._names, self._is_listener, self._admit = names, is_listener, admit
+        self._names, self._is_listener = names, is_listener
+        self._admit, self._passed = admit, passed
         self._head = bytearray()
         self._left = 0  # bytes of the present frame that are still to come
         self._welcome: bytearray | None = None
@@ -152,6 +160,7 @@ class Meter:
         count[0] += 1
         count[1] += total
         self._left = total - len(head)
+        self._passed(len(head))
 
     def _record(self, head: bytes) -> tuple[str, int]:
         _, version, length = _RECORD.unpack(head)
@@ -199,6 +208,7 @@ class Meter:
 
     def _pass(self, passed: memoryview) -> None:
         self._left -= len(passed)
+        self._passed(len(passed))
         if self._welcome is not None:
             self._welcome += passed
             if not self._left:

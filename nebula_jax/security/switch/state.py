@@ -95,7 +95,7 @@ class State:
         self.refusals.clear()
 
     def admit(self, about: streams.About, account: str, kind: str, count: int) -> None:
-        """Counts a frame that is about to pass.
+        """Counts a frame that is about to pass; `Usage.charge` is for what has come.
 
         Args:
           about: its stream.
@@ -108,7 +108,7 @@ class State:
         """
         self.rules.check_kind(about.job, kind)
         self.rules.check_bytes(about.job, self.usage.used[about.job] + count)
-        self.usage.count(about.job, account, count)
+        self.usage.reserve(about.job, account, count)
 
     async def open(self, lab: str, about: streams.About, weight: float) -> line.Stream:
         """Opens a stream to the trainer that `about` names, at a lab.
@@ -192,13 +192,19 @@ class State:
         number = next(self._numbers)
         self.under_way[number] = (about, time.time())
 
-        def admit(kind: str, count: int) -> None:
-            if is_listener and about.lab == self.lab:  # the connector's half counts
-                self.rules.check_kind(about.job, kind)
-            else:
-                self.admit(about, account, kind, count)
+        counts = not is_listener or about.lab != self.lab
 
-        carried = streams.nothing_carried(admit, is_listener, self.sessions)
+        def admit(kind: str, count: int) -> None:
+            if counts:
+                self.admit(about, account, kind, count)
+            else:
+                self.rules.check_kind(about.job, kind)
+
+        def passed(count: int) -> None:
+            if counts:
+                self.usage.charge(account, count)
+
+        carried = streams.nothing_carried(admit, passed, is_listener, self.sessions)
         try:
             await streams.carry(trainer, end, carried)
         finally:

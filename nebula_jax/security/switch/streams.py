@@ -9,7 +9,6 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from nebula_jax import errors
@@ -67,19 +66,19 @@ class Carried:
 
 
 def nothing_carried(
-    admit: Callable[[str, int], None], is_listener: bool, known: meter.Known
+    admit: meter.Admit, passed: meter.Passed, is_listener: bool, known: meter.Known
 ) -> Carried:
     """Returns the counts of a stream that begins.
 
     Args:
-      admit: see `meter.Meter`.
+      admit, passed: see `meter.Meter`.
       is_listener: whether the trainer here is the one that listens.
       known: the names of channels; changed in place.
     """
     names = meter.Names(known)
     return Carried(
-        meter.Meter(names, is_listener, admit),
-        meter.Meter(names, not is_listener, admit),
+        meter.Meter(names, is_listener, admit, passed),
+        meter.Meter(names, not is_listener, admit, passed),
     )
 
 

@@ -44,10 +44,13 @@ class Usage:
         if account in self.barred:
             raise QuotaSpent(self.barred[account])
 
-    def count(self, job: str, account: str, count: int) -> None:
+    def reserve(self, job: str, account: str, count: int) -> None:
         """Counts bytes that are about to pass; raises QuotaSpent if they may not."""
         self.check(account)
         self.used[job] += count
+
+    def charge(self, account: str, count: int) -> None:
+        """Has an account charged for bytes that pass: for those that came, alone."""
         self.uncharged[account] += count
 
     def take(self) -> dict[str, int]:

@@ -21,9 +21,14 @@ OPEN = frame(frames.Open(bytes(16), 1), 0)
 TENSOR = frame(frames.Tensor(1, 2, 0, [bytes(300)]))
 
 
-def meters(admit=lambda kind, count: None):
+def let_pass(*_):
+    """Lets everything pass."""
+
+
+def meters(admit=let_pass):
     names = meter.Names()
-    return meter.Meter(names, False, admit), meter.Meter(names, True, admit)
+    sides = (False, True)
+    return [meter.Meter(names, side, admit, let_pass) for side in sides]
 
 
 def test_kinds_are_frames_and_channels_by_name():
@@ -150,11 +155,12 @@ def test_messages_without_a_payload_come_as_often_as_they_are_sent():
 
 def test_a_session_that_goes_on_over_another_stream_keeps_its_names():
     known = {}
-    meter.Meter(meter.Names(known), True, lambda *_: None).feed(OPEN + frame(WELCOME))
-    later = meter.Meter(meter.Names(known), False, lambda *_: None)
+    first = meter.Meter(meter.Names(known), True, let_pass, let_pass)
+    first.feed(OPEN + frame(WELCOME))
+    later = meter.Meter(meter.Names(known), False, let_pass, let_pass)
     later.feed(RECORD + frame(frames.Open(bytes(16), 2), 0) + TENSOR)
     assert later.seen["held_out"] == [1, len(TENSOR)]
-    other = meter.Meter(meter.Names(known), False, lambda *_: None)
+    other = meter.Meter(meter.Names(known), False, let_pass, let_pass)
     with pytest.raises(meter.Unreadable, match="channel 1, of 0"):
         other.feed(frame(frames.Open(b"another session!", 1), 0) + TENSOR)
 
@@ -165,7 +171,7 @@ def test_the_names_of_a_session_that_goes_on_outlast_those_of_many_others():
     def stream(number, *messages):
         names = meter.Names(known)
         opened = frame(frames.Open(number.to_bytes(16, "big"), 1), 0)
-        made = [meter.Meter(names, side, lambda *_: None) for side in (True, False)]
+        made = [meter.Meter(names, side, let_pass, let_pass) for side in (True, False)]
         for each in made:
             each.feed(opened)
         made[0].feed(b"".join(messages))

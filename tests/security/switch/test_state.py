@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import struct
 import types
 
 import pytest
@@ -11,7 +12,7 @@ import two_labs
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.switch import inner, state, streams
+from nebula_jax.security.switch import inner, meter, state, streams
 
 ABOUT = streams.About(
     *("0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t")
@@ -110,6 +111,21 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
     tensors = [each["frames"] for each in streams_of if each["kind"] == "tokens"]
     assert tensors == [1, 2]
     assert not switch.under_way
+
+
+def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
+    """A head may claim a terabyte, and the stream end after it."""
+    head = bytearray(TENSOR[: -len(bytes(300))])
+    struct.pack_into("!Q", head, 24, meter.MOST_PAYLOAD)
+
+    async def carry():
+        async with carrying(switch) as (task, trainer, _):
+            trainer.sendall(OPEN + head)
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    assert switch.usage.uncharged == {"owner": len(OPEN + head)}
 
 
 def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
