@@ -52,8 +52,8 @@ class Upkeep:
         self._saved = self._listed = self._tried = 0.0
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._sent: dict[str, tuple[str, float]] = {}
-        """Lab -> checkpoint that it is to cosign, and when that was sent."""
+        self._sent: dict[str, tuple[dict[str, Any], float]] = {}
+        """Lab -> what it is to cosign and has not yet, and when that was sent."""
         self._due: set[str] = set()  # labs that get a newer one after their answer
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
 
@@ -303,12 +303,17 @@ class Upkeep:
     def _send_head(self, made: line.Line) -> None:
         """Has a peer cosign the head, once it has answered for the one before.
 
-        The proof begins with what the peer has seen. While an answer is under way, that
-        is not certain. A peer that refuses does not answer: the wait has an end.
+        The proof begins with what the peer has seen: while an answer is under way, that
+        is not certain. A peer that could not answer, as with a full disk, or that is
+        slow to, is sent the same again.
         """
         log, lab, now = self.state.audit, made.lab, time.monotonic()
-        if lab in self._sent and now < self._sent[lab][1] + ANSWER_SECONDS:
+        if lab in self._sent:
             self._due.add(lab)
+            asked, when = self._sent[lab]
+            if now >= when + ANSWER_SECONDS:
+                self._sent[lab] = asked, now
+                made.send(op="cosign", **asked)
             return
         self._due.discard(lab)
         text = log.sign_head()
@@ -320,13 +325,13 @@ class Upkeep:
             )
             return
         proof = log.consistency(self._seen[lab], size) if self._seen[lab] else []
-        self._sent[lab] = text, now
-        made.send(
-            op="cosign",
-            checkpoint=text,
-            proof=[each.hex() for each in proof],
-            verifier=log.verifier,
-        )
+        asked = {
+            "checkpoint": text,
+            "proof": [each.hex() for each in proof],
+            "verifier": log.verifier,
+        }
+        self._sent[lab] = asked, now
+        made.send(op="cosign", **asked)
 
     def _cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""
@@ -349,7 +354,8 @@ class Upkeep:
 
     def _cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         text = messages.field(fields, "checkpoint", str)
-        if made.lab not in self._sent or self._sent[made.lab][0] != text:
+        asked, _ = self._sent.get(made.lab, ({}, 0.0))
+        if asked.get("checkpoint") != text:
             return  # a repeat, or to what a former line has sent: nothing waits for it
         del self._sent[made.lab]
         self._seen[made.lab] = checkpoint_note.read(text).checkpoint.size

@@ -36,29 +36,35 @@ def limit(kept, quota):
     here.set_limits(tiny_accounts.owner(here), "ana", limits)
 
 
+def count(kept, job, account, nbytes):
+    """Lets bytes pass."""
+    kept.state.usage.reserve(job, account, nbytes)
+    kept.state.usage.charge(account, nbytes)
+
+
 def charged(kept):
     return kept.state.identity.find("ana").charged_bytes
 
 
 def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
     limit(kept, 1000)
-    kept.state.usage.count("m3", "ana", 2000)
+    count(kept, "m3", "ana", 2000)
     asyncio.run(kept.charge())
     assert charged(kept) == 2000
     with pytest.raises(usage.QuotaSpent, match="its quota of 1000 bytes"):
-        kept.state.usage.count("m3", "ana", 1)
+        count(kept, "m3", "ana", 1)
     asyncio.run(kept.charge())
     assert charged(kept) == 2000
     limit(kept, 3000)
     asyncio.run(kept.charge())
-    kept.state.usage.count("m3", "ana", 500)
+    count(kept, "m3", "ana", 500)
     asyncio.run(kept.charge())
     assert charged(kept) == 2500
 
 
 def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
     limit(kept, 1000)
-    kept.state.usage.count("m3", "ana", 2000)
+    count(kept, "m3", "ana", 2000)
     asyncio.run(kept.charge())
     again = state.State(folder, print)
     with (
@@ -71,7 +77,7 @@ def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
 
 def test_an_account_that_is_active_again_is_barred_no_more(kept):
     here = kept.state.identity
-    kept.state.usage.count("m3", "ana", 2000)
+    count(kept, "m3", "ana", 2000)
     here.suspend(tiny_accounts.owner(here), "ana")
     asyncio.run(kept.charge())
     with pytest.raises(usage.QuotaSpent, match="it is suspended"):
@@ -88,19 +94,19 @@ def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(isolation, "charge", full)
-        kept.state.usage.count("m3", "ana", 2000)
+        count(kept, "m3", "ana", 2000)
         asyncio.run(kept.charge())
     assert charged(kept) == 0
     with pytest.raises(usage.QuotaSpent, match="the disk is full"):
-        kept.state.usage.count("m3", "ana", 1)
+        count(kept, "m3", "ana", 1)
     asyncio.run(kept.charge())
-    kept.state.usage.count("m3", "ana", 1)
+    count(kept, "m3", "ana", 1)
     asyncio.run(kept.charge())
     assert charged(kept) == 2001
 
 
 def test_what_is_more_than_one_charge_can_be_is_charged_in_parts(kept):
-    kept.state.usage.count("m3", "ana", accounts.MOST_BYTES + 5)
+    count(kept, "m3", "ana", accounts.MOST_BYTES + 5)
     for _ in range(2):
         asyncio.run(kept.charge())
     assert charged(kept) == accounts.MOST_BYTES + 5
@@ -133,8 +139,8 @@ def guarded():
 def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
     used = kept.state.usage
     used.used, used.uncharged, kept.state.sessions = guarded(), guarded(), guarded()
-    used.count("m3", "ana", 2000)
-    used.count("m3", "nobody", 7)
+    count(kept, "m3", "ana", 2000)
+    count(kept, "m3", "nobody", 7)
     kept.state.sessions["session"] = [["tokens"], []]
     asyncio.run(kept._save())
     assert charged(kept) == 2000
@@ -150,15 +156,15 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
     async def save():
         loop = asyncio.get_running_loop()
 
-        async def count():
-            kept.state.usage.count("another", "ana", 5)
+        async def cross():
+            count(kept, "another", "ana", 5)
 
         def slow(*values):
-            asyncio.run_coroutine_threadsafe(count(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(cross(), loop).result(20)
             charge(*values)
 
         monkeypatch.setattr(isolation, "charge", slow)
-        kept.state.usage.count("m3", "ana", 2000)
+        count(kept, "m3", "ana", 2000)
         await kept._save()
 
     asyncio.run(save())
@@ -182,7 +188,7 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
             write(*values)
 
         monkeypatch.setattr(usage, "write", slow)
-        kept.state.usage.count("m3", "ana", 2000)
+        count(kept, "m3", "ana", 2000)
         task = asyncio.create_task(kept._save())
         await asyncio.wait_for(is_writing.wait(), 20)
         task.cancel()
@@ -278,13 +284,23 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
     assert why[1] == "(may be a secret)"
 
 
-def test_a_head_without_an_answer_does_not_end_the_cosigning(kept, peer, monkeypatch):
-    """A peer that refuses one, as with a full disk, sends none."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late):
+    """A peer with a full disk sends none, one on a slow line a late one."""
     peer.begin()
     kept.state.record("checkpoint", "ana", event="saved", step=1)
+    kept.cosign()
+    assert len(peer.sent) == 1
     monkeypatch.setattr(upkeep, "ANSWER_SECONDS", 0.0)
     kept.cosign()
-    assert len(peer.sent) == 2
+    assert peer.sent[0] == peer.sent[1]
+    if not is_late:
+        del peer.sent[0]
+    while peer.sent:
+        peer.answer()
+    newest = checkpoint_note.read(kept.state.audit.checkpoint)
+    assert newest.checkpoint.size == peer.witness.size("lab-s")
+    assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
 
 
 def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):
