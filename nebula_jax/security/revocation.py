@@ -88,6 +88,11 @@ class RevocationList:
             found = () if self._list is None else self._list
             return {each.serial_number: each.revocation_date_utc for each in found}
 
+    def covers(self, pem: bytes) -> bool:
+        """Returns True if all that a list of the authority revokes is revoked here."""
+        found, _ = _verified(pem, member.pinned_authority(self._folder))
+        return {each.serial_number for each in found} <= self.revoked().keys()
+
     def pem(self) -> bytes:
         """Returns the list, to be handed on.
 

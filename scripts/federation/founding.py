@@ -103,7 +103,8 @@ def revoke(given: argparse.Namespace) -> int:
     issuer = authority.LocalAuthority(folder)
     number = issuer.revoke(given.lab)
     signed, listed = issuer.revocation_list(), revocation.RevocationList(folder)
-    if not listed.accept(signed) and listed.pem() != signed:
+    listed.accept(signed)
+    if listed.number < number or not listed.covers(signed):
         raise federation_lib.FederationError(
             f"{given.lab} is not revoked yet: list {number} is signed, and"
             f" {folder.revocation_list} has list {listed.number}; try again"

@@ -8,7 +8,7 @@ import stat
 import nebula_command
 import pytest
 
-from nebula_jax.security import revocation
+from nebula_jax.security import authority, revocation
 from scripts import nebula
 
 SECRET = re.compile(r"password|token|secret|invitation|key")
@@ -165,6 +165,23 @@ def test_revoke_reports_no_success_while_another_list_is_in_force(lab, monkeypat
     assert lab.kinds()[-1] != "certificate"
     lab("invite", "lab-t")
     assert lab("revoke", "lab-t").out.startswith("lab-t is revoked (list 3)")
+
+
+def test_two_revocations_at_once_both_succeed(lab, monkeypatch):
+    """The list of the second has what the first has revoked."""
+    sign, others = authority.LocalAuthority.revocation_list, ["lab-u"]
+
+    def slow(issuer):
+        found = sign(issuer)
+        if others:
+            assert lab("revoke", others.pop()).status == 0
+        return found
+
+    for name in ("lab-t", "lab-u"):
+        lab("invite", name)
+    monkeypatch.setattr(authority.LocalAuthority, "revocation_list", slow)
+    assert lab("revoke", "lab-t").out.startswith("lab-t is revoked (list 2)")
+    assert lab.kinds()[-2:] == ["certificate", "certificate"]
 
 
 @pytest.mark.parametrize("command", ["status", "rotate"])

@@ -122,12 +122,19 @@ def join(folder: federation.Folder, invitation: invitations.Invitation) -> None:
 
 
 def _is_back(folder: federation.Folder, invitation: invitations.Invitation) -> bool:
-    """Returns True if the invited lab is here, and has been off for too long."""
-    if not any(folder.credentials(role).exists() for role in federation.ROLES):
+    """Returns True if the invited lab is here, and needs other credentials.
+
+    It was off until they expired, or was stopped while it joined. Not if it is the
+    authority's, which makes its own.
+    """
+    have = [folder.credentials(role).exists() for role in federation.ROLES]
+    if not any(have):
         return False
     here = folder.load()
-    is_same = (here.name, here.fingerprint) == (invitation.lab, invitation.fingerprint)
-    return is_same and member.have_expired(folder)
+    wanted = invitation.lab, invitation.fingerprint
+    if not here.authority or (here.name, here.fingerprint) != wanted:
+        return False
+    return not all(have) or member.have_expired(folder)
 
 
 def fetch_list(folder: federation.Folder) -> None:

@@ -597,6 +597,9 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
             joining.join(folder, other)
         joining.join(folder, invitation)
+        # As if that had been stopped in the middle.
+        folder.credentials("trainer").unlink()
+        joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
         t = two_labs.Running(folder, peers=[s.address])
         t.wait_for_line("lab-s")
         assert t.switch.state.audit.verifier == kept
