@@ -28,7 +28,7 @@ _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's
 MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
-of the audit log takes. There, and for its job, a frame counts whole from its head on."""
+of the audit log takes. There, and for its job, a frame counts whole at its head."""
 MOST_SESSIONS = 1000  # whose names are kept
 
 
