@@ -36,8 +36,9 @@ class _Fragment:
 
     version: int = 0
     tokens: int = 0
-    sent_tokens: int = 0
-    """Those of the message that is under way: none is when a checkpoint is saved."""
+    sent_tokens: int | None = None
+    """Those of the message that is under way; None if there is none, as whenever a
+    checkpoint is saved."""
 
 
 class _Message(NamedTuple):
@@ -267,10 +268,14 @@ class Member:
         )
         before, self.outers[fragment] = self.outers[fragment].anchor, outer
         about.version += 1
+        # After a restart, the round may have a message of the process before: what was
+        # in it has never been in these parameters.
+        is_own = about.sent_tokens is not None
         self._keep_tokens(about, is_in=self._own in sent)
         own = local_steps.split(params, self.config.fragments)[fragment]
         if self.config.keeps_unsent:
-            after = local_steps.follow(own, sent.get(self._own), before, outer.anchor)
+            counted = sent.get(self._own) if is_own else None
+            after = local_steps.follow(own, counted, before, outer.anchor)
         else:
             after = local_steps.mix(self.config, own, outer.anchor)
         return local_steps.replace(params, after), heads
@@ -282,11 +287,11 @@ class Member:
           about: the fragment.
           is_in: True if this cluster's message is in the round.
         """
-        sent, about.sent_tokens = about.sent_tokens, 0
+        sent, about.sent_tokens = about.sent_tokens, None
         if is_in:
             return
         self._count()
-        about.tokens += sent
+        about.tokens += sent or 0
         if not self.config.keeps_unsent:  # of what they had learned, `mix` leaves this
             about.tokens = round(about.tokens * self.config.mixing)
 

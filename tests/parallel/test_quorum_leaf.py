@@ -170,6 +170,26 @@ def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
     assert_alike(*star.clusters.values())
 
 
+def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_anew(
+    star,
+):
+    """What it had learned has never been in the parameters of the new one."""
+    config = local_steps.Config(4, 1, 2, mixing=0.0, keeps_unsent=True)
+    star = star(config=config)
+    for number in range(3):
+        star[number].to(4)
+    hub = star[0].end
+    wait_until(lambda: hub.poll(4, 0) or len(hub._taken) == 3)
+    leaf = star.start_anew(2)
+    star[0].to(6)  # the round is closed, and has the message
+    leaf.begin(LIMIT)
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.to(1)
+    assert_alike(star[0], anew)
+    [own] = local_steps.split(anew.params, 1)
+    assert_same(own, star[0].member.outers[0].anchor)
+
+
 def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
     star = star(times=lambda: [(4, 90), (6, 110)])
     star.together(7, (0, 1))
