@@ -232,9 +232,9 @@ class Text:
         if position is not None:
             if position["text"] != self.key:
                 raise errors.NebulaError(
-                    f"the text of {' '.join(self.languages)} or its --mono_alpha or"
-                    " --parallel_alpha changed since the checkpoint; put it back, or"
-                    " name another --workdir"
+                    f"the text of {' '.join(self.languages)}, the way it is packed, or"
+                    " its --mono_alpha or --parallel_alpha changed since the"
+                    " checkpoint; put it back, or name another --workdir"
                 )
             self.batches.set_state(position["stream"])
         if remote is not None:

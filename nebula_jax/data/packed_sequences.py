@@ -171,8 +171,9 @@ def prepare(
 ) -> Prepared:
     """Packs a corpus unless that was done before, and opens it.
 
-    The folder is named by a digest of the texts, the vocabulary and L: an edited
-    corpus is prepared anew, never mixed up with the old one.
+    The folder is named by a digest of the texts, the vocabulary and L, for pairs also
+    of the way they are packed: an edited corpus is prepared anew, never mixed up with
+    the old one.
 
     Args:
       kind: `mono` or `parallel`.
@@ -187,7 +188,8 @@ def prepare(
         folder is damaged.
     """
     texts = [(split, files.digest(path)) for split, path in splits.items()]
-    key = files.digest_of([vocabulary.digest, *texts])
+    packing = [str(PackedText.VERSION)] * (kind == "parallel")  # other pairs before
+    key = files.digest_of([vocabulary.digest, *texts, *packing])
     name = f"{kind}-{language}-L{max_length}-{key}"
     with tfds_local.quiet(), _locked(prepared_dir):
         try:

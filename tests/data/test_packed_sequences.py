@@ -95,12 +95,12 @@ def prepare(folder, prepared_dir, kind="mono", name="en.train.txt", max_length=3
         vocabulary=vocabularies.load(folder / "v.model"),
         max_length=max_length,
         prepared_dir=prepared_dir,
-    ).splits["train"]
+    )
 
 
 def test_a_prepared_corpus_is_the_text_in_order(folder, tmp_path):
     loaded = vocabularies.load(folder / "v.model")
-    source = prepare(folder, tmp_path)
+    source = prepare(folder, tmp_path).splits["train"]
     sentences = map(loaded.encode, text_folder.read_mono(folder / "en.train.txt"))
     expected = list(packed_sequences.pack_mono(sentences, 32))
     assert [source[i]["input_ids"].tolist() for i in range(len(source))] == expected
@@ -119,6 +119,23 @@ def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_pat
     assert len(prepared()) == 2
     prepare(folder, tmp_path, kind="parallel", name="en-sw.tsv")
     assert len(prepared()) == 3
+
+
+def test_a_run_does_not_go_on_with_pairs_that_are_packed_otherwise(
+    folder, tmp_path, monkeypatch
+):
+    """Its position in the text would be another sequence."""
+
+    def keys():
+        pairs = {"kind": "parallel", "name": "en-sw.tsv"}
+        made = prepare(folder, tmp_path), prepare(folder, tmp_path, **pairs)
+        return [each.key for each in made]
+
+    before = keys()
+    version = packed_sequences.tfds.core.Version("9.9.9")
+    monkeypatch.setattr(packed_sequences.PackedText, "VERSION", version)
+    after = keys()
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
 def test_preparing_leaves_no_temporary_folder(folder, tmp_path, monkeypatch):
