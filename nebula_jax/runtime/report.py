@@ -275,7 +275,7 @@ def missing(summary: Mapping[str, Any]) -> str:
         return ""
     return (
         f"No figures of the run's end, at step {last}, were written by"
-        f" {', '.join(names)}; sums are without them."
+        f" {', '.join(names)}: sums are without them, or with those of an earlier stop."
     )
 
 

@@ -146,7 +146,7 @@ def test_clusters_without_figures_of_the_runs_end_are_named():
     more["losses"] |= {"target": {}, "third": {}}
     more["clusters"].append(SUMMARY["clusters"][0] | {"cluster": "third"})
     more["clusters"][1]["last_step"] = 6  # of an earlier stop
-    assert "at step 10, were written by target, third;" in report.missing(more)
+    assert "at step 10, were written by target, third:" in report.missing(more)
     assert report.missing(more | {"clusters": []}) == ""
 
 
