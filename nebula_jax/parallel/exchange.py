@@ -18,9 +18,7 @@ from collections.abc import Mapping, Sequence
 from nebula_jax.communication import channels, ranks, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
-
-Key = tuple[int, int]
-"""Step after which a round's messages are sent, and its fragment."""
+from nebula_jax.parallel.round_messages import Key
 
 
 class Exchange:

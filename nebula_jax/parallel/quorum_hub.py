@@ -27,14 +27,12 @@ from nebula_jax.communication import bridge, channels, selector
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, send_window
 from nebula_jax.parallel import local_rounds, quorum, round_messages, rounds
+from nebula_jax.parallel.round_messages import Key
 
 POLL_SECONDS = 0.005  # between looks at what has arrived, while a round waits for more
 STATES = 2
 """Sizes of the state for which there is room on a leaf's line: the state itself, and as
 many messages, for those that come while it crosses."""
-
-Key = tuple[int, int]
-"""Step after which a round's messages are sent, and its fragment."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,23 +14,25 @@ applies the round at once without one, and goes on where the hub was then.
 R clusters, P fragments.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.communication import channels
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import frames
-from nebula_jax.parallel import local_rounds, quorum, round_messages, rounds
+from nebula_jax.parallel import (
+    local_rounds,
+    quorum,
+    quorum_log,
+    round_messages,
+    rounds,
+)
+from nebula_jax.parallel.round_messages import Key
 from nebula_jax.training import local_steps
-
-Key = tuple[int, int]
-"""Step after which a round's messages are sent, and its fragment."""
 
 
 class Leaf:
@@ -56,17 +58,10 @@ class Leaf:
           last: step after which there is none.
         """
         self._member, self._config = member, member.config
-        self._clusters, self._own, self._link = list(clusters), own, link
-        self._hub, self._last = link.peer.cluster, last
-        self._down: quorum.Down[channels.Receiver] = quorum.open_down(
-            link.receiver, member, clusters, zstd
-        )
+        self._number = list(clusters).index(own)
+        self._own, self._link, self._hub = own, link, link.peer.cluster
+        self._log = quorum_log.Log(member, clusters, own, link, zstd, last)
         self._up = quorum.open_up(link.sender, member, own, zstd)
-        self._log: collections.deque[quorum.Entry] = collections.deque()
-        self._deltas: dict[tuple[str, Key], Selected] = {}
-        self._states: list[collections.deque[Any]] = [
-            collections.deque() for _ in self._down.states
-        ]
         self._closed = [0] * self._config.fragments  # step of the latest round of each
         self._sent: tuple[Key, Selected] | None = None
         self._needs_state = self._has_requested = False
@@ -92,14 +87,14 @@ class Leaf:
         start = self._link.wait_for_welcome(timeout)
         if start == quorum.UNDER_WAY:
             self._needs_state = True
-            while not self._log:
+            while not self._log.entries:
                 self._wait("the state of the run")
-            if not self._log[0].verdict.is_state:
+            if not self._log.entries[0].verdict.is_state:
                 raise rounds.RoundError(
                     f"{self._hub} closed a round without the state of the run, which"
                     f" {self._own} waits for"
                 )
-            start = self._log[0].verdict.after
+            start = self._log.entries[0].verdict.after
         elif start in (0, *saved):
             self._closed = [start] * len(self._closed)
         else:
@@ -128,20 +123,20 @@ class Leaf:
         self.step = step
         (own,), heads = params, []
         self._request_end(now)
-        is_there = self._receive()
+        is_there = self._log.receive()
         while self._is_due():
             own, more = self._apply(own)
             heads += more
         if self.step > step:
             return [own], heads
-        if not is_there and not self._log:
+        if not is_there and not self._log.entries:
             raise self._left_out()
         fragment = self._config.sent_after(step)
         if fragment is not None and step > self._closed[fragment]:
             self._send((step, fragment), own, now)
         fragment, sent = self._config.applied_after(step), step - self._config.delay
         while fragment is not None and sent > self._closed[fragment]:
-            while not self._log:
+            while not self._log.entries:
                 self._wait(f"the verdict on the round of step {sent}")
             if self._is_end():
                 raise self._left_out()
@@ -161,8 +156,8 @@ class Leaf:
         last = local_rounds.last_rounds(self._config, step)
         last.append((step, self._config.fragments))
         while True:
-            self._receive()
-            while not self._log:
+            self._log.receive()
+            while not self._log.entries:
                 self._send_next(last, own)
                 self._wait(f"the verdict on a round of step {step}")
             if self._is_end():
@@ -199,35 +194,10 @@ class Leaf:
         """
         if not self._link.wait_for_any(what):
             raise self._left_out()
-        self._receive()
-
-    def _receive(self) -> bool:
-        """Takes all that has arrived; returns False if no more can come."""
-        is_there = not self._link.notices.has_ended
-        # Verdicts first: what comes with one has come before it.
-        for arrays in _all_of(self._down.verdicts):
-            self._log.append(self._checked(quorum.entry_of_arrays(arrays)))
-        for queue, end in zip(self._states, self._down.states, strict=True):
-            queue.extend(_all_of(end))
-        for origin, ends in self._down.deltas.items():
-            for fragment, end in enumerate(ends):
-                while (step := end.next_step) is not None:
-                    message = end.recv_payload(step)
-                    self._deltas[origin, (step, fragment)] = message
-        return is_there
-
-    def _checked(self, entry: quorum.Entry) -> quorum.Entry:
-        """Returns an entry that the hub can have sent; raises rounds.RoundError."""
-        try:
-            quorum.check(entry.verdict, self._config, self._last)
-        except ValueError as error:
-            raise rounds.RoundError(
-                f"{self._hub} sent a verdict that cannot be: {error}"
-            ) from None
-        return entry
+        self._log.receive()
 
     def _is_end(self) -> bool:
-        return self._log[0].verdict.fragment == self._config.fragments
+        return self._log.entries[0].verdict.fragment == self._config.fragments
 
     def _is_due(self) -> bool:
         """Returns True if the next entry is to be applied, whatever this cluster does.
@@ -235,15 +205,15 @@ class Leaf:
         Not the round that it has sent a message for and applies later, unless the hub
         is a round further.
         """
-        if not self._log or self._is_end():
+        entries = self._log.entries
+        if not entries or self._is_end():
             return False
-        verdict = self._log[0].verdict
-        is_own = self._sent is not None and self._sent[0] == verdict[2:4]
-        return not is_own or len(self._log) > 1
+        is_own = self._sent is not None and self._sent[0] == entries[0].verdict[2:4]
+        return not is_own or len(entries) > 1
 
     def _apply(self, params: Any) -> tuple[Any, list[round_messages.Head]]:
         """Applies the next entry of the log."""
-        entry = self._log.popleft()
+        entry = self._log.pop()
         if entry.verdict.is_state:
             return self._take_state(params, entry)
         _, after, step, fragment, version, is_last = entry.verdict
@@ -263,58 +233,22 @@ class Leaf:
         params, heads = self._member.incoming(step, fragment, params, payloads)
         self._closed[fragment], self._sent = step, None
         self.step = max(self.step, after)
-        self._forget()
+        self._log.forget(self._closed)
         return params, [] if is_last else heads
 
     def _payloads(self, entry: quorum.Entry) -> list[Selected | None]:
-        """Returns R payloads of a round, None of those that are not in it.
-
-        Raises:
-          rounds.RoundError: if one that is in it has not come.
-        """
-        key = entry.verdict.step, entry.verdict.fragment
-        if self._sent is not None and self._sent[0] == key:
-            self._deltas.setdefault((self._own, key), self._sent[1])
-        is_in = dict(zip(self._clusters, entry.members, strict=True))
-        if not is_in[self._hub]:
-            raise rounds.RoundError(
-                f"{self._hub} counts no message of its own in the round of step"
-                f" {key[0]}"
-            )
-        for name in self._clusters:
-            if is_in[name] and (name, key) not in self._deltas:
-                raise rounds.RoundError(
-                    f"the hub counts a message of {name} in the round of step {key[0]}"
-                    f" that {self._own} does not have"
-                )
-        self._missed += not is_in[self._own]
-        return [
-            self._deltas[name, key] if is_in[name] else None for name in self._clusters
-        ]
-
-    def _forget(self) -> None:
-        """Drops messages of rounds that are closed: those that were not in them."""
-        self._deltas = {
-            (origin, (step, fragment)): payload
-            for (origin, (step, fragment)), payload in self._deltas.items()
-            if fragment == self._config.fragments or step > self._closed[fragment]
-        }
+        """Returns R payloads of a round, None of those that are not in it."""
+        if self._sent is not None:
+            self._log.add_own(*self._sent)
+        payloads = self._log.payloads(entry)
+        self._missed += payloads[self._number] is None
+        return payloads
 
     def _take_state(
         self, params: Any, entry: quorum.Entry
     ) -> tuple[Any, list[round_messages.Head]]:
         """Goes on from the state of the run, unless nothing of it was missed."""
-        if not all(self._states):
-            raise rounds.RoundError(
-                f"{self._hub} sent a verdict on states of the run that did not come"
-            )
-        states = [queue.popleft() for queue in self._states]
-        try:
-            quorum.check_states(states, entry.verdict.after)
-        except ValueError as error:
-            raise rounds.RoundError(
-                f"{self._hub} sent a state that cannot be: {error}"
-            ) from None
+        states = self._log.states(entry)
         versions = [int(state["about"][0]) for state in states]
         if versions == self._member.versions and not self._needs_state:
             return params, []
@@ -332,14 +266,14 @@ class Leaf:
         self._sent, self._needs_state = None, False
         self._from_state += 1
         self.step = max(self.step, entry.verdict.after)
-        self._forget()
+        self._log.forget(self._closed)
         return params, [
             round_messages.Head(step, 0, 0, 0, milliseconds)
             for step, milliseconds in entry.times
         ]
 
     def _close(self, params: Any) -> Any:
-        entry = self._log.popleft()
+        entry = self._log.pop()
         return self._member.close(entry.verdict.step, params, self._payloads(entry))
 
     def _left_out(self) -> quorum.LeftOut:
@@ -384,14 +318,6 @@ class Leaf:
         self._sent = key, message
         self._message_bytes += codec_lib.nbytes(message)
         self._up[fragment].send_payload(step, message)
-
-
-def _all_of(end: channels.Receiver) -> list[Any]:
-    """Returns the arrays of all tensors that have arrived on a channel."""
-    found = []
-    while (step := end.next_step) is not None:
-        found.append(end.recv_payload(step).payload)
-    return found
 
 
 def _placed(array: Any, like: jax.Array) -> jax.Array:

@@ -12,6 +12,9 @@ MOST = 2**32 - 1
 """The largest number in a head."""
 DIGEST_BYTES = 32
 
+Key = tuple[int, int]
+"""Step after which a round's messages are sent, and its fragment."""
+
 
 class Head(NamedTuple):
     """The facts of a message beside its delta; integers from 0 to MOST."""

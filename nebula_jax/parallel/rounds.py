@@ -12,7 +12,6 @@ divergence of two clusters shows in the next round, and never enters the paramet
 R clusters, P fragments.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,23 +21,17 @@ import numpy as np
 
 from nebula_jax import errors
 from nebula_jax.communication import ranks, selector
-from nebula_jax.parallel import delta_codecs, delta_control, round_messages
+from nebula_jax.parallel import (
+    delta_codecs,
+    delta_control,
+    round_messages,
+    round_tokens,
+)
 from nebula_jax.training import local_steps
 
 
 class RoundError(errors.NebulaError):
     """A message that cannot be of this round; the text names round and fragment."""
-
-
-@dataclasses.dataclass
-class _Fragment:
-    """The part of a fragment's state that is not an array on a device."""
-
-    version: int = 0
-    tokens: int = 0
-    sent_tokens: int | None = None
-    """Those of the message that is under way; None if there is none, as whenever a
-    checkpoint is saved."""
 
 
 class _Message(NamedTuple):
@@ -113,8 +106,10 @@ class Member:
         ]
         self.outers: list[local_steps.Outer] = []
         self.codecs: list[Any] = []
-        self._fragments = [_Fragment() for _ in parts]
-        self._taken: list[Any] = []  # tokens of steps, perhaps still being computed
+        self._codecs_before: list[Any] = [None for _ in parts]  # each latest message
+        self.versions = [0 for _ in parts]
+        """The outer steps that made each fragment's anchor, P."""
+        self._tokens = round_tokens.Tokens([0 for _ in parts])
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
@@ -143,41 +138,26 @@ class Member:
           position: like `position`; None at step 0.
         """
         self.outers, self.codecs = list(arrays["outers"]), list(arrays["codecs"])
-        self._taken.clear()
         if self.choice is not None:
             self.choice.go_on(None if position is None else position["tape"])
         if position is not None:
-            self._fragments = [
-                _Fragment(version, tokens)
-                for version, tokens in zip(
-                    position["versions"], position["tokens"], strict=True
-                )
-            ]
+            self.versions = list(position["versions"])
+        self._codecs_before = [None for _ in self.versions]
+        counts = [0] * len(self.versions) if position is None else position["tokens"]
+        self._tokens = round_tokens.Tokens(counts)
 
     @property
     def position(self) -> dict[str, Any]:
         """The rest of the state, as JSON values."""
-        self._count()
         return {
-            "versions": self.versions,
-            "tokens": [each.tokens for each in self._fragments],
+            "versions": list(self.versions),
+            "tokens": self._tokens.counts,
             **({} if self.choice is None else {"tape": self.choice.rows}),
         }
 
-    @property
-    def versions(self) -> list[int]:
-        """The outer steps that made each fragment's anchor, P."""
-        return [each.version for each in self._fragments]
-
     def took(self, tokens: Any) -> None:
         """Counts the tokens of an inner step, [] integers on any device."""
-        self._taken.append(tokens)
-
-    def _count(self) -> None:
-        tokens = sum(int(each) for each in jax.device_get(self._taken))
-        self._taken.clear()
-        for each in self._fragments:
-            each.tokens += tokens
+        self._tokens.took(tokens)
 
     def outgoing(
         self,
@@ -196,15 +176,14 @@ class Member:
           milliseconds: as in `Head`.
           is_stopping: True to request the end of the run.
         """
-        self._count()
-        about, anchor = self._fragments[fragment], self.outers[fragment].anchor
+        anchor = self.outers[fragment].anchor
         own = local_steps.split(params, self.config.fragments)[fragment]
         most = round_messages.MOST
         head = round_messages.Head(
-            *(step, fragment, about.version),
-            *(min(about.tokens, most), min(milliseconds, most), int(is_stopping)),
+            *(step, fragment, self.versions[fragment]),
+            min(self._tokens.send(fragment), most),
+            *(min(milliseconds, most), int(is_stopping)),
         )
-        about.tokens, about.sent_tokens = 0, about.tokens
         message = {
             "head": np.asarray(head, np.uint32),
             "anchor": self.digest(fragment),
@@ -215,7 +194,9 @@ class Member:
         if self.choice is not None:
             similarity = float(coder.similarity(message["delta"]))
             message["figures"] = self.choice.figures(self._number(), similarity)
-        payload, self.codecs[fragment] = coder.encode(message, self.codecs[fragment])
+        before = self.codecs[fragment]
+        payload, self.codecs[fragment] = coder.encode(message, before)
+        self._codecs_before[fragment] = before
         return selector.Selected(payload, number)
 
     def _number(self) -> int:
@@ -254,8 +235,8 @@ class Member:
           RoundError: if one is of another round or fragment, counts from another
             anchor, or is not finite.
         """
-        about, digest = self._fragments[fragment], self.digest(fragment)
-        expected = round_messages.Head(step, fragment, about.version, 0)
+        version, digest = self.versions[fragment], self.digest(fragment)
+        expected = round_messages.Head(step, fragment, version, 0)
         messages = self._checked(expected, self._option(), digest, payloads)
         heads = [each.head for each in messages.values()]
         sent = {name: each.delta for name, each in messages.items()}
@@ -264,14 +245,14 @@ class Member:
         outer = local_steps.outer_step(
             *(self.config, self.outers[fragment], list(sent.values())),
             local_steps.weights_of(tokens),
-            is_first=about.version == 0,
+            is_first=version == 0,
         )
         before, self.outers[fragment] = self.outers[fragment].anchor, outer
-        about.version += 1
+        self.versions[fragment] += 1
         # After a restart, the round may have a message of the process before: what was
         # in it has never been in these parameters.
-        is_own = about.sent_tokens is not None
-        self._keep_tokens(about, is_in=self._own in sent)
+        is_own = self._tokens.is_under_way(fragment)
+        self._end(fragment, is_in=self._own in sent)
         own = local_steps.split(params, self.config.fragments)[fragment]
         if self.config.keeps_unsent:
             counted = sent.get(self._own) if is_own else None
@@ -280,20 +261,14 @@ class Member:
             after = local_steps.mix(self.config, own, outer.anchor)
         return local_steps.replace(params, after), heads
 
-    def _keep_tokens(self, about: _Fragment, is_in: bool) -> None:
-        """Counts the tokens of a round for the next one, as the parameters have them.
-
-        Args:
-          about: the fragment.
-          is_in: True if this cluster's message is in the round.
-        """
-        sent, about.sent_tokens = about.sent_tokens, None
-        if is_in:
-            return
-        self._count()
-        about.tokens += sent or 0
-        if not self.config.keeps_unsent:  # of what they had learned, `mix` leaves this
-            about.tokens = round(about.tokens * self.config.mixing)
+    def _end(self, fragment: int, is_in: bool) -> None:
+        """Ends what is under way of a fragment: takes it back if no round has it."""
+        if self._tokens.is_under_way(fragment) and not is_in:
+            self.codecs[fragment] = self._codecs_before[fragment]
+        self._codecs_before[fragment] = None
+        # Of what the parameters had learned, `mix` leaves a share.
+        kept = 1.0 if self.config.keeps_unsent else self.config.mixing
+        self._tokens.close(fragment, is_in, kept)
 
     def _write(self, messages: Mapping[str, "_Message"]) -> None:
         """Writes what the messages of a round report of their codec onto the tape."""
@@ -386,7 +361,7 @@ class Member:
         return params
 
     def _rounds(self) -> int:
-        return sum(each.version for each in self._fragments)
+        return sum(self.versions)
 
     def _digest_of_all(self) -> np.ndarray:
         parts = {str(f): self.digest(f) for f in range(len(self.outers))}

@@ -196,8 +196,8 @@ class Star:
 
     def arrive(self, number, what="verdict"):
         """Waits until a leaf has so much of the log that it is to act on it."""
-        leaf = self[number].end
-        end = {"verdict": leaf._down.verdicts, "state": leaf._down.states[0]}[what]
+        down = self[number].end._log._down
+        end = {"verdict": down.verdicts, "state": down.states[0]}[what]
         wait_until(lambda: end.next_step is not None)
 
     def start_anew(self, number, is_hub_waiting=False):

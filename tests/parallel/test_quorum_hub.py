@@ -93,7 +93,7 @@ def test_a_killed_leaf_comes_anew_by_the_state_of_the_run(star):
     star.together(7, (0, 1))
     assert leaf.begin(LIMIT) in (5, 7)  # where the hub was then
     star.clusters[NAMES[2]] = anew = quorum_star.Cluster(NAMES[2], leaf)
-    wait_until(lambda: leaf._receive() and leaf._log[-1].verdict.after == 7)
+    wait_until(lambda: leaf._log.receive() and leaf._log.entries[-1].verdict.after == 7)
     anew.to(1)
     assert anew.step == 7
     assert_alike(*star.clusters.values())

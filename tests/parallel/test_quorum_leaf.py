@@ -68,7 +68,7 @@ def test_a_leaf_that_is_rounds_behind_skips_them_all_at_once(star):
     star = star()
     star.together(9, (0, 1))
     late = star[2]
-    wait_until(lambda: late.end._receive() and len(late.end._log) == 4)
+    wait_until(lambda: late.end._log.receive() and len(late.end._log.entries) == 4)
     late.to(1)
     assert late.step == 9
     assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6, 8, 8]
@@ -82,7 +82,7 @@ def test_a_leaf_that_has_sent_in_time_and_is_then_slow_skips_the_rest(star):
     star.have_arrived(2, 1, 3)
     star.together(5, (0, 1))
     late = star[2]
-    wait_until(lambda: late.end._receive() and len(late.end._log) == 2)
+    wait_until(lambda: late.end._log.receive() and len(late.end._log.entries) == 2)
     late.step = 2
     late.to(3)
     assert late.step == 5
@@ -118,7 +118,7 @@ def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch)
     star.finish((0, 1))
     closing = star._pool.submit(star[0].end._leaves[NAMES[2]].link.close)
     late = star[2]
-    wait_until(lambda: not late.end._receive())
+    wait_until(lambda: not late.end._log.receive())
     with pytest.raises(quorum.LeftOut, match="has ended without cluster:2, which was"):
         late.to(100)
     # As soon as it has read all, not when it needs more.
@@ -204,7 +204,7 @@ def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
 def test_a_verdict_of_another_version_is_refused(star):
     star = star()
     star.together(3, (0, 1))
-    star[2].member._fragments[1].version = 4
+    star[2].member.versions[1] = 4
     star.arrive(2)
     with pytest.raises(
         errors.NebulaError,
@@ -218,8 +218,8 @@ def test_leaves_need_what_a_verdict_counts(star):
     star.together(3, (0, 1))
     star.arrive(2)
     leaf = star[2].end
-    leaf._receive()
-    leaf._deltas.pop((NAMES[1], (2, 1)))
+    leaf._log.receive()
+    leaf._log._deltas.pop((NAMES[1], (2, 1)))
     with pytest.raises(errors.NebulaError, match="counts a message of cluster:1"):
         star[2].to(1)
 
@@ -256,10 +256,12 @@ def test_nothing_is_kept_of_rounds_that_are_over(star):
     for name in (NAMES[1], NAMES[2]):
         leaf = star.clusters[name].end
         if name == NAMES[2]:
-            wait_until(lambda leaf=leaf: leaf._receive() and len(leaf._log) == 4)
+            wait_until(
+                lambda leaf=leaf: leaf._log.receive() and len(leaf._log.entries) == 4
+            )
             star[2].to(1)
-        assert leaf._deltas == {}
-        assert not leaf._log
+        assert leaf._log._deltas == {}
+        assert not leaf._log.entries
     assert star[0].end._taken == {}
 
 
@@ -270,7 +272,7 @@ def test_the_times_of_the_last_rounds_set_no_clock(star):
     star.together(8, (0, 1))  # its round is applied by `finish`
     star.finish((0, 1))
     late = star[2]
-    wait_until(lambda: late.end._receive() and len(late.end._log) == 6)
+    wait_until(lambda: late.end._log.receive() and len(late.end._log.entries) == 6)
     late.to(1)
     assert late.step == 8
     assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6]
@@ -327,11 +329,11 @@ def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
     star = star(quorum=1)
     star.together(3, (0,))
     star.arrive(2)
-    star[2].end._last = 2
+    star[2].end._log._last = 2
     with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
         star[2].to(1)
     leaf = star.start_anew(1)
-    leaf._last = 2
+    leaf._log._last = 2
     star[0].to(4)
     has_been_sent(star, NAMES[1])
     with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
@@ -364,8 +366,7 @@ def test_a_state_that_cannot_be_is_an_error_of_the_hub(
     hub = star[0].end
     star.together(3, (0,))
     hub._closed = closed
-    for fragment, version in zip(hub._member._fragments, versions, strict=True):
-        fragment.version = version
+    hub._member.versions = list(versions)
     hub._member.outers = jax.tree.map(lambda leaf: leaf * scale, hub._member.outers)
     leaf = star.start_anew(2)
     has_been_sent(star, NAMES[2])

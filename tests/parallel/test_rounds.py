@@ -180,6 +180,27 @@ def test_a_round_goes_on_without_a_cluster():
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_a_round_without_a_cluster_leaves_it_the_residual_that_it_had():
+    """What a message takes out of error feedback comes back if no round has it."""
+    group = members(codecs.from_string("error_feedback(top_k(0.3)|fp16)").codec)
+    copies = a_round(group, [moved(1), moved(2), moved(3)])
+    before = [jax.device_get(each.codecs[0]) for each in group]
+    payloads = [
+        each.outgoing(8, 0, own) for each, own in zip(group, copies, strict=True)
+    ]
+    sent = [jax.device_get(each.codecs[0]) for each in group]
+    payloads[1] = None
+    for each, own in zip(group, copies, strict=True):
+        each.incoming(8, 0, own, payloads)
+    after = [jax.device_get(each.codecs[0]) for each in group]
+    for number, expected in enumerate([sent[0], before[1], sent[2]]):
+        assert all(
+            jax.tree.leaves(jax.tree.map(np.array_equal, after[number], expected))
+        )
+    changed = jax.tree.map(np.array_equal, before[1], sent[1])
+    assert not all(jax.tree.leaves(changed))  # there was something to take back
+
+
 def test_a_head_has_the_most_that_it_can_of_what_is_more():
     (one, *_) = members()
     one.took(jnp.asarray(2**31 - 1))
