@@ -31,7 +31,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.communication import bridge, listener
+from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import process, report, restarts, run_folder
 from scripts.bench import config as bench_config
@@ -224,7 +224,7 @@ def cuts(rounds: int, draw: random.Random) -> list[float]:
     timeouts = {"peer_timeout": PEER_TIMEOUT, "reconnect_timeout": 60.0, "tls": None}
     quiet: dict[str, Callable[[str], None]] = {"log": lambda line: None}
     found = []
-    socket_ = listener.listen(("127.0.0.1", 0))
+    socket_ = endpoints.listen(("127.0.0.1", 0))
     with listener.Listener(socket_, hello[0], **timeouts, **quiet) as listening:
         line = relay_lib.Relay(listening.address)
         there = bridge.connect(

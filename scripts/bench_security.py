@@ -31,10 +31,11 @@ import psutil
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax.communication import bridge, codec
+from nebula_jax.communication import codec, endpoints
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import addresses, connect, own_switch, report, run_folder
+from nebula_jax.runtime import addresses, connect, report, run_folder
 from nebula_jax.security import (
+    account_token,
     authority,
     federation,
     identity,
@@ -263,7 +264,7 @@ def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> N
 
 
 def _has_line(lab: Lab, other: str) -> bool:
-    token = own_switch.token_of(federation.Folder(lab.folder), "")
+    token = account_token.read(federation.Folder(lab.folder), "")
     folder = federation.Folder(lab.folder)
     sock, answer = inner.request(folder, 10.0, "status", account=token)
     sock.close()
@@ -303,7 +304,7 @@ def measure_revocations(folder: pathlib.Path) -> list[float]:
     try:
         invitation = s.nebula("invite", "lab-u", "--address", where)
         u.nebula("join", where, "--name", "lab-u", given=invitation)
-        u.start("--listen", outside, "--peer", bridge.written(slow.address))
+        u.start("--listen", outside, "--peer", endpoints.written(slow.address))
         issuer = authority.LocalAuthority(federation.Folder(s.folder))
         revoked = revocation.RevocationList(federation.Folder(s.folder))
         with flood(s, u):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from nebula_jax import errors, printable
-from nebula_jax.communication import agreement, wan
+from nebula_jax.communication import agreement, endpoints, wan
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, greeting, session, states
 from nebula_jax.communication.wire import spool as spool_lib
@@ -70,12 +70,6 @@ def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
             )
 
 
-def written(address: tuple[str, int]) -> str:
-    """Returns an address as one writes it: `example.org:7070`, `[::1]:7070`."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
 
@@ -98,7 +92,7 @@ def directly(address: tuple[str, int], peer: str) -> Reach:
         try:
             return socket.create_connection(address, seconds), names_lib.label(peer)
         except UnicodeError:
-            raise ConnectError(f"{written(address)} is no address") from None
+            raise ConnectError(f"{endpoints.written(address)} is no address") from None
 
     return reach
 
@@ -165,7 +159,7 @@ def connect(
     def attempt(by: float) -> greeting.Connected:
         return _attempt(session_, dial, by, patience)
 
-    connected = _meet(attempt, (peer, written(address)), connect_timeout, log)
+    connected = _meet(attempt, (peer, endpoints.written(address)), connect_timeout, log)
     link = Link(
         session_,
         hello.cluster,

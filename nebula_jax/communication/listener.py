@@ -1,6 +1,6 @@
 """The listening side of the bridge: where clusters come, and come back to.
 
-with listener.Listener(listener.listen(address), hello, ...) as listening:
+with listener.Listener(endpoints.listen(address), hello, ...) as listening:
     link = listening.accept(timeout)
 
 One thread takes all connections, reads what they begin with as it comes, and waits for
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nebula_jax.communication import admission, bridge, drops, newcomers, wan
+from nebula_jax.communication import admission, bridge, drops, endpoints, newcomers, wan
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.wire import (
     activity,
@@ -29,7 +29,6 @@ from nebula_jax.communication.wire import (
     waker,
 )
 
-BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
 MAX_ACCEPTED = 64  # at a time, before those that are there go on
@@ -37,38 +36,6 @@ TURN_SECONDS = 0.05  # of work before newcomers are put in order again
 RETRY_SECONDS = 0.2  # after the system refused a connection
 LONGEST_SLEEP = 60.0  # seconds
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-def listen(address: tuple[str, int]) -> socket.socket:
-    """Returns a bound and listening socket.
-
-    Args:
-      address: host and port; at `::` both IPv6 and IPv4 where the system can.
-
-    Raises:
-      bridge.ConnectError: if the port is in use, or the host is not this machine's.
-    """
-    try:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        found.sort(key=lambda each: each[0] != socket.AF_INET)  # of a name with both
-        family, _, _, _, where = found[0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
-            sock.bind(where)  # which has the zone of fe80::1%eth0
-            sock.listen(BACKLOG)
-        except OSError:
-            sock.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise bridge.ConnectError(
-            f"cannot listen on {bridge.written(address)}: {reason}"
-        ) from None
-    return sock
 
 
 class Listener:
@@ -136,7 +103,7 @@ class Listener:
         self._selector.register(self._waker, selectors.EVENT_READ)
         self._selector.register(listening, selectors.EVENT_READ)
         listening.setblocking(False)
-        listening.listen(BACKLOG)  # it may be another process's, with less
+        listening.listen(endpoints.BACKLOG)  # it may be another process's, with less
         self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
         self._thread.start()
 

@@ -26,7 +26,7 @@ import jax
 from jax._src import clusters  # the only place of what --coordinator=auto finds
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication import endpoints, ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import addresses, meeting, process, unbroken_line
 from nebula_jax.runtime import members as members_lib
@@ -124,7 +124,7 @@ def run(
             lines = {0: line}
         _members = members
         members.watch(lines)
-        where = bridge.written((address[0], answer["service"]))
+        where = endpoints.written((address[0], answer["service"]))
         _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
 
     def guarded() -> int:
@@ -220,7 +220,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         return socket.create_server((bound, port), family=family)
     except OSError as error:
         raise errors.NebulaError(
-            f"--coordinator={bridge.written(address)}: cannot listen there:"
+            f"--coordinator={endpoints.written(address)}: cannot listen there:"
             f" {error.strerror}"
         ) from None
 

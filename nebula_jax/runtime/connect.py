@@ -22,7 +22,7 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime import addresses, own_switch, process, ways
-from nebula_jax.security import federation, member, tls
+from nebula_jax.security import account_token, federation, member, tls
 from nebula_jax.security.switch import inner
 
 PLAIN = (
@@ -102,7 +102,7 @@ def _check_federation(settings: Settings) -> None:
     folder = federation.Folder(pathlib.Path(settings.federation))
     member.load(folder, "trainer")
     inner.read(folder)
-    own_switch.token_of(folder, settings.account)
+    account_token.read(folder, settings.account)
 
 
 @functools.cache

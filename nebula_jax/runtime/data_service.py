@@ -19,7 +19,7 @@ from types import FrameType
 
 import nebula_jax
 from nebula_jax import errors, printable
-from nebula_jax.communication import bridge
+from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
@@ -31,6 +31,7 @@ from nebula_jax.runtime import (
     served_text,
 )
 from nebula_jax.security import (
+    account_token,
     data_access,
     federation,
     grants,
@@ -82,7 +83,7 @@ class DataService:
         self._threads: list[threading.Thread] = []
         self._identity = identity.Identity.open(folder.path)
         try:
-            token = own_switch.token_of(folder, account)
+            token = account_token.read(folder, account)
             by = self._identity.account_of(token, clock())
             access = data_access.DataAccess(self._identity.store)
             provider = access.provider(by, handle)
@@ -140,7 +141,7 @@ class DataService:
             data_channels.settings(self._handle, text.digest, text.max_length),
             details={"nonce": self._served.nonce},
         )
-        listening: socket.socket = listener_lib.listen(("127.0.0.1", 0))
+        listening: socket.socket = endpoints.listen(("127.0.0.1", 0))
         return listener_lib.Listener(
             listening,
             hello,

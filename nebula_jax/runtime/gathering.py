@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge
+from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, session
@@ -67,7 +67,7 @@ class Gathering:
     ) -> None:
         """Raises bridge.Mismatch unless the one that was dialed has answered."""
         if peer.cluster != name:
-            at = f"at {bridge.written(address)}, where" if address else "where"
+            at = f"at {endpoints.written(address)}, where" if address else "where"
             raise bridge.Mismatch(f"{peer.cluster} answers {at} {name} should (--peer)")
         self._check(peer)
 

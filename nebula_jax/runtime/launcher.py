@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from nebula_jax.communication import bridge, listener
+from nebula_jax.communication import endpoints
 from nebula_jax.runtime import addresses, connect, processes, ways
 from nebula_jax.security import certificates, credentials, names, tls
 
@@ -61,7 +61,7 @@ def prepared(
         given = ways.TLS_OFF if settings.federation else settings.tls
         own = _credentials(clusters, given, stack)
         where = {
-            name: bridge.written(each.getsockname()[:2])
+            name: endpoints.written(each.getsockname()[:2])
             for name, each in listening.items()
         }
         connect.report_plain(settings)
@@ -100,14 +100,14 @@ def _listening(
     host, port = addresses.host_and_port("listen", address)
     found = {}
     for number, name in enumerate(clusters):
-        bound = listener.listen((host, 0 if number else port))
+        bound = endpoints.listen((host, 0 if number else port))
         found[name] = stack.enter_context(bound)
     return found
 
 
 def _members(count: int) -> list[list[str]]:
     """Returns the flags by which each process of a cluster finds the others."""
-    with listener.listen(("127.0.0.1", 0)) as free:
+    with endpoints.listen(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     return [
         [f"--coordinator={where}", f"--num_processes={count}", f"--process_id={rank}"]

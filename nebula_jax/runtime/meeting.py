@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.communication import bridge
+from nebula_jax.communication import endpoints
 
 MOST_BYTES = 2**20  # the longest line that is read
 RETRY_SECONDS = 0.2
@@ -181,7 +181,7 @@ def attend(
       errors.SettingsError: if they are not the P processes of one run.
     """
     deadline = time.monotonic() + timeout
-    where = bridge.written(address)
+    where = endpoints.written(address)
     while True:
         try:
             left = max(RETRY_SECONDS, deadline - time.monotonic())

@@ -19,43 +19,23 @@ from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, sealing, states
 from nebula_jax.runtime import process
 from nebula_jax.security import (
+    account_token,
     federation,
     incarnations,
     member,
-    owner_token,
     peer_tls,
     policy,
-    private_files,
     seal,
 )
 from nebula_jax.security.switch import inner
 
 RETRY_SECONDS = 0.2  # between attempts to reach a switch that was stopped
 ANSWER_SECONDS = 15.0  # the switch waits for the other one for 10
-TOKEN = "token"  # in the work folder of an account that has logged in
-
-
 RECORD_SECONDS = 60.0  # a switch that was stopped may take to come back
 
 
 class PeerRefused(errors.NebulaError):
     """A trainer of another lab that must not take part."""
-
-
-def token_of(folder: federation.Folder, account: str) -> str:
-    """Returns the token of an account that has logged in; of the owner if empty.
-
-    Raises:
-      errors.NebulaError: if it has not.
-    """
-    if not account:
-        return owner_token.read(folder.path)
-    path = folder.user(account) / TOKEN
-    if not path.exists():
-        raise private_files.PrivateFileError(
-            f"{account} is not logged in: nebula login {account}"
-        )
-    return private_files.read(path).strip()
 
 
 class Recorder:
@@ -117,7 +97,7 @@ class Recorder:
 
     def _send(self, kind: str, what: dict[str, Any]) -> None:
         assert self._folder is not None  # else there is nothing to send
-        token = token_of(self._folder, self._account)
+        token = account_token.read(self._folder, self._account)
         fields = {"account": token, "kind": kind, "what": self._about | what}
         inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
 
@@ -142,7 +122,7 @@ class Trainer:
         """
         self.folder, self.job, self.cluster = folder, job, cluster
         self._lab, self._account = lab, account
-        self._token = token_of(folder, account)
+        self._token = account_token.read(folder, account)
         member.load(folder, "trainer")
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
         self._admitting = threading.Lock()  # of several links, each with a thread

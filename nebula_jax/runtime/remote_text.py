@@ -27,7 +27,7 @@ from nebula_jax.communication.codecs import bits
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, session, states
 from nebula_jax.runtime import connect, data_channels, own_switch, process, remote_side
-from nebula_jax.security import federation, identity, token_proof
+from nebula_jax.security import account_token, federation, identity, token_proof
 from nebula_jax.security.switch import inner
 
 PAGES_AT_ONCE = 64
@@ -107,7 +107,7 @@ class RemoteText:
             reading.rows, reading.max_length, reading.pieces
         )
         folder = federation.Folder(pathlib.Path(settings.federation))
-        token, lab = own_switch.token_of(folder, settings.account), folder.load().name
+        token, lab = account_token.read(folder, settings.account), folder.load().name
         with identity.Identity.open(folder.path) as found:
             account = found.account_of(token, time.time()).name
         name = data_channels.reader_name(lab, account, settings.job, reading.cluster)

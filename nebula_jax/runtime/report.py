@@ -55,7 +55,7 @@ def provenance(
 def command() -> str:
     """Returns the command that started this process, as a person would type it."""
     spec = sys.modules["__main__"].__spec__
-    module = spec.name if spec else sys.argv[0]
+    module = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 

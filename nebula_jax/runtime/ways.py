@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nebula_jax import errors, trace
-from nebula_jax.communication import bridge, ranks, wan
+from nebula_jax.communication import bridge, endpoints, ranks, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
@@ -219,7 +219,7 @@ def listening_socket(settings: Settings) -> socket.socket:
     if LISTEN_FD in os.environ:
         found = process.handed_down(LISTEN_FD, stat.S_ISSOCK)
         return socket.socket(fileno=found)
-    return listener_lib.listen(addresses.host_and_port("listen", settings.listen))
+    return endpoints.listen(addresses.host_and_port("listen", settings.listen))
 
 
 def share(link: Link) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
-from nebula_jax.runtime import own_switch
-from nebula_jax.security import federation, roles, tokens
+from nebula_jax.security import account_token, federation, roles, tokens
 from nebula_jax.security.accounts import Account
 from nebula_jax.security.audit import log as audit
 from nebula_jax.security.identity import Identity
@@ -133,7 +132,7 @@ def _acting(
 ) -> Acting:
     now = time.time()
     try:
-        by = found.account_of(own_switch.token_of(place, arguments.account), now)
+        by = found.account_of(account_token.read(place, arguments.account), now)
     except tokens.TokenError:
         if arguments.account:
             raise

@@ -15,8 +15,15 @@ import time
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
-from nebula_jax.runtime import addresses, own_switch
-from nebula_jax.security import checkup, federation, member, peer_tls, tcp_info
+from nebula_jax.runtime import addresses
+from nebula_jax.security import (
+    account_token,
+    checkup,
+    federation,
+    member,
+    peer_tls,
+    tcp_info,
+)
 from nebula_jax.security.checkup import FINE, UNCLEAR, WRONG, Check
 from nebula_jax.security.switch import inner, joining, messages
 from scripts.federation import arguments
@@ -81,7 +88,7 @@ def _print(checks: list[Check]) -> int:
 def running(folder: federation.Folder) -> list[Check]:
     """Checks the switch of this lab, and its lines to others."""
     try:
-        token = own_switch.token_of(folder, "")
+        token = account_token.read(folder, "")
         sock, status = inner.request(folder, SECONDS, "status", account=token)
         sock.close()
     except (errors.NebulaError, OSError) as error:

@@ -6,8 +6,8 @@ import pathlib
 import time
 
 from nebula_jax import disk
-from nebula_jax.runtime import own_switch
 from nebula_jax.security import (
+    account_token,
     accounts,
     budgets,
     isolation,
@@ -115,7 +115,7 @@ def login(given: argparse.Namespace) -> int:
         password = arguments.secret(f"password of {given.name}", given.password_file)
         made = logins.login(found, given.name, password, time.time())
         work = isolation.work_folder(folder.path, made.account)
-        private_files.write(work / own_switch.TOKEN, made.token + "\n")
+        private_files.write(work / account_token.NAME, made.token + "\n")
     print(f"{made.account.name} is logged in until {budgets.date(made.expires)}")
     return 0
 
@@ -123,10 +123,10 @@ def login(given: argparse.Namespace) -> int:
 def logout(given: argparse.Namespace) -> int:
     """Logs an account out."""
     with arguments.opened(given) as (folder, found):
-        token = own_switch.token_of(folder, found.find(given.name).name)
+        token = account_token.read(folder, found.find(given.name).name)
         with contextlib.suppress(tokens.TokenError):  # whatever was in the file
             logins.logout(found, token)
-        disk.remove(folder.user(given.name) / own_switch.TOKEN)
+        disk.remove(folder.user(given.name) / account_token.NAME)
         found.record("login", given.name, event="logged out")
     print(f"{given.name} is logged out")
     return 0

@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nebula_jax.communication import bridge, listener
-from nebula_jax.runtime import addresses, own_switch, process
+from nebula_jax.communication import endpoints
+from nebula_jax.runtime import addresses, process
+from nebula_jax.security import account_token
 from nebula_jax.security.switch import inner, server
 from scripts.federation import arguments
 
@@ -55,10 +56,10 @@ def switch(given: argparse.Namespace) -> int:
         )
     made = server.Switch(arguments.folder(given), process.message)
     peers = [addresses.host_and_port("peer", each) for each in given.peer]
-    outside = given.listen and listener.listen(
+    outside = given.listen and endpoints.listen(
         addresses.host_and_port("listen", given.listen)
     )
-    inside = listener.listen(addresses.host_and_port("inside", given.inside))
+    inside = endpoints.listen(addresses.host_and_port("inside", given.inside))
     asyncio.run(_run(made, outside or None, peers, inside))
     return 0
 
@@ -74,9 +75,9 @@ async def _run(
         loop.add_signal_handler(number, made.stop)
 
     def started() -> None:
-        where = [f"trainers connect to {bridge.written(inside.getsockname()[:2])}"]
+        where = [f"trainers connect to {endpoints.written(inside.getsockname()[:2])}"]
         if outside is not None:
-            where.append(f"labs to {bridge.written(outside.getsockname()[:2])}")
+            where.append(f"labs to {endpoints.written(outside.getsockname()[:2])}")
         print(f"the switch of {made.state.lab} runs: {', '.join(where)}", flush=True)
 
     await made.run(outside, peers, inside, started)
@@ -140,7 +141,7 @@ def rotate(given: argparse.Namespace) -> int:
 
 def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
     folder = arguments.folder(given)
-    token = own_switch.token_of(folder, "")
+    token = account_token.read(folder, "")
     try:
         sock, answer = inner.request(folder, REQUEST_SECONDS, op, account=token)
     except OSError as error:

@@ -7,7 +7,7 @@ import time
 import pytest
 from breakable_line import Proxy
 
-from nebula_jax.communication import bridge, listener
+from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.security import certificates, tls
 
@@ -34,7 +34,7 @@ class Met:
         contexts = folder and tls.server_contexts(folder / "hub")
         self.listening = stack.enter_context(
             listener.Listener(
-                listener.listen(("127.0.0.1", 0)),
+                endpoints.listen(("127.0.0.1", 0)),
                 hello("hub"),
                 clusters=["spoke:0", "spoke:1"],
                 may_return=may_return,

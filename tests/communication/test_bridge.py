@@ -11,7 +11,7 @@ from cryptography import x509
 from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, codecs, wan
+from nebula_jax.communication import bridge, codec, codecs, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, inbox, send_window, session
 from nebula_jax.security import certificates, tls
@@ -40,7 +40,7 @@ def credentials(tmp_path, encrypted):
 def listener(ours="discriminator", **settings):
     """A listener on loopback."""
     return listener_lib.Listener(
-        listener_lib.listen(("127.0.0.1", 0)),
+        endpoints.listen(("127.0.0.1", 0)),
         ours if isinstance(ours, frames.Hello) else hello(ours),
         **{"peer_timeout": 5.0, "reconnect_timeout": 0.0, "tls": None} | settings,
     )
@@ -466,10 +466,10 @@ def test_nobody_coming_is_an_error_after_the_timeout():
 
 
 def test_a_port_in_use_is_named():
-    with listener_lib.listen(("127.0.0.1", 0)) as taken:
+    with endpoints.listen(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(bridge.ConnectError, match=f"127.0.0.1:{port}: .*in use"):
-            listener_lib.listen(("127.0.0.1", port))
+        with pytest.raises(endpoints.CannotListen, match=f"127.0.0.1:{port}: .*in use"):
+            endpoints.listen(("127.0.0.1", port))
 
 
 def has_ipv6():
@@ -488,7 +488,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
 def test_a_listener_at_all_addresses_takes_ipv6_and_ipv4(pool, host):
     with listener_lib.Listener(
-        listener_lib.listen(("::", 0)),
+        endpoints.listen(("::", 0)),
         hello("discriminator"),
         peer_timeout=5.0,
         reconnect_timeout=0.0,
@@ -502,10 +502,12 @@ def test_a_listener_at_all_addresses_takes_ipv6_and_ipv4(pool, host):
 
 @needs_ipv6
 def test_addresses_of_ipv6_stand_in_brackets():
-    with listener_lib.listen(("::1", 0)) as taken:
+    with endpoints.listen(("::1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(bridge.ConnectError, match=rf"on \[::1\]:{port}: .*in use"):
-            listener_lib.listen(("::1", port))
+        with pytest.raises(
+            endpoints.CannotListen, match=rf"on \[::1\]:{port}: .*in use"
+        ):
+            endpoints.listen(("::1", port))
     with pytest.raises(bridge.ConnectError, match=rf"answers at \[::1\]:{port}"):
         connect(("::1", port), connect_timeout=0.3)
 

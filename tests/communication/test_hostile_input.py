@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, listener
+from nebula_jax.communication import bridge, codec, endpoints, listener
 from nebula_jax.communication.wire import frames, integrity
 
 STREAMS = 100_000
@@ -210,7 +210,7 @@ def test_mutated_streams_leave_nothing_behind_and_keep_nobody_out(seed, raised):
     streams, served, stop = Streams(seed), set(), threading.Event()
     settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.1}
     with listener.Listener(
-        listener.listen(("127.0.0.1", 0)),
+        endpoints.listen(("127.0.0.1", 0)),
         HELLO,
         tls=None,
         clusters=GENERATORS,

@@ -10,7 +10,7 @@ import pytest
 from breakable_line import Proxy
 from two_labs import wait_until
 
-from nebula_jax.communication import bridge, codec
+from nebula_jax.communication import bridge, codec, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import activity, frames, send_window, session
 from nebula_jax.communication.wire import spool as spool_lib
@@ -35,7 +35,7 @@ class Star:
         settings = {"peer_timeout": PEER_TIMEOUT, "reconnect_timeout": 5.0, "tls": None}
         listener = stack.enter_context(
             listener_lib.Listener(
-                listener_lib.listen(("127.0.0.1", 0)),
+                endpoints.listen(("127.0.0.1", 0)),
                 frames.Hello("discriminator", "0.1", {}),
                 work=discriminator,
                 **settings,
@@ -137,7 +137,7 @@ class Outage:
         settings = {"peer_timeout": 5.0, "reconnect_timeout": 20.0, "tls": None}
         listener = stack.enter_context(
             listener_lib.Listener(
-                listener_lib.listen(("127.0.0.1", 0)),
+                endpoints.listen(("127.0.0.1", 0)),
                 frames.Hello("discriminator", "0.1", {}),
                 **settings,
             )

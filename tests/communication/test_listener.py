@@ -16,7 +16,7 @@ import time
 import pytest
 from breakable_line import Proxy
 
-from nebula_jax.communication import bridge, newcomers
+from nebula_jax.communication import bridge, endpoints, newcomers
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, integrity
 from nebula_jax.security import certificates, tls
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 
 def listen(tls_contexts, said, host="127.0.0.1"):
     return listener_lib.Listener(
-        listener_lib.listen((host, 0)),
+        endpoints.listen((host, 0)),
         hello("discriminator"),
         tls=tls_contexts,
         clusters=["generator:0"],
@@ -219,7 +219,7 @@ def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
         raise OSError("no space left on device")
 
     with listener_lib.Listener(
-        listener_lib.listen(("127.0.0.1", 0)),
+        endpoints.listen(("127.0.0.1", 0)),
         hello("discriminator"),
         tls=None,
         log=fail,
@@ -400,7 +400,7 @@ def test_a_session_that_was_lost_as_it_began_may_begin_again():
     said = []
     settings = SETTINGS | {"reconnect_timeout": 0.0}
     with listener_lib.Listener(
-        listener_lib.listen(("127.0.0.1", 0)),
+        endpoints.listen(("127.0.0.1", 0)),
         hello("discriminator"),
         tls=None,
         log=said.append,

@@ -10,7 +10,7 @@ import numpy as np
 from breakable_line import Proxy
 from two_labs import wait_until
 
-from nebula_jax.communication import bridge
+from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import activity, frames
@@ -104,7 +104,7 @@ class Star:
         work = activity.Work(more.pop("stuck_timeout", 60.0))
         self._listener = stack.enter_context(
             listener_lib.Listener(
-                listener_lib.listen(("127.0.0.1", 0)),
+                endpoints.listen(("127.0.0.1", 0)),
                 frames.Hello(HUB, "0.1", {}),
                 clusters=NAMES[1:],
                 may_return=True,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nebula_jax.communication import bridge, wan
+from nebula_jax.communication import bridge, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 
@@ -137,7 +137,7 @@ def met(line=""):
     """Links of the front and of the back half, over a socket of this machine."""
     settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.0, "tls": None}
     lines = wan.from_string(line)
-    listening = listener_lib.listen(("127.0.0.1", 0))
+    listening = endpoints.listen(("127.0.0.1", 0))
     hellos = [frames.Hello(name, "0.1", {}) for name in ("front", "back")]
     with (
         listener_lib.Listener(

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 
-from nebula_jax.communication import listener
+from nebula_jax.communication import endpoints
 from nebula_jax.runtime import connect
 from nebula_jax.security import authority, federation, identity, invitations
 from nebula_jax.security.switch import joining, outer, server
@@ -22,7 +22,7 @@ class Running:
     def __init__(self, folder, listens=False, peers=(), port=0):
         self.folder, self.lines = folder, []
         self.switch = server.Switch(folder, self.lines.append)
-        self.outside = listener.listen(("127.0.0.1", port)) if listens else None
+        self.outside = endpoints.listen(("127.0.0.1", port)) if listens else None
         self.address = self.outside and self.outside.getsockname()[:2]
         self._peers, self._started = list(peers), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -30,7 +30,7 @@ class Running:
         assert self._started.wait(SECONDS), self.lines
 
     def _run(self):
-        inside = listener.listen(("127.0.0.1", 0))
+        inside = endpoints.listen(("127.0.0.1", 0))
         run = self.switch.run(self.outside, self._peers, inside, self._note)
         asyncio.run(run)
 

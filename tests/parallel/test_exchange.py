@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codecs, listener, loopback, selector
+from nebula_jax.communication import (
+    bridge,
+    codecs,
+    endpoints,
+    listener,
+    loopback,
+    selector,
+)
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, inbox
 from nebula_jax.parallel import exchange
@@ -121,7 +128,7 @@ def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(monkeypatch):
     hub, own = names[0], names[1]
     settings = {"peer_timeout": 5.0, "reconnect_timeout": 5.0, "tls": None}
     with contextlib.ExitStack() as stack:
-        sock = listener.listen(("127.0.0.1", 0))
+        sock = endpoints.listen(("127.0.0.1", 0))
         hello = frames.Hello(hub, "0.1", {})
         listening = stack.enter_context(
             listener.Listener(sock, hello, log=print, **settings)

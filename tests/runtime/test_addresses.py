@@ -3,7 +3,7 @@ import re
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge
+from nebula_jax.communication import endpoints
 from nebula_jax.runtime import addresses
 
 
@@ -19,7 +19,7 @@ from nebula_jax.runtime import addresses
 )
 def test_addresses_are_read_and_written_alike(value, address):
     assert addresses.host_and_port("peer", value) == address
-    assert bridge.written(address) == value
+    assert endpoints.written(address) == value
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from breakable_line import Proxy
 from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, ranks
+from nebula_jax.communication import bridge, codec, endpoints, ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.runtime import all_clusters, connect, process, ways
@@ -44,7 +44,7 @@ class Run:
                 stack.enter_context(socket.create_server(("127.0.0.1", 0)))
                 for _ in self.names
             ]
-            where = [bridge.written(each.getsockname()) for each in ports]
+            where = [endpoints.written(each.getsockname()) for each in ports]
         self.where = dict(zip(self.names, where, strict=True))
         self.results = {}
         wait_until(lambda: not links_open())  # of the test before
@@ -332,7 +332,7 @@ def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
     run = Run(NAMES[:3])
     target = run.where["a"].rpartition(":")[2]
     proxy = Proxy(("127.0.0.1", int(target)))
-    peers = f"{bridge.written(proxy.address)},{run.where['b']}"
+    peers = f"{endpoints.written(proxy.address)},{run.where['b']}"
     start = time.monotonic()
     run.start("a", began, connect_timeout=4.0)
     run.start("c", began, peer=peers, reconnect_timeout=0.2)
@@ -352,7 +352,7 @@ def test_one_that_was_killed_may_come_anew_while_others_wait():
     run = Run(NAMES[:3])
     proxy = Proxy(("127.0.0.1", int(run.where["a"].rpartition(":")[2])))
     run.start("a", began)
-    run.start("b", began, peer=bridge.written(proxy.address), reconnect_timeout=0.1)
+    run.start("b", began, peer=endpoints.written(proxy.address), reconnect_timeout=0.1)
     wait_for_links(2)
     proxy.refuse()
     proxy.cut()
@@ -512,7 +512,7 @@ def test_a_cluster_that_was_killed_comes_anew_to_the_hub(is_away, monkeypatch):
         has_begun.set()
         others.links["a"].wait_for_step(100)  # which never comes
 
-    run.start("b", until_gone, peer=bridge.written(proxy.address))
+    run.start("b", until_gone, peer=endpoints.written(proxy.address))
     run.start("c", until_end)
     former = hub.there().links["b"]
     assert has_begun.wait(SECONDS)

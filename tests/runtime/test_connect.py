@@ -12,7 +12,7 @@ import pytest
 from breakable_line import Proxy
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge
+from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, launcher, process, ways
@@ -133,7 +133,7 @@ def over_a_line(monkeypatch, there, here, disturb, patience=0.5, details=None):
     disturb(proxy)
 
     def dial():
-        settings = connect.Settings(peer=bridge.written(proxy.address), **there)
+        settings = connect.Settings(peer=endpoints.written(proxy.address), **there)
         try:
             ours = hello("g:0", details=details)
             with connect.dial(settings, ours, peer="d") as link:
@@ -271,7 +271,7 @@ def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
     (tmp_path / "unknown" / "g-0" / "ca.pem").write_bytes(trusted)
     start = time.monotonic()
     with listener_lib.Listener(
-        listener_lib.listen(("127.0.0.1", 0)),
+        endpoints.listen(("127.0.0.1", 0)),
         hello("d"),
         peer_timeout=5.0,
         reconnect_timeout=5.0,
@@ -279,7 +279,7 @@ def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
         clusters=["g:0"],
         log=lambda line: None,
     ) as listening:
-        address = bridge.written(listening.address)
+        address = endpoints.written(listening.address)
         settings = connect.Settings(
             peer=address, tls=str(tmp_path / there), connect_timeout=30.0
         )

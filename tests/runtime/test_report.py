@@ -1,8 +1,10 @@
+import importlib.machinery
 import io
 import json
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -62,6 +64,16 @@ def test_provenance_has_command_commits_hardware_time_and_seeds():
     alone = report.provenance(1.0)
     assert alone["commit"] == report.commit()
     assert "seeds" not in alone
+
+
+@pytest.mark.parametrize("module", ["scripts.plan", "tests.simulation.__main__"])
+def test_the_command_is_what_a_person_types(module, monkeypatch):
+    main = types.ModuleType("__main__")
+    main.__spec__ = importlib.machinery.ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["path", "--rows=a b"])
+    typed = module.removesuffix(".__main__")
+    assert report.command() == f"python -m {typed} '--rows=a b'"
 
 
 def test_a_record_is_written_whole_and_read_back(tmp_path):

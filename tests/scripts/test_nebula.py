@@ -4,6 +4,8 @@ import argparse
 import pathlib
 import re
 import stat
+import subprocess
+import sys
 
 import nebula_command
 import pytest
@@ -38,6 +40,15 @@ def lab(tmp_path):
 
 def test_the_commands_are_those_of_the_guide():
     assert sorted({way[0] for way, _ in ALL}) == sorted(COMMANDS)
+
+
+def test_the_command_loads_no_jax():
+    """A switch has frames to carry and no arrays: it starts at once, in 50 MB."""
+    code = "import sys; import scripts.nebula; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "nebula_jax.security.switch.server" in loaded, done.stderr
+    assert not {"jax", "flax", "optax", "orbax"} & loaded
 
 
 @pytest.mark.parametrize("way", [way for way, _ in ALL], ids=" ".join)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import nebula_jax
-from nebula_jax.communication import bridge, codec, wan
+from nebula_jax.communication import bridge, codec, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
@@ -48,7 +48,7 @@ def listen(meeting: transports.Meeting) -> Iterator[_Bridge]:
     own = meeting.credentials
     with (
         listener_lib.Listener(
-            listener_lib.listen(meeting.address),
+            endpoints.listen(meeting.address),
             frames.Hello("discriminator", nebula_jax.__version__, {}),
             tls=tls.server_contexts(own) if own else None,
             line=wan.from_string(meeting.line).down,

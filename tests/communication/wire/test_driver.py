@@ -14,7 +14,7 @@ import pytest
 from breakable_line import Proxy
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, wan
+from nebula_jax.communication import bridge, codec, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.security import certificates, tls
@@ -44,7 +44,7 @@ class Line:
         self.said = []
         self.listener = stack.enter_context(
             listener_lib.Listener(
-                listener_lib.listen(("127.0.0.1", 0)),
+                endpoints.listen(("127.0.0.1", 0)),
                 hello("discriminator"),
                 log=self.said.append,
                 **{"tls": None} | (server or {}) | settings,
@@ -356,7 +356,7 @@ def test_a_first_connection_that_breaks_at_once_keeps_nobody_out(pool):
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
             listener_lib.Listener(
-                listener_lib.listen(("127.0.0.1", 0)),
+                endpoints.listen(("127.0.0.1", 0)),
                 hello("discriminator"),
                 peer_timeout=5.0,
                 reconnect_timeout=5.0,
@@ -387,7 +387,7 @@ def test_a_first_connection_that_breaks_at_once_keeps_nobody_out(pool):
 
 def test_silent_strangers_keep_nobody_out(pool):
     with listener_lib.Listener(
-        listener_lib.listen(("127.0.0.1", 0)),
+        endpoints.listen(("127.0.0.1", 0)),
         hello("discriminator"),
         peer_timeout=5.0,
         reconnect_timeout=0.0,

@@ -11,7 +11,7 @@ import tiny_translations
 
 from experiments.abnet import hello, meeting, pairs
 from nebula_jax import errors
-from nebula_jax.communication import bridge
+from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import activity
 from nebula_jax.models import transformer
 from nebula_jax.training import checkpoint
@@ -38,7 +38,7 @@ def meet_all(replicas, steps, order=None, texts=None):
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names
         ]
         where = {
-            name: bridge.written(each.getsockname())
+            name: endpoints.written(each.getsockname())
             for name, each in zip(names, ports, strict=True)
         }
     dials, results = meeting.dials(agreed), {}

@@ -23,7 +23,7 @@ import two_labs
 from two_labs import settings, wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import codec, listener
+from nebula_jax.communication import codec, endpoints
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, own_switch
 from nebula_jax.security import (
@@ -377,7 +377,7 @@ def patiences(lab):
 
 def test_a_host_that_vanishes_is_noticed_on_every_silent_connection(labs):
     """A trainer keeps no place, and waits for no switch: 60 s without a line end it."""
-    listening = listener.listen(("127.0.0.1", 0))
+    listening = endpoints.listen(("127.0.0.1", 0))
     made = own_switch.Trainer(labs.s.folder, "", "silent", "discriminator", "")
     dialing = own_switch.Trainer(labs.s.folder, "", "silent", "generator:0", "")
     made.serve(listening.getsockname()[1])
@@ -754,7 +754,7 @@ def test_a_switch_whose_upkeep_fails_ends(tmp_path):
 
     made = server.Switch(two_labs.found(tmp_path / "s"), print)
     made.upkeep._look_at_files = failing
-    inside = listener.listen(("127.0.0.1", 0))
+    inside = endpoints.listen(("127.0.0.1", 0))
     with pytest.raises(federation.FederationError, match="nobody has thought of"):
         asyncio.run(asyncio.wait_for(made.run(None, [], inside), 20))
 

@@ -1,0 +1,47 @@
+"""Sockets that listen, and their addresses as one writes them."""
+
+import socket
+
+from nebula_jax import errors
+
+BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
+
+
+class CannotListen(errors.NebulaError):
+    """A port that is in use, or an address that is not this machine's."""
+
+
+def written(address: tuple[str, int]) -> str:
+    """Returns an address as one writes it: `example.org:7070`, `[::1]:7070`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """Returns a bound and listening socket.
+
+    Args:
+      address: host and port; at `::` both IPv6 and IPv4 where the system can.
+
+    Raises:
+      CannotListen: if the port is in use, or the host is not this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        found.sort(key=lambda each: each[0] != socket.AF_INET)  # of a name with both
+        family, _, _, _, where = found[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_dual)
+            sock.bind(where)  # which has the zone of fe80::1%eth0
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CannotListen(f"cannot listen on {written(address)}: {reason}") from None
+    return sock
