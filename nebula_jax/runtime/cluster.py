@@ -242,7 +242,12 @@ def _begin_jax(
     connect_timeout: float,
 ) -> None:
     """Makes one program of the processes, which are all there."""
-    is_local = where.startswith(("127.", "[::1]"))
+    host, _, port = where.rpartition(":")
+    bound = None
+    if (own := host.strip("[]")) in LOOPBACK:
+        bound = endpoints.written((LOOPBACK[own][1], int(port)))
+    elif own.startswith("127."):
+        bound = where
     # JAX's handler would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     # Two collectives at once, of one process, may wait for each other on CPUs.
@@ -256,7 +261,7 @@ def _begin_jax(
         initialization_timeout=int(connect_timeout),
         heartbeat_timeout_seconds=JAX_SECONDS,
         shutdown_timeout_seconds=int(connect_timeout),
-        coordinator_bind_address=where if is_local else None,
+        coordinator_bind_address=bound,
     )
     with _quiet():
         ranks.agree(0)

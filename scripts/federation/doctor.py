@@ -15,6 +15,7 @@ import time
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
+from nebula_jax.communication import endpoints
 from nebula_jax.runtime import addresses
 from nebula_jax.security import (
     account_token,
@@ -118,7 +119,7 @@ def _no_line(folder: federation.Folder) -> Check:
 
 def reach(folder: federation.Folder, address: tuple[str, int]) -> list[Check]:
     """Checks the way to the switch of another lab."""
-    what = f"{address[0]}:{address[1]}"
+    what = endpoints.written(address)
     began = time.monotonic()
     try:
         sock = socket.create_connection(address, SECONDS)

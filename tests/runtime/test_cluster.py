@@ -147,9 +147,10 @@ def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
     monkeypatch.setattr(cluster.jax.distributed, "initialize", initialize)
     monkeypatch.setattr(cluster.jax.config, "update", lambda *_: None)
     monkeypatch.setattr(cluster.ranks, "agree", lambda value: value)
-    for where in ("[::1]:7", "127.0.0.1:7", "[fd00::2]:7"):
+    bound_of = {where: where for where in ("[::1]:7", "127.0.0.1:7", "127.0.0.2:7")}
+    bound_of |= {"localhost:7": "127.0.0.1:7", "[fd00::2]:7": None, "host:7": None}
+    for where, bound in bound_of.items():
         cluster._begin_jax(where, 2, 0, None, 1.0)
-        bound = None if "fd00" in where else where
         assert given["coordinator_bind_address"] == bound
 
 

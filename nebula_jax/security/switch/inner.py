@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import disk, errors, files
+from nebula_jax.communication import endpoints
 from nebula_jax.security import federation
 from nebula_jax.security.switch import keep_alive, messages
 
@@ -48,7 +49,7 @@ class Address(NamedTuple):
 
     def __repr__(self) -> str:
         """Leaves the token out."""
-        return f"{self.host}:{self.port}"
+        return endpoints.written((self.host, self.port))
 
 
 def lock(folder: federation.Folder) -> int:

@@ -124,8 +124,8 @@ def join(folder: federation.Folder, invitation: invitations.Invitation) -> None:
 def _is_back(folder: federation.Folder, invitation: invitations.Invitation) -> bool:
     """Returns True if the invited lab is here, and needs other credentials.
 
-    It was off until they expired, or was stopped while it joined. Not if it is the
-    authority's, which makes its own.
+    It was off until they expired, or was stopped while it joined, perhaps when it had
+    no accounts and no audit log yet. Not if it is the authority's, which makes its own.
     """
     have = [folder.credentials(role).exists() for role in federation.ROLES]
     if not any(have):
@@ -134,7 +134,8 @@ def _is_back(folder: federation.Folder, invitation: invitations.Invitation) -> b
     wanted = invitation.lab, invitation.fingerprint
     if not here.authority or (here.name, here.fingerprint) != wanted:
         return False
-    return not all(have) or member.have_expired(folder)
+    has_begun = folder.identity.exists() and (folder.audit / "key.pem").exists()
+    return not (all(have) and has_begun) or member.have_expired(folder)
 
 
 def fetch_list(folder: federation.Folder) -> None:

@@ -28,7 +28,7 @@ _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's
 MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
-of the audit log takes. There, and for its job, a frame counts whole at its head."""
+of the audit log takes."""
 MOST_SESSIONS = 1000  # whose names are kept
 
 
@@ -108,11 +108,12 @@ class Meter:
             than ever comes.
         """
         self.seen: dict[str, list[int]] = {}
-        """Kind -> [frames, bytes]."""
+        """Kind -> [frames, bytes]; until `end` a frame counts whole at its head."""
         self._names, self._is_listener = names, is_listener
         self._admit, self._passed = admit, passed
         self._head = bytearray()
         self._left = 0  # bytes of the present frame that are still to come
+        self._kind = ""  # of the present frame
         self._welcome: bytearray | None = None
         self._handshake = 0
         self._had: set[type[frames.Message]] = set()
@@ -137,6 +138,17 @@ class Meter:
             if not self._missing():
                 self._begin()
 
+    def end(self) -> int:
+        """Ends the count with what has come.
+
+        Returns:
+          Bytes of a frame that were admitted and will not come.
+        """
+        missing, self._left = self._left, 0
+        if missing:
+            self.seen[self._kind][1] -= missing
+        return missing
+
     def _missing(self) -> int:
         """Returns how many bytes more a head needs before it can be read."""
         head = self._head
@@ -159,7 +171,7 @@ class Meter:
         count = self.seen.setdefault(kind, [0, 0])
         count[0] += 1
         count[1] += total
-        self._left = total - len(head)
+        self._kind, self._left = kind, total - len(head)
         self._passed(len(head))
 
     def _record(self, head: bytes) -> tuple[str, int]:

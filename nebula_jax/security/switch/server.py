@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
+from nebula_jax.communication import endpoints
 from nebula_jax.security import federation, peer_tls, revocation
 from nebula_jax.security.switch import (
     entrance,
@@ -148,7 +149,7 @@ class Switch:
             try:
                 connection = await outer.dial(self.state.folder, address)
             except (errors.NebulaError, OSError, EOFError) as error:
-                reason = f"no line to {address[0]}:{address[1]}: {error}"
+                reason = f"no line to {endpoints.written(address)}: {error}"
                 if reason != logged:
                     self.state.log(f"{reason}; trying again")
                     self._record("fault", event=peer_tls.reason_of(error))

@@ -95,7 +95,7 @@ class State:
         self.refusals.clear()
 
     def admit(self, about: streams.About, account: str, kind: str, count: int) -> None:
-        """Counts a frame that is about to pass; `Usage.charge` is for what has come.
+        """Reserves a frame of its job's; `Usage.charge` is for what has come.
 
         Args:
           about: its stream.
@@ -201,6 +201,7 @@ class State:
                 self.rules.check_kind(about.job, kind)
 
         def passed(count: int) -> None:
+            self.usage.check(account)  # which may be barred within a frame
             if counts:
                 self.usage.charge(account, count)
 
@@ -209,6 +210,9 @@ class State:
             await streams.carry(trainer, end, carried)
         finally:
             del self.under_way[number]
+            missing = carried.sent.end() + carried.received.end()
+            if counts:
+                self.usage.release(about.job, missing)
             ours = about.listener if is_listener else about.connector
             self._record_carried(about, ours, carried)
 

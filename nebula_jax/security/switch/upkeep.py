@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
 
@@ -30,7 +30,19 @@ SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
 ANSWER_SECONDS = 20.0  # for the authority to certify, and for a peer to cosign
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
+MOST_RETRY_SECONDS = 3600.0  # until a peer that does not cosign is asked again
 SHOWN = 200
+
+
+class _Asked(NamedTuple):
+    """The head that a peer is to cosign and has not yet."""
+
+    fields: dict[str, Any]
+    """Of the message that has it."""
+    again: float
+    """Time at which it is sent once more; monotonic."""
+    wait: float
+    """Seconds from the latest time that it was sent until then."""
 
 
 class Upkeep:
@@ -52,15 +64,17 @@ class Upkeep:
         self._saved = self._listed = self._tried = 0.0
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._sent: dict[str, tuple[dict[str, Any], float]] = {}
-        """Lab -> what it is to cosign and has not yet, and when that was sent."""
+        self._sent: dict[str, _Asked] = {}  # by lab
         self._due: set[str] = set()  # labs that get a newer one after their answer
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
 
     async def run(self) -> None:
         """Does what is due, again and again."""
         while True:
-            for turn in (self._look_at_files, self._renew_if_due, self._save):
+            for turn in (
+                *(self._look_at_files, self._renew_if_due, self._save),
+                self._send_heads_again,
+            ):
                 try:
                     await turn()
                 except (errors.NebulaError, OSError) as error:
@@ -304,16 +318,11 @@ class Upkeep:
         """Has a peer cosign the head, once it has answered for the one before.
 
         The proof begins with what the peer has seen: while an answer is under way, that
-        is not certain. A peer that could not answer, as with a full disk, or that is
-        slow to, is sent the same again.
+        is not certain.
         """
-        log, lab, now = self.state.audit, made.lab, time.monotonic()
+        log, lab = self.state.audit, made.lab
         if lab in self._sent:
             self._due.add(lab)
-            asked, when = self._sent[lab]
-            if now >= when + ANSWER_SECONDS:
-                self._sent[lab] = asked, now
-                made.send(op="cosign", **asked)
             return
         self._due.discard(lab)
         text = log.sign_head()
@@ -330,8 +339,20 @@ class Upkeep:
             "proof": [each.hex() for each in proof],
             "verifier": log.verifier,
         }
-        self._sent[lab] = asked, now
+        self._sent[lab] = _Asked(
+            asked, time.monotonic() + ANSWER_SECONDS, ANSWER_SECONDS
+        )
         made.send(op="cosign", **asked)
+
+    async def _send_heads_again(self) -> None:
+        """Sends heads again to peers that could not answer, as with a full disk."""
+        now = time.monotonic()
+        for lab, (fields, again, wait) in list(self._sent.items()):
+            made = self.state.lines.get(lab)
+            if made is not None and not made.is_closed and now >= again:
+                wait = min(2 * wait, MOST_RETRY_SECONDS)
+                self._sent[lab] = _Asked(fields, now + wait, wait)
+                made.send(op="cosign", **fields)
 
     def _cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""
@@ -354,8 +375,8 @@ class Upkeep:
 
     def _cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         text = messages.field(fields, "checkpoint", str)
-        asked, _ = self._sent.get(made.lab, ({}, 0.0))
-        if asked.get("checkpoint") != text:
+        asked = self._sent.get(made.lab)
+        if asked is None or asked.fields["checkpoint"] != text:
             return  # a repeat, or to what a former line has sent: nothing waits for it
         del self._sent[made.lab]
         self._seen[made.lab] = checkpoint_note.read(text).checkpoint.size

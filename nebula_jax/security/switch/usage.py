@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Mapping
 
 from nebula_jax import errors, files
-from nebula_jax.security import accounts
 
 FILE = "usage.json"
 
@@ -49,20 +48,18 @@ class Usage:
         self.check(account)
         self.used[job] += count
 
+    def release(self, job: str, count: int) -> None:
+        """Takes back bytes that were reserved and did not come."""
+        self.used[job] -= count
+
     def charge(self, account: str, count: int) -> None:
         """Has an account charged for bytes that pass: for those that came, alone."""
         self.uncharged[account] += count
 
     def take(self) -> dict[str, int]:
-        """Returns account -> bytes to charge it with, which are not here any more.
-
-        What is more than one charge can be is left for the next.
-        """
-        taken = {
-            account: min(count, accounts.MOST_BYTES)
-            for account, count in self.uncharged.items()
-        }
-        self.uncharged -= collections.Counter(taken)
+        """Returns account -> bytes to charge it with, which are not here any more."""
+        taken = dict(self.uncharged)
+        self.uncharged.clear()
         return taken
 
     def put_back(self, counts: Mapping[str, int]) -> None:

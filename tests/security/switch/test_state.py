@@ -126,6 +126,48 @@ def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
 
     asyncio.run(carry())
     assert switch.usage.uncharged == {"owner": len(OPEN + head)}
+    assert switch.usage.used["m3"] == len(OPEN + head)
+    entries = audit_entries.read(switch.folder.audit)
+    kinds = {each.what["kind"]: each.what for each in entries if each.kind == "stream"}
+    assert kinds["tokens"]["bytes"] == len(head)
+
+
+@pytest.mark.parametrize("is_listener", [False, True])
+def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
+    switch, is_listener
+):
+    """Also that of a trainer that listens to others of its lab, who pay."""
+    about = ABOUT._replace(lab="lab-s")
+    sent = bytearray(OPEN + TENSOR[: -len(bytes(300))])
+
+    async def carry():
+        trainer, here = socket.socketpair()
+        with trainer:
+            near, far = streams.local_pair()
+            connection = await asyncio.open_connection(sock=here)
+            half = about, "owner", connection, near, is_listener
+            task = asyncio.create_task(switch.carry(*half))
+            if is_listener:
+                await far.send(sent)
+                await asyncio.get_running_loop().run_in_executor(
+                    None, trainer.recv, len(sent), socket.MSG_WAITALL
+                )
+            else:
+                trainer.sendall(sent)
+                taken = 0
+                while taken < len(sent):
+                    taken += len(await asyncio.wait_for(far.receive(), 20))
+            switch.usage.barred = {"owner": "its quota is used up"}
+            if is_listener:
+                await far.send(bytes(100))
+            else:
+                trainer.sendall(bytes(100))
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    entries = audit_entries.read(switch.folder.audit)
+    reasons = [each.what["reason"] for each in entries if each.kind == "refusal"]
+    assert reasons == ["QuotaSpent"]
 
 
 def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):

@@ -600,6 +600,9 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         # As if that had been stopped in the middle.
         folder.credentials("trainer").unlink()
         joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
+        accounts = folder.identity.rename(tmp_path / "accounts")  # had not begun yet
+        joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
+        accounts.rename(folder.identity)
         t = two_labs.Running(folder, peers=[s.address])
         t.wait_for_line("lab-s")
         assert t.switch.state.audit.verifier == kept

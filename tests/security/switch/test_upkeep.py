@@ -105,14 +105,6 @@ def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
     assert charged(kept) == 2001
 
 
-def test_what_is_more_than_one_charge_can_be_is_charged_in_parts(kept):
-    count(kept, "m3", "ana", accounts.MOST_BYTES + 5)
-    for _ in range(2):
-        asyncio.run(kept.charge())
-    assert charged(kept) == accounts.MOST_BYTES + 5
-    kept.state.usage.check("ana")
-
-
 class Guarded(collections.Counter):
     """Counts that no other thread than that of the event loop may use."""
 
@@ -209,7 +201,9 @@ class Peer:
     def __init__(self, kept, folder):
         self.kept, self.lab, self.sent = kept, "lab-t", []
         self.witness = witness.Witness(folder, self.lab)
-        self.line = types.SimpleNamespace(lab=self.lab, send=self._send)
+        self.line = types.SimpleNamespace(
+            lab=self.lab, send=self._send, is_closed=False
+        )
         kept.state.lines[self.lab] = self.line
 
     def _send(self, op, **fields):
@@ -287,13 +281,18 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late):
     """A peer with a full disk sends none, one on a slow line a late one."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(upkeep, "time", clock)
     peer.begin()
     kept.state.record("checkpoint", "ana", event="saved", step=1)
-    kept.cosign()
-    assert len(peer.sent) == 1
-    monkeypatch.setattr(upkeep, "ANSWER_SECONDS", 0.0)
-    kept.cosign()
-    assert peer.sent[0] == peer.sent[1]
+    kept.cosign()  # the end of a run: nobody calls this again
+    for seconds, count in ((1, 1), (20, 2), (40, 2), (61, 3), (62, 3)):
+        now[0] = seconds
+        asyncio.run(kept._send_heads_again())
+        assert len(peer.sent) == count
+    assert peer.sent[0] == peer.sent[1] == peer.sent[2]
+    del peer.sent[2]
     if not is_late:
         del peer.sent[0]
     while peer.sent:
