@@ -44,7 +44,7 @@ def replace(
     """Revokes the owner's tokens and writes a new one.
 
     A crash between the file and the commit leaves a token that nobody has; the owner's
-    next command about accounts, data or the audit log replaces it
+    next command `nebula` that needs one replaces it
     (`identity.Identity.renew_owner_token`).
 
     Args:

@@ -127,6 +127,21 @@ def looking(arguments: argparse.Namespace) -> Iterator[Acting]:
         yield _acting(arguments, place, found)
 
 
+def owner_token(place: federation.Folder) -> str:
+    """Returns the token of the folder's owner, for a request to the running switch.
+
+    A crash while it was replaced leaves one that does not serve: it gets another. Who
+    can use the folder is its owner.
+
+    Raises:
+      errors.NebulaError: if others can read it, or there are no accounts.
+    """
+    place.load()
+    with Identity.open(place.path) as found:
+        found.renew_owner_token(time.time())
+        return found.owner_token()
+
+
 def _acting(
     arguments: argparse.Namespace, place: federation.Folder, found: Identity
 ) -> Acting:
@@ -136,8 +151,7 @@ def _acting(
     except tokens.TokenError:
         if arguments.account:
             raise
-        # A crash came while it was replaced. Who can use the folder is its owner.
-        found.renew_owner_token(now)
+        found.renew_owner_token(now)  # see `owner_token`
         by = found.account_of(found.owner_token(), now)
     return Acting(place, place.load().name, found, by, now)
 

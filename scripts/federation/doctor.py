@@ -18,7 +18,6 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.runtime import addresses
 from nebula_jax.security import (
-    account_token,
     checkup,
     federation,
     member,
@@ -89,7 +88,7 @@ def _print(checks: list[Check]) -> int:
 def running(folder: federation.Folder) -> list[Check]:
     """Checks the switch of this lab, and its lines to others."""
     try:
-        token = account_token.read(folder, "")
+        token = arguments.owner_token(folder)
         sock, status = inner.request(folder, SECONDS, "status", account=token)
         sock.close()
     except (errors.NebulaError, OSError) as error:

@@ -10,7 +10,6 @@ from typing import Any
 
 from nebula_jax.communication import endpoints
 from nebula_jax.runtime import addresses, process
-from nebula_jax.security import account_token
 from nebula_jax.security.switch import inner, server
 from scripts.federation import arguments
 
@@ -141,7 +140,7 @@ def rotate(given: argparse.Namespace) -> int:
 
 def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
     folder = arguments.folder(given)
-    token = account_token.read(folder, "")
+    token = arguments.owner_token(folder)
     try:
         sock, answer = inner.request(folder, REQUEST_SECONDS, op, account=token)
     except OSError as error:

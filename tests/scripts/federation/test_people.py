@@ -8,7 +8,12 @@ import nebula_command
 import pytest
 from nebula_command import PASSWORD
 
-from nebula_jax.security import accounts, identity, owner_token, private_files
+from nebula_jax.security import (
+    accounts,
+    identity,
+    owner_token,
+    private_files,
+)
 from scripts.federation import arguments
 
 OTHER = "another horse battery"
@@ -155,7 +160,10 @@ def test_the_life_of_an_account(lab):
     assert lab.kinds().count("account.suspend") == 2
 
 
-def test_a_crash_while_the_owners_token_is_replaced_locks_nobody_out(lab, monkeypatch):
+@pytest.mark.parametrize("of_switch", [False, True])
+def test_a_crash_while_the_owners_token_is_replaced_locks_nobody_out(
+    lab, monkeypatch, of_switch
+):
     """The file has the new token, and the accounts have the old one alone."""
     write = private_files.write
 
@@ -169,6 +177,10 @@ def test_a_crash_while_the_owners_token_is_replaced_locks_nobody_out(lab, monkey
         patched.setattr(private_files, "write", die)
         with pytest.raises(RuntimeError, match="dies"):
             lab("account", "password", owner, stdin=f"{PASSWORD}\n")
+    if of_switch:  # as `nebula status` begins
+        token = arguments.owner_token(lab.folder)
+        with identity.Identity.open(lab.path) as found:
+            assert found.account_of(token, time.time()).name == owner
     lab("account", "list")
     lab("account", "password", owner, stdin=f"{PASSWORD}\n")
     lab("login", owner, stdin=f"{PASSWORD}\n")
