@@ -52,8 +52,7 @@ class Coder:
           places: shardings of each, or None.
           everywhere: that of a payload; None for one device.
         """
-        # Its state is not donated: it is still there if a round goes on without it.
-        self.encode = jax.jit(codec.encode, out_shardings=everywhere)
+        self.encode = jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
         self.decode = [
             jax.jit(self._decoded(codec, spec), out_shardings=(place, None))
             for spec, place in zip(specs, places, strict=True)

@@ -19,16 +19,15 @@ class Tokens:
           counts: P, of each fragment until now.
         """
         self._counts = list(counts)
-        self._sent: list[int | None] = [None] * len(self._counts)
+        self._sent = [0] * len(self._counts)  # with a message that is under way
         self._steps: list[Any] = []  # perhaps still being computed
 
     def took(self, tokens: Any) -> None:
         """Counts those of an inner step, [] integers on any device."""
         self._steps.append(tokens)
 
-    @property
     def counts(self) -> list[int]:
-        """The tokens of each fragment until now, P; waits for steps under way."""
+        """Returns those of each fragment until now, P; waits for steps under way."""
         tokens = sum(int(each) for each in jax.device_get(self._steps))
         self._steps.clear()
         self._counts = [each + tokens for each in self._counts]
@@ -36,13 +35,9 @@ class Tokens:
 
     def send(self, fragment: int) -> int:
         """Returns those that a fragment's message takes along."""
-        tokens = self.counts[fragment]
+        tokens = self.counts()[fragment]
         self._counts[fragment], self._sent[fragment] = 0, tokens
         return tokens
-
-    def is_under_way(self, fragment: int) -> bool:
-        """Returns True if a message of the fragment was sent, and its round is open."""
-        return self._sent[fragment] is not None
 
     def close(self, fragment: int, is_in: bool, kept: float) -> None:
         """Counts for the next round what the parameters still have of a closed one.
@@ -52,7 +47,7 @@ class Tokens:
           is_in: True if this cluster's message is in it.
           kept: share of what the parameters had learned that they keep without it.
         """
-        sent, self._sent[fragment] = self._sent[fragment], None
+        sent, self._sent[fragment] = self._sent[fragment], 0
         if not is_in:
-            tokens = self.counts[fragment] + (sent or 0)
+            tokens = self.counts()[fragment] + sent
             self._counts[fragment] = round(tokens * kept)

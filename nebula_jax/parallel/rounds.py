@@ -106,7 +106,8 @@ class Member:
         ]
         self.outers: list[local_steps.Outer] = []
         self.codecs: list[Any] = []
-        self._codecs_before: list[Any] = [None for _ in parts]  # each latest message
+        # Of each fragment, the message that is under way.
+        self._sent: list[selector.Selected | None] = [None for _ in parts]
         self.versions = [0 for _ in parts]
         """The outer steps that made each fragment's anchor, P."""
         self._tokens = round_tokens.Tokens([0 for _ in parts])
@@ -142,7 +143,7 @@ class Member:
             self.choice.go_on(None if position is None else position["tape"])
         if position is not None:
             self.versions = list(position["versions"])
-        self._codecs_before = [None for _ in self.versions]
+        self._sent = [None for _ in self.versions]
         counts = [0] * len(self.versions) if position is None else position["tokens"]
         self._tokens = round_tokens.Tokens(counts)
 
@@ -151,7 +152,7 @@ class Member:
         """The rest of the state, as JSON values."""
         return {
             "versions": list(self.versions),
-            "tokens": self._tokens.counts,
+            "tokens": self._tokens.counts(),
             **({} if self.choice is None else {"tape": self.choice.rows}),
         }
 
@@ -194,10 +195,9 @@ class Member:
         if self.choice is not None:
             similarity = float(coder.similarity(message["delta"]))
             message["figures"] = self.choice.figures(self._number(), similarity)
-        before = self.codecs[fragment]
-        payload, self.codecs[fragment] = coder.encode(message, before)
-        self._codecs_before[fragment] = before
-        return selector.Selected(payload, number)
+        payload, self.codecs[fragment] = coder.encode(message, self.codecs[fragment])
+        self._sent[fragment] = sent = selector.Selected(payload, number)
+        return sent
 
     def _number(self) -> int:
         """Returns the number of the next round to be applied, counted from 1."""
@@ -225,8 +225,8 @@ class Member:
           step: after which the messages were sent.
           fragment: their number.
           params: of this cluster now, those that train.
-          payloads: R, of all clusters in their order, this one's own too; None of those
-            that the round goes on without.
+          payloads: R, of all clusters in their order, this one's own too, as `outgoing`
+            has returned it; None of those that the round goes on without.
 
         Returns:
           The parameters, and the heads of the messages that there were.
@@ -251,24 +251,19 @@ class Member:
         self.versions[fragment] += 1
         # After a restart, the round may have a message of the process before: what was
         # in it has never been in these parameters.
-        is_own = self._tokens.is_under_way(fragment)
-        self._end(fragment, is_in=self._own in sent)
+        ours = payloads[self._clusters.index(self._own)]
+        is_in = ours is not None and ours is self._sent[fragment]
+        self._sent[fragment] = None
+        # Of what the parameters had learned, `mix` leaves a share.
+        kept = 1.0 if self.config.keeps_unsent else self.config.mixing
+        self._tokens.close(fragment, is_in, kept)
         own = local_steps.split(params, self.config.fragments)[fragment]
         if self.config.keeps_unsent:
-            counted = sent.get(self._own) if is_own else None
+            counted = sent[self._own] if is_in else None
             after = local_steps.follow(own, counted, before, outer.anchor)
         else:
             after = local_steps.mix(self.config, own, outer.anchor)
         return local_steps.replace(params, after), heads
-
-    def _end(self, fragment: int, is_in: bool) -> None:
-        """Ends what is under way of a fragment: takes it back if no round has it."""
-        if self._tokens.is_under_way(fragment) and not is_in:
-            self.codecs[fragment] = self._codecs_before[fragment]
-        self._codecs_before[fragment] = None
-        # Of what the parameters had learned, `mix` leaves a share.
-        kept = 1.0 if self.config.keeps_unsent else self.config.mixing
-        self._tokens.close(fragment, is_in, kept)
 
     def _write(self, messages: Mapping[str, "_Message"]) -> None:
         """Writes what the messages of a round report of their codec onto the tape."""

@@ -180,25 +180,31 @@ def test_a_round_goes_on_without_a_cluster():
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_a_round_without_a_cluster_leaves_it_the_residual_that_it_had():
-    """What a message takes out of error feedback comes back if no round has it."""
-    group = members(codecs.from_string("error_feedback(top_k(0.3)|fp16)").codec)
-    copies = a_round(group, [moved(1), moved(2), moved(3)])
-    before = [jax.device_get(each.codecs[0]) for each in group]
+def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
+    """It is in the round in place of what this one has sent, which came second."""
+    config = local_steps.Config(
+        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
+    )
+    group, before = members(config=config), members(config=config)[0]
+    copies = [moved(1), moved(2), moved(3)]
+    for each in group:
+        each.took(jnp.asarray(10))
     payloads = [
-        each.outgoing(8, 0, own) for each, own in zip(group, copies, strict=True)
+        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
     ]
-    sent = [jax.device_get(each.codecs[0]) for each in group]
-    payloads[1] = None
-    for each, own in zip(group, copies, strict=True):
-        each.incoming(8, 0, own, payloads)
-    after = [jax.device_get(each.codecs[0]) for each in group]
-    for number, expected in enumerate([sent[0], before[1], sent[2]]):
-        assert all(
-            jax.tree.leaves(jax.tree.map(np.array_equal, after[number], expected))
-        )
-    changed = jax.tree.map(np.array_equal, before[1], sent[1])
-    assert not all(jax.tree.leaves(changed))  # there was something to take back
+    payloads[0] = before.outgoing(4, 0, moved(4))
+    after = [
+        each.incoming(4, 0, own, payloads)[0]
+        for each, own in zip(group, copies, strict=True)
+    ]
+    anchor = params()["embeddings"]["table"]
+    moves = [each["embeddings"]["table"] - anchor for each in (*copies, moved(4))]
+    mean = (moves[3] + moves[1] + moves[2]) / 3
+    # The first has all of its own still, the others have sent theirs.
+    for each, left in zip(after, [moves[0], 0.0, 0.0], strict=True):
+        found = each["embeddings"]["table"]
+        np.testing.assert_allclose(found, anchor + mean + left, atol=1e-6)
+    assert [each.position["tokens"][0] for each in group] == [10, 0, 0]
 
 
 def test_a_head_has_the_most_that_it_can_of_what_is_more():
