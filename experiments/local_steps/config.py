@@ -137,8 +137,9 @@ CODECS = {
 }
 """--sync -> the codec of what crosses, if none is given."""
 AUTO = "auto"
-LADDER = ("fp16", "int8(64)", "hadamard|int4(64)|fp16")
-"""Codecs for `auto`, the gentlest first."""
+LADDER = ("bf16", "int8(64)", "hadamard|int4(64)|bf16")
+"""Codecs for `auto`, the gentlest first. Not fp16: deltas of a small learning rate, as
+near the end of a run, are below its range."""
 UNSENT_CODEC = "sparse_loco(64, 4096)"
 """The codec of what crosses with --unsent=parameters, if none is given."""
 

@@ -154,6 +154,8 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
     model, tokenizer = models.load(run)
     whole = trained.with_trained_rows(model)
     text = data.read(run, needed, whole, tokenizer)
+    if matches:
+        training_shares(text)  # an error comes now, not after the predictions
     shape = models.describe(run, text)
     mesh = devices.mesh(run.local.layout(), run.agreed.batch_size)
     fresh = classifier.init(shape, jax.random.key(0), text.model)

@@ -314,16 +314,19 @@ def _with_less_memory(
     staleness = agreed.staleness if is_abnet else 0
     last = plan
     for number in range(agreed.micro_batches + 1, agreed.batch_size + 1):
-        changed = with_micro_batches(plan, number)
-        if staleness and local.max_in_flight <= number * staleness:
-            break  # as in `experiments.abnet.checks`
+        changed, flags = with_micro_batches(plan, number), f"--micro_batches={number}"
+        if staleness and local.max_in_flight <= (least := number * staleness):
+            # As in `experiments.abnet.checks`.
+            more = changed.run.with_local(max_in_flight=least + 1)
+            changed = dataclasses.replace(changed, run=more)
+            flags += f" --max_in_flight={least + 1}"
         if not _refused(settings.check_rows, changed):
             last = changed
-            yield f"--micro_batches={number}", changed
+            yield flags, changed
     if not is_abnet or side != "source":
         return
-    number = last.run.agreed.micro_batches
-    for ahead in range(local.max_in_flight - 1, number * staleness, -1):
+    number, most = last.run.agreed.micro_batches, last.run.local.max_in_flight
+    for ahead in range(most - 1, number * staleness, -1):
         fewer = last.run.with_local(max_in_flight=ahead)
         flags = f"--micro_batches={number} --max_in_flight={ahead}"
         yield flags, dataclasses.replace(last, run=fewer)

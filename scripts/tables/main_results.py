@@ -155,13 +155,18 @@ def _beside(row: Record, plain: Record, against: str) -> str:
 
 
 def _xnli(record: Record) -> str:
+    if not record["rows"]:
+        return report.NOTHING  # `--stages=choose` alone
     (row,) = record["rows"]
     accuracy = dict(row["accuracy"])
     average = accuracy.pop(xnli.AVERAGE)
     low, high = (pick(accuracy.values()) for pick in (min, max))
+    apart, seeds = f" ± {row['deviation'][xnli.AVERAGE]:.1%}", f"{row['seeds']} seeds"
+    if row["seeds"] == 1:
+        apart, seeds = "", "1 seed"
     return (
-        f"{average:.1%} ± {row['deviation'][xnli.AVERAGE]:.1%} on average ({low:.1%} to"
-        f" {high:.1%}; {row['seeds']} seeds), on {row['rows']:,} pairs a language"
+        f"{average:.1%}{apart} on average ({low:.1%} to {high:.1%}; {seeds}), on"
+        f" {row['rows']:,} pairs a language"
     )
 
 

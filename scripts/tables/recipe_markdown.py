@@ -1,5 +1,6 @@
 """The probes of M3's recipes in Markdown, and the translation gap as a picture."""
 
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -25,28 +26,36 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def _row(row: Mapping[str, Any], kept: float) -> list[str]:
-    first, last = row["gaps"][0][1], row["gaps"][-1][1]
-    share = last / first
+    shares, gaps = _shares(row), [gap for _, gap in row["gaps"]]
+    share = f"{shares[-1]:.0%}{'' if shares[-1] >= kept else ' (no)'}"
     gradients = [
-        " → ".join(f"{value:.2g}" for value in row["gradients"][name])
+        " → ".join(report.figure(value, ".2g") for value in row["gradients"][name])
         for name in ("rtd_encoder", "clm_encoder")
     ]
     losses = [
-        f"{each['loss']:.2f} ({report.figure(each['unigram_entropy'], '.2f')})"
+        f"{report.figure(each['loss'], '.2f')}"
+        f" ({report.figure(each['unigram_entropy'], '.2f')})"
         for each in row["generators"]
     ]
     return [
         row["name"],
-        f"{first:.3f} → {last:.3f}",
-        f"{share:.0%}{'' if share >= kept else ' (no)'}",
-        " → ".join(f"{value:.0%}" for value in row["retrieval"]),
+        " → ".join(report.figure(gaps[end], ".3f") for end in (0, -1)),
+        report.NOTHING if math.isnan(shares[-1]) else share,
+        " → ".join(report.figure(value, ".0%") for value in row["retrieval"]),
         ", ".join(gradients),
         report.figure(row["rtd_auc"], ".3f"),
-        f"{row['sampled_mlm_accuracy']:.1%}",
-        f"{row['clm_accuracy']:.1%} ({row['unigram_accuracy']:.1%})",
+        report.figure(row["sampled_mlm_accuracy"], ".1%"),
+        f"{report.figure(row['clm_accuracy'], '.1%')}"
+        f" ({report.figure(row['unigram_accuracy'], '.1%')})",
         ", ".join(losses),
         f"{row['seconds'] / 60:.0f}",
     ]
+
+
+def _shares(row: Mapping[str, Any]) -> list[float]:
+    """Returns each gap as a share of the first one; NaN where one was not finite."""
+    gaps = [math.nan if gap is None else gap for _, gap in row["gaps"]]
+    return [gap / gaps[0] if gaps[0] else math.nan for gap in gaps]
 
 
 def picture(record: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -62,8 +71,7 @@ def picture(record: Mapping[str, Any], path: pathlib.Path) -> None:
     axes = figure.subplots()
     colors = matplotlib.colormaps["tab10"].colors
     for number, row in enumerate(record["rows"]):
-        steps, gaps = zip(*row["gaps"], strict=True)
-        left = [gap / gaps[0] for gap in gaps]
+        steps, left = [step for step, _ in row["gaps"]], _shares(row)
         color = colors[number % len(colors)]
         axes.plot(steps, left, marker="o", markersize=3, label=row["name"], color=color)
     axes.axhline(record["kept"], color="black", linewidth=0.8, linestyle=":")

@@ -200,7 +200,7 @@ def _pretraining(rows: Sequence[Mapping[str, Any]]) -> str:
             str(each["steps"]),
             f"{each['seconds'] / 60:.0f}",
             *(
-                " → ".join(format(value, form) for value in each.get(figure, ()))
+                " → ".join(report.figure(value, form) for value in each.get(figure, ()))
                 for figure, form in used.values()
             ),
         ]

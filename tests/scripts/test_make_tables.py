@@ -172,7 +172,10 @@ def test_the_main_results_bear_benchmarks_that_measured_a_part(tmp_path):
         each for each in bridge["targets"] if each["what"].startswith("bridge:")
     ]
     (tmp_path / "bench_bridge.json").write_text(json.dumps(bridge))
+    xnli = json.loads((results / "xnli_recipe.json").read_text())
+    (tmp_path / "xnli_recipe.json").write_text(json.dumps(xnli | {"rows": []}))
     table = main_results.markdown(tmp_path)
+    assert "| – |" in line_of(table, "A small encoder fine-tuned")
     line = line_of(table, "A bfloat16 training step")
     assert "| – to – times PyTorch's float32 rate, – to – times its" in line
     line = line_of(table, "The bridge beside bare sockets")

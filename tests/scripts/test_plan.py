@@ -333,11 +333,15 @@ IN_FLIGHT = ("--max_in_flight=8", "--batch_size=64", *FP16)
         ((*ABNET_SMALL, *IN_FLIGHT), 0, 0.31, "--micro_batches=64 --max_in_flight=6"),
         (
             *((*ABNET_SMALL, *IN_FLIGHT, "--staleness=1"), 0, 0.7),
-            "--micro_batches=4 --max_in_flight=5",
+            "--micro_batches=8 --max_in_flight=9",
         ),
         ((*ABNET_SMALL, *IN_FLIGHT), 1, 0.6, "--micro_batches=8"),
+        (
+            *((*ABNET_SMALL, *IN_FLIGHT, "--staleness=1"), 1, 0.6),
+            "--micro_batches=8 --max_in_flight=9",
+        ),
     ],
-    ids=["m3", "divided", "fewer under way", "late", "target"],
+    ids=["m3", "divided", "fewer under way", "late", "target", "late target"],
 )
 def test_a_step_planned_again_as_recommended_fits(
     arguments, side, of_working, expected

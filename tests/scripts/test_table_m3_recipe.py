@@ -1,5 +1,7 @@
 """The probes of M3's recipes: flags that can be, figures, Markdown and picture."""
 
+import math
+
 import configured
 import pytest
 
@@ -77,3 +79,26 @@ def test_a_recipe_that_does_not_keep_the_gap_is_marked(tmp_path):
     path = tmp_path / "gap.png"
     recipe_markdown.picture(record, path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_figures_that_are_not_finite_leave_a_table_and_a_picture(tmp_path, nothing):
+    """A record has them as null."""
+    found = summary(nothing, nothing)
+    found["probes"][-1]["rtd_encoder_gradient"] = nothing
+    for figures in found["held_out"][-1]["languages"].values():
+        figures |= {"clm_accuracy": nothing, "rtd_auc": nothing}
+    row = table_m3_recipe.figures_of(table_m3_recipe.ROWS[0], found)
+    about = {"cpu": "C", "cores": 2, "devices": "cpu", "python": "3", "jax": "0"}
+    record = {
+        **{"rows": [row], "steps": 100, "kept": table_m3_recipe.KEPT, "seeds": ["0"]},
+        **{"command": "c", "commit": "a", "seconds": 240.0, "hardware": about},
+    }
+    (line,) = (
+        line
+        for line in recipe_markdown.markdown(record).splitlines()
+        if line.startswith("| as before")
+    )
+    assert "| 0.140 → – | – | 75% → 75% |" in line
+    assert "| – (8.0%) | – (7.20), – (7.00) |" in line
+    recipe_markdown.picture(record, tmp_path / "gap.png")

@@ -38,11 +38,11 @@ class _Asked(NamedTuple):
     """The head that a peer is to cosign and has not yet."""
 
     fields: dict[str, Any]
-    """Of the message that has it."""
+    """The fields of the message that has it."""
     again: float
-    """Time at which it is sent once more; monotonic."""
+    """The time at which it is sent once more; monotonic."""
     wait: float
-    """Seconds from the latest time that it was sent until then."""
+    """The seconds until then, from when it was sent last."""
 
 
 class Upkeep:
