@@ -93,6 +93,11 @@ def pack_pairs(
         yield packed()
 
 
+PACKINGS: dict[str, tuple[str, ...]] = {"mono": (), "parallel": ("1.0.1",)}
+"""Kind -> the version of the way it is packed: another one wherever its sequences
+change, so that no run goes on at a position in others. Empty for the first."""
+
+
 @dataclasses.dataclass
 class PackedTextConfig(tfds.core.BuilderConfig):
     """The files of the splits, and the way they are packed."""
@@ -110,7 +115,7 @@ class PackedTextConfig(tfds.core.BuilderConfig):
 class PackedText(tfds.core.GeneratorBasedBuilder):
     """One file group of a text folder as packed sequences of piece ids."""
 
-    VERSION = tfds.core.Version("1.0.1")  # another one wherever sequences change
+    VERSION = tfds.core.Version("1.0.0")  # of the files; for sequences see PACKINGS
 
     def _info(self) -> tfds_local.LocalInfo:
         ids = tfds.features.Tensor(shape=(None,), dtype=np.int32)
@@ -171,8 +176,8 @@ def prepare(
 ) -> Prepared:
     """Packs a corpus unless that was done before, and opens it.
 
-    The folder is named by a digest of the texts, the vocabulary and L, for pairs also
-    of the way they are packed: an edited corpus is prepared anew, never mixed up with
+    The folder is named by a digest of the texts, the vocabulary, L and the way they are
+    packed: an edited corpus is prepared anew, never mixed up with
     the old one.
 
     Args:
@@ -188,8 +193,7 @@ def prepare(
         folder is damaged.
     """
     texts = [(split, files.digest(path)) for split, path in splits.items()]
-    packing = [str(PackedText.VERSION)] * (kind == "parallel")  # other pairs before
-    key = files.digest_of([vocabulary.digest, *texts, *packing])
+    key = files.digest_of([vocabulary.digest, *texts, *PACKINGS[kind]])
     name = f"{kind}-{language}-L{max_length}-{key}"
     with tfds_local.quiet(), _locked(prepared_dir):
         try:
