@@ -263,7 +263,6 @@ def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     }
     fits = {name: fit(each["parts"]) for name, each in begun.items()}
     done = {case: runs.result(run_of(case, table, False)) for case in PREDICTED}
-    results = [*begun.values(), *done.values()]
     return {
         "fitted": {name: each["parts"] for name, each in begun.items()},
         "rows": [
@@ -279,8 +278,6 @@ def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
                 *done.items(),
             )
         ],
-        "seconds": sum(each["summary"]["seconds"] for each in results),
-        "commits": sorted({each["summary"]["commit"] for each in results}),
     }
 
 
@@ -313,10 +310,9 @@ def main() -> int:
     """Does the missing runs; writes and prints the report."""
     table = config.from_flags("bench_planner", needs_text=False)
     with run_folder.lock(table.workdir):
-        found = gather(
-            table_runs.Runs(table.workdir, figures, results=table.results), table
-        )
-    about = report.provenance(found.pop("seconds"), commits=found.pop("commits"))
+        runs = table_runs.Runs(table.workdir, figures, results=table.results)
+        found = gather(runs, table)
+    about = report.provenance(runs.seconds, commits=runs.commits)
     result = about | found
     table_runs.write(result, markdown(result), table.out)
     return 0

@@ -91,7 +91,6 @@ def _row(setting: Setting, summaries: Sequence[dict[str, Any]]) -> dict[str, Any
     return setting._asdict() | {
         "steps": summaries[0]["held_out"][-1]["step"],
         "seconds": sum(each["seconds"] for each in summaries),
-        "commits": sorted({each["commit"] for each in summaries}),
         **{figure: mean(figure) for figure in m3_curves.FIGURES},
     }
 
@@ -130,9 +129,7 @@ def main() -> int:
             table.workdir, table_runs.summary_of, results=table.results
         )
         rows = gather(runs, table)
-    commits = [each for row in rows for each in row["commits"]]
-    seconds = sum(row["seconds"] for row in rows)
-    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=table.seeds)
+    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
     result = about | {"rows": rows}
     table_runs.write(result, markdown(result), table.out)
     return 0

@@ -172,14 +172,11 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
             made = [runs.found(pretraining_run(row, seed, table)) for seed in done]
         marks[row.name] = {seed: each["right"] for seed, each in done.items()}
         before = [each["summary"] for each in made if each]
-        of_all = [*summaries, *before]
         rows.append(
             {
                 "name": row.name,
                 **xnli_rows.means(summaries),
                 "pretraining": [_pretraining_figures(each) for each in before],
-                "seconds": sum(each["seconds"] for each in of_all),
-                "commits": xnli_rows.commits(of_all),
             }
         )
     for row in rows:

@@ -175,7 +175,7 @@ def gather(
         if found is None:
             continue
         ended.setdefault((method, pair), {})[seed] = found
-        new = {"method": method, "pairs": {}, "seconds": 0.0, "commits": []}
+        new = {"method": method, "pairs": {}, "seconds": 0.0}
         row = rows.setdefault(method, new)
         scores = {"pair": pair, "bleu": [], "bleu_dev": []}
         scores = row["pairs"].setdefault(pair, scores)
@@ -185,7 +185,6 @@ def gather(
         row["trained_parameters"] = sum(
             each["trained_parameters"] for each in found["summary"]["clusters"]
         )
-        row["commits"].append(found["summary"]["commit"])
     by_seed = {key: held_out.by_seed(results) for key, results in ended.items()}
     for method, row in rows.items():
         for pair, scores in row["pairs"].items():
@@ -215,9 +214,7 @@ def main() -> int:
         for *_, run in chosen:
             runs.result(run)
         rows = gather(runs, chosen)
-    commits = [each for row in rows for each in row["commits"]]
-    seconds = sum(row["seconds"] for row in rows)
-    about = report.provenance(seconds, commits=sorted(set(commits)), seeds=table.seeds)
+    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
     result = about | {"rows": rows}
     table_runs.write(result, abnet_markdown.table2(result), table.out)
     return 0

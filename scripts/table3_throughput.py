@@ -137,8 +137,6 @@ def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     }
     first = found[table.seeds[0]]
     moved = runs.result(run_of("moved", table.seeds[0], table.prepared_dir))
-    everything = [each for by_kind in found.values() for each in by_kind.values()]
-    everything.append(moved)
     return {
         "rows": [
             {
@@ -161,8 +159,6 @@ def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
             "curve": moved["curve"],
             "never_moved": first[kinds[0]]["curve"],
         },
-        "seconds": sum(each["summary"]["seconds"] for each in everything),
-        "commits": sorted({each["summary"]["commit"] for each in everything}),
     }
 
 
@@ -215,9 +211,7 @@ def main() -> int:
             table.workdir, figures_of, execute, results=table.results
         )
         found = gather(runs, table)
-    about = report.provenance(
-        found.pop("seconds"), commits=found.pop("commits"), seeds=table.seeds
-    )
+    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
     result = about | found
     table_runs.write(result, markdown(result), table.out)
     figures.moved(result["moved"], table.out.with_name(f"{table.name}_fig8.png"))

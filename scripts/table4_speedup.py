@@ -202,8 +202,6 @@ def gather(runs: table_runs.Runs, seconds: Mapping[str, float]) -> dict[str, Any
             }
             for workers, each in found.items()
         ],
-        "seconds": sum(each["seconds"] for each in found.values()),
-        "commits": sorted({each["commit"] for each in found.values()}),
     }
 
 
@@ -253,7 +251,7 @@ def main() -> int:
         seconds = json.loads(path.read_text())
         runs = table_runs.Runs(table.workdir, figures, execute, results=table.results)
         found = gather(runs, seconds)
-    about = report.provenance(found.pop("seconds"), commits=found.pop("commits"))
+    about = report.provenance(runs.seconds, commits=runs.commits)
     result = about | found
     table_runs.write(result, markdown(result), table.out)
     return 0

@@ -119,21 +119,13 @@ def gather(
     seeds: Sequence[str],
 ) -> dict[str, Any]:
     """Gathers the figures of the runs that have ended."""
-    table, commits, line, seconds = [], set(), {}, 0.0
+    table, line = [], {}
     width = padded = None
     baseline: held_out.BySeed | None = None
 
-    def read(run: table_runs.Run) -> dict[str, Any] | None:
-        nonlocal seconds
-        result = runs.found(run)
-        if result is not None:
-            commits.add(result["summary"]["commit"])
-            seconds += result["summary"]["seconds"]
-        return result
-
     def quality(row: compression_rows.Row) -> dict[str, Any]:
         nonlocal baseline
-        found = {seed: read(quality_run(row, seed, base)) for seed in seeds}
+        found = {seed: runs.found(quality_run(row, seed, base)) for seed in seeds}
         found = {seed: result for seed, result in found.items() if result is not None}
         scores = held_out.by_seed(found)
         baseline = scores if baseline is None else baseline  # of the first row
@@ -146,7 +138,8 @@ def gather(
 
     for row in compression_rows.rows(settings):
         found = dict(row._asdict())
-        speed = read(speed_run(row, line.get("wan", scaled_wan.AUTO), settings, base))
+        over = line.get("wan", scaled_wan.AUTO)
+        speed = runs.found(speed_run(row, over, settings, base))
         if speed is not None:
             line = line or speed["summary"]["line"]
             padded = speed["summary"]["bytes"]["padded"]
@@ -167,7 +160,7 @@ def gather(
                 found = quality(compression_rows.late(row, step))
                 starts += [{"step": step, **found}] if found else []
     return {
-        **report.provenance(seconds, commits=sorted(commits), seeds=seeds),
+        **report.provenance(runs.seconds, commits=runs.commits, seeds=seeds),
         "settings": dict(settings),
         "padded_bytes": padded,
         "line": line,

@@ -194,19 +194,15 @@ def gather(
     runs: table_runs.Runs, base: Sequence[str], seeds: Sequence[str]
 ) -> dict[str, Any]:
     """Gathers the figures of the runs that have ended."""
-    commits: set[str] = set()
-    seconds: dict[str, float] = {}  # by run: some are of several lines
 
     def read(run: table_runs.Run) -> dict[str, Any] | None:
         result = runs.found(run)
-        if result is not None:
-            commits.add(result["summary"]["commit"])
-            seconds[run.name] = result["summary"]["seconds"]
-            if any(each["first_step"] != 1 for each in result["summary"]["clusters"]):
-                raise errors.NebulaError(
-                    f"{run.name} was stopped in between, so its seconds are not those"
-                    f" of one run; remove {runs.path(run.name)}, and it is done again"
-                )
+        parts = [] if result is None else result["summary"]["clusters"]
+        if any(each["first_step"] != 1 for each in parts):
+            raise errors.NebulaError(
+                f"{run.name} was stopped in between, so its seconds are not those"
+                f" of one run; remove {runs.path(run.name)}, and it is done again"
+            )
         return result
 
     def of_seeds(
@@ -227,9 +223,7 @@ def gather(
             points = [[each.number, each.seconds, *each.rungs] for each in steps]
             curves.append({"line": line.name, "steps": points})
     return {
-        **report.provenance(
-            sum(seconds.values()), commits=sorted(commits), seeds=seeds
-        ),
+        **report.provenance(runs.seconds, commits=runs.commits, seeds=seeds),
         "every": EVERY,
         "ladder": list(CODECS),
         "line": measured,

@@ -295,10 +295,6 @@ def gather(
                 "bytes": one["bytes"],
                 "xnli": accuracies,
                 "curve": curve(next(iter(done.values()))),
-                "seconds": sum(each["summary"]["seconds"] for each in done.values()),
-                "commits": sorted(
-                    {each["summary"]["commit"] for each in done.values()}
-                ),
             }
         )
     return rows

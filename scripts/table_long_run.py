@@ -162,13 +162,8 @@ def main() -> int:
         figures_of(row, results, found[ROWS[0]], first_step)
         for row, results in found.items()
     ]
-    summaries = [each["summary"] for results in found.values() for each in results]
     result = {
-        **report.provenance(
-            sum(each["seconds"] for each in summaries),
-            commits=sorted({each["commit"] for each in summaries}),
-            seeds=table.seeds,
-        ),
+        **report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds),
         "first_step": first_step,
         "parts": PARTS,
         "limit": LOSS_APART,

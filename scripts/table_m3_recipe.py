@@ -112,7 +112,6 @@ def figures_of(row: Row, summary: Mapping[str, Any]) -> dict[str, Any]:
         },
         "generators": summary["generators"],
         "seconds": summary["seconds"],
-        "commit": summary["commit"],
     }
 
 
@@ -127,9 +126,7 @@ def main() -> int:
         for row in ROWS:
             found = runs.result(run_of(row, table.seeds[0], table))
             rows.append(figures_of(row, found["summary"]))
-    commits = sorted({row["commit"] for row in rows})
-    seconds = sum(row["seconds"] for row in rows)
-    about = report.provenance(seconds, commits=commits, seeds=table.seeds[:1])
+    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds[:1])
     result = about | {"rows": rows, "steps": STEPS, "kept": KEPT}
     recipe_markdown.picture(result, table.out.with_suffix(".png"))
     table_runs.write(result, recipe_markdown.markdown(result), table.out)

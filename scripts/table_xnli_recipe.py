@@ -109,7 +109,6 @@ def choose(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
                 "english": summary["test"]["accuracy"]["en"],
                 "average": summary["test"]["average"],
                 "seconds": summary["seconds"],
-                "commits": xnli_rows.commits([summary]),
             }
             found.append(figures)
     return sorted(found, key=lambda each: -each["average"])
@@ -130,14 +129,7 @@ def gather(
     summaries = [each["summary"] for each in found if each is not None]
     if not summaries:
         return []
-    return [
-        {
-            "name": chosen,
-            **xnli_rows.means(summaries),
-            "seconds": sum(each["seconds"] for each in summaries),
-            "commits": xnli_rows.commits(summaries),
-        }
-    ]
+    return [{"name": chosen, **xnli_rows.means(summaries)}]
 
 
 def targets(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -186,12 +178,7 @@ def main() -> int:
         runs = table_runs.Runs(table.workdir, xnli_rows.figures, results=table.results)
         chosen = work(runs, table, list(stages))
         tried, rows = choose(runs, table), gather(runs, table, chosen)
-    of_all = [*tried, *rows]
-    about = report.provenance(
-        sum(each["seconds"] for each in of_all),
-        commits=sorted({commit for each in of_all for commit in each["commits"]}),
-        seeds=table.seeds,
-    )
+    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
     result = config.of_all_stages(
         {
             **about,

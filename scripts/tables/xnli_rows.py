@@ -72,11 +72,6 @@ def means(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def commits(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the commits of runs; one that was resumed may have several."""
-    return sorted({one for each in summaries for one in each["commit"].split(", ")})
-
-
 def compare(
     one: Mapping[str, Mapping[str, str]], other: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:

@@ -132,7 +132,6 @@ def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
     assert rows[0]["pretraining"] == []
     assert rows[1]["pretraining"][0]["mlm_loss"] == [7.0, 5.0]
     assert rows[2]["pretraining"][0]["gap"] == pytest.approx([0.11, 0.11])
-    assert rows[2]["commits"] == ["abc123", "def456"]
     path = here / "table" / "results" / "xnli-m3-seed1.json"
     assert json.loads(path.read_text())["summary"]["from"] == "m3-whole-seed1"
 
@@ -154,8 +153,6 @@ def test_the_heading_counts_every_run_that_was_read(here):
         record = table1_xnli.record(runs, table)
         assert record["seconds"] == 60 * len(stub.names)
         assert record["commit"] == "abc123, def456, fed987"
-    of_rows = [commit for row in record["rows"] for commit in row["commits"]]
-    assert "fed987" not in of_rows
 
 
 def test_flags_are_those_of_the_scale():
