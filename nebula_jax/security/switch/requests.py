@@ -203,7 +203,7 @@ def _record(
         raise messages.Malformed(f"{kind!r} is no entry of a trainer")
     switch.record(kind, account.name, **what)
     if kind == "checkpoint":
-        kept.cosign()
+        kept.cosigning.send()
 
 
 def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The upkeep of a switch: certificates, revocations, quotas, and the audit log's disk.
+"""The upkeep of a switch: certificates, revocations, quotas, and what is on the disk.
 
 What is done here is done now and then, whatever crosses meanwhile.
 """
@@ -8,11 +8,11 @@ import contextlib
 import itertools
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography import x509
 
-from nebula_jax import errors, printable
+from nebula_jax import errors
 from nebula_jax.security import (
     federation,
     identity_store,
@@ -21,28 +21,22 @@ from nebula_jax.security import (
     policy,
     revocation,
 )
-from nebula_jax.security.audit import checkpoint_note, entries, witness
-from nebula_jax.security.switch import joining, line, messages, sessions, usage
+from nebula_jax.security.switch import (
+    cosigning,
+    joining,
+    line,
+    messages,
+    sessions,
+    usage,
+)
 from nebula_jax.security.switch.state import State
 
 TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
-ANSWER_SECONDS = 20.0  # for the authority to certify, and for a peer to cosign
+ANSWER_SECONDS = 20.0  # for the authority to certify
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
-MOST_RETRY_SECONDS = 3600.0  # until a peer that does not cosign is asked again
 SHOWN = 200
-
-
-class _Asked(NamedTuple):
-    """The head that a peer is to cosign and has not yet."""
-
-    fields: dict[str, Any]
-    """The fields of the message that has it."""
-    again: float
-    """The time at which it is sent once more; monotonic."""
-    wait: float
-    """The seconds until then, from when it was sent last."""
 
 
 class Upkeep:
@@ -55,7 +49,8 @@ class Upkeep:
           state: of the switch.
         """
         self.state, self.revocations = state, revocation.RevocationList(state.folder)
-        self._witness = witness.Witness(state.folder.audit, state.lab)
+        self.cosigning = cosigning.Cosigning(state)
+        """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
         self._used = state.usage.used.copy()
@@ -64,16 +59,13 @@ class Upkeep:
         self._saved = self._listed = self._tried = 0.0
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._sent: dict[str, _Asked] = {}  # by lab
-        self._due: set[str] = set()  # labs that get a newer one after their answer
-        self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
 
     async def run(self) -> None:
         """Does what is due, again and again."""
         while True:
             for turn in (
                 *(self._look_at_files, self._renew_if_due, self._save),
-                self._send_heads_again,
+                self.cosigning.send_again,
             ):
                 try:
                     await turn()
@@ -81,12 +73,17 @@ class Upkeep:
                     self.state.log(f"error: {error}")
             await asyncio.sleep(TURN_SECONDS)
 
+    def met(self, made: line.Line) -> None:
+        """Begins with a new line: both sides compare what they have."""
+        self._push(made)
+        self.cosigning.begin(made)
+
     async def close(self) -> None:
         """Writes what is not on the disk yet."""
         await self.charge()
         self.state.audit.sign_head()
         self.state.audit.close()
-        self._witness.close()
+        self.cosigning.close()
         self.state.identity.close()
         if self.state.issuer is not None:
             self.state.issuer.close()
@@ -117,11 +114,11 @@ class Upkeep:
             case "renew":
                 made.wants_successor.set()
             case "witnessed":
-                self._has_witnessed(made, messages.field(fields, "size", int))
+                self.cosigning.has_witnessed(made, messages.field(fields, "size", int))
             case "cosign":
-                self._cosign_for(made, fields)
+                self.cosigning.cosign_for(made, fields)
             case "cosigned":
-                self._cosigned(made, fields)
+                self.cosigning.cosigned(made, fields)
             case _:
                 raise messages.Malformed(f"sent a control message {op!r}")
 
@@ -289,105 +286,6 @@ class Upkeep:
             names = dict(self.state.sessions)
             await asyncio.to_thread(sessions.write, path, names)
             self._sessions = names
-
-    # The audit log and its witnesses.
-
-    def met(self, made: line.Line) -> None:
-        """Begins with a new line: both sides compare what they have."""
-        self._seen.pop(made.lab, None)
-        self._sent.pop(made.lab, None)
-        self._push(made)
-        made.send(op="witnessed", size=self._witness.size(made.lab))
-
-    def cosign(self) -> None:
-        """Has the peers cosign the head of the audit log."""
-        for made in list(self.state.lines.values()):
-            if made.lab in self._seen:
-                self._send_head(made)
-
-    def _has_witnessed(self, made: line.Line, size: int) -> None:
-        """Begins with how much of this log a peer has witnessed."""
-        lab, log = made.lab, self.state.audit
-        if size < log.cosigned(lab):
-            self.state.log(f"{lab} has lost some of what it witnessed of this log")
-            self.state.record("audit", lab, event="went back", size=size)
-        self._seen[lab] = size
-        self._send_head(made)
-
-    def _send_head(self, made: line.Line) -> None:
-        """Has a peer cosign the head, once it has answered for the one before.
-
-        The proof begins with what the peer has seen: while an answer is under way, that
-        is not certain.
-        """
-        log, lab = self.state.audit, made.lab
-        if lab in self._sent:
-            self._due.add(lab)
-            return
-        self._due.discard(lab)
-        text = log.sign_head()
-        size = checkpoint_note.read(text).checkpoint.size
-        if size < self._seen[lab]:
-            self.state.log(
-                f"{lab} has witnessed {self._seen[lab]} entries of this lab's audit"
-                f" log, which has {size}: it was restored from an older copy"
-            )
-            return
-        proof = log.consistency(self._seen[lab], size) if self._seen[lab] else []
-        asked = {
-            "checkpoint": text,
-            "proof": [each.hex() for each in proof],
-            "verifier": log.verifier,
-        }
-        self._sent[lab] = _Asked(
-            asked, time.monotonic() + ANSWER_SECONDS, ANSWER_SECONDS
-        )
-        made.send(op="cosign", **asked)
-
-    async def _send_heads_again(self) -> None:
-        """Sends heads again to peers that could not answer, as with a full disk."""
-        now = time.monotonic()
-        for lab, (fields, again, wait) in list(self._sent.items()):
-            made = self.state.lines.get(lab)
-            if made is not None and not made.is_closed and now >= again:
-                wait = min(2 * wait, MOST_RETRY_SECONDS)
-                self._sent[lab] = _Asked(fields, now + wait, wait)
-                made.send(op="cosign", **fields)
-
-    def _cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
-        """Cosigns the head of a peer's log, if it continues what was seen of it."""
-        text = messages.field(fields, "checkpoint", str)
-        verifier = messages.field(fields, "verifier", str)
-        proof = [bytes.fromhex(str(each)) for each in fields.get("proof", [])]
-        try:
-            cosigned = self._witness.cosign(made.lab, text, proof, verifier)
-        except errors.NebulaError as error:
-            why = entries.without_secret(printable.line(str(error), SHOWN))
-            self.state.log(f"the audit log of {made.lab} is not cosigned: {why}")
-            self.state.record("audit", made.lab, event="not cosigned", why=why)
-            return
-        made.send(
-            op="cosigned",
-            checkpoint=text,
-            line=cosigned.line,
-            verifier=cosigned.verifier,
-        )
-
-    def _cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
-        text = messages.field(fields, "checkpoint", str)
-        asked = self._sent.get(made.lab)
-        if asked is None or asked.fields["checkpoint"] != text:
-            return  # a repeat, or to what a former line has sent: nothing waits for it
-        del self._sent[made.lab]
-        self._seen[made.lab] = checkpoint_note.read(text).checkpoint.size
-        self.state.audit.add_cosignature(
-            made.lab,
-            text,
-            messages.field(fields, "line", str),
-            messages.field(fields, "verifier", str),
-        )
-        if made.lab in self._due:
-            self._send_head(made)
 
 
 def _charge(store: identity_store.Store, counts: Mapping[str, int]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import two_labs
 
 from nebula_jax.security import accounts, identity_store, isolation
 from nebula_jax.security.audit import checkpoint_note, entries, witness
-from nebula_jax.security.switch import sessions, state, upkeep, usage
+from nebula_jax.security.switch import cosigning, sessions, state, upkeep, usage
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
     peer.begin()
     for number in range(3):
         kept.state.record("checkpoint", "ana", event="saved", step=number)
-        kept.cosign()
+        kept.cosigning.send()
     assert len(peer.sent) == 1
     peer.answer()
     assert len(peer.sent) == 1
@@ -283,13 +283,13 @@ def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late
     """A peer with a full disk sends none, one on a slow line a late one."""
     now = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(upkeep, "time", clock)
+    monkeypatch.setattr(cosigning, "time", clock)
     peer.begin()
     kept.state.record("checkpoint", "ana", event="saved", step=1)
-    kept.cosign()  # the end of a run: nobody calls this again
+    kept.cosigning.send()  # the end of a run: nobody calls this again
     for seconds, count in ((1, 1), (20, 2), (40, 2), (61, 3), (62, 3)):
         now[0] = seconds
-        asyncio.run(kept._send_heads_again())
+        asyncio.run(kept.cosigning.send_again())
         assert len(peer.sent) == count
     assert peer.sent[0] == peer.sent[1] == peer.sent[2]
     del peer.sent[2]
@@ -307,7 +307,7 @@ def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):
     peer.cosigned(peer.sent.pop())  # the answer was lost with the line
     kept.state.record("checkpoint", "ana", event="saved", step=1)
     kept.met(peer.line)
-    kept.cosign()
+    kept.cosigning.send()
     assert not peer.sent
     peer.begin()
     peer.answer()
