@@ -9,7 +9,7 @@ Trains the run of Table 5 once, without any line, and attacks what would cross:
   trains on text of its own;
 - the gradient in H^E, from which a linear probe names pieces of the target sentence;
 - the gradient of a first layer, which local steps would send: the span test;
-- M3's word indices, which are the text.
+- M3's token ids, which are the text.
 
 The attacks are simple and small, so that every figure is a lower bound. A codec at
 which a token is not recovered here does not protect it.

@@ -6,7 +6,7 @@ from nebula_jax import errors
 from nebula_jax.communication import selector
 from nebula_jax.communication.wire import frames
 from nebula_jax.evaluation import mask_predict
-from nebula_jax.runtime import devices
+from nebula_jax.runtime import devices, process
 
 MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
 NO_HUB = ("hub", "quorum", "grace")
@@ -38,10 +38,27 @@ def check(run: config.Run) -> None:
             )
     elif local.cluster not in ("all", "whole"):
         config.side_dir(local)
+        _report_unused(local)
     elif local.side_dir:
         raise errors.SettingsError(
             f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
             " of --data_dir"
+        )
+
+
+def _report_unused(local: config.Local) -> None:
+    """Names the flags that choose pairs where the side is there already."""
+    chosen = {
+        "corpora": local.corpora,
+        "max_pairs": local.max_pairs is not None,
+        "max_words": local.max_words is not None,
+        "held_out_pairs": local.held_out_pairs,
+    }
+    unused = ", ".join(f"--{name}" for name, is_given in chosen.items() if is_given)
+    if unused:
+        process.message(
+            f"--side_dir={local.side_dir} is taken as it is: {unused} chose its pairs"
+            " if scripts.split_parallel was given the same, and else count for nothing"
         )
 
 

@@ -1,6 +1,6 @@
 """Leakage: the text that whoever receives can recover, by attacks and their scores.
 
-ABNet sends hidden states one way and the gradient in them the other, M3 word indices. A
+ABNet sends hidden states one way and the gradient in them the other, M3 token ids. A
 receiver has the weights of public models, and text of its own in the same language.
 These are simple attacks, so their figures are lower bounds: who spends more on it
 recovers more, and nothing here shows that something cannot be recovered.
@@ -366,7 +366,7 @@ def span_test(gradient: jax.Array, tables: jax.Array, present: np.ndarray) -> Sp
 def text_of(tokens: m3.Tokens) -> jax.Array:
     """Restores the original text from what an M3 generator sends: no attack is needed.
 
-    Its word indices are the corrupted text as it is. For CLM (eq. 10) the originals of
+    Its token ids are the corrupted text as it is. For CLM (eq. 10) the originals of
     masked positions go with them, which is all that was missing.
 
     Args:

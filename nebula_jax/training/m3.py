@@ -98,7 +98,7 @@ class Config:
 
 
 class Tokens(NamedTuple):
-    """The message from a generator to the discriminator: word indices only.
+    """The message from a generator to the discriminator: token ids only.
 
     input_ids: [B, L] int32, x^corrupt of eq. 7.
     masked: [B, L] bool, the positions in M, whose tokens the generator sampled.

@@ -173,7 +173,7 @@ def _word_indices(found: Mapping[str, Any]) -> str:
     ]
     header = ["M3's Tokens", "bytes", "masked", "corrupted text", "original text"]
     return report.join(
-        "M3 sends word indices, which are the corrupted text, and the originals of"
+        "M3 sends token ids, which are the corrupted text, and the originals of"
         f" masked positions. Restored of {found['tokens']:,} tokens, without any"
         " attack:",
         report.table(header, rows),

@@ -1,4 +1,4 @@
-"""The text that M3's discriminator has: word indices are the text.
+"""The text that M3's discriminator has: token ids are the text.
 
 N rows, L length, B rows of a batch.
 """

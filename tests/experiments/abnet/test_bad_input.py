@@ -15,7 +15,15 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments import configuration, train_abnet
-from experiments.abnet import channels, config, data, hello, target, target_model
+from experiments.abnet import (
+    channels,
+    checks,
+    config,
+    data,
+    hello,
+    target,
+    target_model,
+)
 from nebula_jax import errors, files
 from nebula_jax.communication import bridge, loopback
 from nebula_jax.communication.wire import frames
@@ -422,3 +430,13 @@ def test_a_peer_whose_model_cannot_be_is_refused(changes):
     sent.details["model"] |= changes
     with pytest.raises(errors.NebulaError, match="target"):
         hello.peer_model(sent)
+
+
+def test_a_side_that_is_there_names_the_flags_that_chose_its_pairs(capsys):
+    checks.check(configured(**ALONE))
+    assert capsys.readouterr().err == ""
+    checks.check(configured(**ALONE, corpora="web", max_words=6))
+    found = capsys.readouterr().err
+    assert found.startswith(
+        "--side_dir=source_side is taken as it is: --corpora, --max_words"
+    )
