@@ -38,21 +38,29 @@ def run(
     described = configuration.described(run, settings)
 
     def part() -> int:
+        ended: Callable[[], None] = _nothing
         with contextlib.ExitStack() as held:
             if ranks.is_root():
                 held.enter_context(run_folder.lock(folder))
                 if name:
                     checkpoints.check_same_run(run.local.workdir, name, settings)
                     configuration.write_run_flags(folder, run)
-                    held.enter_context(_recorded(run, described))
-            return train(run)
+                    ended = held.enter_context(_recorded(run, described))
+            status = train(run)
+            if status == 0:
+                ended()
+            return status
 
     return cluster.run(run.local.processes(), described, part)
 
 
 @contextlib.contextmanager
-def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[None]:
-    """Records in a federation's audit log that a cluster begins, and how it ends."""
+def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+    """Records in a federation's audit log that a cluster begins, and how it ends.
+
+    Yields:
+      A function to be called if it has taken its last step; else it has stopped.
+    """
     recorder = connect.recorder(run.local.connection(), run.local.cluster)
     recorder.record(
         "job",
@@ -63,9 +71,17 @@ def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[None]:
         data=getattr(run.local, "data", "") or "its own",
     )
     event = "stopped"
-    try:
-        yield
+
+    def ended() -> None:
+        nonlocal event
         event = "ended"
+
+    try:
+        yield ended
     finally:
         recorder.record("job", event=event)
         recorder.close()
+
+
+def _nothing() -> None:
+    """Records nothing: this process is not its cluster's root."""

@@ -276,7 +276,8 @@ flags.DEFINE_integer(
 flags.DEFINE_float(
     "warmup_ratio",
     0.1,
-    "Share of the run until the peak learning rate: of its steps, or of --total_time.",
+    "Share of the run until the peak learning rate: of the steps of a fine-tuning, or"
+    " of --total_time; a pre-training by steps has --warmup_steps.",
     lower_bound=0.0,
     upper_bound=1.0,
 )

@@ -80,7 +80,8 @@ def _run_here(run: config.Run) -> int:
     workdir, is_whole = run.local.workdir, run.local.cluster == "whole"
     clusters = pairs.clusters(run.agreed)
     is_one = len(clusters) == len(pairs.ROLES)
-    for name in ["whole"] if is_whole and is_one else clusters:
+    names = ["whole"] if is_whole and is_one else clusters
+    for name in names:
         checkpoints.check_same_run(workdir, name, config.settings(run.agreed))
     with contextlib.ExitStack() as stack:
         if not is_whole:
@@ -92,7 +93,13 @@ def _run_here(run: config.Run) -> int:
                 )
             )
         folders = data.split(run)
-        models.load_source(run)  # what is wrong with it shows before anything starts
+        # What is wrong with it shows before anything starts.
+        encoder = {"source_model": models.load_source(run).digest}
+        for name in names:
+            if pairs.role_of(name) != "target":
+                checkpoints.check_same_run(
+                    workdir, name, config.settings(run.agreed), encoder
+                )
         target_model.prepare(run, folders[1])
         run = run.with_local(wan=scaled_wan.resolve(run, folders))
         configuration.write_run_flags(workdir, run)
@@ -111,7 +118,7 @@ def _run_here(run: config.Run) -> int:
             reported,
             {**dataclasses.asdict(run.agreed), **_reported(run.local)},
             run.agreed.length_buckets,
-            scaled_wan.read(workdir),
+            scaled_wan.read(run.local),
             time.monotonic() - begin,
         )
     return status

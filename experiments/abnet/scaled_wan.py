@@ -16,7 +16,6 @@ the rate at which padded float32 takes 10 times as long one way. The one-way del
 
 import dataclasses
 import json
-import pathlib
 import statistics
 import time
 from typing import Any
@@ -40,6 +39,8 @@ PAPER_COMPUTE = PAPER_BITS / PAPER_RATE / WIRE_OVER_COMPUTE  # 0.336 s
 
 MEASURED_STEPS = 5  # after one that compiles
 FILE = "scaled_wan.json"
+SETTINGS = "settings"
+"""The name of their digest in that file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,8 @@ def without(local: config.Local) -> config.Local:
 def resolve(run: config.Run, folders: whole.Folders) -> str:
     """Returns --wan, or the line that auto-scaled stands for; reports that.
 
-    It is kept in the run's folder, so that a run that goes on has the same line.
+    It is kept in the run's folder, so that a run that goes on has the same line. One
+    with other settings measures anew.
 
     Args:
       run: of this process.
@@ -105,13 +107,14 @@ def resolve(run: config.Run, folders: whole.Folders) -> str:
     """
     if run.local.wan != AUTO:
         return run.local.wan
-    path = run.local.workdir / FILE
-    if path.is_file():
-        found = ScaledWan(**json.loads(path.read_text()))
+    path, settings = run.local.workdir / FILE, _settings(run)
+    kept = json.loads(path.read_text()) if path.is_file() else {SETTINGS: ""}
+    if kept.pop(SETTINGS, settings) == settings:  # once they were not kept
+        found = ScaledWan(**kept)
     else:
         with process.timed("measuring a step's compute"):
             found = scale(*measure(run, folders))
-        about = dataclasses.asdict(found)
+        about = {**dataclasses.asdict(found), SETTINGS: settings}
         with files.writing(path) as partial:
             partial.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
     process.message(
@@ -122,10 +125,23 @@ def resolve(run: config.Run, folders: whole.Folders) -> str:
     return found.wan
 
 
-def read(workdir: pathlib.Path) -> dict[str, Any]:
-    """Returns what a run measured; {} if its line was given."""
-    path = workdir / FILE
-    return json.loads(path.read_text()) if path.is_file() else {}
+def _settings(run: config.Run) -> str:
+    """Returns a digest of what a step's time depends on."""
+    local = run.local
+    models = [local.source_model, local.source_layers]
+    models += [local.target_model, local.target_layers]
+    settings = sorted(config.settings(run.agreed).items())
+    return files.digest_of([str(settings), *models])[:16]
+
+
+def read(local: config.Local) -> dict[str, Any]:
+    """Returns what a run measured for its line, --wan; {} if that was given."""
+    path = local.workdir / FILE
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text())
+    found.pop(SETTINGS, None)
+    return found if found["wan"] == local.wan else {}
 
 
 def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:

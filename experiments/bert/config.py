@@ -99,6 +99,7 @@ DEFAULTS = {
     "mask_policy": "bert",
     "eval_batch_size": 32,
     "job": "pretrain_bert",
+    "warmup_ratio": 0.1,
 }
 """Shared flags that have another default in this experiment."""
 
@@ -235,6 +236,11 @@ def check(run: Run) -> None:
     if not 1 <= agreed.clusters <= MOST_CLUSTERS:
         raise errors.SettingsError(
             f"--clusters={agreed.clusters}: expected 1 to {MOST_CLUSTERS}"
+        )
+    if agreed.seconds() is None and agreed.warmup_ratio != DEFAULTS["warmup_ratio"]:
+        raise errors.SettingsError(
+            f"--warmup_ratio={agreed.warmup_ratio:g} is for --total_time; a run by"
+            " steps has --warmup_steps"
         )
     local_steps_config.check(agreed, names(agreed))
     local_steps_config.check_line(agreed, local.cluster)

@@ -253,7 +253,7 @@ def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
     local = run.local
     found = pretraining_hello.settings(run.agreed, local.of_discriminator(), vocabulary)
-    if local.generator_start:
+    if local.generator_start or local.discriminator_start:
         digest = hot_start.digest(local.of_generator())
         found["--generator_start"] = digest[:16]
     return found

@@ -147,6 +147,13 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
     Returns:
       The exit status.
     """
+    if predictions_dir and pathlib.Path(predictions_dir).resolve() == (
+        run.local.workdir.resolve()
+    ):
+        raise errors.SettingsError(
+            f"--predictions_dir={predictions_dir} is the run's own folder, which has"
+            " the summary of its training; name another one"
+        )
     split = run.local.split
     matches = run.local.match_label_shares  # then by pairs of training and dev
     needed = wanted(run) if matches else {split: data.languages(run, split)}

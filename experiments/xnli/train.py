@@ -117,7 +117,9 @@ def train(run: config.Run) -> int:
     saved.at_end(step, to_save(), position_now)
     status = interrupt.exit_status(config.NAME, step, agreed.steps)
     if status == 0:
-        is_due = start < step or not (local.workdir / "summary.json").is_file()
+        before = run_report.read_summary(local.workdir)
+        is_due = start < step or not before
+        is_due |= local.match_label_shares and "matched" not in before
         if ranks.agree(is_due):
             params = partition.merge(selection.params, frozen)
             parts = evaluate.tested_parts(run, text)

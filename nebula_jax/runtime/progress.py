@@ -81,9 +81,10 @@ class Progress:
         if ranks.is_root():  # the metrics are the same in all processes of a cluster
             self._log = metrics.MetricsLog(self._folder, start, process.message)
         self._links = links
+        # The root's count: it has set aside what came after the checkpoint.
         before = [each.get(SKIPPED, 0) for each in metrics.read(self._folder)]
         self._skips = nonfinite.Skips(
-            *(cluster, allow_nonfinite, max(before, default=0)),
+            *(cluster, allow_nonfinite, ranks.agree(max(before, default=0))),
             lambda step, count: self._write(step, {SKIPPED: count}),
         )
         self._pending: list[Mapping[str, jax.Array]] = []
@@ -206,7 +207,8 @@ class Progress:
         seconds = time.monotonic() - self._begin  # without the flushes of what follows
         if self._trace.is_on:
             more = {**more, "time": traces.time(self._trace, self._links)}
-            traces.write(self._trace, self._folder, self._cluster)
+            if last != self._start:  # else that of the steps is there already
+                traces.write(self._trace, self._folder, self._cluster)
         if self._log:
             self._log.close()
         if last == self._start or not self._log:

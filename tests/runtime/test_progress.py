@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime import nonfinite, progress
 from nebula_jax.training import metrics
@@ -52,6 +53,18 @@ def test_a_command_that_took_no_step_leaves_the_summary_as_it_was(tmp_path):
     before = path.read_text()
     progress.Progress(tmp_path, "whole", start=3, steps=3, log_every=2).finish(3, {})
     assert path.read_text() == before
+
+
+def test_a_command_that_took_no_step_leaves_the_trace_as_it_was(tmp_path):
+    def finished(start):
+        work = activity.Work(trace=trace_lib.Trace(is_on=True))
+        made = progress.Progress(tmp_path, "g", start, 3, log_every=2, work=work)
+        if not start:
+            take(made, 3)
+        made.finish(3, {})
+        return (tmp_path / "g" / "trace.json").read_bytes()
+
+    assert finished(0) == finished(3)
 
 
 def test_traffic_is_of_all_links_together(tmp_path):

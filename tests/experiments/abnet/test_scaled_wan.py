@@ -46,18 +46,23 @@ def test_the_line_is_returned_reported_and_kept(given, monkeypatch, tmp_path, ca
     reported = capsys.readouterr().err
     assert "--wan=2000kbit,22.35ms" in reported
     assert "1.49 times the paper's" in reported
-    kept = scaled_wan.read(tmp_path)
+    kept = scaled_wan.read(dataclasses.replace(given.local, wan="2000kbit,22.35ms"))
     assert kept == dataclasses.asdict(scaled_wan.scale(0.5, 10_000_000))
     # The run goes on: the same line, not measured anew.
     assert scaled_wan.resolve(given, ("x", "y")) == "2000kbit,22.35ms"
     assert len(measured) == 1
     json.dumps(kept)
+    # One that another --wan is given has no measured line; other settings, another.
+    assert scaled_wan.read(dataclasses.replace(given.local, wan="60mbit")) == {}
+    other = given.with_agreed(micro_batches=1 + given.agreed.micro_batches)
+    scaled_wan.resolve(other, ("x", "y"))
+    assert len(measured) == 2
 
 
 def test_a_line_that_is_given_stays(given, tmp_path):
     run = given.with_local(wan="60mbit,15ms")
     assert scaled_wan.resolve(run, ("x", "y")) == "60mbit,15ms"
-    assert scaled_wan.read(tmp_path) == {}
+    assert scaled_wan.read(run.local) == {}
     assert scaled_wan.without(run.local).wan == "60mbit,15ms"
     assert scaled_wan.without(given.local).wan == ""
 

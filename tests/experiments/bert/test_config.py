@@ -191,3 +191,10 @@ def test_every_shared_setting_is_compared_when_clusters_meet():
     names = {f"--{each.name}" for each in dataclasses.fields(agreed)}
     assert set(configuration.settings(agreed)) == names
     assert {"--sync", "--inner_steps", "--languages", "--hub", "--max_length"} <= names
+
+
+def test_a_share_of_the_time_is_for_runs_by_time():
+    """By steps it would count for nothing, and the rate might never fall."""
+    config.check(run(warmup_ratio=0.06, total_time="30m"))
+    with pytest.raises(errors.SettingsError, match="0[.]06 is for --total_time"):
+        config.check(run(warmup_ratio=0.06, steps=1000))

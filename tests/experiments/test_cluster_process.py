@@ -1,0 +1,37 @@
+"""A cluster's process: what the audit log has of its beginning and its end."""
+
+import types
+
+import configured
+import pytest
+
+from experiments import cluster_process
+from experiments.m3 import config
+
+
+@pytest.mark.parametrize(
+    ("status", "event"), [(0, "ended"), (130, "stopped"), (3, "stopped"), (None, None)]
+)
+def test_a_cluster_that_has_not_taken_its_last_step_has_stopped(
+    status, event, tmp_path, monkeypatch
+):
+    events = []
+    recorder = types.SimpleNamespace(
+        record=lambda kind, **what: events.append(what["event"]), close=lambda: None
+    )
+    monkeypatch.setattr(cluster_process.connect, "recorder", lambda *_: recorder)
+    monkeypatch.setattr(cluster_process.cluster, "run", lambda *given: given[-1]())
+
+    def train(run):
+        if status is None:
+            raise RuntimeError("the disk is full")
+        return status
+
+    run = configured.run(config, "--cluster=generator:0", workdir=tmp_path)
+    given = run, {}, tmp_path / "generator-0", train, "generator:0"
+    if status is None:
+        with pytest.raises(RuntimeError, match="full"):
+            cluster_process.run(*given)
+    else:
+        assert cluster_process.run(*given) == status
+    assert events == ["began", event or "stopped"]
