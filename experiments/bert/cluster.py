@@ -98,7 +98,7 @@ def train(run: config.Run) -> int:
         for step in trace.each("wait", ranks.in_step(iter(steps))):
             with trace.span("next batch"):
                 rows = next(text.batches)
-                batch = copy.batch(rows, share.first_row, timer.progress(step))
+                batch = copy.batch(rows, share.number, timer.progress(step))
             with trace.span("compute", step=step):
                 state, metrics = trace.ready(
                     copy.step(state, copy.frozen, *batch.inputs)

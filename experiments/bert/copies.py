@@ -52,17 +52,17 @@ class Copy(NamedTuple):
     rows: int
     """B."""
 
-    def batch(self, input_ids: np.ndarray, first_row: int, progress: float) -> Batch:
+    def batch(self, input_ids: np.ndarray, number: int, progress: float) -> Batch:
         """Puts a batch on the devices.
 
         Args:
           input_ids: [rows of this process, L] int32.
-          first_row: of this cluster in the joint batch.
+          number: of this cluster's first row in the batch of all clusters.
           progress: share of the run's time that is over.
         """
         everywhere = mesh_lib.replicated(self.mesh)
         batch = mesh_lib.put_rows(self.mesh, input_ids, self.rows)
-        numbers = np.int32(first_row), np.float32(progress)
+        numbers = np.int32(number), np.float32(progress)
         more = mesh_lib.put(numbers, everywhere)
         if self.config.layout == "padded":
             return Batch((batch, *more), jnp.zeros((), jnp.int32))

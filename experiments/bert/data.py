@@ -27,11 +27,13 @@ class Share(NamedTuple):
     """The first one that is the cluster's."""
     rows: int
     """Rows that are."""
+    number: int
+    """That of its first row in the batch of all clusters: masks are drawn by it."""
 
     def within(self, here: slice = slice(None)) -> slice:
         """Returns where some of the cluster's own rows are in a batch of the stream.
 
-        >>> Share(batch_size=24, first_row=8, rows=16).within(slice(8, 16))
+        >>> Share(batch_size=24, first_row=8, rows=16, number=8).within(slice(8, 16))
         slice(16, 24, None)
 
         Args:
@@ -44,9 +46,10 @@ class Share(NamedTuple):
 def share_of(agreed: config.Agreed, index: int) -> Share:
     """Returns the rows of cluster `index`."""
     rows = agreed.rows()
+    number = sum(rows[:index])
     if len(agreed.groups()) > 1:
-        return Share(rows[index], 0, rows[index])
-    return Share(sum(rows), sum(rows[:index]), rows[index])
+        return Share(rows[index], 0, rows[index], number)
+    return Share(sum(rows), number, rows[index], number)
 
 
 def checked(run: config.Run, only: int | None = None) -> config.Run:

@@ -85,7 +85,7 @@ def train(run: config.Run) -> int:
         for k, (copy, text, share) in enumerate(zip(group, texts, shares, strict=True)):
             with trace.span("next batch"):
                 rows = next(text.batches)
-                batch = copy.batch(rows, share.first_row, timer.progress(step))
+                batch = copy.batch(rows, share.number, timer.progress(step))
             with trace.span("compute", step=step, part=names[k]):
                 states[k], metrics = trace.ready(
                     copy.step(states[k], copy.frozen, *batch.inputs)

@@ -264,5 +264,9 @@ def held_out_order(
 
 
 def held_out_rng(micro_batch: int) -> jax.Array:
-    """Returns a key: held-out text is masked alike at every evaluation of any run."""
+    """Returns a key: held-out text is masked alike at every evaluation.
+
+    Also in another run, if its languages are in the same groups and as many batches are
+    held out.
+    """
     return jax.random.key(HELD_OUT_SEED + micro_batch)

@@ -1,8 +1,10 @@
 """The corpora that a generator reads, and their shares (sections 3.1, 4.1).
 
 A generator has a group of languages and weights of tasks: `mrtd` reads their
-monolingual text, `trtd` their translations into English. Within a task, languages are
-sampled with probability ∝ n^α, n sequences of a language.
+monolingual text, `trtd` their translations into English. Within a task, a language has
+a share ∝ n^α of the sequences, n those that there are. Languages are interleaved in
+these shares, in an order that is the same for every seed: of few languages and a batch
+of few rows, a cluster that always has the same rows of it has some more than others.
 """
 
 import heapq

@@ -204,7 +204,7 @@ def paired_bootstrap(
     difference = of_statistics(second) - of_statistics(first)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(apart, [tail, 1 - tail])
-    beyond = np.sum(np.abs(apart - apart.mean()) > abs(difference))
+    beyond = np.sum(np.abs(apart - apart.mean()) >= abs(difference))
     p_value = (int(beyond) + 1) / (samples + 1)
     return Apart(difference, float(low), float(high), p_value)
 

@@ -298,8 +298,9 @@ def encode(
 ) -> Encoded:
     """Applies `Source`, with dropout drawn per example.
 
-    An example's dropout depends on its key and not on its batch, so that micro-batches
-    add up to the batch, and H^E differs little between epochs.
+    An example's dropout depends on its key and the length of its row, not on the other
+    examples, so that micro-batches add up to the batch, and H^E differs little between
+    epochs.
 
     Args:
       config: of the translator.

@@ -38,7 +38,7 @@ class Config:
     generator: transformer.Config
     discriminator: transformer.Config
     steps: int
-    """Optimization steps; the learning rate is 0 at the last."""
+    """Optimization steps; the learning rate falls to 0 after the last."""
     mask_rate: float = 0.15
     """Share of tokens that are masked."""
     mask_policy: str = "electra"

@@ -145,7 +145,7 @@ def test_a_bootstrap_of_two_sentences_is_that_of_all_four_samples():
     assert (found.low, found.high) == pytest.approx((-100, 100))
     assert found.p_value == 1
     same = bleu.paired_bootstrap(first, first)
-    assert same[:3] == (0, 0, 0)
+    assert same == (0, 0, 0, 1)
     assert same == bleu.paired_bootstrap(first, first, seed=5)
 
 
@@ -174,7 +174,7 @@ def test_the_bootstrap_is_the_one_of_texts_drawn_again_and_again():
         first, second = (bleu.corpus_bleu(each, drawn[2]).score for each in drawn[:2])
         apart.append(second - first)
     assert (found.low, found.high) == pytest.approx(np.quantile(apart, [0.025, 0.975]))
-    beyond = np.abs(np.asarray(apart) - np.mean(apart)) > abs(found.difference)
+    beyond = np.abs(np.asarray(apart) - np.mean(apart)) >= abs(found.difference)
     assert found.p_value == (beyond.sum() + 1) / 51
     assert 0.05 < found.p_value < 1
 

@@ -69,6 +69,11 @@ def test_clusters_together_see_what_one_sees_with_the_whole_batch(run, vocabular
     assert len({batch.tobytes() for batch in whole}) == 7
     shares = [data.share_of(parts.agreed, index) for index in range(3)]
     assert [share.first_row for share in shares] == [0, 2, 7]
+    # With text of its own a cluster also draws masks of its own.
+    own = run(batch_sizes="2,5,3", languages="en|de|sw")
+    for made in (parts, own):
+        shares = [data.share_of(made.agreed, index) for index in range(3)]
+        assert [share.number for share in shares] == [0, 2, 7]
 
 
 def test_processes_of_a_cluster_share_its_rows_alone(run, vocabulary):
@@ -94,7 +99,7 @@ def test_a_cluster_with_languages_of_its_own_has_a_generators_stream(run, vocabu
     """The stream of M3's generator of that number, seed, languages and tasks."""
     given = {"task_mix": "mrtd|mrtd=1 trtd=1", "seed": 5, "batch_sizes": "4,6"}
     made = run(languages="en|de sw", **given)
-    assert data.share_of(made.agreed, 1) == data.Share(6, 0, 6)
+    assert data.share_of(made.agreed, 1) == data.Share(6, 0, 6, 4)
     found, _ = batches(made, 1, vocabulary, 4)
     of_m3 = configured.run(
         m3_config, generators="en|de sw", task_mix=given["task_mix"], seed=5,
