@@ -32,7 +32,7 @@ NOBODY = "nobody answers"
 RETRIED = (OSError, session.PeerGone, frames.Damaged)
 ENDED = (
     *(session.PeerGone, session.PeerAborted, session.SessionOver),
-    session.RemoteProtocolError,
+    *(session.RemoteProtocolError, session.LineFailed),
 )
 """Errors of a link that has ended, or whose peer breaks the protocol."""
 

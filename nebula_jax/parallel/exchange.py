@@ -15,7 +15,7 @@ R clusters, P fragments.
 
 from collections.abc import Mapping, Sequence
 
-from nebula_jax.communication import channels, ranks, selector
+from nebula_jax.communication import channels, ranks, selector, worker_link
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.parallel.round_messages import Key
@@ -47,7 +47,8 @@ class Exchange:
         """
         self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
         through = links.get(hub)
-        self._of_hub = through if isinstance(through, Link) else None
+        is_line = isinstance(through, Link | worker_link.WorkerLink)
+        self._of_hub = through if is_line else None
         self._taken: dict[str, dict[Key, selector.Selected]] = {
             name: {} for name in clusters
         }
@@ -122,7 +123,7 @@ class Exchange:
         """
         key = step, fragment
         while missing := [each for each in self._receivers if self._lacks(each, key)]:
-            if self._of_hub is None or ranks.count() > 1:
+            if self._of_hub is None:
                 self._take(missing[0], key)
                 continue
             # All come over one line, in any order: what is there is taken, or it would
@@ -130,12 +131,17 @@ class Exchange:
             self._take_all(key)
             if any(self._lacks(each, key) for each in missing):
                 what = f"delta {fragment} of step {step} from {', '.join(missing)}"
-                if not self._of_hub.wait_for_any(what):
+                if not self._wait_for_any(what):
                     self._take(missing[0], key)  # which raises the reason
         return [
             message if name == self._own else self._taken[name].pop(key)
             for name in self._clusters
         ]
+
+    def _wait_for_any(self, what: str) -> bool:
+        """Waits for a message of the hub, in the root; returns False if none comes."""
+        is_any = isinstance(self._of_hub, Link) and self._of_hub.wait_for_any(what)
+        return bool(ranks.agree(is_any))
 
     def _lacks(self, origin: str, key: Key) -> bool:
         return key not in self._taken[origin]

@@ -159,12 +159,16 @@ def dial(
     report_plain(settings)
     trainer = ways.trainer_of(settings, hello.cluster)
     address = addresses.host_and_port("peer", settings.peer) if not trainer else None
-    link = ways.reached(
-        *(settings, hello, peer, address, trainer),
-        check=check,
-        work=work or activity.Work(settings.stuck_timeout),
-        spool=spool,
-    )
+    with contextlib.ExitStack() as unless_reached:
+        if trainer is not None:
+            unless_reached.callback(trainer.close)
+        link = ways.reached(
+            *(settings, hello, peer, address, trainer),
+            check=check,
+            work=work or activity.Work(settings.stuck_timeout),
+            spool=spool,
+        )
+        unless_reached.pop_all()
     if trainer is not None:
         link.release = trainer.close
     ways.share(link)

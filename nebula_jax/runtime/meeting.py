@@ -8,6 +8,7 @@ A message is a JSON object on a line. P processes; rank 0 is the root.
 """
 
 import contextlib
+import dataclasses
 import json
 import select
 import socket
@@ -22,6 +23,7 @@ from nebula_jax.communication import endpoints
 MOST_BYTES = 2**20  # the longest line that is read
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 5.0  # for who has connected to describe itself
+MOST_NEWCOMERS = 256  # that have not
 
 Message = dict[str, Any]
 
@@ -88,11 +90,12 @@ def gather(
       errors.SettingsError: if they are not the P processes of one run.
     """
     lines: dict[int, Line] = {}
+    newcomers: list[_Newcomer] = []
     deadline = time.monotonic() + timeout
     try:
         with server:
             while len(lines) < processes - 1:
-                came = _next(server, deadline)
+                came = _next(server, newcomers, deadline)
                 if came is None:
                     missing = sorted(set(range(1, processes)) - lines.keys())
                     raise Absent(
@@ -107,24 +110,74 @@ def gather(
             line.send({"refused" if is_refused else "absent": str(error)})
             line.close()
         raise
+    finally:
+        for each in newcomers:
+            each.sock.close()
     for line in lines.values():
         line.send(answer)
     return lines, dict(answer)
 
 
-def _next(server: socket.socket, deadline: float) -> tuple[Line, Message] | None:
-    """Waits for a process that describes itself; None if none comes in time."""
-    while (left := deadline - time.monotonic()) > 0:
-        server.settimeout(left)
+@dataclasses.dataclass(eq=False)
+class _Newcomer:
+    """A connection that has not described itself yet."""
+
+    sock: socket.socket
+    deadline: float
+    received: bytearray = dataclasses.field(default_factory=bytearray)
+
+    def described(self) -> Message | None:
+        """Reads what has come; returns the description, {} if it cannot be one."""
         try:
-            sock, _ = server.accept()
+            data = self.sock.recv(MOST_BYTES)
+        except BlockingIOError:
+            return None
         except OSError:
-            continue
-        line = Line(sock)
-        message = line.read(HELLO_SECONDS)
-        if message is not None and isinstance(message.get("rank"), int):
-            return line, message
-        line.close()  # something else came to this port
+            return {}
+        self.received += data
+        if data and b"\n" not in data and len(self.received) < MOST_BYTES:
+            return None
+        try:
+            message = json.loads(self.received)
+        except (ValueError, RecursionError):
+            return {}
+        is_one = isinstance(message, dict) and type(message.get("rank")) is int
+        return message if is_one else {}
+
+
+def _next(
+    server: socket.socket, newcomers: list[_Newcomer], deadline: float
+) -> tuple[Line, Message] | None:
+    """Waits for a process that describes itself; None if none comes in time.
+
+    Others who come to this port, and are silent or slow, keep nobody waiting.
+
+    Args:
+      server: listens.
+      newcomers: have come, and have not described themselves; changed in place.
+      deadline: of time.monotonic.
+    """
+    server.setblocking(False)
+    while (now := time.monotonic()) < deadline:
+        for each in [each for each in newcomers if now > each.deadline]:
+            newcomers.remove(each)
+            each.sock.close()
+        waits = [each.sock for each in newcomers]
+        waits += [server] * (len(newcomers) < MOST_NEWCOMERS)
+        readable, _, _ = select.select(waits, [], [], min(deadline - now, 1.0))
+        for each in [each for each in newcomers if each.sock in readable]:
+            if (message := each.described()) is None:
+                continue
+            newcomers.remove(each)
+            if message:
+                each.sock.setblocking(True)
+                return Line(each.sock), message
+            each.sock.close()  # something else came to this port
+        if server in readable:
+            with contextlib.suppress(OSError):
+                sock, _ = server.accept()
+                sock.setblocking(False)
+                newcomers.append(_Newcomer(sock, now + HELLO_SECONDS))
     return None
 
 

@@ -19,6 +19,7 @@ from nebula_jax.runtime import meeting, process
 
 ROOT = pathlib.Path(nebula_jax.__file__).parents[1]
 BEAT_SECONDS = 0.5
+STANDSTILL_SECONDS = 2.0  # that a beat is late
 LAST_WORDS_SECONDS = 5.0  # until it is clear why a collective has failed
 
 
@@ -95,7 +96,9 @@ class Members:
 
     def _beat(self) -> None:
         main = threading.main_thread().ident or 0
+        before = time.monotonic()
         while not self._has_ended.wait(BEAT_SECONDS):
+            self._forgive(time.monotonic() - before - BEAT_SECONDS)
             report = self.work.report(is_waited_for=False)
             beat = {"done": report.done, "at": _place(main)}
             self._note(self.rank, beat)
@@ -103,6 +106,19 @@ class Members:
                 beat["stop"] = number
             self._send(beat)
             self._check(report)
+            before = time.monotonic()
+
+    def _forgive(self, late: float) -> None:
+        """Leaves out seconds for which this process itself stood still, as if paused.
+
+        Then it has read nothing either, whatever the others have sent.
+        """
+        if late > STANDSTILL_SECONDS:
+            now = time.monotonic()
+            for times in (self._heard, self._moved):
+                for rank, at in list(times.items()):
+                    times[rank] = min(now, at + late)
+            self._since = min(now, self._since + late)
 
     def _check(self, report: activity.Report) -> None:
         """Ends the cluster if a process is silent, or all of it gets nothing done."""
@@ -144,7 +160,8 @@ class Members:
             with contextlib.suppress(Exception):
                 abort(reason)
         time.sleep(LAST_WORDS_SECONDS)
-        process.message(f"error: {reason}")
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+            process.message(f"error: {reason}")
         process.exit_now(process.ENDED_BY_PEER)
 
 

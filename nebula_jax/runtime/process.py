@@ -155,6 +155,7 @@ def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) 
 
 def exit_now(status: int) -> NoReturn:
     """Ends this process without waiting for anything."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # it may have no reader
+            stream.flush()
     os._exit(status)

@@ -59,7 +59,7 @@ class Config:
 
     encoder: transformer.Config
     steps: int
-    """Optimization steps; the learning rate falls to 0 after the last, unless `by_time`."""
+    """Optimization steps; the learning rate falls to 0 after them, unless `by_time`."""
     mask_rate: float = 0.15
     """Share of tokens that are masked."""
     mask_policy: str = "bert"

@@ -1,6 +1,8 @@
 import concurrent.futures
+import contextlib
 import re
 import socket
+import threading
 
 import pytest
 
@@ -32,6 +34,9 @@ def meet(*others, processes=3, timeout=10.0, described=None, rubbish=b""):
         return [each.exception(30) or each.result() for each in (root, *rest)]
 
 
+SEED = {"--seed": 0}
+
+
 def test_all_get_the_roots_answer_and_keep_a_line():
     (lines, answer), first, second = meet((1, 3, {"--seed": 0}), (2, 3, {"--seed": 0}))
     assert answer == ANSWER
@@ -50,7 +55,46 @@ def test_something_else_at_the_port_is_ignored():
         assert lines.keys() == {1}
 
 
-SEED = {"--seed": 0}
+def test_who_is_silent_or_slow_at_the_port_keeps_nobody_waiting(monkeypatch):
+    """Each would else take its time, one after the other, up to --connect_timeout."""
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 60.0)
+    server = socket.create_server(("127.0.0.1", 0))
+    address, ending = server.getsockname(), threading.Event()
+
+    def trickle(sock):
+        while not ending.wait(0.01):
+            sock.sendall(b"x")
+
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(address)) for _ in range(8)
+        ]
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor())
+        slow = pool.submit(trickle, strangers[0])
+        root = pool.submit(meeting.gather, server, 2, SEED, ANSWER, 30.0)
+        line, answer = meeting.attend(address, 1, 2, SEED, 30.0)
+        ending.set()
+        assert slow.exception(30) is None
+        (lines, _) = root.result(30)
+        assert answer == ANSWER
+        for each in (line, *lines.values()):
+            each.close()
+
+
+def test_who_does_not_describe_itself_in_time_is_closed(monkeypatch):
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 0.05)
+    server = socket.create_server(("127.0.0.1", 0))
+    with (
+        socket.create_connection(server.getsockname()) as stranger,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        root = pool.submit(meeting.gather, server, 2, SEED, ANSWER, 30.0)
+        stranger.settimeout(20)
+        assert stranger.recv(1) == b""
+        line, _ = meeting.attend(server.getsockname(), 1, 2, SEED, 30.0)
+        (lines, _) = root.result(30)
+        for each in (line, *lines.values()):
+            each.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import itertools
 import socket
 import threading
 import time
+import types
 
 import pytest
 from two_labs import wait_until
@@ -127,3 +128,35 @@ def test_all_leave_together(ended, pair):
     time.sleep(0.1)
     assert not ended
     assert not root.reason
+
+
+def test_a_process_that_stood_still_itself_finds_nobody_silent(
+    ended, pair, monkeypatch
+):
+    """It was paused, all others with it, and has read nothing since."""
+    root, _ = pair(peer_timeout=PATIENT, stuck_timeout=PATIENT)
+    monkeypatch.setattr(members_lib, "STANDSTILL_SECONDS", 5.0)
+    root._has_ended.set()  # its own beats
+    for late, is_silent in ((4 * PATIENT, False), (0.0, True)):
+        for times in (root._heard, root._moved):
+            times |= dict.fromkeys(times, time.monotonic() - 3 * PATIENT)
+        root._since = time.monotonic() - 3 * PATIENT
+        root._has_ended.clear()
+        root._forgive(late)
+        root._check(root.work.report(is_waited_for=False))
+        assert bool(ended) == is_silent
+        root._has_ended.set()
+
+
+def test_a_process_ends_though_nobody_reads_its_output(monkeypatch):
+    def broken():
+        raise BrokenPipeError
+
+    found = []
+    for name in ("stdout", "stderr"):
+        stream = types.SimpleNamespace(flush=broken)
+        monkeypatch.setattr(process.sys, name, stream)
+    monkeypatch.setattr(process.os, "_exit", found.append)
+    process.exit_now(4)
+    monkeypatch.undo()
+    assert found == [4]

@@ -212,7 +212,8 @@ class Connection:
         self.drop()
         self.session.lost()
         loss, crossed = as_error(error, self.session.peer), self.session.crossed
-        is_first = self.reconnect.lost(time.monotonic(), str(loss), crossed)
+        is_idle = self.session.window.is_empty
+        is_first = self.reconnect.lost(time.monotonic(), str(loss), crossed, is_idle)
         if is_first and self.reconnect.timeout and not self.has_received_end:
             self._log(f"{loss}; waiting for it to come back")
 

@@ -24,12 +24,15 @@ from nebula_jax.communication.wire import (
     reconnect,
     session,
     socket_io,
+    spool,
     waiters,
     waker,
 )
 
 INLINE_BYTES = 1 << 16  # a message up to this size is written by the one who sends it
 LONGEST_SLEEP = 3600.0  # seconds: polls refuse a few weeks
+REPORTED = (session.RemoteProtocolError, session.LineFailed, spool.SpoolError)
+"""The errors that the peer is sent: those of the line itself it finds out."""
 
 
 class Driver:
@@ -324,7 +327,9 @@ class Driver:
             self._fail(session.PeerGone(self._connection.reconnect.explanation))
 
     def _fail(self, error: Exception) -> None:
-        error = connection.as_error(error, self._session.peer)
+        if not isinstance(error, errors.NebulaError):  # not of a socket: `_turn`
+            what = f"{type(error).__name__}: {error}"
+            error = session.LineFailed(f"the line to {self._session.peer}: {what}")
         self._error = self._error or error
         self.is_dead = True
 
@@ -333,7 +338,10 @@ class Driver:
         self.is_dead = True
         self._waiters.notify()  # nobody needs to wait for what follows
         with self._mutex:
-            if isinstance(self._error, session.RemoteProtocolError):
-                self._connection.send_final(str(self._error))
-            self._connection.drop(linger=True)
-            self._waker.close()
+            try:
+                if isinstance(self._error, REPORTED):
+                    self._connection.send_final(str(self._error))
+            finally:
+                self._connection.drop(linger=True)
+                self._session.window.drop()
+                self._waker.close()

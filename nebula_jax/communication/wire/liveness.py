@@ -9,8 +9,8 @@ PINGS_PER_TIMEOUT = 4  # so that one late Ping does not look like silence
 
 # Activity of a peer -> how many times --stuck_timeout it may take without getting
 # anything done. One that waits for a third cluster has a watch of its own on that one,
-# which ends the wait and names whom to blame; links form a star, so there is no circle
-# but of two clusters that wait for each other.
+# which ends the wait and names whom to blame. There is no circle of them: a round is
+# sent before it is waited for, and links close in one order.
 PATIENCE = {
     Activity.COMPUTING: 1.0,
     Activity.STARTING: 10.0,

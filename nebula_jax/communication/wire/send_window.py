@@ -65,6 +65,16 @@ class SendWindow:
         self.most_bytes = max(self.most_bytes, self._bytes)
 
     @property
+    def is_empty(self) -> bool:
+        """True if the peer has all that was sent."""
+        return self.acknowledged == self.next_sequence
+
+    def drop(self) -> None:
+        """Frees what was not acknowledged: nothing is sent any more; counts stay."""
+        self._messages.clear()
+        self._tensors = self._bytes = 0
+
+    @property
     def is_pending(self) -> bool:
         """True if a message waits to be handed out."""
         return self.cursor < self.next_sequence

@@ -467,3 +467,30 @@ def test_closing_before_the_run_began_ends_both_sides(line, pool):
     closing = pool.submit(line.there.close)
     line.here.close()
     closing.result(5.0)
+
+
+def test_a_failure_of_this_side_is_no_loss_of_the_peer_which_gets_the_reason(
+    line, monkeypatch
+):
+    """Such as of memory: the run's end names it, and nothing that waited stays."""
+    line = line()
+    sender = line.here.sender("down", SPEC, codec.identity())
+    line.there.receiver("down", SPEC, codec.identity())
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    window = line.here._session.window
+
+    def full():
+        raise MemoryError("no room for it")
+
+    monkeypatch.setattr(window, "next", full)
+    sender.send(1, value(1, 0))
+    words = "generator:0: MemoryError: no room for it"
+    with pytest.raises(session.LineFailed, match=words):
+        line.here.wait_for_step(1)
+    with pytest.raises(session.PeerAborted, match=words):
+        line.there.wait_for_step(1)
+    line.here._driver.join()
+    assert not window._messages
+    line.there.abort("the end")
+    line.here.abort("the end")

@@ -5,7 +5,7 @@ from nebula_jax.communication.wire import reconnect
 
 def lost(timeout=10.0, now=100.0):
     policy = reconnect.Reconnect(timeout, b"seed")
-    assert policy.lost(now, "it broke", crossed=3)
+    assert policy.lost(now, "it broke", crossed=3, is_idle=True)
     return policy
 
 
@@ -25,7 +25,7 @@ def test_a_lost_connection_is_given_up_after_the_timeout():
 
 def test_an_attempt_that_breaks_half_way_does_not_move_the_deadline():
     policy = lost()
-    assert not policy.lost(108.0, "again", crossed=3)
+    assert not policy.lost(108.0, "again", crossed=3, is_idle=True)
     assert policy.deadline() == 110.0
     assert policy.explanation.startswith("it broke, and no new connection")
 
@@ -48,18 +48,22 @@ def test_pauses_of_two_sessions_differ():
     assert pauses[0][1:] != pauses[1][1:]
 
 
-def broken_again(crossed, after):
+def broken_again(crossed, after, is_idle=True):
     policy = lost()
     policy.next_pause()
     policy.next_pause()
     assert policy.recovered(104.0) == 4.0
-    assert policy.lost(104.0 + after, "damaged", crossed)
+    assert policy.lost(104.0 + after, "damaged", crossed, is_idle)
     return policy
 
 
-def test_connections_that_carry_nothing_are_no_recovery():
-    policy = broken_again(crossed=3, after=2.0)
-    assert policy.deadline() == 112.0  # 4 of the 10 seconds are gone
+@pytest.mark.parametrize(
+    ("after", "is_idle"), [(2.0, True), (2.0, False), (40.0, False)]
+)
+def test_connections_that_carry_nothing_are_no_recovery(after, is_idle):
+    """However long one lasts: a tensor may take longer than what cuts the line lets."""
+    policy = broken_again(crossed=3, after=after, is_idle=is_idle)
+    assert policy.deadline() == 110.0 + after  # 4 of the 10 seconds are gone
     assert policy.next_pause() >= reconnect.FIRST_PAUSE  # as if it had not come back
     assert policy.explanation == (
         "damaged, and no message crossed on any new connection within 10 s"
@@ -83,7 +87,7 @@ def test_a_line_that_damages_everything_is_given_up_after_a_few_attempts():
     while now < policy.deadline():
         now += policy.next_pause()
         policy.recovered(now)
-        policy.lost(now + 0.001, "damaged", crossed=3)
+        policy.lost(now + 0.001, "damaged", crossed=3, is_idle=False)
         attempts += 1
     assert attempts < 60  # some 45 of up to 2 s
     assert 160.0 <= now < 170.0
@@ -95,7 +99,7 @@ def test_a_connection_that_comes_back_forgets_everything():
     policy.failed("nobody answers")
     assert policy.recovered(103.5) == 3.5
     assert not policy.is_lost
-    assert policy.lost(200.0, "once more", crossed=4)
+    assert policy.lost(200.0, "once more", crossed=4, is_idle=False)
     assert policy.deadline() == 210.0
     assert policy.next_pause() == 0.0
     assert "nobody answers" not in policy.explanation
@@ -123,7 +127,7 @@ def test_the_connections_that_came_back_and_their_times_are_counted():
     policy = lost()
     assert policy.outages == 0
     policy.recovered(104.0)
-    policy.lost(200.0, "it broke", crossed=9)
+    policy.lost(200.0, "it broke", crossed=9, is_idle=True)
     policy.recovered(201.5)
     assert (policy.outages, policy.seconds) == (2, 5.5)
 
