@@ -37,10 +37,15 @@ def report(
       seconds: wall time of this command.
     """
     path = folder / "summary.json"
-    if run_report.is_stale(path, clusters.values()):
+    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+    # One process and clusters may have run here: each is a training of its own.
+    before = run_report.read_summary(folder).get("clusters", [])
+    is_of_others = {each["cluster"] for each in before} != {
+        each["cluster"] for each in found.values() if each
+    }
+    if is_of_others or run_report.is_stale(path, clusters.values()):
         records = metrics.read(next(iter(clusters.values())))
         plot(records, folder / "losses.png")
-        found = {name: run_report.read_summary(each) for name, each in clusters.items()}
         summary = {
             **run_report.provenance(seconds),
             "flags": dict(settings),

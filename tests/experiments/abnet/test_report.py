@@ -1,0 +1,39 @@
+"""The report of a translation's run."""
+
+import json
+import os
+
+from experiments.abnet import report
+
+SETTINGS = {
+    **{"batch_size": 8, "objective": "ar", "replicas": 1, "bottleneck": ()},
+    **{"forward_codec": "", "backward_codec": "", "pair": "es-en", "seed": 0},
+}
+
+
+def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
+    """One process and clusters may have run in a folder, each by its own."""
+    for name, speed in (("whole", 700.0), ("target", 900.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        summary = {
+            **{"cluster": name, "first_step": 1, "last_step": 4, "seconds": 2.0},
+            **{"tokens": 9, "tokens_per_second": speed, "waited_seconds": 0.0},
+            **{"bytes_sent": 0, "bytes_received": 0, "trained_parameters": 3},
+        }
+        (folder / "summary.json").write_text(json.dumps(summary))
+        records = [{"step": step, "loss": 9.0 / step} for step in (1, 4)]
+        lines = "".join(json.dumps(each) + "\n" for each in records)
+        (folder / "metrics.jsonl").write_text(lines)
+        os.utime(folder / "summary.json", (1, 1))
+
+    def shown(name):
+        clusters = {name: tmp_path / name}
+        report.report(tmp_path, clusters, SETTINGS, (8,), {}, 2.0)
+        return capsys.readouterr().out
+
+    assert "| whole |" in shown("whole")
+    first = shown("target")
+    assert "| target |" in first
+    assert "| whole |" not in first
+    assert shown("target") == first
