@@ -19,7 +19,14 @@ from collections.abc import Callable
 from nebula_jax import errors, printable
 from nebula_jax.communication import agreement, endpoints, wan
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, greeting, session, states
+from nebula_jax.communication.wire import (
+    activity,
+    driver,
+    frames,
+    greeting,
+    session,
+    states,
+)
 from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.security import names as names_lib
 
@@ -32,7 +39,7 @@ NOBODY = "nobody answers"
 RETRIED = (OSError, session.PeerGone, frames.Damaged)
 ENDED = (
     *(session.PeerGone, session.PeerAborted, session.SessionOver),
-    *(session.RemoteProtocolError, session.LineFailed),
+    *(session.RemoteProtocolError, driver.LineFailed),
 )
 """Errors of a link that has ended, or whose peer breaks the protocol."""
 

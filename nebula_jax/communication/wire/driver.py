@@ -31,7 +31,13 @@ from nebula_jax.communication.wire import (
 
 INLINE_BYTES = 1 << 16  # a message up to this size is written by the one who sends it
 LONGEST_SLEEP = 3600.0  # seconds: polls refuse a few weeks
-REPORTED = (session.RemoteProtocolError, session.LineFailed, spool.SpoolError)
+
+
+class LineFailed(errors.NebulaError):
+    """A failure of this process in the work of a line, such as of its memory."""
+
+
+REPORTED = (session.RemoteProtocolError, LineFailed, spool.SpoolError)
 """The errors that the peer is sent: those of the line itself it finds out."""
 
 
@@ -329,7 +335,7 @@ class Driver:
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, errors.NebulaError):  # not of a socket: `_turn`
             what = f"{type(error).__name__}: {error}"
-            error = session.LineFailed(f"the line to {self._session.peer}: {what}")
+            error = LineFailed(f"the line to {self._session.peer}: {what}")
         self._error = self._error or error
         self.is_dead = True
 

@@ -49,10 +49,6 @@ class PeerGone(errors.NebulaError):
     """A connection that ended, or fell silent, without an End."""
 
 
-class LineFailed(errors.NebulaError):
-    """A failure of this process in the work of a line, such as of its memory."""
-
-
 class PeerStuck(PeerGone):
     """A peer that lives and gets nothing done."""
 

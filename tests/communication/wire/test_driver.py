@@ -16,7 +16,7 @@ from breakable_line import Proxy
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import frames, session
+from nebula_jax.communication.wire import driver, frames, session
 from nebula_jax.security import certificates, tls
 
 SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
@@ -486,7 +486,7 @@ def test_a_failure_of_this_side_is_no_loss_of_the_peer_which_gets_the_reason(
     monkeypatch.setattr(window, "next", full)
     sender.send(1, value(1, 0))
     words = "generator:0: MemoryError: no room for it"
-    with pytest.raises(session.LineFailed, match=words):
+    with pytest.raises(driver.LineFailed, match=words):
         line.here.wait_for_step(1)
     with pytest.raises(session.PeerAborted, match=words):
         line.there.wait_for_step(1)
