@@ -38,8 +38,9 @@ class Link:
     session.PeerStuck if it lives and gets nothing done, session.PeerAborted if it has
     given up, session.RemoteProtocolError if it breaks the protocol, sends End too early
     or floods another channel, session.SessionOver if this side has ended the session,
-    and Timeout. Before `welcome`, or `wait_for_welcome`, whatever sends or waits for
-    more raises session.LocalProtocolError.
+    driver.LineFailed or spool.SpoolError if this side fails, and Timeout. Before
+    `welcome`, or `wait_for_welcome`, whatever sends or waits for more raises
+    session.LocalProtocolError.
     """
 
     def __init__(

@@ -100,11 +100,19 @@ class Exchange:
             if self._lacks(origin, key) and receivers[fragment].next_step == step:
                 self._take(origin, key)
 
-    def _take_all(self, key: Key) -> None:
-        """Takes what has arrived in a round that is due: any other is an error."""
-        for origin, receivers in self._receivers.items():
-            if self._lacks(origin, key) and receivers[key[1]].has_arrived:
-                self._take(origin, key)
+    def _take_all(self, key: Key) -> bool:
+        """Takes what has arrived in a round that is due; returns True if there is any.
+
+        Any other message of its fragment is an error.
+        """
+        found = [
+            origin
+            for origin, receivers in self._receivers.items()
+            if self._lacks(origin, key) and receivers[key[1]].has_arrived
+        ]
+        for origin in found:
+            self._take(origin, key)
+        return bool(found)
 
     def receive(
         self, step: int, fragment: int, message: selector.Selected
@@ -128,11 +136,12 @@ class Exchange:
                 continue
             # All come over one line, in any order: what is there is taken, or it would
             # keep the rest from being read.
-            self._take_all(key)
-            if any(self._lacks(each, key) for each in missing):
+            if not self._take_all(key):
                 what = f"delta {fragment} of step {step} from {', '.join(missing)}"
-                if not self._wait_for_any(what):
-                    self._take(missing[0], key)  # which raises the reason
+                if not self._wait_for_any(what) or not self._take_all(key):
+                    # None comes any more, or one of another fragment has come: this
+                    # raises the reason.
+                    self._take(missing[0], key)
         return [
             message if name == self._own else self._taken[name].pop(key)
             for name in self._clusters

@@ -145,7 +145,8 @@ def run(
         status = process.guarded(guarded, members.fail)
     except BaseException as error:
         members.fail(f"{type(error).__name__}: {error}")
-        traceback.print_exc()
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+            traceback.print_exc()
         process.exit_now(1)
     if status not in process.SAVED:
         process.exit_now(status)  # JAX's own end would wait for the others, and crash

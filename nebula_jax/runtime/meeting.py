@@ -159,11 +159,7 @@ def _next(
     """
     server.setblocking(False)
     while (now := time.monotonic()) < deadline:
-        for each in [each for each in newcomers if now > each.deadline]:
-            newcomers.remove(each)
-            each.sock.close()
-        waits = [each.sock for each in newcomers]
-        waits += [server] * (len(newcomers) < MOST_NEWCOMERS)
+        waits = [server, *(each.sock for each in newcomers)]
         readable, _, _ = select.select(waits, [], [], min(deadline - now, 1.0))
         for each in [each for each in newcomers if each.sock in readable]:
             if (message := each.described()) is None:
@@ -178,6 +174,11 @@ def _next(
                 sock, _ = server.accept()
                 sock.setblocking(False)
                 newcomers.append(_Newcomer(sock, now + HELLO_SECONDS))
+        most = len(newcomers) - MOST_NEWCOMERS
+        for number, each in enumerate(list(newcomers)):
+            if number < most or now > each.deadline:
+                newcomers.remove(each)
+                each.sock.close()
     return None
 
 

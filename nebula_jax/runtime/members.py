@@ -160,8 +160,7 @@ class Members:
             with contextlib.suppress(Exception):
                 abort(reason)
         time.sleep(LAST_WORDS_SECONDS)
-        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-            process.message(f"error: {reason}")
+        process.message(f"error: {reason}")
         process.exit_now(process.ENDED_BY_PEER)
 
 

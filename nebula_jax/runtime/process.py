@@ -32,8 +32,13 @@ LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gon
 
 
 def message(text: str) -> None:
-    """Prints a message for a person on standard error, apart from progress lines."""
-    print(printable.lines(text), file=sys.stderr, flush=True)
+    """Prints a message for a person on standard error, apart from progress lines.
+
+    If nobody reads that any more, as where `tee` was ended, it is lost: no run ends by
+    it.
+    """
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        print(printable.lines(text), file=sys.stderr, flush=True)
 
 
 def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:

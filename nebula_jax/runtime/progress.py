@@ -82,9 +82,10 @@ class Progress:
             self._log = metrics.MetricsLog(self._folder, start, process.message)
         self._links = links
         # The root's count: it has set aside what came after the checkpoint.
-        before = [each.get(SKIPPED, 0) for each in metrics.read(self._folder)]
+        before = metrics.read(self._folder) if ranks.is_root() else ()
+        skipped = max((each.get(SKIPPED, 0) for each in before), default=0)
         self._skips = nonfinite.Skips(
-            *(cluster, allow_nonfinite, ranks.agree(max(before, default=0))),
+            *(cluster, allow_nonfinite, ranks.agree(skipped)),
             lambda step, count: self._write(step, {SKIPPED: count}),
         )
         self._pending: list[Mapping[str, jax.Array]] = []

@@ -52,6 +52,7 @@ class Connection:
         """True if all was sent and received."""
         self.has_received_end = False
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
+        self._idle_at = 0.0  # the latest time at which the peer had all that was sent
         self._receive, self._has_room = receive, has_room
         self._notify, self._log = notify, log
         self._shaper, self._waker = wan.Shaper(line), wakes
@@ -115,6 +116,8 @@ class Connection:
           session.RemoteProtocolError: if the peer breaks the protocol.
         """
         io, now = self._present, time.monotonic()
+        if self.session.window.is_empty:
+            self._idle_at = now
         if io.error is not None:
             raise io.error
         if is_readable:
@@ -212,8 +215,8 @@ class Connection:
         self.drop()
         self.session.lost()
         loss, crossed = as_error(error, self.session.peer), self.session.crossed
-        is_idle = self.session.window.is_empty
-        is_first = self.reconnect.lost(time.monotonic(), str(loss), crossed, is_idle)
+        now = time.monotonic()
+        is_first = self.reconnect.lost(now, str(loss), crossed, self._idle_at)
         if is_first and self.reconnect.timeout and not self.has_received_end:
             self._log(f"{loss}; waiting for it to come back")
 

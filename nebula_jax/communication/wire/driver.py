@@ -340,7 +340,7 @@ class Driver:
         self.is_dead = True
 
     def _finish(self) -> None:
-        """Sends the peer what it did wrong, and frees everything."""
+        """Sends the peer the error that this side ends with; frees everything."""
         self.is_dead = True
         self._waiters.notify()  # nobody needs to wait for what follows
         with self._mutex:

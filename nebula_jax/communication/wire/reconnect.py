@@ -13,7 +13,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between attempts. A line that is back is found within 5 s: an attempt that
 nobody answers knocks for the last time 2 s before it ends (`bridge.PATIENCE_SECONDS`,
 and TCP's pauses of 1 s, 2 s)."""
-LASTING_SECONDS = 30.0  # a connection is a good one if nothing had to cross
+LASTING_SECONDS = 30.0
+"""A connection that lasts so long is a good one, unless something waited so long on it.
+"""
 
 
 class Reconnect:
@@ -38,14 +40,14 @@ class Reconnect:
         self._loss = self._failure = ""
         self._pause = 0.0
 
-    def lost(self, now: float, reason: str, crossed: int, is_idle: bool) -> bool:
+    def lost(self, now: float, reason: str, crossed: int, idle_at: float) -> bool:
         """Records that the connection broke.
 
         Args:
           now: seconds.
           reason: for the explanation.
           crossed: messages that had crossed by then, of the whole session.
-          is_idle: True if nothing was under way to the peer.
+          idle_at: the time until when nothing was under way to the peer.
 
         Returns:
           True if there was one: an attempt that breaks half-way changes nothing.
@@ -53,7 +55,8 @@ class Reconnect:
         if self.is_lost:
             return False
         has_lasted = now - self._recovered_at >= LASTING_SECONDS
-        if crossed > self._crossed or (has_lasted and is_idle):
+        has_waited = now - max(idle_at, self._recovered_at) >= LASTING_SECONDS
+        if crossed > self._crossed or (has_lasted and not has_waited):
             self._away = self._pause = 0.0
         self.is_lost, self._lost_at, self._loss = True, now, reason
         self._crossed = crossed

@@ -74,6 +74,9 @@ class Cosigning:
         log, lab = self._state.audit, made.lab
         if lab in self._sent:
             self._due.add(lab)
+            _, again, wait = self._sent[lab]
+            if time.monotonic() >= again - wait + ANSWER_SECONDS:
+                self._send_once_more(made)
             return
         self._due.discard(lab)
         text = log.sign_head()
@@ -98,12 +101,16 @@ class Cosigning:
     async def send_again(self) -> None:
         """Sends heads again to peers that could not answer, as with a full disk."""
         now = time.monotonic()
-        for lab, (fields, again, wait) in list(self._sent.items()):
+        for lab, sent in list(self._sent.items()):
             made = self._state.lines.get(lab)
-            if made is not None and not made.is_closed and now >= again:
-                wait = min(2 * wait, MOST_RETRY_SECONDS)
-                self._sent[lab] = _Sent(fields, now + wait, wait)
-                made.send(op="cosign", **fields)
+            if made is not None and not made.is_closed and now >= sent.again:
+                self._send_once_more(made)
+
+    def _send_once_more(self, made: line.Line) -> None:
+        fields, _, wait = self._sent[made.lab]
+        wait = min(2 * wait, MOST_RETRY_SECONDS)
+        self._sent[made.lab] = _Sent(fields, time.monotonic() + wait, wait)
+        made.send(op="cosign", **fields)
 
     def cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""

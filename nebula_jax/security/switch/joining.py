@@ -22,6 +22,7 @@ from nebula_jax.security import (
     peer_tls,
     revocation,
 )
+from nebula_jax.security.audit import files as audit_files
 from nebula_jax.security.switch import messages, outer
 
 ANSWER_SECONDS = 10.0
@@ -134,8 +135,8 @@ def _is_back(folder: federation.Folder, invitation: invitations.Invitation) -> b
     wanted = invitation.lab, invitation.fingerprint
     if not here.authority or (here.name, here.fingerprint) != wanted:
         return False
-    has_begun = folder.identity.exists() and (folder.audit / "key.pem").exists()
-    return not (all(have) and has_begun) or member.have_expired(folder)
+    have += [folder.identity.exists(), audit_files.paths(folder.audit).key.exists()]
+    return not all(have) or member.have_expired(folder)
 
 
 def fetch_list(folder: federation.Folder) -> None:

@@ -36,7 +36,6 @@ SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
 ANSWER_SECONDS = 20.0  # for the authority to certify
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
-SHOWN = 200
 
 
 class Upkeep:

@@ -5,7 +5,7 @@ from nebula_jax.communication.wire import reconnect
 
 def lost(timeout=10.0, now=100.0):
     policy = reconnect.Reconnect(timeout, b"seed")
-    assert policy.lost(now, "it broke", crossed=3, is_idle=True)
+    assert policy.lost(now, "it broke", crossed=3, idle_at=0.0)
     return policy
 
 
@@ -25,7 +25,7 @@ def test_a_lost_connection_is_given_up_after_the_timeout():
 
 def test_an_attempt_that_breaks_half_way_does_not_move_the_deadline():
     policy = lost()
-    assert not policy.lost(108.0, "again", crossed=3, is_idle=True)
+    assert not policy.lost(108.0, "again", crossed=3, idle_at=0.0)
     assert policy.deadline() == 110.0
     assert policy.explanation.startswith("it broke, and no new connection")
 
@@ -48,21 +48,21 @@ def test_pauses_of_two_sessions_differ():
     assert pauses[0][1:] != pauses[1][1:]
 
 
-def broken_again(crossed, after, is_idle=True):
+def broken_again(crossed, after, waited=0.0):
     policy = lost()
     policy.next_pause()
     policy.next_pause()
     assert policy.recovered(104.0) == 4.0
-    assert policy.lost(104.0 + after, "damaged", crossed, is_idle)
+    assert policy.lost(104.0 + after, "damaged", crossed, 104.0 + after - waited)
     return policy
 
 
 @pytest.mark.parametrize(
-    ("after", "is_idle"), [(2.0, True), (2.0, False), (40.0, False)]
+    ("after", "waited"), [(2.0, 0.0), (2.0, 90.0), (40.0, 35.0), (40.0, 90.0)]
 )
-def test_connections_that_carry_nothing_are_no_recovery(after, is_idle):
+def test_connections_that_carry_nothing_are_no_recovery(after, waited):
     """However long one lasts: a tensor may take longer than what cuts the line lets."""
-    policy = broken_again(crossed=3, after=after, is_idle=is_idle)
+    policy = broken_again(crossed=3, after=after, waited=waited)
     assert policy.deadline() == 110.0 + after  # 4 of the 10 seconds are gone
     assert policy.next_pause() >= reconnect.FIRST_PAUSE  # as if it had not come back
     assert policy.explanation == (
@@ -72,12 +72,12 @@ def test_connections_that_carry_nothing_are_no_recovery(after, is_idle):
 
 
 @pytest.mark.parametrize(
-    ("crossed", "after"),
-    [(4, 2.0), (3, reconnect.LASTING_SECONDS)],
-    ids=["something crossed", "nothing had to"],
+    ("crossed", "after", "waited"),
+    [(4, 2.0, 2.0), (3, reconnect.LASTING_SECONDS, 0.0), (3, 3600.0, 8.0)],
+    ids=["something crossed", "nothing had to", "something had just been sent"],
 )
-def test_after_a_good_connection_the_clock_starts_anew(crossed, after):
-    policy = broken_again(crossed, after)
+def test_after_a_good_connection_the_clock_starts_anew(crossed, after, waited):
+    policy = broken_again(crossed, after, waited)
     assert policy.deadline() == 114.0 + after
     assert policy.next_pause() == 0.0
 
@@ -87,7 +87,7 @@ def test_a_line_that_damages_everything_is_given_up_after_a_few_attempts():
     while now < policy.deadline():
         now += policy.next_pause()
         policy.recovered(now)
-        policy.lost(now + 0.001, "damaged", crossed=3, is_idle=False)
+        policy.lost(now + 0.001, "damaged", crossed=3, idle_at=0.0)
         attempts += 1
     assert attempts < 60  # some 45 of up to 2 s
     assert 160.0 <= now < 170.0
@@ -99,7 +99,7 @@ def test_a_connection_that_comes_back_forgets_everything():
     policy.failed("nobody answers")
     assert policy.recovered(103.5) == 3.5
     assert not policy.is_lost
-    assert policy.lost(200.0, "once more", crossed=4, is_idle=False)
+    assert policy.lost(200.0, "once more", crossed=4, idle_at=0.0)
     assert policy.deadline() == 210.0
     assert policy.next_pause() == 0.0
     assert "nobody answers" not in policy.explanation
@@ -127,7 +127,7 @@ def test_the_connections_that_came_back_and_their_times_are_counted():
     policy = lost()
     assert policy.outages == 0
     policy.recovered(104.0)
-    policy.lost(200.0, "it broke", crossed=9, is_idle=True)
+    policy.lost(200.0, "it broke", crossed=9, idle_at=0.0)
     policy.recovered(201.5)
     assert (policy.outages, policy.seconds) == (2, 5.5)
 
