@@ -53,9 +53,7 @@ def _beside_mlm(record: Record) -> str:
     cls = _points(
         record, "M3, [CLS] pooling", "masked language modeling, [CLS] pooling"
     )
-    return (
-        f"{mean} where the mean of its tokens stands for a sentence, {cls} where [CLS]"
-    )
+    return f"{mean} if a sentence is read by the mean of its tokens, {cls} if by [CLS]"
 
 
 def _beside_start(record: Record) -> str:
