@@ -64,6 +64,14 @@ def _beside_start(record: Record) -> str:
     )
 
 
+def _twelve(record: Record) -> str:
+    mlm = _points(record, "M3", "masked language modeling went on")
+    start = _points(record, "M3", "as it comes")
+    return (
+        f"{mlm} beside masked language modeling, {start} beside the encoder as it comes"
+    )
+
+
 def _table3(record: Record) -> str:
     rows = {row["kind"]: row for row in record["rows"]}
     here, across = (
@@ -239,6 +247,11 @@ ROWS = (
         _beside_mlm,
     ),
     Row("table1_six", "XNLI after M3, beside the encoder as it comes", _beside_start),
+    Row(
+        "table1_twelve",
+        "XNLI after M3, where the encoder has twelve layers, not six",
+        _twelve,
+    ),
     Row("table2_tiny", "ABNet-Cloud: translation across two clusters", _table2),
     Row("table3", "M3 across 170 Mbit/s beside no line between its clusters", _table3),
     Row("table5_bottleneck", "4-bit numbers both ways beside padded float32", _int4),
