@@ -213,7 +213,7 @@ class Leaf:
 
     def _apply(self, params: Any) -> tuple[Any, list[round_messages.Head]]:
         """Applies the next entry of the log."""
-        entry = self._log.pop()
+        entry = self._log.entries.popleft()
         if entry.verdict.is_state:
             return self._take_state(params, entry)
         _, after, step, fragment, version, is_last = entry.verdict
@@ -273,7 +273,7 @@ class Leaf:
         ]
 
     def _close(self, params: Any) -> Any:
-        entry = self._log.pop()
+        entry = self._log.entries.popleft()
         return self._member.close(entry.verdict.step, params, self._payloads(entry))
 
     def _left_out(self) -> quorum.LeftOut:

@@ -1,8 +1,8 @@
 """The log of a hub as it arrives at a leaf: what is in it, checked.
 
-    log = quorum_log.Log(member, clusters, own, link)
+    log = quorum_log.Log(member, clusters, own, link, zstd, last)
     is_there = log.receive()                  # False if no more can come
-    entry = log.pop()                         # its oldest; log.entries has all
+    entry = log.entries.popleft()             # the oldest one
     payloads = log.payloads(entry)            # of the round that it closes
     log.forget(closed)                        # of rounds that are over
 
@@ -16,7 +16,6 @@ from typing import Any
 from nebula_jax.communication import channels
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
-from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import quorum, rounds
 from nebula_jax.parallel.round_messages import Key
 
@@ -30,8 +29,8 @@ class Log:
         clusters: Sequence[str],
         own: str,
         link: Link,
-        zstd: int | None = None,
-        last: int = frames.MAX_STEP,
+        zstd: int | None,
+        last: int,
     ) -> None:
         """Opens the channels; the arguments are those of `quorum_leaf.Leaf`."""
         self._config, self._clusters, self._own = member.config, list(clusters), own
@@ -74,10 +73,6 @@ class Log:
                 f"{self._hub} sent a verdict that cannot be: {error}"
             ) from None
         return entry
-
-    def pop(self) -> quorum.Entry:
-        """Returns the oldest entry, which is applied now."""
-        return self.entries.popleft()
 
     def add_own(self, key: Key, message: Selected) -> None:
         """Adds the message that this leaf has sent of a round, unless it has come."""
