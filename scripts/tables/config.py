@@ -18,7 +18,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "seeds",
     "",
-    "Seeds that each row is the mean of: their number, or a list such as 0,1,2.",
+    "Seeds that each row is the mean of: their number, or a list such as 0,1,2 (`5,` is"
+    " the seed 5 alone).",
 )
 flags.DEFINE_string(
     "results_dir",
@@ -133,7 +134,8 @@ def seed_list(given: str, count: int) -> tuple[str, ...]:
     seeds = [int(part) for part in parts] if "," in given else range(int(given))
     if not 1 <= len(seeds) <= MOST_SEEDS or len(set(seeds)) != len(seeds):
         raise errors.SettingsError(
-            f"--seeds={given}: expected 1 to {MOST_SEEDS} seeds, each once"
+            f"--seeds={given}: expected 1 to {MOST_SEEDS} seeds, each once; a comma"
+            " makes a list (`0,` is the seed 0 alone)"
         )
     return tuple(map(str, seeds))
 
