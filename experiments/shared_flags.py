@@ -147,8 +147,8 @@ flags.DEFINE_string(
     "",
     "Emulated line, such as 60mbit,15ms: rate each way, one-way delay. Also jitter=2ms,"
     " cut=5s@20s, 10mbit@60s (the rate from 60 s on), and up:...;down:... for lines"
-    " that differ by direction. train_abnet also takes auto-scaled: slowed by as much"
-    " as this machine computes slower than the paper's.",
+    " that differ by direction. train_abnet also takes auto-scaled: the paper's line in"
+    " proportion to the time in which this machine computes a step.",
 )
 flags.DEFINE_string(
     "tls",

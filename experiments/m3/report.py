@@ -138,8 +138,8 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, form in (("translation_gap", ".3f"), ("retrieval", ".0%"))
         )
         found.append(
-            "Translations in the discriminator's encoder: cosine above that of others"
-            f" {gap} ({gap_before}), found as the nearest {right} ({right_before})."
+            f"In the discriminator's encoder the translation gap is {gap} ({gap_before}"
+            f" before), and retrieval finds {right} ({right_before})."
         )
     if probes and "rtd_encoder_gradient" in probes[-1]:
         last = probes[-1]
@@ -182,8 +182,8 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     if begins_with and len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
         found.append(
             "Warning: translations lie less close together in the discriminator's"
-            f" encoder than after step {with_pairs[0]['step']} (cosine above that of"
-            f" others {gaps[-1]:.3f}, then {gaps[0]:.3f}). New heads may be spoiling"
+            f" encoder (translation gap: {gaps[0]:.3f} after step"
+            f" {with_pairs[0]['step']}, {gaps[-1]:.3f} now). New heads may be spoiling"
             " it: --head_warmup_steps, --head_priors, --layer_decay and a lower"
             " --learning_rate protect it."
         )

@@ -26,8 +26,8 @@ flags.DEFINE_string(
     "",
     "Folder of the figures of finished runs, which are not done again; results/ of"
     " --workdir if empty. With it a table may go on on another machine: in the same"
-    " working directory, with the same --data_dir and --workdir, since paths are among"
-    " the arguments that are compared.",
+    " working directory, with the same --data_dir, --prepared_dir, --pretrained_dir and"
+    " --workdir, since paths are among the arguments that are compared.",
 )
 flags.DEFINE_list(
     "stages", [], "Stages of a table's work to do; empty for all. An error names them."

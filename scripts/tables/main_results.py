@@ -60,7 +60,7 @@ def _beside_start(record: Record) -> str:
     (same,) = record["across_is_same"].values()
     return (
         f"{_points(record, 'M3', 'as it comes')}; M3 across clusters leaves"
-        f" {'the same' if same else 'another'} encoder, byte for byte"
+        f" {'the same' if same else 'another'} encoder, byte for byte (1 seed)"
     )
 
 

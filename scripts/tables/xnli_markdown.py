@@ -145,7 +145,8 @@ def _same(found: Mapping[str, bool]) -> str:
         return ""
     (same,) = found.values()
     return (
-        "M3 across clusters (four processes) leaves"
+        "With the first seed, with which alone it was tried, M3 across clusters (four"
+        " processes) leaves"
         f" {'byte for byte' if same else '**not**'} the encoder that M3 in one process"
         " leaves."
     )
