@@ -190,6 +190,30 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
     assert_same(own, star[0].member.outers[0].anchor)
 
 
+def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch):
+    """A leaf whose line had no room gets all of the round, its own message too."""
+    config = local_steps.Config(
+        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
+    )
+    runs = []
+    for has_room in (True, False):
+        run = star(quorum=3, config=config)
+        for cluster in run.clusters.values():
+            cluster.member.took(np.asarray(10))
+        run.together(2)
+        leaf = run[0].end._leaves[NAMES[2]]
+        if not has_room:
+            leaf.follows = False
+            with monkeypatch.context() as patch:
+                patch.setattr(quorum_hub.Hub, "_bring", lambda *_: None)
+                run.have_arrived(2, 1, 3)
+        run.together(3)
+        assert run[2].end.described["missed"] == 0
+        assert run[2].member.position["tokens"] == [10, 0]
+        runs.append(run[2].params)
+    assert_same(*runs)
+
+
 def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
     star = star(times=lambda: [(4, 90), (6, 110)])
     star.together(7, (0, 1))
