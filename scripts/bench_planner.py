@@ -312,7 +312,7 @@ def main() -> int:
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, figures, results=table.results)
         found = gather(runs, table)
-    about = report.provenance(runs.seconds, commits=runs.commits)
+    about = runs.provenance()
     result = about | found
     table_runs.write(result, markdown(result), table.out)
     return 0

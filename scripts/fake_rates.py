@@ -129,7 +129,7 @@ def main() -> int:
             table.workdir, table_runs.summary_of, results=table.results
         )
         rows = gather(runs, table)
-    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
+    about = runs.provenance(table.seeds)
     result = about | {"rows": rows}
     table_runs.write(result, markdown(result), table.out)
     return 0

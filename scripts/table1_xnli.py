@@ -20,7 +20,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime import run_folder
 from scripts.tables import config, paper, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 
@@ -248,7 +248,7 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     same = work(runs, table)
     rows = gather(runs, table)
     return {
-        **report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds),
+        **runs.provenance(table.seeds),
         "layers": LAYERS[table.scale],
         "rows": rows,
         "across_is_same": same,

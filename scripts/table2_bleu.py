@@ -28,7 +28,7 @@ from nebula_jax import files
 from nebula_jax.data import parallel_side, split_parallel, tokenizers
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
-from nebula_jax.runtime import process, report, run_folder
+from nebula_jax.runtime import process, run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, config, held_out
 from scripts.tables import runs as table_runs
@@ -214,7 +214,7 @@ def main() -> int:
         for *_, run in chosen:
             runs.result(run)
         rows = gather(runs, chosen)
-    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
+    about = runs.provenance(table.seeds)
     result = about | {"rows": rows}
     table_runs.write(result, abnet_markdown.table2(result), table.out)
     return 0

@@ -211,7 +211,7 @@ def main() -> int:
             table.workdir, figures_of, execute, results=table.results
         )
         found = gather(runs, table)
-    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
+    about = runs.provenance(table.seeds)
     result = about | found
     table_runs.write(result, markdown(result), table.out)
     figures.moved(result["moved"], table.out.with_name(f"{table.name}_fig8.png"))

@@ -251,7 +251,7 @@ def main() -> int:
         seconds = json.loads(path.read_text())
         runs = table_runs.Runs(table.workdir, figures, execute, results=table.results)
         found = gather(runs, seconds)
-    about = report.provenance(runs.seconds, commits=runs.commits)
+    about = runs.provenance()
     result = about | found
     table_runs.write(result, markdown(result), table.out)
     return 0

@@ -23,7 +23,7 @@ from experiments.abnet import scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, compression_rows, config, figures, held_out
 from scripts.tables import runs as table_runs
@@ -160,7 +160,7 @@ def gather(
                 found = quality(compression_rows.late(row, step))
                 starts += [{"step": step, **found}] if found else []
     return {
-        **report.provenance(runs.seconds, commits=runs.commits, seeds=seeds),
+        **runs.provenance(seeds),
         "settings": dict(settings),
         "padded_bytes": padded,
         "line": line,
@@ -365,7 +365,7 @@ def main() -> int:
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         work(runs, settings, base, table.seeds, stages, names)
-        result = config.of_all_stages(gather(runs, settings, base, table.seeds))
+        result = gather(runs, settings, base, table.seeds)
     table_runs.write(result, abnet_markdown.table5(result), table.out)
     figures.draw(result, table.out.parent, table.out.stem)
     return 0

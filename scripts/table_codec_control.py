@@ -22,7 +22,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.abnet import crossing, scaled_wan
 from nebula_jax import errors
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import codec_control_markdown, config, held_out
 from scripts.tables import runs as table_runs
@@ -223,7 +223,7 @@ def gather(
             points = [[each.number, each.seconds, *each.rungs] for each in steps]
             curves.append({"line": line.name, "steps": points})
     return {
-        **report.provenance(runs.seconds, commits=runs.commits, seeds=seeds),
+        **runs.provenance(seeds),
         "every": EVERY,
         "ladder": list(CODECS),
         "line": measured,
@@ -366,7 +366,7 @@ def main() -> int:
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
         work(runs, base, table.seeds, config.stages(STAGES))
-        result = config.of_all_stages(gather(runs, base, table.seeds))
+        result = gather(runs, base, table.seeds)
     table_runs.write(result, codec_control_markdown.markdown(result), table.out)
     codec_control_markdown.picture(result, table.out.with_suffix(".png"))
     return 0

@@ -346,7 +346,7 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
             runs.result(run_of(row, table.seeds[0], table))
     rows = gather(runs, table, {})
     return {
-        **report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds),
+        **runs.provenance(table.seeds),
         "rows": rows,
         "steps": STEPS,
         "batch": BATCH,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import config, long_run_markdown
 from scripts.tables import runs as table_runs
@@ -163,7 +163,7 @@ def main() -> int:
         for row, results in found.items()
     ]
     result = {
-        **report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds),
+        **runs.provenance(table.seeds),
         "first_step": first_step,
         "parts": PARTS,
         "limit": LOSS_APART,

@@ -17,7 +17,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime import run_folder
 from scripts.tables import config, recipe_markdown
 from scripts.tables import runs as table_runs
 
@@ -126,7 +126,7 @@ def main() -> int:
         for row in ROWS:
             found = runs.result(run_of(row, table.seeds[0], table))
             rows.append(figures_of(row, found["summary"]))
-    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds[:1])
+    about = runs.provenance(table.seeds[:1])
     result = about | {"rows": rows, "steps": STEPS, "kept": KEPT}
     recipe_markdown.picture(result, table.out.with_suffix(".png"))
     table_runs.write(result, recipe_markdown.markdown(result), table.out)

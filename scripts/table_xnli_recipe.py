@@ -17,7 +17,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax.evaluation import xnli
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime import run_folder
 from scripts.tables import config, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 
@@ -178,14 +178,12 @@ def main() -> int:
         runs = table_runs.Runs(table.workdir, xnli_rows.figures, results=table.results)
         chosen = work(runs, table, list(stages))
         tried, rows = choose(runs, table), gather(runs, table, chosen)
-    about = report.provenance(runs.seconds, commits=runs.commits, seeds=table.seeds)
-    result = config.of_all_stages(
-        {
-            **about,
-            **{"pairs": PAIRS, "tried": tried, "chosen": chosen, "rows": rows},
-            "targets": [target for each in rows for target in targets(each)],
-        }
-    )
+    about = runs.provenance(table.seeds)
+    result = {
+        **about,
+        **{"pairs": PAIRS, "tried": tried, "chosen": chosen, "rows": rows},
+        "targets": [target for each in rows for target in targets(each)],
+    }
     table_runs.write(result, xnli_markdown.recipes(result), table.out)
     return 0
 

@@ -5,8 +5,7 @@ import os
 import pathlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -37,6 +36,8 @@ FLAGS = (
     *("scale", "seeds", "out", "data_dir", "workdir", "results_dir"),
     *("pretrained_dir", "prepared_dir"),
 )
+PARTIAL = ("stages", "results_dir")
+"""Flags of a command that does some of a table's runs."""
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
 BESIDE = FOLDER.parents[1] / "shared" / "data"
 MOST_SEEDS = 100
@@ -155,19 +156,20 @@ def stages(known: Sequence[str]) -> Sequence[str]:
     return given or known
 
 
-def of_all_stages(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record whose command does all stages: it is of the runs of all.
+def whole_command(command: str) -> str:
+    """Returns a table's command without --stages and --results_dir.
 
-    Args:
-      record: with the `command` of the last stage.
+    A record is of the runs of all stages. Whoever repeats it does them anew, also if
+    the figures of its own runs lie beside it.
     """
-    kept, words = [], iter(shlex.split(record["command"]))
+    kept, words = [], iter(shlex.split(command))
     for word in words:
-        if word in ("--stages", "-stages"):
-            next(words, None)  # its value is a word of its own
-        elif not word.startswith(("--stages=", "-stages=")):
+        flag, has_value, _ = word.partition("=")
+        if not word.startswith("-") or flag.lstrip("-") not in PARTIAL:
             kept.append(word)
-    return {**record, "command": shlex.join(kept)}
+        elif not has_value:
+            next(words, None)  # its value is a word of its own
+    return shlex.join(kept)
 
 
 def data_dir(given: str) -> str:

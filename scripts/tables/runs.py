@@ -84,16 +84,24 @@ class Runs:
         self._other_commits: set[str] = set()
         self._summaries: dict[str, Mapping[str, Any]] = {}
 
-    @property
-    def seconds(self) -> float:
-        """The seconds of all runs whose figures were read."""
-        return sum(each["seconds"] for each in self._summaries.values())
+    def provenance(self, seeds: Sequence[str] = ()) -> dict[str, Any]:
+        """Describes how the runs whose figures were read came to be.
 
-    @property
-    def commits(self) -> list[str]:
-        """The commits of all runs whose figures were read; a run may have several."""
-        each = (summary["commit"] for summary in self._summaries.values())
-        return sorted({commit for commits in each for commit in commits.split(", ")})
+        Args:
+          seeds: of the runs; left out of the record if there are none.
+
+        Returns:
+          A record's first entries, as from `report.provenance`. What is not the same
+          for all runs (commits, machines) has all of them.
+        """
+        runs = list(self._summaries.values())
+        seconds = sum(run["seconds"] for run in runs)
+        commits = {name for run in runs for name in run["commit"].split(", ")}
+        about = report.provenance(seconds, commits=sorted(commits), seeds=seeds)
+        machines = [run["hardware"] for run in runs if "hardware" in run]
+        if machines:
+            about["hardware"] = {name: _all(machines, name) for name in machines[0]}
+        return about | {"command": config.whole_command(about["command"])}
 
     def path(self, name: str) -> pathlib.Path:
         """Returns the file of a run's figures, which is there once it has ended."""
@@ -286,6 +294,12 @@ def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
     report.write(out, result)
     report.show(markdown)
     print(f"report: {out}; python -m scripts.make_tables puts it into the README")
+
+
+def _all(machines: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Returns what machines have of that name; text if they differ."""
+    found = list(dict.fromkeys(machine.get(name, "?") for machine in machines))
+    return found[0] if len(found) == 1 else " or ".join(map(str, found))
 
 
 def identity(run: Run) -> str:

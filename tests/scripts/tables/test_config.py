@@ -55,9 +55,11 @@ def test_a_table_is_named_after_its_scale():
     assert scaled.arguments(flagfile)[:2] == ("--flagfile=x.flags", "--data_dir=text")
 
 
-def test_the_command_of_a_record_does_all_stages():
-    record = {"command": "python -m t --stages=speed '--rows=a b' --seeds=5", "rows": 1}
-    whole = {"command": "python -m t '--rows=a b' --seeds=5", "rows": 1}
-    assert config.of_all_stages(record) == whole == config.of_all_stages(whole)
-    command = "python -m t --stages speed '--rows=a b' -stages quality --seeds=5"
-    assert config.of_all_stages(record | {"command": command}) == whole
+def test_the_command_of_a_record_does_all_runs_anew():
+    whole = "python -m t '--rows=a b' --seeds=5"
+    for given in (
+        whole,
+        "python -m t --stages=speed '--rows=a b' --results_dir=kept --seeds=5",
+        "python -m t --stages speed '--rows=a b' -results_dir kept --seeds=5",
+    ):
+        assert config.whole_command(given) == whole

@@ -77,6 +77,30 @@ def test_a_table_goes_on_elsewhere_with_the_figures_of_runs_that_ended(tmp_path)
     assert not (tmp_path / "there").exists()
 
 
+def test_a_record_has_the_machines_and_commits_of_its_runs_not_of_who_gathers(tmp_path):
+    machines = iter(["EPYC", "Xeon"])
+
+    def execute(run, workdir):
+        cpu = next(machines)
+        hardware = {"cpu": cpu, "cores": 2}
+        summary = {"commit": f"{cpu}1, same2", "seconds": 1.5, "hardware": hardware}
+        (workdir / "summary.json").write_text(json.dumps(summary))
+
+    def runs():
+        return table_runs.Runs(tmp_path, table_runs.summary_of, execute)
+
+    for name in "ab":
+        runs().result(table_runs.Run(name, "m", ()))
+    elsewhere = runs()
+    for name in "ab":
+        elsewhere.found(table_runs.Run(name, "m", ()))
+    about = elsewhere.provenance(seeds=("0",))
+    assert about["hardware"] == {"cpu": "EPYC or Xeon", "cores": 2}
+    assert about["commit"] == "EPYC1, Xeon1, same2"
+    assert (about["seconds"], about["seeds"]) == (3.0, ["0"])
+    assert set(runs().provenance()["hardware"]) > {"cpu", "cores"}  # of this machine
+
+
 def test_kept_figures_of_another_run_are_refused_with_what_differs(tmp_path):
     """Paths are arguments too: from elsewhere a run is another one."""
 
