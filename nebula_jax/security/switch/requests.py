@@ -121,6 +121,8 @@ async def _dial(
 
     served = switch.served.get((job, listener))
     if served is not None and lab in ("", switch.lab):
+        if why := switch.usage.barred.get(served.account.name):
+            raise inner.Refused(f"{listener} of job {job} is barred: {why}")
         here = about(switch.lab)
         near, far = streams.local_pair()
         other = await connect(served)

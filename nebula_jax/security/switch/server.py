@@ -267,6 +267,11 @@ class Switch:
             served = self.state.served.get((about.job, about.listener))
             if served is None:
                 raise inner.Absent(f"{about.listener} of job {about.job} is not here")
+            if served.account.name in self.state.usage.barred:
+                raise inner.Refused(  # without the name, which is this lab's affair
+                    f"{about.listener} of job {about.job} is barred: the quota of its"
+                    " account is used up, or the account is suspended"
+                )
             trainer = await requests.connect(served)
         except (errors.NebulaError, OSError) as error:
             made.send(

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import ports
 import pytest
+import tiny_accounts
 import two_labs
 from two_labs import settings, wait_until
 
@@ -27,16 +28,19 @@ from nebula_jax.communication import codec, endpoints
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect, own_switch
 from nebula_jax.security import (
+    account_token,
     accounts,
     authority,
     federation,
     incarnations,
     invitations,
+    isolation,
     member,
     peer_tls,
     policy,
     revocation,
     seal,
+    tokens,
 )
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
@@ -852,6 +856,43 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
         tokens, failed = run(labs.s, labs.t)
         assert not failed
         assert tokens == list(range(1, 21))
+
+
+def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
+    """People of its lab see whose quota it is; those of another lab see no name."""
+    people = labs.s.switch.state.identity
+    tiny_accounts.person(people, "bob")
+    with people.store.writing() as connection:
+        bob = tokens.give(connection, "bob", time.time(), None)
+
+    def limit(quota):
+        limits = accounts.Limits(quota_bytes=quota)
+        people.set_limits(tiny_accounts.owner(people), "bob", limits)
+        charged = labs.s.switch.upkeep.charge()
+        asyncio.run_coroutine_threadsafe(charged, labs.s.loop).result(20)
+
+    def request(at, op, token, cluster, **more):
+        about = {"account": token, "job": "data-corpus", "from": cluster}
+        return inner.request(at.folder, 20.0, op, **about, **more)[0]
+
+    def dial(at):
+        token = account_token.read(at.folder, "")
+        request(at, "dial", token, "generator:0", to="data", lab="").close()
+
+    with socket.create_server(("127.0.0.1", 0)) as trainer:
+        where = {"port": trainer.getsockname()[1], "shared": True}
+        with request(labs.s, "serve", bob, "data", **where):
+            isolation.charge(people.store, "bob", 1000)
+            limit(1000)
+            with pytest.raises(inner.Refused, match="bob: its quota of 1000 bytes"):
+                dial(labs.s)
+            words = "the switch of lab-s: .* quota of its account is used up"
+            with pytest.raises(inner.Absent, match=words) as found:
+                dial(labs.t)
+            assert "bob" not in str(found.value)
+            limit(10**9)
+            dial(labs.s)
+            dial(labs.t)
 
 
 def test_certificates_renew_themselves_at_two_thirds_of_their_life(
