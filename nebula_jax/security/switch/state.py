@@ -214,10 +214,10 @@ class State:
             if counts:
                 self.usage.release(about.job, missing)
             ours = about.listener if is_listener else about.connector
-            self._record_carried(about, ours, carried)
+            self._record_carried(about, account, ours, carried)
 
     def _record_carried(
-        self, about: streams.About, ours: str, carried: streams.Carried
+        self, about: streams.About, account: str, ours: str, carried: streams.Carried
     ) -> None:
         """Records what a stream of one of our clusters has carried."""
         job = entries.without_secret(about.job)  # no name keeps the counts out
@@ -225,8 +225,10 @@ class State:
             if isinstance(carried.refusal, policy.PolicyError):
                 self.refusals[about.job, ours] = str(carried.refusal)
             self.log(f"ended a stream of {ours}: {carried.refusal}")
-            reason = type(carried.refusal).__name__
-            self.record("refusal", about.account, reason=reason, job=job)
+            reason, who = type(carried.refusal).__name__, about.account
+            if isinstance(carried.refusal, usage.QuotaSpent):
+                who = f"{account}@{self.lab}"
+            self.record("refusal", who, reason=reason, job=job)
         directions = {"sent": carried.sent.seen, "received": carried.received.seen}
         for direction, kinds in directions.items():
             for kind, (count, nbytes) in kinds.items():

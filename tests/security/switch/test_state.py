@@ -170,6 +170,26 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
     assert reasons == ["QuotaSpent"]
 
 
+def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch):
+    """Not of ana, who dialed, and whose quota is not spent."""
+    about = ABOUT._replace(account="ana@lab-s", lab="lab-s")
+    switch.usage.barred = {"bob": "its quota is used up"}
+
+    async def carry():
+        trainer, here = socket.socketpair()
+        with trainer:
+            near, far = streams.local_pair()
+            connection = await asyncio.open_connection(sock=here)
+            carried = switch.carry(about, "bob", connection, near, is_listener=True)
+            await far.send(OPEN)
+            await asyncio.wait_for(carried, 20)
+
+    asyncio.run(carry())
+    entries = audit_entries.read(switch.folder.audit)
+    refused = [(each.who, each.what) for each in entries if each.kind == "refusal"]
+    assert refused == [("bob@lab-s", {"reason": "QuotaSpent", "job": "m3"})]
+
+
 def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
     """Both of its halves see each frame."""
     about, data = ABOUT._replace(lab="lab-s"), OPEN + 4 * TENSOR
