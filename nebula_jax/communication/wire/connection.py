@@ -52,7 +52,8 @@ class Connection:
         """True if all was sent and received."""
         self.has_received_end = False
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
-        self._idle_at = 0.0  # the latest time at which the peer had all that was sent
+        # The latest time at which nothing was under way that the peer would have read.
+        self._idle_at = 0.0
         self._receive, self._has_room = receive, has_room
         self._notify, self._log = notify, log
         self._shaper, self._waker = wan.Shaper(line), wakes
@@ -116,7 +117,7 @@ class Connection:
           session.RemoteProtocolError: if the peer breaks the protocol.
         """
         io, now = self._present, time.monotonic()
-        if self.session.window.is_empty:
+        if self.session.window.is_empty or self.session.watch.reads_nothing:
             self._idle_at = now
         if io.error is not None:
             raise io.error

@@ -93,6 +93,10 @@ class Watch:
         """Bytes of messages that came, those of Pings left out."""
         self.progressed = 0.0
         """The time of the latest progress."""
+        self.reads_nothing = False
+        """True if the peer's latest Ping on this connection shows that it reads nothing
+        at present, and misses nothing: it may have no room. One that waits for this
+        side has room, so that what does not reach it was lost on the line."""
         self._timeout = timeout
         self._latest = 0.0  # the time to which `_count` counts
         self._count = self._count_at_progress = 0.0
@@ -106,6 +110,7 @@ class Watch:
         """Starts a new connection."""
         self._latest = now
         self.progressed = self.progressed or now
+        self.reads_nothing = False
 
     def moved(self, received: int, now: float) -> None:
         """Records how many bytes have come, those of whole Pings left out."""
@@ -123,7 +128,10 @@ class Watch:
           now: seconds.
         """
         self._count, self._latest = self.count(now), now
-        has_moved = report.done > self._done or received > self._peer_received
+        has_received = received > self._peer_received
+        is_waiting = report.activity is Activity.WAITING
+        self.reads_nothing = not has_received and not is_waiting
+        has_moved = has_received or report.done > self._done
         if has_moved or report.activity is not self.activity:
             self._progress(now)
         self.activity = report.activity

@@ -14,8 +14,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 nobody answers knocks for the last time 2 s before it ends (`bridge.PATIENCE_SECONDS`,
 and TCP's pauses of 1 s, 2 s)."""
 LASTING_SECONDS = 30.0
-"""A connection that lasts so long is a good one, unless something waited so long on it.
-"""
+"""A connection that lasts so long is a good one, unless something waited so long on it
+that the peer would have read."""
 
 
 class Reconnect:
@@ -47,7 +47,8 @@ class Reconnect:
           now: seconds.
           reason: for the explanation.
           crossed: messages that had crossed by then, of the whole session.
-          idle_at: the time until when nothing was under way to the peer.
+          idle_at: the time until when nothing was under way that the peer would have
+            read.
 
         Returns:
           True if there was one: an attempt that breaks half-way changes nothing.

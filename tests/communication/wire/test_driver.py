@@ -16,7 +16,7 @@ from breakable_line import Proxy
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import driver, frames, session
+from nebula_jax.communication.wire import driver, frames, reconnect, session
 from nebula_jax.security import certificates, tls
 
 SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
@@ -348,6 +348,39 @@ def test_a_side_with_a_full_inbox_comes_back_as_well(line, stalled):
     time.sleep(3.0)  # longer than a session may be without a connection
     for step in range(20):
         np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
+    line.here.abort("done")
+    line.there.abort("done")
+
+
+def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
+    line, pool, monkeypatch
+):
+    """As while it evaluates: its inbox is full, and the line breaks now and then."""
+    monkeypatch.setattr(reconnect, "LASTING_SECONDS", 0.2)
+    monkeypatch.setattr(reconnect, "LONGEST_PAUSE", 0.1)
+    line = line(peer_timeout=0.4, reconnect_timeout=2.0)
+    incoming = line.here.receiver("h", SPEC, codec.identity())
+    outgoing = line.there.sender("h", SPEC, codec.identity())
+    line.here.welcome(0)
+    line.there.wait_for_welcome(5.0)
+    big = 160  # tensors: more than both sides and the sockets between them keep
+
+    def send():
+        for step in range(big):
+            outgoing.send(step, value(step, 0))
+
+    sending = pool.submit(send)
+    for _ in range(5):
+        time.sleep(0.6)
+        line.proxy.refuse()
+        line.proxy.cut()
+        time.sleep(0.5)  # in all, more than the session may be without a connection
+        line.proxy.refuse(False)
+        while line.there.is_away and not line.there.is_over:
+            time.sleep(0.01)
+    for step in range(big):
+        np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
+    sending.result(5.0)
     line.here.abort("done")
     line.there.abort("done")
 

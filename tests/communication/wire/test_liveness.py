@@ -126,6 +126,21 @@ def test_bytes_of_messages_are_progress_and_those_of_pings_are_not(watch):
     assert wait.ping(2)
 
 
+def test_a_peer_reads_nothing_while_its_pings_report_no_more_bytes(watch):
+    """Unless it waits for this side: then it has room, and the line brings nothing."""
+    wait = Wait(watch)
+    assert not wait.ping(2, Activity.EVALUATING, received=8)
+    assert not watch.reads_nothing
+    wait.ping(2, Activity.EVALUATING, received=8)
+    assert watch.reads_nothing
+    wait.ping(2, Activity.WAITING, received=8)
+    assert not watch.reads_nothing
+    wait.ping(2, Activity.WAITING_FOR_ANOTHER, received=8)
+    assert watch.reads_nothing
+    watch.connected(wait.now)  # of a new connection nothing is known yet
+    assert not watch.reads_nothing
+
+
 def test_what_a_peer_did_before_anybody_waited_for_it_does_not_count(watch):
     Wait(watch).ping(1000)
     wait = Wait(watch, 1100.0)
