@@ -19,6 +19,7 @@ def run(
     folder: pathlib.Path,
     train: Callable[[RunT], int],
     name: str = "",
+    train_writes_flags: bool = False,
 ) -> int:
     """Runs this process's part of a cluster; returns the exit status.
 
@@ -29,6 +30,8 @@ def run(
       train: trains to the end; returns the exit status.
       name: of the cluster, whose root then also writes `run.flags`; if empty, `train`
         checks and writes.
+      train_writes_flags: leaves `run.flags` to `train`, which compares more than
+        settings before: flags of a run that is refused are not to be the folder's.
 
     Raises:
       errors.NebulaError: if another process works in the folder, if it holds another
@@ -44,7 +47,8 @@ def run(
                 held.enter_context(run_folder.lock(folder))
                 if name:
                     checkpoints.check_same_run(run.local.workdir, name, settings)
-                    configuration.write_run_flags(folder, run)
+                    if not train_writes_flags:
+                        configuration.write_run_flags(folder, run)
                     ended = held.enter_context(_recorded(run, described))
             status = train(run)
             if status == 0:

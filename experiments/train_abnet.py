@@ -71,7 +71,9 @@ def main() -> int:
     train = source.train if pairs.role_of(cluster) == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     settings = config.settings(run.agreed)
-    return cluster_process.run(run, settings, folder, train, cluster)
+    return cluster_process.run(
+        run, settings, folder, train, cluster, train_writes_flags=True
+    )
 
 
 def _run_here(run: config.Run) -> int:
@@ -101,7 +103,8 @@ def _run_here(run: config.Run) -> int:
                     workdir, name, config.settings(run.agreed), encoder
                 )
         target_model.prepare(run, folders[1])
-        run = run.with_local(wan=scaled_wan.resolve(run, folders))
+        digests = encoder["source_model"], target_model.fingerprint(run)
+        run = run.with_local(wan=scaled_wan.resolve(run, folders, digests))
         configuration.write_run_flags(workdir, run)
         if is_whole:
             status = (whole if is_one else several).train(run, folders)
@@ -127,10 +130,12 @@ def _run_here(run: config.Run) -> int:
 def _arguments(
     run: config.Run, sides: dict[str, str], cluster: str, reach: connect.Settings
 ) -> list[str]:
-    """Returns the flags of one cluster's process."""
+    """Returns the flags of one cluster's process, whose pairs have been chosen."""
     reach = dataclasses.replace(reach, wan=run.local.wan)
     local = dataclasses.replace(
-        run.local.reaching(cluster, reach), side_dir=sides[pairs.role_of(cluster)]
+        run.local.reaching(cluster, reach),
+        side_dir=sides[pairs.role_of(cluster)],
+        **{"corpora": (), "max_pairs": None, "max_words": None, "held_out_pairs": 0},
     )
     return configuration.arguments(config.Run(run.agreed, local))
 

@@ -105,7 +105,7 @@ def markdown(result: Mapping[str, Any]) -> str:
             str(row["steps"]),
             f"{row['seconds'] / 60:.0f}",
             *(
-                " → ".join(format(value, form) for value in row[figure])
+                " → ".join(report.figure(value, form) for value in row[figure])
                 for figure, form in forms.items()
             ),
         ]

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -95,7 +96,7 @@ def without(local: config.Local) -> config.Local:
     return dataclasses.replace(local, wan="") if local.wan == AUTO else local
 
 
-def resolve(run: config.Run, folders: whole.Folders) -> str:
+def resolve(run: config.Run, folders: whole.Folders, models: Sequence[str]) -> str:
     """Returns --wan, or the line that auto-scaled stands for; reports that.
 
     It is kept in the run's folder, so that a run that goes on has the same line. One
@@ -104,10 +105,11 @@ def resolve(run: config.Run, folders: whole.Folders) -> str:
     Args:
       run: of this process.
       folders: text of source and target.
+      models: digests of PLM-S and PLM-T.
     """
     if run.local.wan != AUTO:
         return run.local.wan
-    path, settings = run.local.workdir / FILE, _settings(run)
+    path, settings = run.local.workdir / FILE, _settings(run, models)
     kept = json.loads(path.read_text()) if path.is_file() else {SETTINGS: ""}
     if kept.pop(SETTINGS, settings) == settings:  # once they were not kept
         found = ScaledWan(**kept)
@@ -125,13 +127,10 @@ def resolve(run: config.Run, folders: whole.Folders) -> str:
     return found.wan
 
 
-def _settings(run: config.Run) -> str:
+def _settings(run: config.Run, models: Sequence[str]) -> str:
     """Returns a digest of what a step's time depends on."""
-    local = run.local
-    models = [local.source_model, local.source_layers]
-    models += [local.target_model, local.target_layers]
     settings = sorted(config.settings(run.agreed).items())
-    return files.digest_of([str(settings), *models])[:16]
+    return files.digest_of([str(settings), run.local.train_all, *models])[:16]
 
 
 def read(local: config.Local) -> dict[str, Any]:

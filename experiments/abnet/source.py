@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import configuration
 from experiments.abnet import (
     batches,
     bottleneck,
@@ -61,6 +62,9 @@ def train(run: config.Run) -> int:
         fingerprints=fingerprints,
         work=work,
     )
+    folder = run_folder.of_cluster(local.workdir, local.cluster)
+    if ranks.is_root():
+        configuration.write_run_flags(folder, run)
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
     greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
     check = functools.partial(data.check_same_examples, run, text)
@@ -70,7 +74,6 @@ def train(run: config.Run) -> int:
     ):
         link = met.link
         saved.add_fingerprints(hello.peer_fingerprints(link.peer))
-        folder = run_folder.of_cluster(local.workdir, local.cluster)
         choice = control.Control(agreed, width, folder)
         half = models.source_half(run, plm, hello.peer_model(link.peer), choice.in_use)
         encode = evaluation.encoder(agreed, half.task)

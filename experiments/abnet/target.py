@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import configuration
 from experiments.abnet import (
     batches,
     bottleneck,
@@ -70,6 +71,9 @@ def train(run: config.Run) -> int:
         fingerprints=fingerprints,
         work=work,
     )
+    folder = run_folder.of_cluster(local.workdir, local.cluster)
+    if ranks.is_root():
+        configuration.write_run_flags(folder, run)
     examples = example_alignment.fingerprint(text.ids, data.id_key(run))
     greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
     check = functools.partial(data.check_same_examples, run, text)
@@ -82,7 +86,6 @@ def train(run: config.Run) -> int:
         half = models.target_half(run, plm, source, is_trained, choice.in_use)
         decode = evaluation.decoder(agreed, half.task)
         ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
-        folder = run_folder.of_cluster(local.workdir, local.cluster)
         member = replicas.member(agreed, local.cluster, half, folder)
         rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
         start = met.start()

@@ -18,6 +18,9 @@ from nebula_jax.models import classifier
 from nebula_jax.runtime import devices, process
 from nebula_jax.runtime import report as run_report
 
+EVALUATED = "evaluated"
+"""Of a run's folder: predictions of later tests."""
+
 
 def probabilities(
     predict: models.Predict,
@@ -137,6 +140,19 @@ def tested(
     return Predictions(plain, matched)
 
 
+def _check_folder(workdir: pathlib.Path, predictions_dir: str) -> None:
+    """Checks that predictions will not lie among the files of the run's training."""
+    own, given = workdir.resolve(), pathlib.Path(predictions_dir).resolve()
+    if not predictions_dir or given.is_relative_to(own / EVALUATED):
+        return
+    if given.is_relative_to(own):
+        raise errors.SettingsError(
+            f"--predictions_dir={predictions_dir} is in the run's own folder, which has"
+            " the summaries and predictions of its training; name another one, or one"
+            f" in its {EVALUATED}/"
+        )
+
+
 def evaluate(run: config.Run, predictions_dir: str) -> int:
     """Tests what a run trained, on the pairs of --data_dir.
 
@@ -147,13 +163,7 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
     Returns:
       The exit status.
     """
-    if predictions_dir and pathlib.Path(predictions_dir).resolve() == (
-        run.local.workdir.resolve()
-    ):
-        raise errors.SettingsError(
-            f"--predictions_dir={predictions_dir} is the run's own folder, which has"
-            " the summary of its training; name another one"
-        )
+    _check_folder(run.local.workdir, predictions_dir)
     split = run.local.split
     matches = run.local.match_label_shares  # then by pairs of training and dev
     needed = wanted(run) if matches else {split: data.languages(run, split)}
@@ -171,7 +181,7 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
     predict, parts = models.predictor(run, shape, mesh), tested_parts(run, text)
     found = tested(run, predict, params, parts, text)
 
-    folder = run.local.workdir / "evaluated" / f"{split}-{text.digest}"
+    folder = run.local.workdir / EVALUATED / f"{split}-{text.digest}"
     out = pathlib.Path(predictions_dir or folder)
     report.write_predictions(out, split, parts, found.plain)
     results = report.as_json(report.evaluate(parts, found.plain))

@@ -30,11 +30,17 @@ def markdown(results: pathlib.Path) -> str:
 
 def _m3(record: Record) -> str:
     last = record["held_out"][-1]
-    values = [each["rtd_auc"] for each in last["languages"].values()]
-    return (
-        f"AUC {m3_report.mean(last, 'rtd_auc'):.2f} ({min(values):.2f} to"
-        f" {max(values):.2f}) after {last['step']:,} steps; a guess has 0.5"
+    found = (each["rtd_auc"] for each in last["languages"].values())
+    values = [value for value in found if value is not None]
+    mean, low, high = (
+        report.figure(value, ".2f")
+        for value in (
+            m3_report.mean(last, "rtd_auc"),
+            min(values, default=None),
+            max(values, default=None),
+        )
     )
+    return f"AUC {mean} ({low} to {high}) after {last['step']:,} steps; a guess has 0.5"
 
 
 def _points(record: Record, row: str, other: str) -> str:

@@ -58,6 +58,7 @@ def test_every_setting_is_run_once_a_seed_in_one_process(gather):
 
 def test_the_table_has_first_and_last_of_every_figure(gather):
     rows = gather(Stub())
+    rows[-1]["rtd_auc"] = [None, 0.25]  # no fake at first
     block = fake_rates.markdown(
         {
             "command": "python -m scripts.fake_rates",
@@ -70,4 +71,5 @@ def test_the_table_has_first_and_last_of_every_figure(gather):
     )
     expected = "| 2 | 0.15 | 60 | 3 | 20.0% → 26.0% | 20.0% → 26.0% | 0.200 → 0.265 |"
     assert expected in block
+    assert "| – → 0.250 |" in block
     assert "Commit abc123, seeds 0, 1, 2 cores of c" in block

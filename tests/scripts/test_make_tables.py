@@ -123,6 +123,13 @@ def test_the_main_results_are_figures_of_the_records():
         assert f"\n## {row.record}\n" in sections  # where the link leads
 
 
+def test_an_auc_that_is_not_there_is_no_number_of_the_main_results():
+    aucs = {"en": 0.75, "ur": None, "sw": 0.5}
+    last = {name: {"rtd_auc": auc} for name, auc in aucs.items()}
+    text = main_results._m3({"held_out": [{"step": 9, "languages": last}]})
+    assert text.startswith("AUC – (0.50 to 0.75) after 9 steps")
+
+
 def test_the_main_results_have_held_out_losses_if_the_records_do(tmp_path):
     """With the difference, its error over seeds, and the interval of BLEU's."""
     results = make_tables.EXPERIMENTS / "results"

@@ -17,7 +17,7 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
         folder = tmp_path / name
         folder.mkdir()
         summary = {
-            **{"cluster": name, "first_step": 1, "last_step": 4, "seconds": 2.0},
+            **{"cluster": name, "first_step": 1, "last_step": 4, "seconds": 7.0},
             **{"tokens": 9, "tokens_per_second": speed, "waited_seconds": 0.0},
             **{"bytes_sent": 0, "bytes_received": 0, "trained_parameters": 3},
         }
@@ -37,3 +37,6 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
     assert "| target |" in first
     assert "| whole |" not in first
     assert shown("target") == first
+    # This command has trained nothing: the seconds are those of the training.
+    shown("whole")
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] == 7.0

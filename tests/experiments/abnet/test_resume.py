@@ -176,10 +176,20 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
     folder = runs.folder / "undisturbed"
     model = sorted(path.name for path in (folder / "target" / "model").iterdir())
     other = tiny_translations.write_model(runs.folder / "other", 16, seed=7, layers=1)
+    flags_before = (folder / "source" / "run.flags").read_text()
+    side = next(
+        line for line in flags_before.splitlines() if line.startswith("--side_dir=")
+    )
+    alone = {"cluster": "source", "side_dir": side.partition("=")[2], "peer": "[::1]:9"}
     text = {"data_dir": "text", "max_pairs": 40}
     for workdir, flags, words in (
         ("undisturbed", text, "holds a run with target_model="),
         ("undisturbed", {"source_model": other}, "holds a run with source_model="),
+        (
+            "undisturbed",
+            {"source_model": other, **alone},
+            "holds a run with source_model=",
+        ),
         ("swapped", {}, "holds a run with cluster=target, this one has source"),
     ):
         if workdir == "swapped":
@@ -191,6 +201,7 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
         assert status == 1, output
         assert words in output
         assert "name another --workdir" in output
+    assert (folder / "source" / "run.flags").read_text() == flags_before
     assert model == sorted(p.name for p in (folder / "target" / "model").iterdir())
     assert newest(runs, "undisturbed") == dict.fromkeys(SIDES, STEPS)
 

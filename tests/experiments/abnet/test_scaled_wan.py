@@ -16,6 +16,9 @@ def given(tmp_path):
     return tiny_translations.run(wan=scaled_wan.AUTO, cluster="all", workdir=tmp_path)
 
 
+MODELS = "a digest", "another"
+
+
 def test_the_wire_weighs_what_it_weighed_in_the_paper():
     found = scaled_wan.scale(compute_seconds=2.0, padded_bits=40_000_000)
     lines = wan.from_string(found.wan)
@@ -42,26 +45,47 @@ def test_the_line_is_returned_reported_and_kept(given, monkeypatch, tmp_path, ca
         return 0.5, 10_000_000
 
     monkeypatch.setattr(scaled_wan, "measure", measure)
-    assert scaled_wan.resolve(given, ("x", "y")) == "2000kbit,22.35ms"
+    assert scaled_wan.resolve(given, ("x", "y"), MODELS) == "2000kbit,22.35ms"
     reported = capsys.readouterr().err
     assert "--wan=2000kbit,22.35ms" in reported
     assert "1.49 times the paper's" in reported
     kept = scaled_wan.read(dataclasses.replace(given.local, wan="2000kbit,22.35ms"))
     assert kept == dataclasses.asdict(scaled_wan.scale(0.5, 10_000_000))
     # The run goes on: the same line, not measured anew.
-    assert scaled_wan.resolve(given, ("x", "y")) == "2000kbit,22.35ms"
+    assert scaled_wan.resolve(given, ("x", "y"), MODELS) == "2000kbit,22.35ms"
     assert len(measured) == 1
     json.dumps(kept)
     # One that another --wan is given has no measured line; other settings, another.
     assert scaled_wan.read(dataclasses.replace(given.local, wan="60mbit")) == {}
     other = given.with_agreed(micro_batches=1 + given.agreed.micro_batches)
-    scaled_wan.resolve(other, ("x", "y"))
+    scaled_wan.resolve(other, ("x", "y"), MODELS)
     assert len(measured) == 2
+
+
+def test_a_line_is_that_of_the_models_and_of_what_they_train_not_of_paths(
+    given, monkeypatch
+):
+    measured = []
+
+    def measure(run, folders):
+        measured.append(folders)
+        return 0.5, 10_000_000
+
+    monkeypatch.setattr(scaled_wan, "measure", measure)
+    again = given.with_local(source_model="./elsewhere")
+    for run, models, count in (
+        (given, MODELS, 1),
+        (again, MODELS, 1),
+        (again, ("other", "another"), 2),
+        (again.with_local(train_all=True), ("other", "another"), 3),
+    ):
+        scaled_wan.resolve(run, ("x", "y"), models)
+        assert len(measured) == count
 
 
 def test_a_line_that_is_given_stays(given, tmp_path):
     run = given.with_local(wan="60mbit,15ms")
-    assert scaled_wan.resolve(run, ("x", "y")) == "60mbit,15ms"
+    assert scaled_wan.resolve(run, ("x", "y"), MODELS) == "60mbit,15ms"
     assert scaled_wan.read(run.local) == {}
     assert scaled_wan.without(run.local).wan == "60mbit,15ms"
     assert scaled_wan.without(given.local).wan == ""
