@@ -31,14 +31,25 @@ SAVED = (0, STOPPED_BY_PEER, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
 
 
-def message(text: str) -> None:
-    """Prints a message for a person on standard error, apart from progress lines.
+def for_people() -> contextlib.AbstractContextManager[None]:
+    """Lets a run go on where what is written for people to follow it is lost.
 
-    If nobody reads that any more, as where `tee` was ended, it is lost: no run ends by
-    it.
+    Their terminal has hung up, the disk is full, or `tee` was ended. Not for what a
+    command is there to write.
     """
-    with contextlib.suppress(BrokenPipeError, ValueError):
+    return contextlib.suppress(OSError, ValueError)
+
+
+def message(text: str) -> None:
+    """Prints a message on standard error, apart from progress lines."""
+    with for_people():
         print(printable.lines(text), file=sys.stderr, flush=True)
+
+
+def progress(line: str) -> None:
+    """Prints a line of a run's progress on standard output."""
+    with for_people():
+        print(line, flush=True)
 
 
 def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:

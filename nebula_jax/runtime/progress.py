@@ -161,7 +161,7 @@ class Progress:
         self._write(step, record)
         if self._log:
             line = {"step": step} | record
-            print(metrics.progress_line(self._cluster, self._steps, line), flush=True)
+            process.progress(metrics.progress_line(self._cluster, self._steps, line))
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
         if self._log:

@@ -8,12 +8,20 @@ from rich import live, text
 from nebula_jax.runtime import process
 
 
+class _Console(rich_console.Console):
+    """A console that does not end the process when nobody reads it any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises the error, as of any other write."""
+        raise BrokenPipeError
+
+
 class Screen:
     """A line per cluster, rewritten in place on a terminal; elsewhere plain lines."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """Shows that the clusters `names` are starting."""
-        self._console = rich_console.Console(stderr=False, highlight=False)
+        self._console = _Console(stderr=False, highlight=False)
         self._lines = {name: f"{name:<13} starting" for name in names}
         self._live = None
         if self._console.is_terminal:
@@ -21,13 +29,15 @@ class Screen:
 
     def __enter__(self) -> "Screen":
         if self._live:
-            self._live.start()
+            with process.for_people():
+                self._live.start()
             self._live.update(self._all())
         return self
 
     def __exit__(self, *unused: object) -> None:
         if self._live:
-            self._live.stop()
+            with process.for_people():
+                self._live.stop()
 
     def _all(self) -> text.Text:
         return text.Text("\n".join(self._lines.values()), no_wrap=True)
@@ -38,12 +48,13 @@ class Screen:
         if self._live:
             self._live.update(self._all())
         else:
-            print(line, flush=True)
+            process.progress(line)
 
     def message(self, name: str, line: str) -> None:
         """Shows a cluster's message; of the launcher itself if `name` is empty."""
         line = f"[{name}] {line}" if name else line
         if self._live:
-            self._console.print(line, markup=False)
+            with process.for_people():
+                self._console.print(line, markup=False)
         else:
             process.message(line)

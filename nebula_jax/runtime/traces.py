@@ -8,7 +8,7 @@ from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.worker_link import WorkerLink
-from nebula_jax.runtime import report
+from nebula_jax.runtime import process, report
 
 NAME = "trace.json"
 OTHER = "other"
@@ -67,7 +67,7 @@ def gather(
     parts = [each / name for each in clusters for name in names]
     if parts := [part for part in parts if part.is_file()]:
         trace_lib.merge(parts, folder / NAME)
-        print(f"trace: {folder / NAME} (open it in ui.perfetto.dev)")
+        process.progress(f"trace: {folder / NAME} (open it in ui.perfetto.dev)")
 
 
 def markdown(summaries: Sequence[Mapping[str, Any]]) -> str:

@@ -1,5 +1,8 @@
+import errno
+import io
 import os
 import signal
+import sys
 
 import pytest
 
@@ -65,6 +68,40 @@ def test_an_error_is_one_line_and_a_status(capsys, error, status, line):
     assert process.guarded(main) == status
     assert capsys.readouterr().err == line + "\n"
     assert process.guarded(lambda: 7) == 7
+
+
+class Broken(io.StringIO):
+    """A stream that takes nothing."""
+
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    def write(self, text):
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "a terminal that hung up"),
+        OSError(errno.ENOSPC, "a full disk"),
+        BrokenPipeError(errno.EPIPE, "a reader that has gone"),
+        ValueError("a closed file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_run_goes_on_if_nobody_can_read_what_it_does(monkeypatch, name, error):
+    monkeypatch.setattr(sys, name, Broken(error))
+    process.message("generator:0 is back")
+    process.progress("generator:0  step 7")
+    assert process.guarded(lambda: 0) == 0
+
+
+def test_progress_and_messages_have_a_stream_each(capsys):
+    process.progress("step 7")
+    process.message("going on")
+    assert capsys.readouterr() == ("step 7\n", "going on\n")
 
 
 def test_what_a_person_waits_for_is_timed(capsys):

@@ -1,4 +1,6 @@
+import contextlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -43,6 +45,18 @@ def test_means_are_logged_and_tokens_added_up(tmp_path, capsys):
     assert (summary["first_step"], summary["last_step"]) == (1, 5)
     assert (summary["tokens"], summary["pairs"]) == (50, 3)
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_run_goes_on_if_nobody_can_read_its_progress(tmp_path, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        record = progress.Progress(tmp_path, "whole", start=0, steps=3, log_every=1)
+        take(record, 3)
+        record.finish(3, {})
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert len(metrics.read(tmp_path / "whole")) == 3
 
 
 def test_a_command_that_took_no_step_leaves_the_summary_as_it_was(tmp_path):
