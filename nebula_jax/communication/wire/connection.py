@@ -98,6 +98,8 @@ class Connection:
           session.LocalProtocolError: if the protocol does not allow it now.
         """
         io, is_first = self.io, not self.session.window.is_pending
+        if self.session.window.is_empty:
+            self._idle_at = time.monotonic()
         self.session.send(message)
         if is_small and is_first and io is not None and io.can_write:
             try:

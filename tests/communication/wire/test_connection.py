@@ -104,6 +104,15 @@ def test_a_message_that_a_peer_leaves_unread_makes_no_connection_a_bad_one(
     assert side.left == left
 
 
+def test_a_message_that_was_just_sent_makes_no_connection_a_bad_one(side):
+    """Before it nothing was under way, although nobody has looked for a while."""
+    side.now = 100.0
+    side.connection.send(TENSOR, is_small=True)
+    side.now = 101.0
+    side.break_it()
+    assert side.left == TIMEOUT
+
+
 def test_a_message_that_has_waited_on_a_connection_makes_it_no_good_one(side):
     side.connection.send(TENSOR, is_small=True)
     side.now = 100.0
