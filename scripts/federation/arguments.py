@@ -7,14 +7,15 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
-from nebula_jax.security import account_token, federation, roles, tokens
+from nebula_jax.security import account_token, federation, owner_token, roles, tokens
 from nebula_jax.security.accounts import Account
 from nebula_jax.security.audit import log as audit
 from nebula_jax.security.identity import Identity
+from nebula_jax.security.switch import inner
 
 DEFAULT_FOLDER = "federation"
 MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
@@ -127,19 +128,31 @@ def looking(arguments: argparse.Namespace) -> Iterator[Acting]:
         yield _acting(arguments, place, found)
 
 
-def owner_token(place: federation.Folder) -> str:
-    """Returns the token of the folder's owner, for a request to the running switch.
+def request(place: federation.Folder, seconds: float, op: str) -> Mapping[str, Any]:
+    """Sends a request of the folder's owner to the running switch.
 
-    A crash while it was replaced leaves one that does not serve: it gets another. Who
-    can use the folder is its owner.
+    The accounts stay closed: hosts may share the folder's disk, and while one has
+    SQLite's write-ahead log open, no other may.
+
+    Args:
+      place: the folder.
+      seconds: for each of connection and answer.
+      op: of the request.
+
+    Returns:
+      The answer.
 
     Raises:
-      errors.NebulaError: if others can read it, or there are no accounts.
+      inner.TokenRefused: if the owner's token is missing, or does not serve.
+      errors.NebulaError: if others can read it, or the switch does not run, or refuses.
+      OSError: if the switch does not answer in time.
     """
     place.load()
-    with Identity.open(place.path) as found:
-        found.renew_owner_token(time.time())
-        return found.owner_token()
+    has_token = (place.path / owner_token.NAME).exists()
+    token = owner_token.read(place.path) if has_token else ""
+    sock, answer = inner.request(place, seconds, op, account=token)
+    sock.close()
+    return answer
 
 
 def _acting(
@@ -151,7 +164,8 @@ def _acting(
     except tokens.TokenError:
         if arguments.account:
             raise
-        found.renew_owner_token(now)  # see `owner_token`
+        # A crash came while it was replaced. Who can use the folder is its owner.
+        found.renew_owner_token(now)
         by = found.account_of(found.owner_token(), now)
     return Acting(place, place.load().name, found, by, now)
 

@@ -21,6 +21,7 @@ from nebula_jax.security import (
     checkup,
     federation,
     member,
+    owner_token,
     peer_tls,
     tcp_info,
 )
@@ -88,9 +89,11 @@ def _print(checks: list[Check]) -> int:
 def running(folder: federation.Folder) -> list[Check]:
     """Checks the switch of this lab, and its lines to others."""
     try:
-        token = arguments.owner_token(folder)
-        sock, status = inner.request(folder, SECONDS, "status", account=token)
-        sock.close()
+        status = arguments.request(folder, SECONDS, "status")
+    except inner.TokenRefused:
+        path = folder.path / owner_token.NAME
+        text = f"runs, and {path} has no token that serves: nebula status makes one"
+        return [Check("switch", WRONG, text)]
     except (errors.NebulaError, OSError) as error:
         return [Check("switch", WRONG, str(error))]
     number = status["revocations"]

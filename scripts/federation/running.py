@@ -10,6 +10,7 @@ from typing import Any
 
 from nebula_jax.communication import endpoints
 from nebula_jax.runtime import addresses, process
+from nebula_jax.security.identity import Identity
 from nebula_jax.security.switch import inner, server
 from scripts.federation import arguments
 
@@ -139,14 +140,21 @@ def rotate(given: argparse.Namespace) -> int:
 
 
 def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
+    """Sends a request of the folder's owner to the switch; returns the answer.
+
+    A crash while the owner's token was replaced leaves one that does not serve: it gets
+    another. Who can use the folder is its owner.
+    """
     folder = arguments.folder(given)
-    token = arguments.owner_token(folder)
     try:
-        sock, answer = inner.request(folder, REQUEST_SECONDS, op, account=token)
+        try:
+            return arguments.request(folder, REQUEST_SECONDS, op)
+        except inner.TokenRefused:
+            with Identity.open(folder.path) as found:
+                found.renew_owner_token(time.time())
+            return arguments.request(folder, REQUEST_SECONDS, op)
     except OSError as error:
         raise inner.NoSwitch(f"the switch does not answer: {error}") from None
-    sock.close()
-    return answer
 
 
 def _duration(seconds: float) -> str:

@@ -34,6 +34,10 @@ class Refused(errors.NebulaError):
     """A request that the switch refused, with its reason."""
 
 
+class TokenRefused(Refused):
+    """A request whose account's token is nobody's, or not any more."""
+
+
 class Absent(errors.NebulaError):
     """A trainer that is nowhere at present, and may come."""
 
@@ -120,7 +124,7 @@ def request(
 
     Raises:
       NoSwitch: if it does not run.
-      Refused: with its reason.
+      Refused: with its reason; TokenRefused, if it is the account's token.
       Absent: if the trainer that is wanted is nowhere.
       OSError: if it does not answer in time.
     """
@@ -140,7 +144,8 @@ def request(
         if "absent" in answer:
             raise Absent(messages.field(answer, "absent", str))
         if "error" in answer:
-            raise Refused(messages.field(answer, "error", str))
+            refused = TokenRefused if answer.get("of_token") is True else Refused
+            raise refused(messages.field(answer, "error", str))
         return sock, answer
     except BaseException:
         sock.close()

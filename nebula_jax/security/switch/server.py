@@ -15,7 +15,7 @@ from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints
-from nebula_jax.security import federation, peer_tls, revocation
+from nebula_jax.security import federation, peer_tls, revocation, tokens
 from nebula_jax.security.switch import (
     entrance,
     inner,
@@ -314,8 +314,10 @@ class Switch:
             await requests.serve(self.state, self.upkeep, fields, reader, writer)
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
             kind = "absent" if isinstance(error, inner.Absent) else "error"
+            reason = {kind: str(error) or repr(error)}
+            of_token = isinstance(error, tokens.TokenError)
             with contextlib.suppress(OSError, RuntimeError):
-                inner.answer(writer, **{kind: str(error) or repr(error)})
+                inner.answer(writer, **reason, of_token=of_token)
         finally:
             await streams.close(writer)
 

@@ -6,9 +6,11 @@ from unittest import mock
 
 import nebula_command
 import pytest
+import two_labs
 from nebula_command import PASSWORD
 
 from nebula_jax.security import (
+    account_token,
     accounts,
     identity,
     owner_token,
@@ -177,8 +179,11 @@ def test_a_crash_while_the_owners_token_is_replaced_locks_nobody_out(
         patched.setattr(private_files, "write", die)
         with pytest.raises(RuntimeError, match="dies"):
             lab("account", "password", owner, stdin=f"{PASSWORD}\n")
-    if of_switch:  # as `nebula status` begins
-        token = arguments.owner_token(lab.folder)
+    if of_switch:
+        running = two_labs.Running(lab.folder, listens=True)
+        lab("status")
+        running.stop()
+        token = account_token.read(lab.folder, "")
         with identity.Identity.open(lab.path) as found:
             assert found.account_of(token, time.time()).name == owner
     lab("account", "list")
