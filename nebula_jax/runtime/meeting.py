@@ -10,11 +10,11 @@ A message is a JSON object on a line. P processes; rank 0 is the root.
 import contextlib
 import dataclasses
 import json
-import select
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
@@ -47,7 +47,7 @@ class Line:
 
     def arrives(self, timeout: float) -> bool:
         """Waits for the first message, or the end; returns False if there is none."""
-        return bool(select.select([self._socket], [], [], timeout)[0])
+        return bool(_readable([self._socket], timeout))
 
     def read(self, timeout: float | None = None) -> Message | None:
         """Waits for the next message; None if there will be none."""
@@ -160,7 +160,7 @@ def _next(
     server.setblocking(False)
     while (now := time.monotonic()) < deadline:
         waits = [server, *(each.sock for each in newcomers)]
-        readable, _, _ = select.select(waits, [], [], min(deadline - now, 1.0))
+        readable = _readable(waits, min(deadline - now, 1.0))
         for each in [each for each in newcomers if each.sock in readable]:
             if (message := each.described()) is None:
                 continue
@@ -180,6 +180,15 @@ def _next(
                 newcomers.remove(each)
                 each.sock.close()
     return None
+
+
+def _readable(socks: Sequence[socket.socket], timeout: float) -> list[Any]:
+    """Waits until some of these can be read, or have ended; returns them."""
+    # `select.select` knows no descriptor beyond 1023.
+    with selectors.PollSelector() as selector:
+        for each in socks:
+            selector.register(each, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout)]
 
 
 def _check(

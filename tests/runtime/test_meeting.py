@@ -1,6 +1,8 @@
 import concurrent.futures
 import contextlib
+import os
 import re
+import resource
 import socket
 import threading
 
@@ -92,6 +94,46 @@ def test_who_does_not_describe_itself_in_time_is_closed(monkeypatch):
         stranger.settimeout(20)
         assert stranger.recv(1) == b""
         line, _ = meeting.attend(server.getsockname(), 1, 2, SEED, 30.0)
+        (lines, _) = root.result(30)
+        for each in (line, *lines.values()):
+            each.close()
+
+
+def test_a_meeting_may_have_more_descriptors_than_select_knows():
+    """As of a thousand processes, each of which keeps a line to the root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    held = [null, *(os.dup(null) for _ in range(1024))]
+    try:
+        (lines, _), (line, answer) = meet((1, 2, SEED), processes=2)
+        assert answer == ANSWER
+        for each in (line, *lines.values()):
+            each.close()
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_of_too_many_who_do_not_describe_themselves_the_oldest_is_closed(monkeypatch):
+    monkeypatch.setattr(meeting, "HELLO_SECONDS", 60.0)
+    monkeypatch.setattr(meeting, "MOST_NEWCOMERS", 2)
+    server = socket.create_server(("127.0.0.1", 0))
+    address = server.getsockname()
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(address)) for _ in range(3)
+        ]
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor())
+        root = pool.submit(meeting.gather, server, 2, SEED, ANSWER, 30.0)
+        strangers[0].settimeout(20)
+        assert strangers[0].recv(1) == b""
+        for each in strangers[1:]:
+            each.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                each.recv(1)
+        line, _ = meeting.attend(address, 1, 2, SEED, 30.0)
         (lines, _) = root.result(30)
         for each in (line, *lines.values()):
             each.close()
