@@ -19,7 +19,7 @@ from nebula_jax.runtime import devices, process
 from nebula_jax.runtime import report as run_report
 
 EVALUATED = "evaluated"
-"""Of a run's folder: predictions of later tests."""
+"""A folder in a run's own, of the predictions of later tests."""
 
 
 def probabilities(
