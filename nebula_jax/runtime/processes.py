@@ -282,7 +282,8 @@ def must_restart(statuses: Sequence[int]) -> bool:
     died = [
         status == process.ENDED_BY_PEER or _was_killed(status) for status in statuses
     ]
-    # 1 and 2 come again, and who was stopped shall not start.
+    # 1 and 2 come again (who lacked memory would lack it again, in a line's thread as
+    # elsewhere), and who was stopped shall not start.
     others = {
         status
         for status, has_died in zip(statuses, died, strict=True)

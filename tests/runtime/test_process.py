@@ -8,7 +8,7 @@ import pytest
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, link
-from nebula_jax.communication.wire import session
+from nebula_jax.communication.wire import driver, session
 from nebula_jax.runtime import connect, process, ways
 from nebula_jax.training import checkpoint
 
@@ -58,6 +58,8 @@ def test_who_stops_for_a_peer_has_a_status_of_its_own():
         (bridge.Mismatch("--steps"), 1, "error: --steps"),
         (session.RemoteProtocolError("flood"), 1, "error: flood"),
         (checkpoint.CheckpointError("another run"), 1, "error: another run"),
+        # A failure of this process, which no line can mend.
+        (driver.LineFailed("MemoryError"), 1, "error: MemoryError"),
         (KeyboardInterrupt(), 130, "interrupted before training began"),
     ],
 )
