@@ -1,20 +1,24 @@
 """The exchange of messages among clusters: all to all, and through a hub."""
 
+import concurrent.futures
 import contextlib
 import itertools
+import threading
 
 import jax
 import numpy as np
 import pytest
 
-from nebula_jax import errors
+from nebula_jax import errors, trace
 from nebula_jax.communication import (
     bridge,
     codecs,
     endpoints,
     listener,
     loopback,
+    ranks,
     selector,
+    worker_link,
 )
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import frames, inbox
@@ -118,41 +122,104 @@ def test_a_message_of_another_round_is_an_error():
         one.receive(8, 0, message(0, 8, 0))
 
 
-def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(monkeypatch):
-    """Else what it does not wait for would keep the rest from being read."""
+NAMES = [f"cluster:{k}" for k in range(6)]
+LARGE = {"x": jax.ShapeDtypeStruct((1 << 18,), np.float32)}  # not read at once
+SENT = [selector.Selected({"x": np.full(1 << 18, k, np.float32)}) for k in range(6)]
+
+
+@pytest.fixture
+def a_line(monkeypatch):
+    """The links of a hub and of its leaf, which keep no more than one tensor unread."""
     monkeypatch.setattr(inbox, "MAX_TENSORS", 1)
     monkeypatch.setattr(inbox, "MAX_BYTES", 1)
     monkeypatch.setattr(inbox, "FLOOD_BYTES", 1)
-    spec = {"x": jax.ShapeDtypeStruct((1 << 18,), np.float32)}  # not read at once
-    names = [f"cluster:{k}" for k in range(6)]
-    hub, own = names[0], names[1]
     settings = {"peer_timeout": 5.0, "reconnect_timeout": 5.0, "tls": None}
     with contextlib.ExitStack() as stack:
         sock = endpoints.listen(("127.0.0.1", 0))
-        hello = frames.Hello(hub, "0.1", {})
+        hello = frames.Hello(NAMES[0], "0.1", {})
         listening = stack.enter_context(
             listener.Listener(sock, hello, log=print, **settings)
         )
-        hello = frames.Hello(own, "0.1", {})
+        hello = frames.Hello(NAMES[1], "0.1", {})
         one = bridge.connect(
-            listening.address, hello, connect_timeout=5.0, peer=hub, **settings
+            listening.address, hello, connect_timeout=5.0, peer=NAMES[0], **settings
         )
         other = listening.accept(5.0)
         stack.callback(other.abort, "the end of the test")
         stack.callback(one.abort, "the end of the test")
-        codec = codec_lib.identity()
-        leaf = exchange.Exchange(names, own, {hub: one}, [spec], codec, hub=hub)
-        passing = exchange.Exchange(names, hub, {own: other}, [spec], codec, hub=hub)
-        other.welcome(0)
-        one.wait_for_welcome(5.0)
-        sent = [
-            selector.Selected({"x": np.full(1 << 18, k, np.float32)}) for k in range(6)
-        ]
-        for origin in (5, 4, 3, 2, 0):
-            passing._pass_on(names[origin], (5, 0), sent[origin])
-        received = leaf.receive(5, 0, sent[1])
-    for got, expected in zip(received, sent, strict=True):
+        yield other, one
+
+
+def over(link, own, peer):
+    """Returns an end of the star of NAMES, over one line of it."""
+    links, codec = {peer: link}, codec_lib.identity()
+    return exchange.Exchange(NAMES, own, links, [LARGE], codec, hub=NAMES[0])
+
+
+def assert_sent(received):
+    for got, expected in zip(received, SENT, strict=True):
         np.testing.assert_array_equal(got.payload["x"], expected.payload["x"])
+
+
+def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(a_line):
+    """Else what it does not wait for would keep the rest from being read."""
+    other, one = a_line
+    leaf, passing = over(one, NAMES[1], NAMES[0]), over(other, NAMES[0], NAMES[1])
+    other.welcome(0)
+    one.wait_for_welcome(5.0)
+    for origin in (5, 4, 3, 2, 0):
+        passing._pass_on(NAMES[origin], (5, 0), SENT[origin])
+    assert_sent(leaf.receive(5, 0, SENT[1]))
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """A cluster of two processes, each a thread: `process(rank)` makes one of it."""
+    own, meeting, board = threading.local(), threading.Barrier(2), [None, None]
+
+    def count():
+        return 2 if hasattr(own, "rank") else 1
+
+    def of_all(value):
+        if count() == 1:
+            return [value]
+        board[own.rank] = value
+        meeting.wait(10.0)  # an error if one of them takes another way
+        found = list(board)
+        meeting.wait(10.0)
+        return found
+
+    for name, function in {
+        "count": count,
+        "rank": lambda: getattr(own, "rank", 0),
+        "exchange": lambda values: np.asarray(of_all(values), np.int64),
+        "from_root": lambda arrays, like: of_all(arrays)[0],
+        "everywhere": lambda arrays: arrays,
+    }.items():
+        monkeypatch.setattr(ranks, name, function)
+    return lambda rank: setattr(own, "rank", rank)
+
+
+def test_a_leaf_of_several_processes_takes_what_comes_in_any_order(a_line, process):
+    """The root waits for its one line, and all take what it has."""
+    other, one = a_line
+    worker = worker_link.WorkerLink(one.peer, trace.OFF)
+    leaves = [over(link, NAMES[1], NAMES[0]) for link in (one, worker)]
+    passing = over(other, NAMES[0], NAMES[1])
+    other.welcome(0)
+    one.wait_for_welcome(5.0)
+
+    def received(rank):
+        process(rank)
+        leaves[rank].poll(5, 0)  # does nothing: they would have to agree on it
+        return leaves[rank].receive(5, 0, SENT[1])
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(received, rank) for rank in range(2)]
+        for origin in (5, 4, 3, 2, 0):
+            passing._pass_on(NAMES[origin], (5, 0), SENT[origin])
+        for each in both:
+            assert_sent(each.result(30.0))
 
 
 def test_the_number_of_a_codec_that_was_chosen_crosses_with_its_payload():
