@@ -12,7 +12,7 @@ import two_labs
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.switch import inner, meter, state, streams
+from nebula_jax.security.switch import inner, line, meter, state, streams
 
 ABOUT = streams.About(
     *("0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t")
@@ -183,6 +183,9 @@ def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch)
             carried = switch.carry(about, "bob", connection, near, is_listener=True)
             await far.send(OPEN)
             await asyncio.wait_for(carried, 20)
+            with pytest.raises(line.LineEnded) as told:  # who may be of another lab
+                await far.send(OPEN)
+        assert str(told.value) == "the stream was ended"
 
     asyncio.run(carry())
     entries = audit_entries.read(switch.folder.audit)
