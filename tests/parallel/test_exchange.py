@@ -8,6 +8,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from two_labs import wait_until
 
 from nebula_jax import errors, trace
 from nebula_jax.communication import (
@@ -216,6 +217,7 @@ def test_a_leaf_of_several_processes_takes_what_comes_in_any_order(a_line, proce
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         both = [pool.submit(received, rank) for rank in range(2)]
+        wait_until(lambda: one.work.waiting)
         for origin in (5, 4, 3, 2, 0):
             passing._pass_on(NAMES[origin], (5, 0), SENT[origin])
         for each in both:
