@@ -184,7 +184,7 @@ def _next(
 
 def _readable(socks: Sequence[socket.socket], timeout: float) -> list[Any]:
     """Waits until some of these can be read, or have ended; returns them."""
-    # `select.select` knows no descriptor beyond 1023.
+    # `select.select` takes no descriptor beyond 1023.
     with selectors.PollSelector() as selector:
         for each in socks:
             selector.register(each, selectors.EVENT_READ)

@@ -99,7 +99,7 @@ def test_who_does_not_describe_itself_in_time_is_closed(monkeypatch):
             each.close()
 
 
-def test_a_meeting_may_have_more_descriptors_than_select_knows():
+def test_a_meeting_may_have_more_descriptors_than_select_takes():
     """As of a thousand processes, each of which keeps a line to the root."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
