@@ -109,7 +109,7 @@ def train(run: config.Run) -> int:
             )
             record.evaluation(step, {config.ENGLISH: {"accuracy": accuracy}})
             if ranks.is_root():
-                print(f"{config.NAME}: English dev {accuracy:.2%}", flush=True)
+                process.progress(f"{config.NAME}: English dev {accuracy:.2%}")
         if step < agreed.steps:
             saved.after(step, to_save(), position_now)
     # Before the last checkpoint: with that one no step is left to sum up.
