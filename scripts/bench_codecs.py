@@ -74,9 +74,10 @@ OTHERS = (
     "error_feedback(top_k(0.01)|fp16)",
     "pack_tokens",
     "pack_tokens|svd(0.2)|fp16",
-    "delta(int4(64), 128)",
+    "delta(int4(64), {batch_size})",
     "pack_ids(250002)",
 )
+"""`{batch_size}` stands for that of the tensor."""
 TARGETS = {
     "elementwise encoding takes at most 2 times a copy": 2.0,
     "svd, flattened, is at least 3 times faster than jnp.linalg.svd": 3.0,
@@ -185,7 +186,8 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
         "np.copyto": lambda: np.copyto(target, source),
     }
     rows = []
-    for names in (ELEMENTWISE, OTHERS):
+    for strings in (ELEMENTWISE, OTHERS):
+        names = [each.format(batch_size=h.shape[0]) for each in strings]
         subjects = {name: Subject(name, h) for name in names}
         encoding = interleave.time_runs(
             copies | {name: each.encode for name, each in subjects.items()}, rounds
@@ -197,7 +199,7 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
             rows.append(
                 {
                     "codec": name,
-                    "elementwise": names is ELEMENTWISE,
+                    "elementwise": strings is ELEMENTWISE,
                     "encode_ms": 1e3 * statistics.median(encoding[name]),
                     "encode_over_copy": interleave.ratio(
                         encoding[name], encoding["copy"]
@@ -208,7 +210,7 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
                     "error_decaying": subject.error(spread),
                 }
             )
-        if names is ELEMENTWISE:
+        if strings is ELEMENTWISE:
             copy_ms = {name: 1e3 * statistics.median(encoding[name]) for name in copies}
         del subjects
     return {"copy_ms": copy_ms, "codecs": rows}

@@ -26,6 +26,16 @@ def test_every_codec_is_measured():
     assert missing == ["columns", "from_step", "identity"]
 
 
+def test_the_memory_of_differences_holds_a_batch_of_any_size(monkeypatch):
+    differences = tuple(each for each in bench_codecs.OTHERS if "delta" in each)
+    monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16",))
+    monkeypatch.setattr(bench_codecs, "OTHERS", differences)
+    h = bench_codecs.gaussian((129, 2, 64), seed=0)
+    _, row = bench_codecs.measure_codecs(h, h, rounds=1)["codecs"]
+    assert row["codec"] == "delta(int4(64), 129)"
+    assert row["error_gaussian"] < 0.1
+
+
 def figures(over_copy, flattened, by_sentence, error):
     return {
         "codecs": [
