@@ -68,16 +68,26 @@ class Relay:
                 pair.start()
 
     def _pump(self, here: socket.socket, there: socket.socket) -> None:
-        with here, there, contextlib.suppress(OSError):
+        with here, there:
+            back = threading.Thread(target=self._forward, args=(there, here))
+            back.start()
+            self._forward(here, there)
+            back.join()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        """Relays one direction until either ends; ends the other one too."""
+        with contextlib.suppress(OSError):
             while not self._is_closed:
                 if not self._is_up:
                     if self._is_refusing:
-                        return
+                        break
                     time.sleep(POLL_SECONDS)
-                    continue
-                for each in select.select([here, there], [], [], POLL_SECONDS)[0]:
-                    data = each.recv(PIECE)
+                elif select.select([source], [], [], POLL_SECONDS)[0]:
+                    data = source.recv(PIECE)
                     if not data:
-                        return
-                    (there if each is here else here).sendall(data)
+                        break
+                    sink.sendall(data)
                     time.sleep(len(data) / self._rate)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):  # the other direction ended first
+                each.shutdown(socket.SHUT_RDWR)
