@@ -291,7 +291,7 @@ def printer(run: Run, link: Link) -> Callable[[int, dict[str, jax.Array]], None]
         for way in ("sent", "received"):
             size = getattr(moved_now, way) - getattr(moved, way)
             line.append(f"{size / count:,.0f} bytes/step {way}")
-        print("  ".join(line), flush=True)
+        process.progress("  ".join(line))
 
     return record
 

@@ -32,14 +32,15 @@ def main() -> int:
     if not flags.FLAGS.out:
         raise errors.SettingsError("--out=FILE is needed: where the vocabulary goes")
     run, out = config.from_flags(), pathlib.Path(flags.FLAGS.out)
+    local = run.local.of_discriminator()
     if flags.FLAGS["languages"].using_default_value:
         groups = data.checked(run).agreed.groups()
     else:
-        groups = text.groups(flags.FLAGS.languages, run.local)
-    if run.local.hot_start and out.exists():
+        groups = text.groups(flags.FLAGS.languages, local)
+    if local.hot_start and out.exists():
         raise errors.SettingsError(f"--out={out} is there already; move it away")
     languages = [language for group in groups for language in group]
-    size = shared_vocabulary.make(run.local, languages, out)
+    size = shared_vocabulary.make(local, languages, out)
     print(f"{out}: {size} pieces, {', '.join(languages)}")
     return 0
 

@@ -43,14 +43,11 @@ def report(
     is_of_others = {each["cluster"] for each in before} != {
         each["cluster"] for each in found.values() if each
     }
-    is_stale = run_report.is_stale(path, clusters.values())
-    if is_of_others and not is_stale:  # this command has trained nothing
-        seconds = max([seconds, *(each["seconds"] for each in found.values() if each)])
-    if is_of_others or is_stale:
+    if is_of_others or run_report.is_stale(path, clusters.values()):
         records = metrics.read(next(iter(clusters.values())))
         plot(records, folder / "losses.png")
         summary = {
-            **run_report.provenance(seconds),
+            **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
             "flags": dict(settings),
             "clusters": [each for each in found.values() if each],
             "restarts": restarts.read(folder, clusters.values()),

@@ -35,7 +35,7 @@ def report(
         plot(records, folder / "losses.png")
         found = {name: run_report.read_summary(each) for name, each in clusters.items()}
         summary = {
-            **run_report.provenance(seconds),
+            **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
             "vocab_size": vocab_size,
             "flags": dict(settings),
             "clusters": [each for each in found.values() if each],

@@ -54,7 +54,7 @@ def _gather(
     found = {name: run_report.read_summary(each) for name, each in clusters.items()}
     records = {name: metrics.read(each) for name, each in clusters.items()}
     return {
-        **run_report.provenance(seconds),
+        **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
         "vocab_size": vocab_size,
         "flags": dict(settings),
         "clusters": [each for each in found.values() if each],

@@ -27,7 +27,7 @@ from nebula_jax.runtime import (
     run_folder,
 )
 from nebula_jax.runtime import report as run_report
-from nebula_jax.training import classification, partition
+from nebula_jax.training import checkpoint, classification, partition
 
 
 def train(run: config.Run) -> int:
@@ -43,13 +43,22 @@ def train(run: config.Run) -> int:
     )
     run = config.with_epochs(run, batches.steps_per_epoch)
     agreed, local = run.agreed, run.local
-    saved = checkpoints.Checkpoints(
-        local.workdir,
-        config.NAME,
-        config.settings(agreed, text.digest),
-        agreed.checkpoint_every,
-        fingerprints=models.fingerprints(run),
-    )
+    try:
+        saved = checkpoints.Checkpoints(
+            local.workdir,
+            config.NAME,
+            config.settings(agreed, text.digest),
+            agreed.checkpoint_every,
+            fingerprints=models.fingerprints(run),
+        )
+    except checkpoint.CheckpointError as error:
+        if local.match_label_shares:
+            raise checkpoint.CheckpointError(
+                f"{error}. Dev pairs of all languages, which --match_label_shares"
+                " needs, are another text: of a run that has ended, give it with"
+                f" --eval_only --run={local.workdir}"
+            ) from error
+        raise
     if ranks.is_root():
         configuration.write_run_flags(local.workdir, run)
 
@@ -128,9 +137,9 @@ def train(run: config.Run) -> int:
                 _write(run, text, found, position_now(), begin, is_new=start < step)
         params = ranks.to_root(selection.params)
         if ranks.is_root():
-            _show(run)
             left = restored.Trained(params, text.keep, selection.step)
             restored.export(run, left)
+            _show(run)
     return status
 
 

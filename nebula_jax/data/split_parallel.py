@@ -136,7 +136,9 @@ def _paths(
     with contextlib.suppress(tsv.CorpusError):  # none: dev is halved
         paths["test"] = text_folder.parallel_path(data_dir, foreign[0], "test")
     flores = tsv.plain_or_gzip(data_dir / "parallel" / "flores200-devtest.15way.tsv")
-    return paths if flores is None else paths | {FLORES: flores}
+    if flores is not None and {*languages} <= {*tsv.header(flores)}:
+        paths[FLORES] = flores
+    return paths
 
 
 def _pairs(

@@ -158,7 +158,7 @@ def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) 
     try:
         return main()
     except KeyboardInterrupt:
-        message("interrupted before training began")
+        message("interrupted")
         return 128 + signal.SIGINT
     except (errors.NebulaError, OSError) as error:
         report(str(error))

@@ -145,6 +145,16 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
     return path.stat().st_mtime < max(times, default=0)
 
 
+def wall_seconds(command: float, clusters: Iterable[Mapping[str, Any]]) -> float:
+    """Returns the seconds of a command, or of training if an earlier one has trained.
+
+    Args:
+      command: wall time of this one.
+      clusters: summaries; {} of a cluster that has none.
+    """
+    return max([command, *(each["seconds"] for each in clusters if each)])
+
+
 def outages(clusters: Iterable[Mapping[str, Any]]) -> str:
     """Renders how often clusters were cut off, for how long, and what waited.
 

@@ -136,3 +136,14 @@ def test_a_text_without_spaces_is_one_word(tmp_path):
         tmp_path / "text", ("zh", "en"), tmp_path / "zh", max_words=3
     )
     assert read(source, "train").ids == ["train-000002", "train-000003"]
+
+
+def test_flores_is_left_out_of_a_pair_that_it_does_not_have(tmp_path):
+    text = write_text(tmp_path / "text", [(f"one {n}", f"uno {n}") for n in range(9)])
+    flores = text / "parallel" / "flores200-devtest.15way.tsv"
+    flores.write_text("en\tfr\nan English one\tun français\n")
+    source, _ = split(text, tmp_path / "without")
+    assert set(source) == {"train", "dev", "test"}
+    flores.write_text("en\tes\nan English one\tun español\n")
+    source, _ = split(text, tmp_path / "with")
+    assert set(source) == {"train", "dev", "test", "flores"}

@@ -184,6 +184,10 @@ def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturb
     summary = json.loads((runs.folder / "matched" / "summary.json").read_text())
     assert list(summary["matched"]["accuracy"]) == ["en", "de", "sw"]
     assert (runs.folder / "matched" / "test_matched.sw.tsv").is_file()
+    matched = {"match_label_shares": "true"}  # to train so would be another run
+    status, output = runs.run(workdir="undisturbed", steps=STEPS, **matched)
+    assert status == 1
+    assert "--eval_only --run=undisturbed" in output
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_who_stops_for_a_peer_has_a_status_of_its_own():
         (checkpoint.CheckpointError("another run"), 1, "error: another run"),
         # A failure of this process, which no line can mend.
         (driver.LineFailed("MemoryError"), 1, "error: MemoryError"),
-        (KeyboardInterrupt(), 130, "interrupted before training began"),
+        (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
 def test_an_error_is_one_line_and_a_status(capsys, error, status, line):

@@ -115,6 +115,13 @@ def test_a_summary_is_stale_if_a_cluster_has_a_newer_one(tmp_path):
     assert report.is_stale(path, [cluster])
 
 
+def test_the_seconds_are_those_of_the_command_that_trained():
+    trained = [{"seconds": 7200.0}, {}, {"seconds": 7100.0}]
+    assert report.wall_seconds(9.0, trained) == 7200.0  # an earlier one did
+    assert report.wall_seconds(7300.0, trained) == 7300.0
+    assert report.wall_seconds(9.0, []) == 9.0
+
+
 def test_a_table_aligns_its_columns_and_escapes_its_cells():
     found = report.table(["a", "b", "c"], [["x|y", "", "2"]])
     assert found == "| a | b | c |\n|---|---:|---:|\n| x\\|y | | 2 |"
