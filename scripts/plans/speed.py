@@ -34,10 +34,14 @@ class Speed:
     """Cores of the machine that a step keeps busy."""
 
     def compute(self, part: count.Part, devices: int) -> planner.Compute:
-        """Returns the time of a part on devices that share its work evenly."""
+        """Returns the time of a part on devices that share its work evenly.
+
+        Each keeps as many cores busy, and does the whole update.
+        """
         rate = self.flops * devices
         return planner.Compute(
-            part.forward / rate, part.backward / rate, self.update, self.cores
+            *(part.forward / rate, part.backward / rate, self.update),
+            self.cores * devices,
         )
 
 

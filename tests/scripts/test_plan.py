@@ -176,6 +176,19 @@ def test_a_measured_speed_parts_what_grows_from_what_does_not():
     assert (compute.forward, compute.backward) == pytest.approx((0.5, 1.0))
 
 
+def test_more_devices_of_one_machine_have_no_more_cores():
+    part = count.Part("x", 1, 0, 1e9, 2e9, count.Memory(0, 0))
+
+    def seconds(devices, update=0.0):
+        cluster = speed.Speed(1e9, update, cores=2.0).compute(part, devices)
+        run = M3((cluster,), cluster, (settings.NO_LINE,), message_bytes=1)
+        return planner.time_of(run, cores=2.0).seconds
+
+    assert seconds(1) == pytest.approx(6)  # both clusters need them for 3 s
+    assert seconds(4) == pytest.approx(6)
+    assert seconds(4, update=0.1) > seconds(1, update=0.1)  # each device has its own
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "arguments"), [(m3, M3_SMALL), (abnet, ABNET_SMALL)], ids=["m3", "abnet"]
