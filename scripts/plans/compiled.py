@@ -1,10 +1,12 @@
 """Memory of a device from the compiled step: for simulated devices, without weights."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nebula_jax.models import activations
 from nebula_jax.parallel import mesh as mesh_lib
@@ -53,6 +55,8 @@ def memory(settings: Settings, side: str) -> count.Memory:
 def _m3(settings: Settings, side: str, mesh: Mesh) -> Any:
     agreed = settings.run.agreed
     config = m3_plan.model(settings.run, agreed.micro_batches)
+    if side == "generators" and m3_plan.fan_out(settings.run) > 1:
+        return _micro_batch(settings, mesh)
     if side == "generators":
         fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_generator(config, 0, 0))
         step, outputs = m3_steps.generator_step, (BATCH, REPLICATED)
@@ -68,6 +72,30 @@ def _m3(settings: Settings, side: str, mesh: Mesh) -> Any:
         functools.partial(step, config), mesh, RULES, fresh.shapes, outputs=outputs
     )
     return compiled.lower(fresh.shapes, batch)
+
+
+def _micro_batch(settings: Settings, mesh: Mesh) -> Any:
+    """Lowers the program of --fan_out that computes, as `parallel.fan_out` has it."""
+    agreed, number = settings.run.agreed, m3_plan.fan_out(settings.run)
+    config = dataclasses.replace(
+        m3_plan.model(settings.run, agreed.micro_batches), fan_out=number
+    )
+    fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_generator(config, 0, 0))
+    batch = m3_plan.ids(config, number * agreed.batch_size)
+    begun = jax.eval_shape(
+        functools.partial(m3_steps.begin, config), fresh.shapes, batch
+    )
+    one: Any = NamedSharding(mesh, REPLICATED)
+    rows: Any = NamedSharding(mesh, PartitionSpec(None, *BATCH))
+    begun_at = m3_steps.Begun(rows, one, fresh.sharding.params, one, one)
+    micro_batch = jax.jit(
+        activations.on(mesh, functools.partial(m3_steps.micro_batch, config)),
+        in_shardings=(fresh.sharding, begun_at, one),
+        out_shardings=(begun_at, NamedSharding(mesh, BATCH)),
+        donate_argnums=1,
+        keep_unused=True,  # the optimizer's state, which is on the device meanwhile
+    )
+    return micro_batch.lower(fresh.shapes, begun, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def _abnet(settings: Settings, side: str, mesh: Mesh) -> Any:

@@ -139,14 +139,17 @@ def memory_of(settings: Settings, side: str) -> Callable[[Settings], count.Memor
     kept = count.activations_of(loss, state.params, inputs)
     of_state = count.bytes_on_device(state, grid)
     accumulated = count.bytes_on_device(state.params, grid)
-    at_once = run.agreed.batch_size
+    at_once, held = run.agreed.batch_size, 0
     if side == "discriminator":
         at_once *= generators(run) * fan_out(run)
+    else:
+        held = fan_out(run) > 1  # in `m3_steps.Begun`
 
     def memory(changed: Settings) -> count.Memory:
         number = changed.run.agreed.micro_batches
         working = kept(at_once / number / (grid[0] * grid[1])) / grid[2]
-        return count.Memory(of_state, working + accumulated * (number > 1))
+        sums = held + (number > 1)
+        return count.Memory(of_state, working + accumulated * sums)
 
     return memory
 

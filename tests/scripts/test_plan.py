@@ -126,6 +126,34 @@ def test_devices_share_what_the_rules_split():
     assert count.bytes_on_device(state, (1, 2, 2)) < 0.4 * whole
 
 
+def test_a_generator_holds_its_gradients_from_micro_batch_to_micro_batch():
+    """Those of --fan_out, beside what --micro_batches adds up."""
+    runs = {
+        (fan_out, parts): given(
+            *(*M3_SMALL, SPEED, f"--fan_out={fan_out}", f"--micro_batches={parts}")
+        )
+        for fan_out in (1, 2)
+        for parts in (1, 2)
+    }
+    found = {key: estimated(each, 0).memory.total for key, each in runs.items()}
+    params = m3._traced(m3.model(runs[1, 1].run), "generators")[0].params
+    gradients = codec_lib.nbytes(params)
+    for parts in (1, 2):
+        assert found[2, parts] - found[1, parts] == gradients
+    real = compiled.memory(runs[2, 1], "generators")
+    assert real.state - estimated(runs[2, 1], 0).memory.state > gradients
+    assert within(found[2, 1], real.total, 0.25)
+
+
+def test_the_discriminator_adds_up_no_gradients_of_fan_out():
+    one, two = (
+        estimated(given(*M3_SMALL, SPEED, f"--fan_out={number}"), 1).memory
+        for number in (1, 2)
+    )
+    assert two.state == one.state
+    assert two.working < 2 * one.working + 1
+
+
 def test_m3s_bytes_are_those_of_a_frame():
     run = given(*M3_SMALL, SPEED).run
     spec = m3_training.tokens_spec(m3.model(run), run.agreed.batch_size)
