@@ -30,10 +30,8 @@ import functools
 import itertools
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +45,7 @@ from nebula_jax.runtime import process, report
 from nebula_jax.security import certificates
 from scripts.bench import config as bench_config
 from scripts.bench import report as bench_report
-from scripts.bench import transports
+from scripts.bench import sigterm, transports
 from scripts.bench.transports import pair as pair_lib
 from scripts.bench.transports import worker
 from scripts.bench.transports.pair import Pair
@@ -372,12 +370,12 @@ def chosen(settings: Settings) -> list[str]:
     return list(dict.fromkeys(settings.transports))
 
 
+@sigterm.as_exit()
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     values = {name: flags.FLAGS[name].value for name in Settings._fields}
     settings, out = Settings(**values), flags.FLAGS["out"].value
     names = chosen(settings)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     start, load = time.monotonic(), os.getloadavg()[0]
     measure = on_a_shaped_line if settings.netns else on_loopback
     result = measure(names, settings)

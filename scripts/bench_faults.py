@@ -13,6 +13,7 @@ when it is back until a message has crossed.
 The seed draws victims and moments.
 """
 
+import contextlib
 import itertools
 import pathlib
 import random
@@ -36,6 +37,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import process, report, restarts, run_folder
 from scripts.bench import config as bench_config
 from scripts.bench import relay as relay_lib
+from scripts.bench import sigterm
 
 flags.adopt_module_key_flags(bench_config)
 for _name in ("out", "seed", "workdir"):
@@ -225,8 +227,10 @@ def cuts(rounds: int, draw: random.Random) -> list[float]:
     quiet: dict[str, Callable[[str], None]] = {"log": lambda line: None}
     found = []
     socket_ = endpoints.listen(("127.0.0.1", 0))
-    with listener.Listener(socket_, hello[0], **timeouts, **quiet) as listening:
-        line = relay_lib.Relay(listening.address)
+    with (
+        listener.Listener(socket_, hello[0], **timeouts, **quiet) as listening,
+        contextlib.closing(relay_lib.Relay(listening.address)) as line,
+    ):
         there = bridge.connect(
             line.address, hello[1], peer="target", connect_timeout=20.0,
             **timeouts, **quiet,
@@ -246,7 +250,6 @@ def cuts(rounds: int, draw: random.Random) -> list[float]:
         closing.start()
         there.close()
         closing.join()
-        line.close()
     return found
 
 
@@ -287,6 +290,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
 
 
+@sigterm.as_exit()
 def main() -> int:
     """Measures, prints the record, and writes --out."""
     given = {

@@ -13,37 +13,24 @@ revoked at another lab, while the line between the two others is full.
 import contextlib
 import json
 import math
-import os
 import pathlib
 import resource
-import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
-import psutil
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax.communication import codec, endpoints
+from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import addresses, connect, report, run_folder
-from nebula_jax.security import (
-    account_token,
-    authority,
-    federation,
-    identity,
-    invitations,
-    revocation,
-)
-from nebula_jax.security.switch import inner, joining
-from scripts.bench import relay
+from nebula_jax.runtime import connect, report, run_folder
+from scripts.bench import labs, revocations, sigterm
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
@@ -60,86 +47,6 @@ ROUNDS, STEPS, WARM_UP = 3, 150, 5
 KILOBYTES = {"60": 256, "170": 724}
 """The size of a tensor: some 35 ms on its line."""
 COMPUTE_SECONDS = 0.08
-REVOCATIONS = 100
-FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
-SECONDS = 120
-
-
-class Lab:
-    """A lab in a folder, and its switch as a process."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        """Makes the folder; `nebula` is run in it."""
-        path.mkdir(parents=True)
-        self.path, self.folder = path, path / "federation"
-        self.switch: subprocess.Popen | None = None
-
-    def nebula(self, *arguments: str, given: str = "") -> str:
-        """Runs a command of `nebula`; returns what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "scripts.nebula", *arguments],
-            cwd=self.path,
-            env=os.environ | {"PYTHONPATH": os.getcwd()},
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        return done.stdout
-
-    def start(self, *arguments: str) -> None:
-        """Starts the switch, and waits until it runs."""
-        self.switch = subprocess.Popen(
-            [sys.executable, "-m", "scripts.nebula", "switch", *arguments],
-            cwd=self.path,
-            env=os.environ | {"PYTHONPATH": os.getcwd()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.switch.stdout is not None
-        self.switch.stdout.readline()
-
-    def cpu_seconds(self) -> float:
-        """Returns the seconds that the switch has computed."""
-        assert self.switch is not None
-        times = psutil.Process(self.switch.pid).cpu_times()
-        return float(times.user + times.system)
-
-    def stop(self) -> None:
-        """Ends the switch."""
-        if self.switch is not None:
-            self.switch.terminate()
-            self.switch.communicate(timeout=SECONDS)
-
-
-def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
-@contextlib.contextmanager
-def two_labs(folder: pathlib.Path) -> Iterator[tuple[Lab, Lab]]:
-    """Yields two labs from nothing, connected."""
-    s, t = Lab(folder / "s"), Lab(folder / "t")
-    where = f"127.0.0.1:{free_port()}"
-    try:
-        s.nebula("init", "--name", "lab-s")
-        s.start("--listen", where)
-        invitation = s.nebula("invite", "lab-t", "--address", where)
-        t.nebula("join", where, "--name", "lab-t", given=invitation)
-        t.start("--peer", where)
-        deadline = time.monotonic() + SECONDS
-        while "line to lab-t" not in s.nebula("status"):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the labs have not connected")
-        yield s, t
-    finally:
-        s.stop()
-        t.stop()
 
 
 # One end of the exchange, a process of its own.
@@ -163,7 +70,7 @@ def end(settings: Mapping[str, Any]) -> dict[str, Any]:
         if is_listener:
             link.welcome(0)
         else:
-            link.wait_for_welcome(SECONDS)
+            link.wait_for_welcome(labs.SECONDS)
         before = resource.getrusage(resource.RUSAGE_SELF)
         for step in range(1, settings.get("steps", STEPS) + 1):
             began = time.monotonic()
@@ -180,25 +87,18 @@ def exchange(
     reaches: Mapping[str, Mapping[str, Any]], kilobytes: int
 ) -> dict[str, Any]:
     """Runs both ends; returns the median step, and both ends' share of a core."""
-    started = []
-    for cluster in ("target", "source"):
-        settings = {"reach": reaches[cluster], "cluster": cluster}
-        given = json.dumps(settings | {"kilobytes": kilobytes})
-        command = [sys.executable, "-m", "scripts.bench_security"]
-        started.append(
-            subprocess.Popen(
-                [*command, f"--bench_end={given}"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    ends = []
-    for each in started:
-        output, errors = each.communicate(timeout=SECONDS)
-        if each.returncode:
-            raise RuntimeError(errors)
-        ends.append(json.loads(output.splitlines()[-1]))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started, ends = [], []
+    with contextlib.ExitStack() as stack:
+        for cluster in ("target", "source"):
+            given = {"reach": reaches[cluster], "cluster": cluster}
+            trainer = labs.trainer(given | {"kilobytes": kilobytes}, **pipes)
+            started.append(stack.enter_context(trainer))
+        for each in started:
+            output, errors = each.communicate(timeout=labs.SECONDS)
+            if each.returncode:
+                raise RuntimeError(errors)
+            ends.append(json.loads(output.splitlines()[-1]))
     return {
         "step": statistics.median(ends[0]["seconds"]),
         "cpu": sum(each["cpu"] for each in ends),
@@ -206,13 +106,13 @@ def exchange(
     }
 
 
-def measure_line(mbit: str, labs: tuple[Lab, Lab]) -> dict[str, Any]:
+def measure_line(mbit: str, both: tuple[labs.Lab, labs.Lab]) -> dict[str, Any]:
     """Measures the exchange with and without switches, in turn."""
-    s, t = labs
+    s, t = both
     common = {"wan": LINES[mbit], "connect_timeout": 60.0}
     rounds = []
     for _ in range(ROUNDS):
-        where = f"127.0.0.1:{free_port()}"
+        where = f"127.0.0.1:{labs.free_port()}"
         plain = exchange(
             {
                 "target": {**common, "listen": where},
@@ -252,96 +152,18 @@ def measure_line(mbit: str, labs: tuple[Lab, Lab]) -> dict[str, Any]:
     }
 
 
-# A revocation, while the line is full.
-
-
-def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> None:
-    """Makes the folder of lab-t, invited anew."""
-    folder = federation.Folder(path / "federation")
-    text = issuer.invite("lab-t", where)
-    joining.join(folder, invitations.parse(text))
-    identity.Identity.begin(folder.path, "bench", time.time()).close()
-
-
-def _has_line(lab: Lab, other: str) -> bool:
-    token = account_token.read(federation.Folder(lab.folder), "")
-    folder = federation.Folder(lab.folder)
-    sock, answer = inner.request(folder, 10.0, "status", account=token)
-    sock.close()
-    return any(each["lab"] == other for each in answer["lines"])
-
-
-@contextlib.contextmanager
-def flood(source: Lab, target: Lab) -> Iterator[None]:
-    """Lets trainers of two labs send as much as their line takes, both ways."""
-    started = []
-    for cluster, lab in (("target", target), ("source", source)):
-        reach = {"federation": str(lab.folder), "job": "flood"}
-        more = {"kilobytes": FLOOD_KILOBYTES, "steps": 10**9, "compute": 0.0}
-        given = json.dumps({"reach": reach, "cluster": cluster} | more)
-        command = [sys.executable, "-m", "scripts.bench_security"]
-        started.append(subprocess.Popen([*command, f"--bench_end={given}"]))
-    try:
-        time.sleep(5.0)  # they have met
-        yield
-    finally:
-        for each in started:
-            each.kill()
-            each.wait()
-
-
-def measure_revocations(folder: pathlib.Path) -> list[float]:
-    """Revokes lab-t at lab-s; returns the seconds until lab-u is rid of it, each time.
-
-    All that lab-u learns comes over its line to lab-s, which is full.
-    """
-    found = []
-    s, u = Lab(folder / "s"), Lab(folder / "u")
-    where, outside = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    s.nebula("init", "--name", "lab-s")
-    s.start("--listen", where)
-    slow = relay.Relay(addresses.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)
-    try:
-        invitation = s.nebula("invite", "lab-u", "--address", where)
-        u.nebula("join", where, "--name", "lab-u", given=invitation)
-        u.start("--listen", outside, "--peer", endpoints.written(slow.address))
-        issuer = authority.LocalAuthority(federation.Folder(s.folder))
-        revoked = revocation.RevocationList(federation.Folder(s.folder))
-        with flood(s, u):
-            for number in range(REVOCATIONS):
-                t = Lab(folder / f"t{number}")
-                try:
-                    _join(issuer, t.path, where)
-                    t.start("--peer", outside)
-                    while not _has_line(u, "lab-t"):
-                        time.sleep(0.05)
-                    issuer.revoke("lab-t")
-                    began = time.monotonic()
-                    revoked.accept(issuer.revocation_list())
-                    while _has_line(u, "lab-t"):
-                        time.sleep(0.01)
-                    found.append(time.monotonic() - began)
-                finally:
-                    t.stop()
-    finally:
-        u.stop()
-        slow.close()
-        s.stop()
-    return found
-
-
 def gather(folder: pathlib.Path) -> dict[str, Any]:
     """Measures everything."""
     began = time.monotonic()
-    with two_labs(folder / "two") as labs:
+    with labs.two_labs(folder / "two") as both:
         secure = time.monotonic() - began
-        rows = [measure_line(mbit, labs) for mbit in LINES]
-    revocations = measure_revocations(folder / "three")
+        rows = [measure_line(mbit, both) for mbit in LINES]
+    seconds = revocations.measure(folder / "three")
     return {
         "rounds": ROUNDS,
         "install_to_secure_seconds": secure,
         "rows": rows,
-        "revocation_seconds": sorted(revocations),
+        "revocation_seconds": sorted(seconds),
     }
 
 
@@ -367,8 +189,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         report.table(header, rows, "lrrrrr"),
         f"From an empty folder to a line between two labs, with all commands:"
         f" {result['install_to_secure_seconds']:.1f} s. A lab that is revoked at one"
-        f" lab is gone from another, over a line of {FLOOD_MBIT} Mbit/s that is full"
-        f" both ways, after {_at(result, 0.5):.2f} s (median),"
+        f" lab is gone from another, over a line of {revocations.FLOOD_MBIT} Mbit/s"
+        f" that is full both ways, after {_at(result, 0.5):.2f} s (median),"
         f" {_at(result, 0.99):.2f} s (99 of 100), of"
         f" {len(result['revocation_seconds'])} revocations.",
     )
@@ -388,6 +210,7 @@ def main() -> int:
     table = config.from_flags("bench_security", needs_text=False)
     began = time.monotonic()
     with (
+        sigterm.as_exit(),
         run_folder.lock(table.workdir),
         tempfile.TemporaryDirectory() as folder,
     ):

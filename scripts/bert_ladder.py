@@ -24,6 +24,7 @@ from experiments import shared_flags
 from experiments.bert import data
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime import devices, report
+from scripts.bench import sigterm
 from scripts.ladder import markdown, scaling, sequences, settings, timings
 from scripts.plans import bert as plan
 
@@ -57,6 +58,7 @@ def measure(given: settings.Settings) -> dict[str, Any]:
     return found
 
 
+@sigterm.as_exit()
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     begin = time.monotonic()

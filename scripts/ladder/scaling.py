@@ -99,13 +99,18 @@ def execute(
         ]
         log = folder / "log.txt"
         with log.open("w") as stream, counted() as samples:
-            status = subprocess.run(
+            begun = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env=environment(written if processes > 1 else None),
-            ).returncode
+            )
+            try:
+                status = begun.wait()
+            finally:  # it writes to the folder until it has ended
+                begun.terminate()
+                begun.wait()
         if status:
             last = "\n  ".join(
                 log.read_text(errors="replace").splitlines()[-LOG_LINES:]

@@ -3,6 +3,7 @@
 import pytest
 
 from scripts import bench_security
+from scripts.bench import labs
 
 ROW = {
     "mbit": "60",
@@ -37,6 +38,6 @@ def test_the_report_has_what_is_more_and_the_share_of_a_core():
 def test_two_labs_connect_and_exchange(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_security, "ROUNDS", 1)
     monkeypatch.setattr(bench_security, "LINES", {"170": "170mbit,15ms"})
-    with bench_security.two_labs(tmp_path) as labs:
-        found = bench_security.measure_line("170", labs)
+    with labs.two_labs(tmp_path) as both:
+        found = bench_security.measure_line("170", both)
     assert 0.5 < found["ratio"] < 2.0

@@ -1,0 +1,87 @@
+"""The seconds until a lab is gone that was revoked at another; the line is full."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Iterator
+
+from nebula_jax.communication import endpoints
+from nebula_jax.runtime import addresses
+from nebula_jax.security import (
+    account_token,
+    authority,
+    federation,
+    identity,
+    invitations,
+    revocation,
+)
+from nebula_jax.security.switch import inner, joining
+from scripts.bench import labs, relay
+
+REVOCATIONS = 100
+FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
+
+
+def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> None:
+    """Makes the folder of lab-t, invited anew."""
+    folder = federation.Folder(path / "federation")
+    text = issuer.invite("lab-t", where)
+    joining.join(folder, invitations.parse(text))
+    identity.Identity.begin(folder.path, "bench", time.time()).close()
+
+
+def _has_line(lab: labs.Lab, other: str) -> bool:
+    token = account_token.read(federation.Folder(lab.folder), "")
+    folder = federation.Folder(lab.folder)
+    sock, answer = inner.request(folder, 10.0, "status", account=token)
+    sock.close()
+    return any(each["lab"] == other for each in answer["lines"])
+
+
+@contextlib.contextmanager
+def flood(source: labs.Lab, target: labs.Lab) -> Iterator[None]:
+    """Lets trainers of two labs send as much as their line takes, both ways."""
+    more = {"kilobytes": FLOOD_KILOBYTES, "steps": 10**9, "compute": 0.0}
+    with contextlib.ExitStack() as stack:
+        for cluster, lab in (("target", target), ("source", source)):
+            reach = {"federation": str(lab.folder), "job": "flood"}
+            given = {"reach": reach, "cluster": cluster} | more
+            stack.enter_context(labs.trainer(given))
+        time.sleep(5.0)  # they have met
+        yield
+
+
+def measure(folder: pathlib.Path) -> list[float]:
+    """Revokes lab-t at lab-s; returns the seconds until lab-u is rid of it, each time.
+
+    All that lab-u learns comes over its line to lab-s, which is full.
+    """
+    found = []
+    where, outside = (f"127.0.0.1:{labs.free_port()}" for _ in range(2))
+    line = relay.Relay(addresses.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)
+    with (
+        labs.lab_in(folder / "s") as s,
+        contextlib.closing(line),
+        labs.lab_in(folder / "u") as u,
+    ):
+        s.nebula("init", "--name", "lab-s")
+        s.start("--listen", where)
+        invitation = s.nebula("invite", "lab-u", "--address", where)
+        u.nebula("join", where, "--name", "lab-u", given=invitation)
+        u.start("--listen", outside, "--peer", endpoints.written(line.address))
+        issuer = authority.LocalAuthority(federation.Folder(s.folder))
+        revoked = revocation.RevocationList(federation.Folder(s.folder))
+        with flood(s, u):
+            for number in range(REVOCATIONS):
+                with labs.lab_in(folder / f"t{number}") as t:
+                    _join(issuer, t.path, where)
+                    t.start("--peer", outside)
+                    while not _has_line(u, "lab-t"):
+                        time.sleep(0.05)
+                    issuer.revoke("lab-t")
+                    began = time.monotonic()
+                    revoked.accept(issuer.revocation_list())
+                    while _has_line(u, "lab-t"):
+                        time.sleep(0.01)
+                    found.append(time.monotonic() - began)
+    return found
