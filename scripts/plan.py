@@ -22,7 +22,17 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax.parallel import planner
 from nebula_jax.runtime import process, report
-from scripts.plans import abnet, advice, compiled, count, m3, paper, settings, speed
+from scripts.plans import (
+    abnet,
+    advice,
+    compiled,
+    count,
+    m3,
+    means,
+    paper,
+    settings,
+    speed,
+)
 from scripts.plans import text as plan_text
 
 for _name in settings.flag_names():
@@ -202,6 +212,7 @@ def _assumptions(given: settings.Settings) -> list[str]:
             f"Rows have {length} tokens, {given.padding_share:.0%} of them padding"
             " (--padding_share)."
         )
+        found += means.assumptions(given.run)
     elif given.run.agreed.micro_batches > 1:
         found.append("Sequences are packed full.")
     if given.is_shared:

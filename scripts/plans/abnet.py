@@ -15,15 +15,13 @@ import numpy as np
 from experiments.abnet import channels, crossing, data, models
 from experiments.abnet import config as abnet_config
 from nebula_jax import errors
-from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, selector
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication import codecs
 from nebula_jax.models import abnet, abnet_params, mixed_precision
 from nebula_jax.parallel import planner
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import partition
 from nebula_jax.training import state as train_state
-from scripts.plans import count, shapes
+from scripts.plans import count, means, shapes
 from scripts.plans.settings import Settings, check_rows
 
 SIDES = ("source", "target")
@@ -290,10 +288,11 @@ def _ones(leaf: Any) -> Any:
 
 def bytes_each_way(
     settings: Settings, codec_texts: tuple[str, str], micro_batches: int
-) -> tuple[int, int]:
+) -> tuple[float, float]:
     """Returns the bytes of a micro-batch on the line, forward and back, with frames.
 
-    A codec that chooses by the contents is given rows of which --padding_share is
+    They are a mean over the run, of --bottleneck's ranks and of a pair's visits. A
+    codec that chooses by the contents is given rows of which --padding_share is
     padding, at the last step; bytes that zstd compresses are counted uncompressed.
 
     Args:
@@ -319,13 +318,11 @@ def bytes_each_way(
     for flag, text in zip(
         ("forward_codec", "backward_codec"), codec_texts, strict=True
     ):
-        made = selector.as_selector(codecs.from_string(text).codec)
+        compression = codecs.from_string(text)
         try:
-            option = made.choose(arrays, made.init(arrays), agreed.steps)
-            payload = codec_lib.payload_spec(made.codecs[option], arrays)
+            found.append(means.frame_bytes(settings.run, compression, arrays))
         except ValueError as error:
             raise errors.SettingsError(f"--{flag}={text}: {error}") from None
-        found.append(frames.frame_bytes(frames.Tensor, codec_lib.nbytes(payload)))
     return found[0], found[1]
 
 

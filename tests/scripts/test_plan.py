@@ -15,10 +15,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments.abnet import checks
+from experiments.abnet import checks, crossing
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import planner
 from nebula_jax.parallel.planner import M3, ABNet, Compute, Line, Lines
@@ -30,6 +30,7 @@ from scripts.plans import (
     compiled,
     count,
     m3,
+    means,
     paper,
     settings,
     shapes,
@@ -185,6 +186,89 @@ def test_a_codec_that_begins_late_is_planned_as_begun():
     assert abnet.bytes_each_way(plan_of, late, 2) == abnet.bytes_each_way(
         plan_of, ("fp16",) * 2, 2
     )
+
+
+def test_the_bytes_of_delta_are_the_mean_over_its_visits():
+    """Two and a half epochs of eight pairs, two at a time, each encoded."""
+    text = "delta(pack_tokens|hadamard|int4(64), 8)"
+    flagged = ("--batch_size=2", "--micro_batches=1", "--steps=10")
+    plan_of = given(*ABNET_SMALL, SPEED, *flagged)
+    made = codecs.from_string(text).codec
+    spec = abnet.spec(2, 64, 384)
+    arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
+    arrays["mask"][:, :38] = True
+    state, sent = made.init(spec), []
+    for step in range(10):
+        arrays["index"] = np.arange(2, dtype=np.int32) + 2 * (step % 4)
+        selected, state = made.encode(arrays, state, step + 1)
+        nbytes = codec_lib.nbytes(selected.payload)
+        sent.append(frames.frame_bytes(frames.Tensor, nbytes))
+    assert sent[4] < 0.12 * sent[3]
+    plain = "pack_tokens|hadamard|int4(64)"
+    forward, backward = abnet.bytes_each_way(plan_of, (text, plain), 1)
+    assert forward == pytest.approx(np.mean(sent))
+    assert within(backward, sent[-1], 0.01)
+
+
+def test_deltas_first_visits_are_those_of_the_pairs_there_are():
+    """Of which delta could remember more than there is memory for here."""
+    texts = ("delta(fp16, 2000000000)", "identity")
+    flagged = ("--steps=10", "--batch_size=32")
+    all_new = given(*ABNET_SMALL, SPEED, *flagged)
+    again = given(*ABNET_SMALL, SPEED, *flagged, "--max_pairs=32")
+    first, plain = abnet.bytes_each_way(all_new, texts, 2)
+    assert first == plain
+    mean, _ = abnet.bytes_each_way(again, texts, 2)
+    half, _ = abnet.bytes_each_way(all_new, ("fp16", "identity"), 2)
+    assert mean == pytest.approx(0.1 * plain + 0.9 * half, rel=1e-3)
+
+
+def test_the_bytes_of_several_ranks_are_the_mean_of_those_drawn():
+    flagged = ("--bottleneck=192,96,48", "--forward_codec=pack_tokens|fp16")
+    plan_of = given(*ABNET_SMALL, SPEED, *flagged, "--backward_codec=identity")
+    agreed = plan_of.run.agreed
+    spec = abnet.spec(16, 64, 192)
+    arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in spec.items()}
+    arrays["mask"][:, :38] = True
+    planned = abnet.bytes_each_way(plan_of, crossing.texts(agreed), 2)
+    for made, found in zip(
+        (crossing.forward(agreed), crossing.backward(agreed)), planned, strict=True
+    ):
+        chosen = selector.as_selector(made.codec)
+        state = chosen.init(spec)
+        sizes = [
+            codec_lib.nbytes(codec_lib.payload_spec(each, spec))
+            for each in chosen.codecs
+        ]
+        drawn = [
+            frames.frame_bytes(frames.Tensor, sizes[chosen.choose(arrays, state, step)])
+            for step in range(1, 401)
+        ]
+        assert max(drawn) > 1.2 * np.mean(drawn)
+        assert within(found, np.mean(drawn), 0.04)
+
+
+@pytest.mark.parametrize("ranks", ["", "192", "192,96", "192,96,48,24"])
+def test_shares_of_ranks_are_those_drawn(ranks):
+    agreed = given(*ABNET_SMALL, SPEED, f"--bottleneck={ranks}").run.agreed
+    shares = means.shares_of_ranks(agreed)
+    assert len(shares) == max(1, len(agreed.bottleneck))
+    assert sum(shares) == pytest.approx(1)
+    if len(shares) > 1:
+        drawn = [crossing.rank_of_step(agreed, step) for step in range(1, 10_001)]
+        found = np.bincount(drawn) / len(drawn)
+        assert shares == pytest.approx(list(found), abs=0.02)
+
+
+def test_a_plan_names_what_its_bytes_are_the_mean_of():
+    def assumed(*arguments):
+        return " ".join(plan._assumptions(given(*ABNET_SMALL, SPEED, *arguments)))
+
+    assert "mean" not in assumed()
+    assert "first visit" in assumed("--forward_codec=delta(fp16, 100)")
+    assert "rank" in assumed("--bottleneck=192,96")
+    auto = ("--forward_codec=auto", "--backward_codec=auto")
+    assert "rank" not in assumed("--bottleneck=192,96", *auto)
 
 
 # Speed.
