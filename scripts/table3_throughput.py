@@ -28,6 +28,7 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.runtime import report, run_folder
 from nebula_jax.training import checkpoint, metrics
+from scripts.bench import sigterm
 from scripts.tables import config, figures
 from scripts.tables import runs as table_runs
 from scripts.tables.paper import PAPER
@@ -83,12 +84,15 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
     saved = run_folder.of_cluster(workdir, PARTS[-1]) / f"checkpoints/{MOVED_AT:08d}"
     if not saved.is_dir():
         arguments = *run.arguments, *KINDS["one process"], f"--workdir={workdir}"
-        with subprocess.Popen([sys.executable, "-m", run.module, *arguments]) as begun:
-            while not saved.is_dir():
-                if begun.poll() is not None:
-                    raise errors.NebulaError(f"{run.name} ended before it could move")
-                time.sleep(0.05)
-            begun.terminate()
+        command = [sys.executable, "-m", run.module, *arguments]
+        with sigterm.as_exit(), subprocess.Popen(command) as begun:
+            try:
+                while not saved.is_dir():
+                    if begun.poll() is not None:
+                        raise errors.NebulaError(f"{run.name} ended before it moved")
+                    time.sleep(0.05)
+            finally:
+                begun.terminate()
     across = run._replace(arguments=(*run.arguments, *KINDS["two clusters"]))
     table_runs.start(across, workdir)
 

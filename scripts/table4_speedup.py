@@ -10,7 +10,6 @@ length that its step takes this machine alone (--emulate_compute). So what the s
 adds is what is measured.
 """
 
-import contextlib
 import functools
 import itertools
 import json
@@ -35,6 +34,7 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime import process, report, run_folder
 from nebula_jax.training import m3, m3_steps, metrics
+from scripts.bench import sigterm
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 from scripts.tables.paper import PAPER
@@ -134,15 +134,18 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
         for k in range(workers)
     ]
     start = functools.partial(_start, run.module, *common)
-    with contextlib.ExitStack() as stack:
-        started = [
-            start("--cluster=discriminator", f"--listen={listen}", *each)
-            for each in (members if workers > 1 else [()])
-        ]
-        started.append(start("--cluster=generator:0", f"--peer={listen}"))
-        for each in started:
-            stack.callback(each.kill)
-        _wait(started)
+    discriminator = ("--cluster=discriminator", f"--listen={listen}")
+    parts = [(*discriminator, *each) for each in (members if workers > 1 else [()])]
+    parts.append(("--cluster=generator:0", f"--peer={listen}"))
+    started: list[subprocess.Popen] = []
+    with sigterm.as_exit():
+        try:
+            for each in parts:
+                started.append(start(*each))
+            _wait(started)
+        finally:
+            for each in started:
+                each.kill()
 
 
 OF_VOCABULARY = ("--data_dir", "--generators", "--task_mix", "--vocab_size")

@@ -5,13 +5,11 @@ run has ended. The same command goes on with the runs that are missing, and with
 that it was stopped in.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors, files
 from nebula_jax.runtime import process, report
+from scripts.bench import sigterm
 from scripts.tables import config
 
 LOG_LINES = 12  # of a failed run, in the error
@@ -258,11 +257,8 @@ def start(run: Run, workdir: pathlib.Path) -> None:
     ]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent.resolve() / "compiled")}
     log = workdir / "log.txt"
-    # An exception in `subprocess.run` ends the run; as it is, SIGTERM would leave it.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with contextlib.ExitStack() as stack:
-        stack.callback(signal.signal, signal.SIGTERM, before)
-        stream = stack.enter_context(log.open("w"))
+    # An exception in `subprocess.run` ends the run.
+    with sigterm.as_exit(), log.open("w") as stream:
         status = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
