@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import channels, crossing, data, models
+from experiments.abnet import channels, checks, crossing, data, models
 from experiments.abnet import config as abnet_config
 from nebula_jax import errors
 from nebula_jax.communication import codecs
@@ -22,7 +22,7 @@ from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import partition
 from nebula_jax.training import state as train_state
 from scripts.plans import count, means, shapes
-from scripts.plans.settings import Settings, check_rows
+from scripts.plans.settings import Settings, check_rows, of_all
 
 SIDES = ("source", "target")
 
@@ -66,6 +66,7 @@ def translator(
             dtype=agreed.dtype,
             remat=local.remat,
         )
+        shapes.check_layers(flag.removesuffix("_model"), layers, plm.config)
         whole = vars(plm.config)
         fields = {
             "layers": min(filter(None, (whole["layers"], layers, most_layers))),
@@ -84,8 +85,14 @@ def possible(settings: Settings) -> tuple[Settings, str]:
         devices, the next smaller number that does not is planned with.
 
     Raises:
-      errors.SettingsError: if there is none.
+      errors.NebulaError: if there is none, or at what a run or a plan cannot have.
     """
+    if (replicas := settings.run.agreed.replicas) > 1:
+        raise errors.SettingsError(
+            f"--replicas={replicas}: a plan is of one pair of clusters, and local steps"
+            " between several are not in it"
+        )
+    checks.check(of_all(settings.run).with_local(side_dir=""))
     given = settings.run.agreed.micro_batches
     for number in range(given, 0, -1):
         run = settings.run.with_agreed(micro_batches=number)

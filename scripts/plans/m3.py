@@ -21,7 +21,7 @@ from nebula_jax.models import transformer
 from nebula_jax.parallel import planner
 from nebula_jax.training import m3, m3_steps
 from scripts.plans import count, shapes
-from scripts.plans.settings import Settings, check_rows
+from scripts.plans.settings import Settings, check_rows, of_all
 
 SIDES = ("generators", "discriminator")
 
@@ -61,6 +61,8 @@ def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
             shapes.of("hot_start", each, **fields).config for each in starts
         )
         of_layers = models.layers(run, small, large)
+        shapes.check_layers("generator", of_layers[0], small)
+        shapes.check_layers("discriminator", of_layers[1], large)
         pair = [
             dataclasses.replace(shape, layers=layers)
             for shape, layers in zip((small, large), of_layers, strict=True)
@@ -81,19 +83,31 @@ def possible(settings: Settings) -> tuple[Settings, str]:
     """Returns a plan that can be made, and no note; see `scripts.plans.abnet`.
 
     Raises:
-      errors.SettingsError: at no generator, or no micro-batch of one.
+      errors.NebulaError: at no generator, or at what a run or a plan cannot have.
     """
-    agreed = settings.run.agreed
+    agreed, local = settings.run.agreed, settings.run.local
     if agreed.generators.startswith("-") or not generators(settings.run):
         raise errors.SettingsError(
             f"--generators={agreed.generators}: expected a number from 1, or their"
             ' languages, as in "en de|hi ur"'
         )
-    number = command_line.whole_number(agreed.fan_out)
-    if agreed.fan_out != m3_config.AUTO and not number:
+    if local.pipeline:
         raise errors.SettingsError(
-            f"--fan_out={agreed.fan_out}: expected a number from 1, or auto"
+            f"--pipeline={local.pipeline}: a plan has no pipeline, in which devices"
+            " wait for each other"
         )
+    if local.emulate_compute:
+        given = ",".join(map(str, local.emulate_compute))
+        raise errors.SettingsError(
+            f"--emulate_compute={given}: a plan is of the run's own models, without"
+            " sleeps"
+        )
+    run = of_all(settings.run)
+    if local.of_generator().hot_start and local.of_discriminator().hot_start:
+        # Their files need not be here: `model` checks their shapes.
+        starts = ("hot_start", "generator_start", "discriminator_start")
+        run = run.with_local(**dict.fromkeys(starts, ""))
+    m3_config.check(run)
     check_rows(settings)
     return settings, ""
 

@@ -60,6 +60,10 @@ def _of_visits(
     """
     agreed, made = run.agreed, selector.as_selector(codec)
     state = jax.eval_shape(made.init, arrays)
+    if agreed.staleness and jax.tree.leaves(state):  # as in `abnet.channels`
+        raise ValueError(
+            "it remembers what was sent, and with --staleness=1 two steps cross at once"
+        )
 
     def sent(is_visited: bool) -> int:
         filled = jax.tree.map(functools.partial(_filled, is_visited), state)

@@ -125,6 +125,11 @@ def check_rows(settings: Settings) -> None:
         devices.check(layout, agreed.batch_size, agreed.micro_batches)
 
 
+def of_all(run: Any) -> Any:
+    """Returns a run without what is given to one cluster, for an experiment's check."""
+    return run.with_local(cluster="all", coordinator="", data="", devices_per_cluster=0)
+
+
 def lines(text: str) -> planner.Lines:
     """Returns the line that --wan describes, as it begins.
 

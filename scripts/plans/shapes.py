@@ -51,7 +51,7 @@ def of(flag: str, name: str, **fields: Any) -> Plm:
       fields: of the Config, to be changed.
 
     Raises:
-      errors.SettingsError: if it is neither.
+      errors.SettingsError: if it is neither, or has not as many positions.
     """
     path = pathlib.Path(name)
     if (path / checkpoint_folder.CONFIG).is_file():
@@ -65,4 +65,23 @@ def of(flag: str, name: str, **fields: Any) -> Plm:
             f"--{flag}={name}: no such folder, and its shape is not in the planner's"
             f" table, which has {', '.join(KNOWN)}"
         )
+    most = plm.config.max_length
+    if (length := fields.get("max_length", 0)) > most:
+        raise errors.SettingsError(
+            f"--max_length={length}: --{flag}={name} has {most} positions"
+        )
     return plm._replace(config=plm.config.__class__(**vars(plm.config) | fields))
+
+
+def check_layers(side: str, number: int, config: transformer.Config) -> None:
+    """Raises errors.SettingsError if a model has fewer layers than are wanted.
+
+    Args:
+      side: that has it, as in a flag.
+      number: of layers.
+      config: of the whole model.
+    """
+    if number > config.layers:
+        raise errors.SettingsError(
+            f"--{side}_layers={number}: its pretrained model has {config.layers}"
+        )

@@ -16,6 +16,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments.abnet import checks, crossing
+from experiments.pretraining import hot_start
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
@@ -603,6 +604,56 @@ def test_the_experiment_is_found_out():
 def test_what_cannot_work_is_refused_in_a_line(argument, message):
     with pytest.raises(errors.NebulaError, match=message):
         plan.plan(given(*M3_SMALL, SPEED, argument))
+
+
+LATE = ("--staleness=1", "--max_in_flight=4")
+WARM = "--hot_start=e5-small"
+
+
+@pytest.mark.parametrize(
+    ("common", "flagged", "message"),
+    [
+        (ABNET_SMALL, [*LATE, "--micro_batches=4"], "needs a --max_in_flight above"),
+        (ABNET_SMALL, ["--bottleneck=48,96"], "--bottleneck=48,96: must descend"),
+        (ABNET_SMALL, ["--forward_codec=auto"], "are auto together"),
+        (ABNET_SMALL, ["--micro_batches=3"], "does not divide --batch_size=32"),
+        (ABNET_SMALL, ["--pair=es"], "--pair=es: expected two"),
+        (
+            *(ABNET_SMALL, [*LATE, "--backward_codec=delta(fp16, 99)"]),
+            "--backward_codec=delta.*it remembers what was sent",
+        ),
+        (ABNET_SMALL, ["--replicas=2"], "--replicas=2: a plan is of one pair"),
+        (ABNET_SMALL, ["--target_layers=13"], "--target_layers=13: .* has 12"),
+        (M3_SMALL, ["--generator_start=e5-small"], "go together"),
+        (M3_SMALL, [WARM, "--generator_layers=13"], "--generator_layers=13: .* has 12"),
+        (M3_SMALL, [WARM, "--max_length=1024"], "--max_length=1024: .* has 512"),
+        (M3_SMALL, ["--spool=1GB", "--window=0"], "--spool=1GB needs --window above 0"),
+        (M3_SMALL, ["--pipeline=2", "--fsdp=2"], "--pipeline=2: a plan has no"),
+        (M3_SMALL, ["--emulate_compute=50,400"], "--emulate_compute=50,400: a plan is"),
+    ],
+)
+def test_what_a_run_or_a_plan_cannot_have_is_refused(common, flagged, message):
+    devices = "--cluster_devices=2,2"
+    with pytest.raises(errors.SettingsError, match=message):
+        plan.plan(given(*common, SPEED, devices, *flagged))
+
+
+@pytest.mark.parametrize(
+    ("common", "flagged", "room"),
+    [
+        (ABNET_SMALL, ["--cluster=source", "--coordinator=here:7071"], abnet),
+        (ABNET_SMALL, ["--cluster=target", "--side_dir=nowhere"], abnet),
+        (M3_SMALL, ["--cluster=whole", "--fan_out=auto", WARM], m3),
+        (
+            *(M3_SMALL, [WARM, "--discriminator_start=pretrained/minilm-l6"]),
+            m3,
+        ),
+    ],
+)
+def test_what_one_cluster_is_given_and_files_do_not_matter(common, flagged, room):
+    plan_of = given(*common, SPEED, *flagged)
+    with mock.patch.object(hot_start, "folder", side_effect=AssertionError):
+        assert room.possible(plan_of) == (plan_of, "")
 
 
 @pytest.mark.parametrize("flag", ["price_per_device_hour", "device_memory_gb"])
