@@ -54,7 +54,7 @@ flags.DEFINE_enum(
     "adamw",
     list(optimizers.BY_NAME),
     "Optimizer of each cluster's own steps: adamw, lamb (for large batches), muon (for"
-    " hidden matrices, adamw for the rest), or sgd (without momentum).",
+    " hidden matrices, Nesterov's Adam for the rest), or sgd (without momentum).",
 )
 flags.DEFINE_string(
     "total_time",
@@ -270,6 +270,11 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             "--trains=adapters has no head that trains, and so no warm start of heads;"
             " adapters_and_head has"
+        )
+    if local.pipeline and local.fsdp == 1:
+        raise errors.SettingsError(
+            f"--pipeline={local.pipeline} needs --fsdp=S: its stages are the devices of"
+            " a group"
         )
     if local.pipeline and agreed.trains != "all":
         raise errors.SettingsError(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.data import packed_sequences, resumable_batches, text_folder
+from nebula_jax.data import packed_sequences, resumable_batches, text_folder, tsv
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 TASKS = ("mrtd", "trtd")
@@ -234,6 +234,8 @@ def _weighted(
     if not named or not share:
         return []
     sizes = [len(prepared.splits["train"]) for _, prepared in named]
+    if 0 in sizes:
+        raise tsv.CorpusError(f"{named[sizes.index(0)][0]} has no text to train on")
     weights = resumable_batches.language_weights(sizes, alpha)
     return [
         resumable_batches.Source(

@@ -15,7 +15,9 @@ import numpy as np
 
 from nebula_jax import errors
 
-_BATCHES = 256  # in the place of a bucket, for the order of batches: above any uint8
+_BATCHES, _LEFT_OUT = 256, 257
+"""In the place of a bucket, above any uint8: for the order of batches, and for the
+choice of examples that stay out of an epoch."""
 
 
 class ScheduleError(errors.NebulaError):
@@ -50,9 +52,11 @@ class Schedule:
     """The training batches, shuffled anew in each epoch.
 
     An epoch has N // B batches. Of a bucket's shuffled examples, those left over after
-    whole batches are carried to the next longer bucket, where they fit as well; so a
-    rare length is trained on too, and fewer than B examples are left out of an epoch,
-    others in each.
+    whole batches are carried to the next longer bucket, where they fit as well; what is
+    left over there is left out of the epoch. If the longest bucket and what is carried
+    to it make no batch, as many examples of any length are left out instead. So a rare
+    length is trained on too, and fewer than B examples are left out of an epoch, others
+    in each.
 
     >>> schedule = Schedule(np.zeros(1000, np.uint8), batch_size=8, seed=0)
     >>> schedule.batch(step=200).indices.shape
@@ -77,6 +81,9 @@ class Schedule:
         self._buckets = np.asarray(buckets, np.uint8)
         self._batch_size = batch_size
         self._seed = seed
+        counts = np.unique(self._buckets, return_counts=True)[1]
+        carried = counts[:-1].sum() % batch_size
+        self._is_longest_rare = bool(carried + counts[-1] < batch_size)
         # Two, because a pipeline has steps of two epochs in flight where they meet.
         self._epoch = functools.lru_cache(maxsize=2)(self._shuffled_epoch)
 
@@ -101,9 +108,14 @@ class Schedule:
         """Computes the buckets [S] and the indices [S, B] int32 of an epoch."""
         buckets: list[int] = []
         batches: list[np.ndarray] = []
+        is_in = np.ones(len(self._buckets), bool)
+        if self._is_longest_rare:
+            examples = shuffled(len(is_in), self._seed, epoch, _LEFT_OUT)
+            is_in[examples[: len(is_in) % self._batch_size]] = False
         carried = np.zeros(0, np.int64)
         for bucket in np.unique(self._buckets).tolist():
-            pool = np.append(carried, np.flatnonzero(self._buckets == bucket))
+            found = np.flatnonzero((self._buckets == bucket) & is_in)
+            pool = np.append(carried, found)
             pool = pool[shuffled(len(pool), self._seed, epoch, bucket)]
             whole = len(pool) // self._batch_size
             taken, carried = np.split(pool, [whole * self._batch_size])

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from nebula_jax.models import mixed_precision
 
+CUDNN_WIDTH = 128  # of a head; newer GPUs take more
+
 
 def einsum(
     query: jax.Array,
@@ -50,12 +52,12 @@ def fused(
     """Computes attention as one operation; arguments and result are those of `einsum`.
 
     On a GPU, with operands of two bytes, it is cuDNN's flash attention: no [B, H, Q, M]
-    is in memory. Elsewhere it is what JAX has, which on CPUs is no faster than
+    is in memory. It needs Q and M even, and heads of a width that is a multiple of 8,
+    at most 128. Elsewhere it is what JAX has, which on CPUs is no faster than
     `einsum`. Unlike there the result is rounded to `dtype`, and nothing is dropped: the
     probabilities are nowhere to be had.
     """
     del drop
-    on_gpu = jax.default_backend() == "gpu" and jnp.dtype(dtype).itemsize == 2
     query, key, value = (each.astype(dtype) for each in (query, key, value))
     batch, queries, keys = query.shape[0], query.shape[1], key.shape[1]
     attended = jax.nn.dot_product_attention(
@@ -64,9 +66,17 @@ def fused(
         value,
         # cuDNN broadcasts neither rows nor queries of a mask.
         mask=jnp.broadcast_to(mask, (batch, queries, keys))[:, None],
-        implementation="cudnn" if on_gpu else "xla",
+        implementation="cudnn" if _has_cudnn(query, key) else "xla",
     )
     return attended.astype(jnp.float32)
+
+
+def _has_cudnn(query: jax.Array, key: jax.Array) -> bool:
+    """Returns True if this is a GPU, and cuDNN has a gradient for these shapes."""
+    even = query.shape[1] % 2 == 0 and key.shape[1] % 2 == 0
+    width = query.shape[-1]
+    fits = even and width % 8 == 0 and width <= CUDNN_WIDTH
+    return jax.default_backend() == "gpu" and query.dtype.itemsize == 2 and fits
 
 
 KINDS = {"einsum": einsum, "fused": fused}

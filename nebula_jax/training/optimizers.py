@@ -137,7 +137,7 @@ def muon(
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Makes Muon (optax.contrib) for the hidden matrices, and Adam for the others.
+    """Makes Muon (optax.contrib) for hidden matrices, Nesterov's Adam for the others.
 
     The others are embeddings, heads, biases and layer norms. Kernels of attention are
     orthogonalized as the matrices they stand for: [D, H, K] as D x HK, [H, K, D] as

@@ -4,7 +4,13 @@ import shutil
 import numpy as np
 import pytest
 
-from nebula_jax.data import language_mixture, resumable_batches, text_folder
+from nebula_jax.data import (
+    language_mixture,
+    packed_sequences,
+    resumable_batches,
+    text_folder,
+    tsv,
+)
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 GROUPS = [["en", "de"], ["hi", "ur"]]
@@ -164,3 +170,16 @@ def test_vocabulary_lines_balance_languages_and_are_always_the_same(folder):
     shares = np.round(60 * resumable_batches.language_weights([300, 30], 0.3))
     assert sum(line.startswith("en") for line in lines) == shares[0]
     assert sum(line.startswith("de") for line in lines) == shares[1]
+
+
+@pytest.mark.parametrize("languages", [["en", "xx"], ["xx"]])
+def test_a_language_without_a_sequence_is_named(languages):
+    """As of lines whose characters the tokenizer drops."""
+
+    def opened(kind, language, splits):
+        rows = [] if language == "xx" else [np.zeros(8, np.int32)] * 4
+        return packed_sequences.Prepared(language, dict.fromkeys(splits, rows))
+
+    mix, exponents = {"mrtd": 1.0, "trtd": 0.0}, language_mixture.SamplingExponents()
+    with pytest.raises(tsv.CorpusError, match="mono/xx has no text to train on"):
+        language_mixture.mixture(languages, mix, exponents, opened)

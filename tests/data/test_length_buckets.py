@@ -177,3 +177,24 @@ def test_a_side_that_knows_the_buckets_alone_sorts_by_them():
     assert [(batch.bucket, batch.count) for batch in batches] == [(1, 3), (2, 1)]
     with pytest.raises(length_buckets.ScheduleError, match="no example"):
         length_buckets.evaluation_batches(buckets[:0], 3)
+
+
+@pytest.mark.parametrize("counts", [(994, 3), (19000, 970, 20), (7, 1, 1)])
+def test_a_longest_bucket_that_fills_no_batch_is_trained_on_too(counts):
+    """As often as any: by carrying alone it would be left out of every epoch."""
+    size = {2: 8, 3: 32}[len(counts)] if counts[0] > 7 else 8
+    buckets = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
+    schedule = length_buckets.Schedule(buckets, size, seed=0)
+    visits, epochs = np.zeros(len(buckets), int), 60
+    for epoch in range(epochs):
+        steps = range(
+            epoch * schedule.steps_per_epoch, (epoch + 1) * schedule.steps_per_epoch
+        )
+        batches = [schedule.batch(step) for step in steps]
+        seen = np.concatenate([each.indices for each in batches])
+        assert len(set(seen.tolist())) == len(seen) == len(buckets) // size * size
+        assert all((buckets[b.indices] <= b.bucket).all() for b in batches)
+        visits[seen] += 1
+    longest = visits[buckets == buckets.max()]
+    assert longest.mean() > 0.75 * epochs
+    assert longest.min() > 0

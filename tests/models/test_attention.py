@@ -73,3 +73,20 @@ def test_operands_of_two_bytes_round_and_no_more(kind):
 def test_a_row_of_padding_is_finite(kind):
     grads, out = applied(kind, np.zeros((B, 1, M), bool))
     assert all(np.isfinite(leaf).all() for leaf in (*grads, out))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "backend", "want"),
+    [
+        ((2, 64, 4, 32), jnp.bfloat16, "gpu", True),
+        ((2, 65, 4, 32), jnp.bfloat16, "gpu", False),  # no gradient of an odd length
+        ((2, 64, 4, 20), jnp.bfloat16, "gpu", False),
+        ((2, 64, 1, 256), jnp.bfloat16, "gpu", False),
+        ((2, 64, 4, 32), jnp.float32, "gpu", False),
+        ((2, 64, 4, 32), jnp.bfloat16, "cpu", False),
+    ],
+)
+def test_cudnn_is_used_for_what_it_can_train(shape, dtype, backend, want, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    array = jnp.zeros(shape, dtype)
+    assert attention._has_cudnn(array, array) == want

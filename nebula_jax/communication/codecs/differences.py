@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import selector
+from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.codecs import leaves, wrappers
 
 
@@ -164,9 +164,9 @@ def delta(
         return codec_lib.Codec(init, encode, decode)
 
     def choose(arrays: codec_lib.Arrays, state: codec_lib.State, step: int) -> int:
-        where = np.asarray(_without(arrays, index)[0])
+        where = np.asarray(ranks.everywhere(_without(arrays, index)[0]))
         _check_index(where, examples)
-        if not np.all(np.asarray(state.seen[where])):
+        if not np.all(np.asarray(ranks.everywhere(state.seen))[where]):
             return 0
         if len(inner.codecs) == 1:
             return 1

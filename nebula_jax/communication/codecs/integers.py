@@ -203,9 +203,14 @@ def _round_by_adding(x: jax.Array) -> jax.Array:
 def _stochastic(
     groups: jax.Array, inverse: jax.Array, limit: int, key: jax.Array
 ) -> jax.Array:
-    """Returns floor(x / s + u), in fixed point: 127 * 2^15 is just below 2^22."""
+    """Returns floor(x / s + u), in fixed point: 127 * 2^15 is just below 2^22.
+
+    The numbers u also depend on the scales: clusters that send deltas of the same shape
+    round each their own way, so that their mean has a smaller error.
+    """
     number = jax.lax.iota(jnp.uint32, groups.size).reshape(groups.shape)
-    random = _mix(number + key)
+    own = _mix(jax.lax.bitcast_convert_type(inverse, jnp.uint32))
+    random = _mix(number + key + own)
     fixed = _round(groups * inverse * 2.0**FRACTION)
     # x / s may exceed the limit by a rounding error.
     fixed = jnp.clip(fixed, -limit << FRACTION, limit << FRACTION)

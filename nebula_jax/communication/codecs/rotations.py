@@ -33,7 +33,9 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
     rounding; it is meant before a quantizer: `hadamard|int4(64)`, since a block with
     one outlier would otherwise be quantized in units of that outlier.
     Payload: per leaf its shape, float32. Wire: 4 n bytes for n values.
-    A block that holds NaN or Inf decodes as NaN.
+    A block that holds NaN or Inf decodes as NaN. What `int4(64)|bf16` and the like have
+    made of it is added up without rounding, so that devices which add in another order
+    decode the same.
 
     >>> x = jnp.zeros((1, 4)).at[0, 0].set(2.0)
     >>> payload, _ = hadamard().encode(x, ())
@@ -71,16 +73,17 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
 
 @functools.cache
 def _rotation(size: int, seed: int) -> np.ndarray:
-    """Returns S H / sqrt(size), [size, size]: signs in the matrix cost nothing."""
+    """Returns S H, [size, size] of ±1: signs in the matrix cost nothing."""
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < size:  # Sylvester's construction
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     signs = np.random.RandomState(seed).choice([-1.0, 1.0], (size, 1))
-    return (signs * matrix / math.sqrt(size)).astype(np.float32)
+    return (signs * matrix).astype(np.float32)
 
 
 def _times(x: jax.Array, matrix: np.ndarray) -> jax.Array:
     # One matrix product of 2 n b operations. The fast transform needs 2 n log2 b, but
     # XLA makes several passes through memory of it, and that takes longer.
     rows = x.reshape(-1, len(matrix))
-    return jnp.dot(rows, matrix, precision="highest").reshape(x.shape)
+    sums = jnp.dot(rows, matrix, precision="highest")
+    return (sums * np.float32(1 / math.sqrt(len(matrix)))).reshape(x.shape)

@@ -187,6 +187,19 @@ def test_stochastic_rounding_differs_by_tensor_leaf_and_seed_and_repeats():
         assert 0.3 < (first != other).mean() < 0.95
 
 
+def test_clusters_round_each_their_own_way():
+    """So that the mean of their deltas has a smaller error than each."""
+    x = np.random.RandomState(0).randn(64, 64).astype(np.float32)
+    errors = []
+    for cluster in range(4):
+        own = x * np.float32(1 + 1e-3 * cluster)
+        got, _ = through(codecs.int4(64, "stochastic"), own)
+        errors.append(np.asarray(got) - own)
+    of_one = np.sqrt(np.mean(np.square(errors)))
+    of_mean = np.sqrt(np.mean(np.mean(errors, axis=0) ** 2))
+    assert 0.4 < of_mean / of_one < 0.6  # half, if they are independent
+
+
 def test_the_largest_value_is_never_rounded_past_the_limit():
     """127 + u, in float32, would round up to 128, which an int8 takes for -128."""
     random = np.random.RandomState(0)

@@ -54,6 +54,26 @@ def test_it_makes_an_outlier_cheap_to_quantize():
     assert rotated < 0.7 * plain
 
 
+@pytest.mark.parametrize("width", [384, 128, 96, 64])
+def test_devices_that_add_in_another_order_decode_the_same(width):
+    """Clusters that average deltas must: they go on from what they have decoded."""
+    codec = codecs.chain(codecs.hadamard(), codecs.int4(64), codecs.bf16())
+    random = np.random.RandomState(0)
+    x = random.standard_t(4, (32, width)).astype(np.float32)
+    payload, _ = codec.encode(x, codec.init(x))
+    got = np.asarray(codec.decode(payload, codec.init(x))[0])
+    inner = codecs.chain(codecs.int4(64), codecs.bf16())
+    rotated, _ = codecs.hadamard().encode(x, ())
+    payload, _ = inner.encode(rotated.data, inner.init(x))
+    rows = np.asarray(inner.decode(payload, inner.init(x))[0], np.float64)
+    block = width & -width
+    signs = np.sign(rotation(width)[:block, :block].T)
+    exact = rows.reshape(-1, block) @ signs  # float64: no sum is rounded
+    want = exact.astype(np.float32) * np.float32(1 / np.sqrt(block))
+    np.testing.assert_array_equal(exact, exact.astype(np.float32))
+    np.testing.assert_array_equal(got.reshape(-1, block), want)
+
+
 def test_wrong_arguments_are_told():
     with pytest.raises(ValueError, match="block must be 1 to 4096, not 0"):
         codecs.hadamard(0)

@@ -104,7 +104,11 @@ def test_clusters_have_as_many_rows_as_they_are_given():
         ({"clusters": 0}, "--clusters=0: expected 1 to 8"),
         ({"clusters": 9}, "--clusters=9: expected 1 to 8"),
         (
-            {"trains": "adapters", "pipeline": 2},
+            {"all_reduce": "once", "pipeline": 2, "devices_per_cluster": 2},
+            "--pipeline=2 needs --fsdp=S: its stages are the devices of a group",
+        ),
+        (
+            {"trains": "adapters", "pipeline": 2, "fsdp": 2, "devices_per_cluster": 2},
             "--pipeline=2 is not for --trains=adapters",
         ),
         (
