@@ -133,7 +133,7 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="times fewer bytes than padded float32, both ways, whole run")
         axes.grid(alpha=0.3, which="both")
-        axes.margins(0.08)
+        axes.margins(0.12)
     loss.set(
         ylabel="nats a predicted token",
         title="Held-out loss, less the baseline's (bars: standard error over seeds)",
@@ -156,12 +156,22 @@ def _name(axes: Any, method: Method, heights: Sequence[float]) -> None:
             offset = AWAY[0], AWAY[1] if is_upper else -AWAY[1]
             line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0}
         axes.annotate(
-            *(row["name"].removeprefix("bottleneck of "), (row["fewer"], height)),
+            *(_short(row["name"]), (row["fewer"], height)),
             xytext=offset,
             textcoords="offset points",
             fontsize=6,
             arrowprops=line,
         )
+
+
+def _short(name: str) -> str:
+    """Returns what a row's name has beside the names of others of its method.
+
+    >>> _short("FP16(SVD(0.9))+INT8"), _short("FP16+INT8"), _short("bottleneck of 96")
+    ('SVD(0.9)', 'FP16+INT8', '96')
+    """
+    name = name.removeprefix("FP16(").removesuffix(")+INT8")
+    return name.removeprefix("bottleneck of ")
 
 
 def _error(values: Sequence[float]) -> float:

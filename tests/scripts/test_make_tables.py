@@ -79,12 +79,13 @@ def test_the_file_has_the_markdown_that_a_terminal_has_and_the_records_pictures(
     assert block == printed + "\n![Curves of m3_run](results/m3_run.png)\n"
 
 
-def test_figures_9_and_10_stand_under_their_table():
+def test_the_figures_of_table_5_stand_under_it():
     found = make_tables.block("table5_tiny", make_tables.EXPERIMENTS / "results")
     pictures = [line for line in found.splitlines() if line.startswith("![")]
     assert pictures == [
         "![Fig. 9: training loss](results/table5_tiny_fig9.png)",
         "![Fig. 10: first compressed step](results/table5_tiny_fig10.png)",
+        "![Quality against bytes](results/table5_tiny_bytes.png)",
     ]
 
 
