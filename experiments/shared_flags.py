@@ -370,6 +370,8 @@ def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> N
                 f"error: {argv[1]!r} is no flag; every argument is a --flag"
             )
             return 2
-        return process.guarded(main)
+        status = process.guarded(main)
+        process.drop_unread()
+        return status
 
     app.run(guarded, flags_parser=parsed)

@@ -119,7 +119,7 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
     vocabulary = workdir.parent / "vocabulary.model"
     if not vocabulary.exists():
         given = [each for each in SETTINGS if each.split("=")[0] in OF_VOCABULARY]
-        _wait([_start("scripts.train_vocabulary", *given, f"--out={vocabulary}")])
+        _run("scripts.train_vocabulary", [(*given, f"--out={vocabulary}")])
     workers = next(
         int(each.split("=")[1]) for each in run.arguments if "fan_out" in each
     )
@@ -133,22 +133,26 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
         )
         for k in range(workers)
     ]
-    start = functools.partial(_start, run.module, *common)
     discriminator = ("--cluster=discriminator", f"--listen={listen}")
     parts = [(*discriminator, *each) for each in (members if workers > 1 else [()])]
     parts.append(("--cluster=generator:0", f"--peer={listen}"))
+    _run(run.module, [(*common, *each) for each in parts])
+
+
+OF_VOCABULARY = ("--data_dir", "--generators", "--task_mix", "--vocab_size")
+
+
+def _run(module: str, parts: Sequence[Sequence[str]]) -> None:
+    """Runs processes with these arguments at once; none is left, whatever happens."""
     started: list[subprocess.Popen] = []
     with sigterm.as_exit():
         try:
             for each in parts:
-                started.append(start(*each))
+                started.append(_start(module, *each))
             _wait(started)
         finally:
             for each in started:
                 each.kill()
-
-
-OF_VOCABULARY = ("--data_dir", "--generators", "--task_mix", "--vocab_size")
 
 
 def _start(module: str, *arguments: str) -> subprocess.Popen:

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,8 +40,8 @@ PAPER_COMPUTE = PAPER_BITS / PAPER_RATE / WIRE_OVER_COMPUTE  # 0.336 s
 
 MEASURED_STEPS = 5  # after one that compiles
 FILE = "scaled_wan.json"
-SETTINGS = "settings"
-"""The name of their digest in that file."""
+SETTINGS = "measured_for"
+"""The name of the settings' digest in that file; `settings` was of model paths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def resolve(run: config.Run, folders: whole.Folders, models: Sequence[str]) -> s
     path, settings = run.local.workdir / FILE, _settings(run, models)
     kept = json.loads(path.read_text()) if path.is_file() else {SETTINGS: ""}
     if kept.pop(SETTINGS, settings) == settings:  # once they were not kept
-        found = ScaledWan(**kept)
+        found = _line(kept)
     else:
         with process.timed("measuring a step's compute"):
             found = scale(*measure(run, folders))
@@ -138,9 +138,14 @@ def read(local: config.Local) -> dict[str, Any]:
     path = local.workdir / FILE
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text())
-    found.pop(SETTINGS, None)
+    found = dataclasses.asdict(_line(json.loads(path.read_text())))
     return found if found["wan"] == local.wan else {}
+
+
+def _line(kept: Mapping[str, Any]) -> ScaledWan:
+    """Returns the line of the file's contents."""
+    names = [field.name for field in dataclasses.fields(ScaledWan)]
+    return ScaledWan(**{name: kept[name] for name in names})
 
 
 def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:

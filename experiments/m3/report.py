@@ -138,8 +138,9 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, form in (("translation_gap", ".3f"), ("retrieval", ".0%"))
         )
         found.append(
-            f"In the discriminator's encoder the translation gap is {gap} ({gap_before}"
-            f" before), and retrieval finds {right} ({right_before})."
+            "In the discriminator's encoder the translation gap (cosine of translations"
+            f" above that of others) is {gap} ({gap_before} before), and {right}"
+            f" ({right_before}) are found as the nearest."
         )
     if probes and "rtd_encoder_gradient" in probes[-1]:
         last = probes[-1]
@@ -182,7 +183,7 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     if begins_with and len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
         found.append(
             "Warning: translations lie less close together in the discriminator's"
-            f" encoder (translation gap: {gaps[0]:.3f} after step"
+            f" encoder (cosine above that of others: {gaps[0]:.3f} after step"
             f" {with_pairs[0]['step']}, {gaps[-1]:.3f} now). New heads may be spoiling"
             " it: --head_warmup_steps, --head_priors, --layer_decay and a lower"
             " --learning_rate protect it."

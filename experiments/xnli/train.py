@@ -52,7 +52,7 @@ def train(run: config.Run) -> int:
             fingerprints=models.fingerprints(run),
         )
     except checkpoint.CheckpointError as error:
-        if local.match_label_shares:
+        if local.match_label_shares and "with text=" in str(error):
             raise checkpoint.CheckpointError(
                 f"{error}. Dev pairs of all languages, which --match_label_shares"
                 " needs, are another text: of a run that has ended, give it with"

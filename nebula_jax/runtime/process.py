@@ -31,18 +31,26 @@ SAVED = (0, STOPPED_BY_PEER, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
 
 
-def for_people() -> contextlib.AbstractContextManager[None]:
+_unread: set[str] = set()
+"""Standard streams of which something was lost that was for people."""
+
+
+@contextlib.contextmanager
+def for_people(stream: str = "stdout") -> Iterator[None]:
     """Lets a run go on where what is written for people to follow it is lost.
 
     Their terminal has hung up, the disk is full, or `tee` was ended. Not for what a
     command is there to write.
     """
-    return contextlib.suppress(OSError, ValueError)
+    try:
+        yield
+    except (OSError, ValueError):
+        _unread.add(stream)
 
 
 def message(text: str) -> None:
     """Prints a message on standard error, apart from progress lines."""
-    with for_people():
+    with for_people("stderr"):
         print(printable.lines(text), file=sys.stderr, flush=True)
 
 
@@ -50,6 +58,21 @@ def progress(line: str) -> None:
     """Prints a line of a run's progress on standard output."""
     with for_people():
         print(line, flush=True)
+
+
+def drop_unread() -> None:
+    """Drops what is left in the buffers of streams that people no longer read.
+
+    Python writes it as it ends. Where that fails it makes the status 120, and whoever
+    starts a process again by its status would not.
+    """
+    for name in _unread:
+        stream = getattr(sys, name)
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as it:
+                os.dup2(it.fileno(), stream.fileno())
 
 
 def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:

@@ -2,6 +2,7 @@ import errno
 import io
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -98,6 +99,32 @@ def test_a_run_goes_on_if_nobody_can_read_what_it_does(monkeypatch, name, error)
     process.message("generator:0 is back")
     process.progress("generator:0  step 7")
     assert process.guarded(lambda: 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("stream", "work", "status"),
+    [
+        ("stdout", "process.progress('step 7')", 4),
+        ("stderr", "process.message('going on')", 4),
+        ("stdout", "print('a translation')", 120),  # what a command is for is missed
+    ],
+)
+def test_the_status_is_that_of_the_run_though_nobody_reads_it(stream, work, status):
+    """By it a supervisor decides whether to start it again."""
+    code = f"""if True:
+        import sys
+        from nebula_jax.runtime import process
+        {work}
+        process.drop_unread()
+        sys.exit(4)"""
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full},
+        )
+    assert done.returncode == status, done
 
 
 def test_progress_and_messages_have_a_stream_each(capsys):

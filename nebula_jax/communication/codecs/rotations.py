@@ -35,7 +35,7 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
     Payload: per leaf its shape, float32. Wire: 4 n bytes for n values.
     A block that holds NaN or Inf decodes as NaN. What `int4(64)|bf16` and the like have
     made of it is added up without rounding, so that devices which add in another order
-    decode the same.
+    decode the same, unless scales of the block are more than 2^5 apart.
 
     >>> x = jnp.zeros((1, 4)).at[0, 0].set(2.0)
     >>> payload, _ = hadamard().encode(x, ())

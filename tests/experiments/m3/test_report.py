@@ -42,7 +42,7 @@ def test_a_spoiled_encoder_and_generators_that_learn_nothing_are_named():
     generator, encoder = report.warnings(summary)
     assert "generator:0 is no better than word frequencies" in generator
     assert "7.15 nats, theirs 7.20" in generator
-    assert "(translation gap: 0.147 after step 0, 0.050 now)" in encoder
+    assert "(cosine above that of others: 0.147 after step 0, 0.050 now)" in encoder
     summary["flags"]["hot_start"] = ""  # random weights have no geometry to lose
     assert len(report.warnings(summary)) == 1
     summary["flags"]["hot_start"] = "e5-small"
@@ -61,7 +61,7 @@ def test_the_report_has_the_last_probe_beside_the_first():
     summary = json.loads(QUICKSTART.read_text())
     summary["probes"] = [probe(0, 0.147), probe(50, 0.131, **norms)]
     block = report.markdown(summary)
-    assert "is 0.131 (0.147 before), and retrieval finds 75% (75%)." in block
+    assert "is 0.131 (0.147 before), and 75% (75%) are found as the nearest." in block
     assert "RTD 1.5 in the encoder, 1.5 in the heads; CLM 1.5 in the" in block
     for each in summary["held_out"][-1]["languages"].values():
         each["unigram_accuracy"] = 0.077
@@ -80,7 +80,7 @@ def test_figures_that_were_not_finite_are_dashes():
     summary |= {"probes": [first, last]}
     summary["flags"]["hot_start"] = "e5-small"
     block = report.markdown(summary)
-    assert "is – (0.147 before), and retrieval finds 75% (75%)." in block
+    assert "is – (0.147 before), and 75% (75%) are found as the nearest." in block
     assert "RTD – in the encoder, – in the heads; CLM 1.5 in the" in block
 
 

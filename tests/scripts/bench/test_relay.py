@@ -35,21 +35,28 @@ def test_each_direction_has_the_whole_rate_while_both_are_full():
             size -= len(data)
         found[sock] = time.monotonic() - begin
 
-    with ends(RATE) as both:
+    def seconds_of(pairs):
         begin = time.monotonic()
         threads = [
-            threading.Thread(target=receive, args=(each, begin)) for each in both
-        ]
-        threads += [
-            threading.Thread(target=each.sendall, args=(bytes(SENT),)) for each in both
+            threading.Thread(target=target, args=args)
+            for source, sink in pairs
+            for target, args in (
+                (receive, (sink, begin)),
+                (source.sendall, (bytes(SENT),)),
+            )
         ]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-    for seconds in found.values():
-        # The last piece is not waited for; a shared rate would take twice as long.
-        assert 0.8 * SENT / RATE < seconds < 1.5 * SENT / RATE
+        return max(found.values())
+
+    with ends(RATE) as (here, there):
+        one_way = seconds_of([(here, there)])
+        found.clear()
+        both_ways = seconds_of([(here, there), (there, here)])
+    assert one_way > 0.8 * SENT / RATE  # the last piece is not waited for
+    assert both_ways < 1.6 * one_way  # with one rate for both it would be twice
 
 
 def test_an_end_that_closes_closes_the_other():
