@@ -19,7 +19,7 @@ from nebula_jax.security import (
     private_files,
     roles,
 )
-from nebula_jax.security.accounts import Account, QuotaError
+from nebula_jax.security.accounts import CREATED, Account, QuotaError
 
 FOLDER = "users"  # in the folder of the federation
 
@@ -133,6 +133,9 @@ def check_quota(account: Account) -> None:
 def barred(listing: Iterable[Account]) -> dict[str, str]:
     """Returns the accounts of which nothing may cross the line, with the reasons.
 
+    One that is not active yet is not among them: it can have no token, and once it is
+    active it need not wait for the next listing.
+
     Args:
       listing: accounts, as they are at present.
 
@@ -141,6 +144,8 @@ def barred(listing: Iterable[Account]) -> dict[str, str]:
     """
     found = {}
     for account in listing:
+        if account.state == CREATED:
+            continue
         try:
             roles.require_active(account)
             check_quota(account)

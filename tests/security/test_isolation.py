@@ -126,6 +126,8 @@ def test_who_has_used_up_its_quota_or_is_not_active_is_barred(here):
     assert barred() == {"ana": "ana may do nothing: it is suspended"}
     here.resume(owner(here), "ana")
     assert barred() == {}
+    here.add(owner(here), "bea", "researcher", 0.0)  # she activates it when she likes
+    assert barred() == {}
 
 
 def test_who_charges_side_by_side_loses_no_byte(here):
