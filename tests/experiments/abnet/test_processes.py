@@ -6,7 +6,7 @@ import tiny_translations
 
 from nebula_jax.evaluation import sentence_scores
 
-STEPS = 5
+STEPS = 8  # an epoch has 6
 RUN = {
     "steps": STEPS,
     "checkpoint_every": STEPS,
@@ -25,11 +25,15 @@ def runs(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "backward"),
-    [("fp16", "error_feedback(int8(8))"), ("pack_tokens|int8(8)", "zstd")],
+    [
+        ("fp16", "error_feedback(int8(8))"),
+        ("pack_tokens|int8(8)", "zstd"),
+        ("delta(pack_tokens|fp16, 60)", "fp16"),
+    ],
 )
 def test_two_processes_a_cluster_train_what_one_does(runs, forward, backward):
     codecs = {"forward_codec": forward, "backward_codec": backward}
-    name = forward.partition("|")[0]
+    name = "".join(filter(str.isalnum, forward))
     for processes in (1, 2):
         status, output = runs.run(
             **(RUN | codecs),
