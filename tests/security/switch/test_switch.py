@@ -493,8 +493,7 @@ def test_a_line_between_switches_that_damages_bytes_changes_no_number(tmp_path):
     t = two_labs.Running(folder, peers=[proxy.address])
     try:
         t.wait_for_line("lab-s")
-        # A handshake, of some 10,000 bytes, mostly gets through: each that does not is
-        # followed by a longer pause.
+        # After each handshake that is damaged too, the pause is longer.
         proxy.flip(40_000, breakable_line.UP, breakable_line.DOWN)
         tokens, failed = run(s, t, steps=200, seconds=120)
         assert proxy.flipped
