@@ -41,11 +41,11 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime import process, report
+from nebula_jax.runtime import process, report, sigterm
 from nebula_jax.security import certificates
 from scripts.bench import config as bench_config
 from scripts.bench import report as bench_report
-from scripts.bench import sigterm, transports
+from scripts.bench import transports
 from scripts.bench.transports import pair as pair_lib
 from scripts.bench.transports import worker
 from scripts.bench.transports.pair import Pair

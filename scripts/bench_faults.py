@@ -34,10 +34,9 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import process, report, restarts, run_folder
+from nebula_jax.runtime import process, report, restarts, run_folder, sigterm
 from scripts.bench import config as bench_config
 from scripts.bench import relay as relay_lib
-from scripts.bench import sigterm
 
 flags.adopt_module_key_flags(bench_config)
 for _name in ("out", "seed", "workdir"):

@@ -29,8 +29,8 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import connect, report, run_folder
-from scripts.bench import labs, revocations, sigterm
+from nebula_jax.runtime import connect, report, run_folder, sigterm
+from scripts.bench import labs, revocations
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 

@@ -23,8 +23,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.bert import data
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.runtime import devices, report
-from scripts.bench import sigterm
+from nebula_jax.runtime import devices, report, sigterm
 from scripts.ladder import markdown, scaling, sequences, settings, timings
 from scripts.plans import bert as plan
 

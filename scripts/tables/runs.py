@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, files
-from nebula_jax.runtime import process, report
-from scripts.bench import sigterm
+from nebula_jax.runtime import process, report, sigterm
 from scripts.tables import config
 
 LOG_LINES = 12  # of a failed run, in the error

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 SOON = 60.0  # seconds
 PYTHON = f"""#!{sys.executable}
 # In place of Python: a command of `nebula` ends, all else goes on until it is ended.
@@ -126,7 +126,7 @@ def is_running(pid):
 def test_the_second_request_does_not_cut_short_what_the_first_began():
     program = (
         "import os, signal\n"
-        "from scripts.bench import sigterm\n"
+        "from nebula_jax.runtime import sigterm\n"
         "with sigterm.as_exit():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
