@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from experiments import configuration
 from nebula_jax import files
 from nebula_jax.communication import ranks
-from nebula_jax.runtime import checkpoints, cluster, connect, report, run_folder
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.ranks import cluster
+from nebula_jax.runtime.records import checkpoints, report, run_folder
 
 RunT = TypeVar("RunT", bound=configuration.Run)
 

@@ -17,8 +17,11 @@ from absl import flags
 from experiments import command_line
 from experiments import shared_flags as _defined_there  # noqa: F401
 from nebula_jax import errors, files
-from nebula_jax.runtime import cluster as cluster_lib
-from nebula_jax.runtime import connect, data_channels, devices, report
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.ranks import cluster as cluster_lib
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import report
+from nebula_jax.runtime.served import data_channels
 
 ROOT = pathlib.Path(__file__).parents[1]
 

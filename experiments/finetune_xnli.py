@@ -18,7 +18,7 @@ from absl import flags
 from experiments import cluster_process, configuration, shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
-from nebula_jax.runtime import devices
+from nebula_jax.runtime.ranks import devices
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)

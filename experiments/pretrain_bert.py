@@ -28,16 +28,11 @@ from experiments import cluster_process, configuration, shared_flags
 from experiments.bert import cluster as cluster_loop
 from experiments.bert import config, data, report, whole
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.runtime import (
-    all_clusters,
-    checkpoints,
-    connect,
-    devices,
-    launcher,
-    process,
-    run_folder,
-    traces,
-)
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.life import launcher, process
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import checkpoints, run_folder, traces
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)

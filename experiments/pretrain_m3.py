@@ -25,15 +25,10 @@ from experiments import cluster_process, command_line, configuration, shared_fla
 from experiments.m3 import config, data, discriminator, generator, report, whole
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
-from nebula_jax.runtime import (
-    checkpoints,
-    connect,
-    devices,
-    launcher,
-    process,
-    run_folder,
-    traces,
-)
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import launcher, process
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import checkpoints, run_folder, traces
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)

@@ -12,7 +12,7 @@ from absl import app, flags, logging
 
 from experiments import command_line
 from nebula_jax.models import transformer
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import masking
 
 # What a process is, and where its files are.

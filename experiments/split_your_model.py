@@ -38,7 +38,9 @@ from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import bottleneck
 from nebula_jax.parallel import pipeline
-from nebula_jax.runtime import connect, launcher, process, progress, run_folder
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import launcher, process
+from nebula_jax.runtime.records import progress, run_folder
 from nebula_jax.training import cut
 
 flags.DEFINE_string(

@@ -43,14 +43,10 @@ from experiments.abnet import (
     target_model,
     whole,
 )
-from nebula_jax.runtime import (
-    checkpoints,
-    connect,
-    devices,
-    launcher,
-    run_folder,
-    traces,
-)
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import launcher
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import checkpoints, run_folder, traces
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)

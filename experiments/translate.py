@@ -23,7 +23,7 @@ from experiments.abnet import checks, config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, mixed_precision, transformer
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint, checkpoint_files, partition
 
 flags.DEFINE_integer(

@@ -41,8 +41,9 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime import process, report, sigterm
-from nebula_jax.security import certificates
+from nebula_jax.runtime.life import process, sigterm
+from nebula_jax.runtime.records import report
+from nebula_jax.security.tls import certificates
 from scripts.bench import config as bench_config
 from scripts.bench import report as bench_report
 from scripts.bench import transports

@@ -24,7 +24,7 @@ from experiments import shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import low_rank
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.bench import config as bench_config
 from scripts.bench import interleave
 from scripts.bench import report as bench_report

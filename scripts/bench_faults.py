@@ -34,7 +34,8 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import process, report, restarts, run_folder, sigterm
+from nebula_jax.runtime.life import process, restarts, sigterm
+from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import config as bench_config
 from scripts.bench import relay as relay_lib
 

@@ -26,7 +26,7 @@ from absl import flags
 
 from experiments import command_line, shared_flags
 from nebula_jax.parallel import planner
-from nebula_jax.runtime import progress, report, run_folder
+from nebula_jax.runtime.records import progress, report, run_folder
 from nebula_jax.training import metrics
 from scripts.plans import abnet as abnet_plan
 from scripts.plans import m3 as m3_plan

@@ -29,7 +29,9 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime import connect, report, run_folder, sigterm
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import sigterm
+from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import labs, revocations
 from scripts.tables import config
 from scripts.tables import runs as table_runs

@@ -31,7 +31,8 @@ from flax import linen as nn
 from experiments import shared_flags
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
-from nebula_jax.runtime import process, report
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import report
 from nebula_jax.training import (
     classification,
     losses,

@@ -23,7 +23,9 @@ from absl import flags
 from experiments import shared_flags
 from experiments.bert import data
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.runtime import devices, report, sigterm
+from nebula_jax.runtime.life import sigterm
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import report
 from scripts.ladder import markdown, scaling, sequences, settings, timings
 from scripts.plans import bert as plan
 

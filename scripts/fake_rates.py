@@ -17,7 +17,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime.records import report, run_folder
 from scripts import table_m3_recipe
 from scripts.tables import config
 from scripts.tables import runs as table_runs

@@ -14,7 +14,8 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.security import certificates, names
+from nebula_jax.security import names
+from nebula_jax.security.tls import certificates
 
 for _name in ("out", "clusters"):
     flags.declare_key_flag(_name)

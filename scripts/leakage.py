@@ -26,7 +26,8 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.models import pretrained
-from nebula_jax.runtime import process, report, run_folder
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import report, run_folder
 from scripts.leaks import gradients, hidden, markdown, victim, word_indices
 from scripts.leaks.line import Line
 from scripts.tables import compression_rows, config

@@ -26,7 +26,7 @@ from experiments.bert import report as bert_report
 from experiments.m3 import report as m3_report
 from experiments.xnli import report as xnli_report
 from nebula_jax import errors
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import (
     bench_faults,
     bench_planner,

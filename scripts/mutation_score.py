@@ -23,7 +23,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.mutation import mutants, trial
 
 for _name in ("out", "seed"):
@@ -48,11 +48,11 @@ TARGETS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "codecs": ([f"{CODECS}/*.py"], ["tests/communication/codecs"]),
     "checkpoint": (
-        [f"{TRAINING}/checkpoint*.py", "nebula_jax/runtime/checkpoints.py"],
+        [f"{TRAINING}/checkpoint*.py", "nebula_jax/runtime/records/checkpoints.py"],
         [
             "tests/training/test_checkpoint.py",
             "tests/training/test_checkpoint_files.py",
-            "tests/runtime/test_checkpoints.py",
+            "tests/runtime/records/test_checkpoints.py",
         ],
     ),
     "tls": (

@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from scripts.federation import audits, data, doctor, founding, people, running
 
 ROOMS = (founding, running, people, data, audits, doctor)

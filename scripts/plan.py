@@ -22,7 +22,8 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax.parallel import planner
-from nebula_jax.runtime import process, report
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import report
 from scripts.plans import (
     abnet,
     advice,

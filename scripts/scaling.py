@@ -22,7 +22,7 @@ from absl import flags
 
 from experiments import command_line, shared_flags
 from nebula_jax.parallel import planner
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.plans import abnet, m3, settings, speed
 from scripts.tables import runs as table_runs
 

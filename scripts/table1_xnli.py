@@ -20,7 +20,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime.records import run_folder
 from scripts.tables import config, paper, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 

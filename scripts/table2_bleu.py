@@ -28,7 +28,8 @@ from nebula_jax import files
 from nebula_jax.data import parallel_side, split_parallel, tokenizers
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
-from nebula_jax.runtime import process, run_folder
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, config, held_out
 from scripts.tables import runs as table_runs

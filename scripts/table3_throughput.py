@@ -26,7 +26,8 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime import report, run_folder, sigterm
+from nebula_jax.runtime.life import sigterm
+from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import checkpoint, metrics
 from scripts.tables import config, figures
 from scripts.tables import runs as table_runs

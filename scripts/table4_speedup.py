@@ -32,7 +32,8 @@ from nebula_jax.models import transformer
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
-from nebula_jax.runtime import process, report, run_folder, sigterm
+from nebula_jax.runtime.life import process, sigterm
+from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import m3, m3_steps, metrics
 from scripts.tables import config
 from scripts.tables import runs as table_runs

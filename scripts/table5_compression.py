@@ -23,7 +23,7 @@ from experiments.abnet import scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, compression_rows, config, figures, held_out
 from scripts.tables import runs as table_runs

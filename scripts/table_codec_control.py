@@ -22,7 +22,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.abnet import crossing, scaled_wan
 from nebula_jax import errors
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import codec_control_markdown, config, held_out
 from scripts.tables import runs as table_runs

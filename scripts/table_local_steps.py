@@ -17,7 +17,7 @@ from absl import flags
 
 from experiments import shared_flags
 from experiments.bert import report as bert_report
-from nebula_jax.runtime import report, run_folder
+from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import local_steps, metrics
 from scripts.tables import config, local_steps_markdown
 from scripts.tables import runs as table_runs

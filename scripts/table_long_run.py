@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import config, long_run_markdown
 from scripts.tables import runs as table_runs

@@ -17,7 +17,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax.evaluation import xnli
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime.records import run_folder
 from scripts.tables import config, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
 

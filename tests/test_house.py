@@ -1,4 +1,4 @@
-"""The house keeps its own rules: which way imports go, where flags are read, words."""
+"""The house keeps its own rules: which way imports go, where flags are read."""
 
 import ast
 import pathlib
@@ -18,22 +18,9 @@ ROWS = (
     {"models", "communication"},
     {"training"},
     {"parallel", "evaluation"},
-    {"runtime", "security.switch"},
+    {"federation", "runtime"},
 )
 """The packages of the library, from the lowest on; a room within one may lie higher."""
-HEADS = ("What", "Whether", "Of", "The same", "How", "Where", "Likewise")
-RETIRED = (
-    *("say", "says", "said", "saying", "tell", "tells", "told", "telling", "hear"),
-    *("hears", "heard", "hearing", "ask", "asks", "asked", "unasked", "asking"),
-    *("know", "knows", "knew", "judge", "judges", "judged", "judging", "judgement"),
-    *("theirs", "mine", "held back", "held-back", "stranger", "strangers", "dawdle"),
-    *("acked", "near side", "far side", "near end", "far end", "peak rate"),
-    *("dilation", "dilated", "auto-dilated", "detokenise", "tokenise", "tokenised"),
-    *("quantise", "quantised", "quantiser", "optimisation", "optimiser", "optimise"),
-    *("normalise", "normalised", "initialise", "initialised", "parallelise"),
-    *("parallelisation", "summarise", "summarised", "catalogue", "neighbour", "colour"),
-)
-RETIRED_RE = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
 OTHERS_FLAGS = {"file_format", "ntasks"}  # of `tfds build` and `srun`
 PLACEHOLDERS = {"flag", "name"}
@@ -198,30 +185,6 @@ def remarks(path: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["nebula_jax", "experiments", "scripts"])
-def test_docstrings_and_help_are_plain_english(folder):
-    bad = []
-    for path in sources(folder):
-        for text in docstrings(path):
-            where = f"{path.relative_to(ROOT)}: {text.strip().splitlines()[0][:60]}"
-            if re.match(rf"({'|'.join(HEADS)})\b", text.strip()):
-                bad.append(f"begins badly: {where}")
-            if word := RETIRED_RE.search(text):
-                bad.append(f"{word[0]!r}: {where}")
-    assert not bad, "\n".join(bad)
-
-
-@pytest.mark.parametrize("folder", ["nebula_jax", "experiments", "scripts"])
-def test_comments_and_errors_are_plain_english(folder):
-    bad = [
-        f"{path.relative_to(ROOT)}: {word[0]!r}: {text[:60]}"
-        for path in sources(folder)
-        for text in remarks(path)
-        if (word := RETIRED_RE.search(text))
-    ]
-    assert not bad, "\n".join(bad)
-
-
-@pytest.mark.parametrize("folder", ["nebula_jax", "experiments", "scripts"])
 def test_docstrings_begin_with_a_verb_or_an_article(folder):
     """A function returns, reads, makes; a class is a thing; a property too, or True."""
     bad = []
@@ -307,21 +270,3 @@ def test_few_files_remove_anything():
         "scripts/tables/runs.py",  # a folder that it marked as its own
         "scripts/make_tables.py",  # a picture in place of which there is none
     }
-
-
-def test_the_library_has_no_long_files():
-    """A file that passes 400 lines is probably two ideas."""
-    long = {
-        str(path.relative_to(ROOT)): count
-        for path in sources("nebula_jax", "experiments")
-        if (count := len(path.read_text().splitlines())) > 400
-    }
-    assert not long
-
-
-def test_the_map_has_every_file():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    for folder in ("nebula_jax", "experiments", "scripts"):
-        for path in sources(folder):
-            if path.name != "__init__.py":
-                assert f" {path.name}" in text, path

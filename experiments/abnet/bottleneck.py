@@ -17,7 +17,7 @@ import numpy as np
 from experiments.abnet import config, data, models
 from nebula_jax.communication import channels, ranks
 from nebula_jax.models import abnet, bottleneck, transformer
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import partition
 
 SENTENCES = 1024  # some ten thousand tokens, for products of a few hundred columns

@@ -6,7 +6,8 @@ from nebula_jax import errors
 from nebula_jax.communication import selector
 from nebula_jax.communication.wire import frames
 from nebula_jax.evaluation import mask_predict
-from nebula_jax.runtime import devices, process
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import devices
 
 MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
 NO_HUB = ("hub", "quorum", "grace")

@@ -23,7 +23,8 @@ from nebula_jax.data import (
     split_parallel,
     tokenizers,
 )
-from nebula_jax.runtime import data_channels, process, remote_side
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.served import data_channels, remote_side
 
 Rows = ragged_rows.TokenRows | remote_side.RemoteExamples
 
@@ -171,7 +172,7 @@ def of_source(
     if not local.data:
         return read(run, config.side_dir(local), tokenizer, is_translated=True)
     # Where it is needed alone: others do not wait for its modules.
-    from nebula_jax.runtime import remote_text
+    from nebula_jax.runtime.served import remote_text
 
     session = remote_text.RemoteText(
         local.connection(),

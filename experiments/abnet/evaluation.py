@@ -23,7 +23,8 @@ from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
 from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
 from nebula_jax.models import abnet
-from nebula_jax.runtime import process, run_folder
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import abnet as abnet_training
 
 Hidden = dict[str, jax.Array]

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from experiments.abnet import config, hello, pairs
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.runtime import all_clusters, checkpoints, connect, ways
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.records import checkpoints
 
 
 class Met(NamedTuple):
@@ -92,7 +94,7 @@ def check_place(run: config.Run, settings: connect.Settings) -> None:
 def meet(
     run: config.Run,
     greeting: frames.Hello,
-    check_pair: ways.Check,
+    check_pair: routes.Check,
     work: activity.Work,
 ) -> Iterator[Met]:
     """Waits until this cluster has links to all that it meets.
@@ -148,7 +150,7 @@ def _several(
     run: config.Run,
     greeting: frames.Hello,
     other: str,
-    check_pair: ways.Check,
+    check_pair: routes.Check,
     work: activity.Work,
 ) -> Iterator[Met]:
     agreed, local, own = run.agreed, run.local, greeting.cluster

@@ -29,7 +29,8 @@ from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
-from nebula_jax.runtime import devices, process
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut, optimizers, partition
 from nebula_jax.training import state as train_state

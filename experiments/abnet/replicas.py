@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 from experiments.abnet import config, models, pairs
 from nebula_jax import errors
 from nebula_jax.communication import channels, ranks
-from nebula_jax.parallel import exchange, local_rounds, pace, round_messages, rules
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import rounds as rounds_lib
+from nebula_jax.parallel import pace, rules
+from nebula_jax.parallel.local_steps import exchange, local_rounds, round_messages
+from nebula_jax.parallel.local_steps import rounds as rounds_lib
 from nebula_jax.training import state as train_state
 
 States = list[train_state.TrainState]

@@ -9,8 +9,9 @@ from experiments.abnet import held_out as held_out_lib
 from experiments.local_steps import tape
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
-from nebula_jax.runtime import report as run_report
-from nebula_jax.runtime import restarts, run_folder, traces
+from nebula_jax.runtime.life import restarts
+from nebula_jax.runtime.records import report as run_report
+from nebula_jax.runtime.records import run_folder, traces
 from nebula_jax.training import metrics
 
 SPLIT = split_parallel.HELD_OUT

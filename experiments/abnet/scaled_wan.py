@@ -28,7 +28,7 @@ from nebula_jax import errors, files
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import loopback
 from nebula_jax.parallel import pipeline
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import cut
 
 AUTO = "auto-scaled"

@@ -32,7 +32,8 @@ from nebula_jax.communication import loopback
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints, process, progress
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints, progress
 
 SIDES: tuple[pairs.Role, ...] = ("source", "target")
 """In the order of `whole.Both`."""

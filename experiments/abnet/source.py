@@ -30,14 +30,10 @@ from nebula_jax.communication.wire import activity
 from nebula_jax.data import example_alignment
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import (
-    checkpoints,
-    cluster,
-    connect,
-    process,
-    progress,
-    run_folder,
-)
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import cluster
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import cut
 
 

@@ -16,7 +16,8 @@ from experiments.abnet import batches, config, data, models, pairs
 from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.models import abnet_params, mixed_precision, pretrained
-from nebula_jax.runtime import checkpoints, nonfinite, process, run_folder
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints, nonfinite, run_folder
 from nebula_jax.training import mlm_head, optimizers, partition
 from nebula_jax.training import state as train_state
 

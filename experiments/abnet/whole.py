@@ -30,7 +30,8 @@ from nebula_jax.communication import loopback
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import checkpoints, process, progress
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints, progress
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut, partition
 from nebula_jax.training import state as train_state

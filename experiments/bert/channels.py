@@ -14,8 +14,15 @@ from collections.abc import Sequence
 from experiments.bert import config, copies, timing
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.parallel import exchange, local_rounds, quorum_hub, quorum_leaf
-from nebula_jax.runtime import all_clusters, checkpoints, process
+from nebula_jax.parallel.local_steps import (
+    exchange,
+    local_rounds,
+    quorum_hub,
+    quorum_leaf,
+)
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints
 
 
 def rounds(

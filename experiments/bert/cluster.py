@@ -21,15 +21,11 @@ from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import (
-    all_clusters,
-    checkpoints,
-    cluster,
-    connect,
-    process,
-    progress,
-    run_folder,
-)
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import cluster
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import partition
 
 

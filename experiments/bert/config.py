@@ -17,8 +17,8 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer
-from nebula_jax.parallel import round_messages
-from nebula_jax.runtime import devices
+from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import all_reduce, bert, optimizers, warm_start
 
 # The model.

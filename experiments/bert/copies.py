@@ -18,8 +18,10 @@ from nebula_jax import errors
 from nebula_jax.data import joined_rows
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import rounds, rules
-from nebula_jax.runtime import devices, run_folder
+from nebula_jax.parallel import rules
+from nebula_jax.parallel.local_steps import rounds
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import bert, partition
 from nebula_jax.training import state as train_state
 

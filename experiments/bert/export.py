@@ -6,7 +6,7 @@ from typing import Any
 from experiments.bert import config, models
 from experiments.pretraining import export
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 FOLDER = export.FOLDER
 """Name of the folder in the cluster's."""

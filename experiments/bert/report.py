@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.local_steps import tape
-from nebula_jax.runtime import report as run_report
-from nebula_jax.runtime import restarts, traces
+from nebula_jax.runtime.life import restarts
+from nebula_jax.runtime.records import report as run_report
+from nebula_jax.runtime.records import traces
 from nebula_jax.training import metrics
 
 FLOAT32 = 4  # bytes

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nebula_jax.communication import ranks
-from nebula_jax.parallel import clock as clock_lib
-from nebula_jax.parallel import round_messages
+from nebula_jax.parallel.local_steps import clock as clock_lib
+from nebula_jax.parallel.local_steps import round_messages
 
 EVERY = 10
 """Steps between two looks at the clock, in a run of one cluster."""

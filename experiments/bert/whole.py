@@ -17,8 +17,10 @@ from experiments.bert import config, copies, data, evaluation, export, models, t
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
-from nebula_jax.parallel import local_rounds, pace
-from nebula_jax.runtime import checkpoints, process, progress, run_folder
+from nebula_jax.parallel import pace
+from nebula_jax.parallel.local_steps import local_rounds
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import partition
 
 

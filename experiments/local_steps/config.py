@@ -13,7 +13,7 @@ from absl import flags
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
-from nebula_jax.parallel import delta_control
+from nebula_jax.parallel.local_steps import delta_control
 from nebula_jax.training import local_steps
 
 STREAMING: dict[str, Any] = {

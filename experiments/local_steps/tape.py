@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.local_steps import config
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 
 def markdown(clusters: Sequence[Mapping[str, Any]]) -> str:

@@ -14,7 +14,8 @@ from nebula_jax.communication.wire import frames, spool
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
-from nebula_jax.runtime import devices, process
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import m3
 
 flags.DEFINE_string(

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime.records import report as run_report
 from nebula_jax.training import metrics
 
 FIGURES = (

@@ -15,15 +15,10 @@ from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.parallel.rules import RULES
-from nebula_jax.runtime import (
-    checkpoints,
-    cluster,
-    connect,
-    devices,
-    process,
-    progress,
-    run_folder,
-)
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import cluster, devices
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import m3, m3_predictions, m3_steps
 
 

@@ -23,7 +23,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import m3, m3_steps
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.int32)

@@ -7,8 +7,9 @@ from typing import Any
 
 from experiments.m3 import config, curves
 from nebula_jax.communication import codecs
-from nebula_jax.runtime import report as run_report
-from nebula_jax.runtime import restarts, traces
+from nebula_jax.runtime.life import restarts
+from nebula_jax.runtime.records import report as run_report
+from nebula_jax.runtime.records import traces
 from nebula_jax.training import masking, metrics
 
 STARVED = 1 / 3

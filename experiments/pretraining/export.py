@@ -15,7 +15,7 @@ from nebula_jax import files
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 FOLDER = "encoder"
 """Name of the folder in the cluster's."""

@@ -20,7 +20,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import config_json, packages
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 
 def folder(local: config.Local) -> pathlib.Path:

@@ -22,7 +22,8 @@ from nebula_jax.data import (
     text_folder,
 )
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import data_channels, process, remote_text
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.served import data_channels, remote_text
 
 HELD_OUT_SEED = 1_000_003
 ALL = "all"

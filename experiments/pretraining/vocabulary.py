@@ -14,7 +14,7 @@ from experiments.pretraining import config, hot_start, text
 from nebula_jax import errors, files
 from nebula_jax.data import language_mixture, text_folder, tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 
 def given(local: config.Local) -> vocabularies.Vocabulary:

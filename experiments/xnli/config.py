@@ -11,7 +11,7 @@ from experiments import configuration
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
-from nebula_jax.runtime import devices
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import optimizers
 
 flags.DEFINE_string(

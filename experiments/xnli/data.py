@@ -21,7 +21,7 @@ from nebula_jax.data import (
     tokenizers,
 )
 from nebula_jax.models import pretrained
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 
 class Part(NamedTuple):

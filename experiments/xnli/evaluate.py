@@ -15,8 +15,9 @@ from nebula_jax import errors
 from nebula_jax.data import length_buckets, nli
 from nebula_jax.evaluation import label_shares
 from nebula_jax.models import classifier
-from nebula_jax.runtime import devices, process
-from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import report as run_report
 
 EVALUATED = "evaluated"
 """A folder in a run's own, of the predictions of later tests."""

@@ -22,7 +22,7 @@ from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import packages
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import classification, partition
 from nebula_jax.training import state as train_state
 

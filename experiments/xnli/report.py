@@ -9,8 +9,8 @@ import numpy as np
 from experiments.xnli import data as xnli_data
 from nebula_jax.data import nli
 from nebula_jax.evaluation import xnli
-from nebula_jax.runtime import process
-from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import report as run_report
 from nebula_jax.training import metrics
 
 

@@ -12,7 +12,8 @@ from experiments.xnli import config, models
 from nebula_jax import errors, files
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
-from nebula_jax.runtime import process, run_folder
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import checkpoint, checkpoint_files, partition
 
 

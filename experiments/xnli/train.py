@@ -18,15 +18,10 @@ from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace
 from nebula_jax.parallel.rules import BATCH, RULES
-from nebula_jax.runtime import (
-    checkpoints,
-    cluster,
-    devices,
-    process,
-    progress,
-    run_folder,
-)
-from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import cluster, devices
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
+from nebula_jax.runtime.records import report as run_report
 from nebula_jax.training import checkpoint, classification, partition
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 
 def codecs(result: Mapping[str, Any]) -> str:

@@ -6,16 +6,15 @@ import time
 from collections.abc import Iterator
 
 from nebula_jax.communication import endpoints
-from nebula_jax.runtime import addresses
-from nebula_jax.security import (
-    account_token,
+from nebula_jax.federation import inner, joining
+from nebula_jax.runtime.connect import addresses
+from nebula_jax.security.accounts import account_token, identity
+from nebula_jax.security.membership import (
     authority,
-    federation,
-    identity,
     invitations,
     revocation,
+    site_folder,
 )
-from nebula_jax.security.switch import inner, joining
 from scripts.bench import labs, relay
 
 REVOCATIONS = 100
@@ -24,15 +23,15 @@ FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
 
 def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> None:
     """Makes the folder of lab-t, invited anew."""
-    folder = federation.Folder(path / "federation")
+    folder = site_folder.Folder(path / "federation")
     text = issuer.invite("lab-t", where)
     joining.join(folder, invitations.parse(text))
     identity.Identity.begin(folder.path, "bench", time.time()).close()
 
 
 def _has_line(lab: labs.Lab, other: str) -> bool:
-    token = account_token.read(federation.Folder(lab.folder), "")
-    folder = federation.Folder(lab.folder)
+    token = account_token.read(site_folder.Folder(lab.folder), "")
+    folder = site_folder.Folder(lab.folder)
     sock, answer = inner.request(folder, 10.0, "status", account=token)
     sock.close()
     return any(each["lab"] == other for each in answer["lines"])
@@ -69,8 +68,8 @@ def measure(folder: pathlib.Path) -> list[float]:
         invitation = s.nebula("invite", "lab-u", "--address", where)
         u.nebula("join", where, "--name", "lab-u", given=invitation)
         u.start("--listen", outside, "--peer", endpoints.written(line.address))
-        issuer = authority.LocalAuthority(federation.Folder(s.folder))
-        revoked = revocation.RevocationList(federation.Folder(s.folder))
+        issuer = authority.LocalAuthority(site_folder.Folder(s.folder))
+        revoked = revocation.RevocationList(site_folder.Folder(s.folder))
         with flood(s, u):
             for number in range(REVOCATIONS):
                 with labs.lab_in(folder / f"t{number}") as t:

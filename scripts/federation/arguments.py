@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
-from nebula_jax.security import account_token, federation, owner_token, roles, tokens
-from nebula_jax.security.accounts import Account
+from nebula_jax.federation import inner
+from nebula_jax.security.accounts import (
+    Account,
+    account_token,
+    owner_token,
+    roles,
+    tokens,
+)
+from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.audit import log as audit
-from nebula_jax.security.identity import Identity
-from nebula_jax.security.switch import inner
+from nebula_jax.security.membership import site_folder
 
 DEFAULT_FOLDER = "federation"
 MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
@@ -30,7 +36,7 @@ class InputError(errors.NebulaError):
 class Acting(NamedTuple):
     """A lab, open for a command, and whoever runs that."""
 
-    folder: federation.Folder
+    folder: site_folder.Folder
     lab: str
     identity: Identity
     by: Account
@@ -85,15 +91,15 @@ def group(commands: Commands, name: str, what: str) -> Commands:
     return made.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
 
-def folder(arguments: argparse.Namespace) -> federation.Folder:
+def folder(arguments: argparse.Namespace) -> site_folder.Folder:
     """Returns the folder of this lab."""
-    return federation.Folder(arguments.federation)
+    return site_folder.Folder(arguments.federation)
 
 
 @contextlib.contextmanager
 def opened(
     arguments: argparse.Namespace,
-) -> Iterator[tuple[federation.Folder, Identity]]:
+) -> Iterator[tuple[site_folder.Folder, Identity]]:
     """Opens the accounts of this lab, so that each change of them is in the audit log.
 
     A change that the log does not take is not made. At the end the log is signed, so
@@ -128,7 +134,7 @@ def looking(arguments: argparse.Namespace) -> Iterator[Acting]:
         yield _acting(arguments, place, found)
 
 
-def request(place: federation.Folder, seconds: float, op: str) -> Mapping[str, Any]:
+def request(place: site_folder.Folder, seconds: float, op: str) -> Mapping[str, Any]:
     """Sends a request of the folder's owner to the running switch.
 
     The accounts stay closed: hosts may share the folder's disk, and while one has
@@ -156,7 +162,7 @@ def request(place: federation.Folder, seconds: float, op: str) -> Mapping[str, A
 
 
 def _acting(
-    arguments: argparse.Namespace, place: federation.Folder, found: Identity
+    arguments: argparse.Namespace, place: site_folder.Folder, found: Identity
 ) -> Acting:
     now = time.time()
     try:

@@ -6,13 +6,14 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from nebula_jax.security import federation, roles
+from nebula_jax.security.accounts import roles
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import files as audit_files
 from nebula_jax.security.audit import story as audit_story
 from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.audit import witness
+from nebula_jax.security.membership import site_folder
 from scripts.federation import arguments
 
 
@@ -118,7 +119,7 @@ def _seen(given: argparse.Namespace) -> witness.Seen | None:
     """Returns what this lab has witnessed of the log of another."""
     place = arguments.folder(given)
     own = place.load().name
-    federation.check_lab(given.of)
+    site_folder.check_lab(given.of)
     if given.of == own:
         raise arguments.InputError(f"{own} is this lab: leave its name out")
     found = witness.Witness(place.audit, own)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from nebula_jax import printable
 from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import served_text
-from nebula_jax.security import data_schema
+from nebula_jax.runtime.served import owner_text
+from nebula_jax.security.grants import data_schema
 
 MONO, SIDE = "mono", "side"
 COLUMNS = {
@@ -74,7 +74,7 @@ def read(
         found = parallel_side.read(parallel_side.path(folder, "train"))
         rows, languages = len(found.ids), "one side of a parallel corpus"
     else:
-        text = served_text.opened(provider, prepared_dir)
+        text = owner_text.opened(provider, prepared_dir)
         rows, languages = len(text), _languages([each.name for each in text.parts])
     schema = data_schema.parse(
         {

@@ -6,17 +6,11 @@ import pathlib
 import time
 
 from nebula_jax import printable
-from nebula_jax.runtime import process
-from nebula_jax.security import (
-    budgets,
-    data_access,
-    data_requests,
-    grants,
-    isolation,
-    roles,
-)
-from nebula_jax.security.data_requests import Request
-from nebula_jax.security.grants import Grant
+from nebula_jax.runtime.life import process
+from nebula_jax.security import grants
+from nebula_jax.security.accounts import isolation, roles
+from nebula_jax.security.grants import Grant, budgets, data_access, data_requests
+from nebula_jax.security.grants.data_requests import Request
 from scripts.federation import arguments
 
 KINDS = ("mono", "side")
@@ -122,7 +116,7 @@ def data_add(given: argparse.Namespace) -> int:
     if given.max_length < 1:
         raise arguments.InputError(f"--max_length={given.max_length}: one at least")
     # No other command has to wait for these.
-    from nebula_jax.runtime import data_service
+    from nebula_jax.runtime.served import data_service
     from scripts.federation import corpora
 
     with arguments.acting(given) as (folder, _, found, by, now):
@@ -239,7 +233,7 @@ def refuse(given: argparse.Namespace) -> int:
 
 def serve(given: argparse.Namespace) -> int:
     """Serves a handle."""
-    from nebula_jax.runtime import data_service
+    from nebula_jax.runtime.served import data_service
 
     with arguments.looking(given) as acting:  # refused here, before anything begins
         access = data_access.DataAccess(acting.identity.store)

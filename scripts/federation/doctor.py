@@ -16,17 +16,12 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
-from nebula_jax.runtime import addresses
-from nebula_jax.security import (
-    checkup,
-    federation,
-    member,
-    owner_token,
-    peer_tls,
-    tcp_info,
-)
-from nebula_jax.security.checkup import FINE, UNCLEAR, WRONG, Check
-from nebula_jax.security.switch import inner, joining, messages
+from nebula_jax.federation import inner, joining, messages, tcp_info
+from nebula_jax.runtime.connect import addresses
+from nebula_jax.security.accounts import owner_token
+from nebula_jax.security.membership import checkup, member, site_folder
+from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
+from nebula_jax.security.tls import peer_tls
 from scripts.federation import arguments
 
 SECONDS = 5.0  # for each step of reaching another switch
@@ -70,7 +65,7 @@ def doctor(given: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _is_lab(folder: federation.Folder) -> bool:
+def _is_lab(folder: site_folder.Folder) -> bool:
     try:
         folder.load()
     except errors.NebulaError:
@@ -86,7 +81,7 @@ def _print(checks: list[Check]) -> int:
     return sum(each.state == WRONG for each in checks)
 
 
-def running(folder: federation.Folder) -> list[Check]:
+def running(folder: site_folder.Folder) -> list[Check]:
     """Checks the switch of this lab, and its lines to others."""
     try:
         status = arguments.request(folder, SECONDS, "status")
@@ -111,7 +106,7 @@ def running(folder: federation.Folder) -> list[Check]:
     return checks
 
 
-def _no_line(folder: federation.Folder) -> Check:
+def _no_line(folder: site_folder.Folder) -> Check:
     if folder.load().authority:
         text = "none: is the other switch running? nebula doctor --peer HOST:PORT"
         return Check("lines", WRONG, text)
@@ -119,7 +114,7 @@ def _no_line(folder: federation.Folder) -> Check:
     return Check("lines", UNCLEAR, text)
 
 
-def reach(folder: federation.Folder, address: tuple[str, int]) -> list[Check]:
+def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:
     """Checks the way to the switch of another lab."""
     what = endpoints.written(address)
     began = time.monotonic()
@@ -178,7 +173,7 @@ def _packets(what: str, sock: socket.socket) -> list[Check]:
 
 
 def _handshake(
-    folder: federation.Folder, what: str, sock: socket.socket
+    folder: site_folder.Folder, what: str, sock: socket.socket
 ) -> list[Check]:
     """Shakes hands without a certificate; finds out whose switch it is, and how fast.
 
@@ -195,8 +190,8 @@ def _handshake(
     with context.wrap_socket(sock) as secure:
         took = time.monotonic() - began
         peer = peer_tls.check_peer(secure.getpeercert(True), folder)
-        left = checkup.duration(peer.end - federation.utc_now())
-        name = federation.dns_name(peer.lab, peer.role)
+        left = checkup.duration(peer.end - site_folder.utc_now())
+        name = site_folder.dns_name(peer.lab, peer.role)
         text = f"TLS after {1e3 * took:.1f} ms, certificate of {name}, for {left} more"
         if peer.role != "switch":
             return [Check(what, WRONG, f"{text}: no switch answers there")]

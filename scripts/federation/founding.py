@@ -6,10 +6,12 @@ import pathlib
 import socket
 import time
 
-from nebula_jax.security import accounts, authority, identity, invitations, revocation
-from nebula_jax.security import federation as federation_lib
+from nebula_jax.federation import joining
+from nebula_jax.security import accounts
+from nebula_jax.security.accounts import identity
 from nebula_jax.security.audit import log as audit
-from nebula_jax.security.switch import joining
+from nebula_jax.security.membership import authority, invitations, revocation
+from nebula_jax.security.membership import site_folder as federation_lib
 from scripts.federation import arguments
 
 PORT = 7070

@@ -6,18 +6,17 @@ import pathlib
 import time
 
 from nebula_jax import disk
-from nebula_jax.security import (
+from nebula_jax.security import accounts, private_files
+from nebula_jax.security.accounts import (
+    Account,
     account_token,
-    accounts,
-    budgets,
     isolation,
     logins,
     passwords,
-    private_files,
     roles,
     tokens,
 )
-from nebula_jax.security.accounts import Account
+from nebula_jax.security.grants import budgets
 from scripts.federation import arguments
 
 NO_LIMIT = "none"

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax.communication import endpoints
-from nebula_jax.runtime import addresses, process
-from nebula_jax.security.identity import Identity
-from nebula_jax.security.switch import inner, server
+from nebula_jax.federation import inner, server
+from nebula_jax.runtime.connect import addresses
+from nebula_jax.runtime.life import process
+from nebula_jax.security.accounts.identity import Identity
 from scripts.federation import arguments
 
 REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from nebula_jax.training import metrics
 from scripts.plans import bert as plan
 from scripts.plans import text

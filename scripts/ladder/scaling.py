@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from nebula_jax import errors
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint, metrics
 from scripts.ladder import programs
 from scripts.ladder import settings as ladder_settings

@@ -7,7 +7,7 @@ from absl import flags
 
 from experiments.bert import config
 from nebula_jax import errors
-from nebula_jax.runtime import devices
+from nebula_jax.runtime.ranks import devices
 from scripts.bench import config as bench_config
 
 flags.adopt_module_key_flags(bench_config)

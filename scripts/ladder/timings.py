@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from scripts.bench import interleave, pytorch, shapes
 from scripts.ladder import rungs, sequences
 from scripts.ladder import settings as ladder_settings

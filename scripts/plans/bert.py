@@ -15,7 +15,7 @@ from typing import Any
 from nebula_jax.models import transformer
 from nebula_jax.parallel import data_parallel
 from nebula_jax.parallel.planner import Compute, Line
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.plans import bert_published as published
 from scripts.plans import text
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax.parallel import data_parallel
 from nebula_jax.parallel.planner import Line
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 HOUR = 3600.0  # seconds
 V100_FLOPS = 125e12  # of 16-bit matrix products (vendor)

@@ -11,7 +11,7 @@ from experiments.m3 import config as m3_config
 from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.parallel import planner
-from nebula_jax.runtime import devices
+from nebula_jax.runtime.ranks import devices
 
 flags.DEFINE_enum(
     "experiment",

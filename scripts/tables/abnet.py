@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.abnet import held_out
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from nebula_jax.training import metrics
 from scripts.tables import runs as table_runs
 

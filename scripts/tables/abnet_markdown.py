@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.tables import held_out
 from scripts.tables.paper import PAPER
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.tables import held_out
 
 WAYS = "forward", "backward"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.evaluation import bleu, sentence_scores
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 BySeed = Mapping[str, sentence_scores.Scores]
 """Seed -> scores of a row's run."""

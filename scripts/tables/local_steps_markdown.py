@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 WITHIN = 0.01
 """The difference of loss that is allowed, relative."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts.tables import abnet, held_out, long_run_markdown
 
 Record = Mapping[str, Any]

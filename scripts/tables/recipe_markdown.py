@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 
 def markdown(record: Mapping[str, Any]) -> str:

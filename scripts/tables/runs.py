@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, files
-from nebula_jax.runtime import process, report, sigterm
+from nebula_jax.runtime.life import process, sigterm
+from nebula_jax.runtime.records import report
 from scripts.tables import config
 
 LOG_LINES = 12  # of a failed run, in the error

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nebula_jax.evaluation import xnli
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 
 
 def table1(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:

@@ -9,7 +9,8 @@ from breakable_line import Proxy
 
 from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames, session
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates
 
 SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
 

@@ -14,7 +14,8 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, inbox, send_window, session
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates
 
 SPEC = {
     "ids": jax.ShapeDtypeStruct((4, 33), jnp.int32),

@@ -19,7 +19,8 @@ from breakable_line import Proxy
 from nebula_jax.communication import bridge, endpoints, newcomers
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, integrity
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates
 
 SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
 STRANGERS = 500

@@ -24,9 +24,9 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.runtime import process as process_lib
-from nebula_jax.runtime import run_folder
-from nebula_jax.security import certificates
+from nebula_jax.runtime.life import process as process_lib
+from nebula_jax.runtime.records import run_folder
+from nebula_jax.security.tls import certificates
 from nebula_jax.training import masking, metrics
 
 CLUSTERS = ("discriminator", "generator-0", "generator-1")

@@ -19,7 +19,7 @@ from experiments import translate as translate_command
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import parallel_side
 from nebula_jax.evaluation import bleu, sentence_scores
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import metrics
 
 STEPS = 5

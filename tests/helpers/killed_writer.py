@@ -13,7 +13,9 @@ import sys
 
 import tiny_accounts
 
-from nebula_jax.security import budgets, grant_meter, grants, isolation, logins
+from nebula_jax.security import grants
+from nebula_jax.security.accounts import isolation, logins
+from nebula_jax.security.grants import budgets, grant_meter
 
 WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
 

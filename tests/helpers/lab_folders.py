@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from typing import NamedTuple
 
-from nebula_jax.security import authority, federation, member, revocation
+from nebula_jax.security.membership import authority, member, revocation, site_folder
 
 ADDRESS = "lab-s.example:7070"
 
@@ -16,8 +16,8 @@ class Labs(NamedTuple):
     """The authority, and the folders of lab-s and lab-t."""
 
     authority: authority.LocalAuthority
-    s: federation.Folder
-    t: federation.Folder
+    s: site_folder.Folder
+    t: site_folder.Folder
 
 
 def renew(issuer, folder, role, now=None):
@@ -29,11 +29,11 @@ def renew(issuer, folder, role, now=None):
 
 def join(issuer, path, lab, address=ADDRESS):
     """The folder of a lab with credentials of both roles and the revocation list."""
-    folder = federation.Folder(path)
+    folder = site_folder.Folder(path)
     if lab != issuer.lab:
         issuer.invitations.admit(lab)
     folder.create(lab, address, issuer.fingerprint)
-    for role in federation.ROLES:
+    for role in site_folder.ROLES:
         renew(issuer, folder, role)
     revocation.RevocationList(folder).accept(issuer.revocation_list())
     return folder
@@ -42,7 +42,7 @@ def join(issuer, path, lab, address=ADDRESS):
 def make(path, **options):
     """Both labs, in folders s and t of a path; options are those of the authority."""
     issuer = authority.LocalAuthority.create(
-        federation.Folder(path / "s"), "lab-s", **options
+        site_folder.Folder(path / "s"), "lab-s", **options
     )
     return Labs(
         issuer,
@@ -57,7 +57,7 @@ def copy(path):
     It is faster: what is made is on the disk before it is used.
     """
     shutil.copytree(_template(), path, symlinks=True, dirs_exist_ok=True)
-    s, t = (federation.Folder(path / name) for name in ("s", "t"))
+    s, t = (site_folder.Folder(path / name) for name in ("s", "t"))
     return Labs(authority.LocalAuthority(s), s, t)
 
 

@@ -14,8 +14,9 @@ from unittest import mock
 
 import tiny_accounts
 
-from nebula_jax.security import federation, passwords
+from nebula_jax.security.accounts import passwords
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.membership import site_folder
 from scripts import nebula
 
 PASSWORD = "correct horse battery"
@@ -35,7 +36,7 @@ class Lab:
 
     def __init__(self, path):
         shutil.copytree(_template(), path, symlinks=True)
-        self.path, self.folder = path, federation.Folder(path)
+        self.path, self.folder = path, site_folder.Folder(path)
 
     def __call__(self, *argv, stdin="", status=0):
         """Runs a command; fails unless its exit status is the one expected."""

@@ -14,7 +14,7 @@ from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.parallel import quorum_hub, quorum_leaf, rounds
+from nebula_jax.parallel.local_steps import quorum_hub, quorum_leaf, rounds
 from nebula_jax.training import local_steps
 
 NAMES = ["cluster:0", "cluster:1", "cluster:2"]

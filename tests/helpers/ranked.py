@@ -93,7 +93,8 @@ def main() -> int:
     given = json.loads(sys.argv[1])
     from nebula_jax.communication import ranks
     from nebula_jax.communication.wire import activity
-    from nebula_jax.runtime import cluster, process
+    from nebula_jax.runtime.life import process
+    from nebula_jax.runtime.ranks import cluster
 
     steps, then = given.pop("steps", 10), given.pop("then", "")
     stuck_timeout = given.pop("stuck_timeout", 60.0)

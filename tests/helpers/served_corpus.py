@@ -8,15 +8,10 @@ import tiny_runs
 
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import data_service
-from nebula_jax.security import (
-    budgets,
-    data_access,
-    data_schema,
-    grant_meter,
-    grants,
-    identity,
-)
+from nebula_jax.runtime.served import data_service
+from nebula_jax.security import grants
+from nebula_jax.security.accounts import identity
+from nebula_jax.security.grants import budgets, data_access, data_schema, grant_meter
 
 HANDLE = "corpus-tiny"
 LENGTH = tiny_runs.TINY["max_length"]

@@ -6,14 +6,9 @@ from unittest import mock
 import argon2
 
 from nebula_jax import disk
-from nebula_jax.security import (
-    data_access,
-    data_schema,
-    grants,
-    identity,
-    identity_store,
-    roles,
-)
+from nebula_jax.security import grants
+from nebula_jax.security.accounts import identity, identity_store, roles
+from nebula_jax.security.grants import data_access, data_schema
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 PASSWORD = "correct horse battery"

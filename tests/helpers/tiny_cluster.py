@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.security import tls
 
 CLUSTERS = ("listens", "dials:0")
@@ -36,7 +36,8 @@ def cluster(values: dict[str, str]) -> int:
 
 
 def launch(values: dict[str, str]) -> int:
-    from nebula_jax.runtime import connect, launcher
+    from nebula_jax.runtime import connect
+    from nebula_jax.runtime.life import launcher
 
     def arguments(name, reach):
         return [

@@ -7,9 +7,10 @@ import threading
 import time
 
 from nebula_jax.communication import endpoints
+from nebula_jax.federation import joining, outer, server
 from nebula_jax.runtime import connect
-from nebula_jax.security import authority, federation, identity, invitations
-from nebula_jax.security.switch import joining, outer, server
+from nebula_jax.security.accounts import identity
+from nebula_jax.security.membership import authority, invitations, site_folder
 
 OWNER = "owner"
 SECONDS = 20.0
@@ -67,7 +68,7 @@ def wait_until(predicate, seconds=SECONDS):
 
 def found(path, name="lab-s"):
     """A lab that has founded a federation."""
-    folder = federation.Folder(path)
+    folder = site_folder.Folder(path)
     joining.found(folder, name).close()
     identity.Identity.begin(path, OWNER, time.time()).close()
     return folder
@@ -78,7 +79,7 @@ def join(path, at, address, name="lab-t"):
     issuer = authority.LocalAuthority(at)
     text = issuer.invite(name, f"{address[0]}:{address[1]}")
     issuer.close()
-    folder = federation.Folder(path)
+    folder = site_folder.Folder(path)
     joining.join(folder, invitations.parse(text))
     identity.Identity.begin(path, OWNER, time.time()).close()
     return folder

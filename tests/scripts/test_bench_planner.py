@@ -2,7 +2,7 @@ import pytest
 from absl.testing import flagsaver
 
 from nebula_jax.parallel.planner import Compute
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import bench_planner
 
 M3 = {

@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from nebula_jax import errors
-from nebula_jax.runtime import devices
+from nebula_jax.runtime.ranks import devices
 from scripts import bert_ladder
 from scripts.bench import pytorch
 from scripts.ladder import scaling, settings, timings

@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 
 from experiments.m3 import report as m3_report
 from nebula_jax import errors
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import make_tables
 from scripts.tables import held_out, main_results
 

@@ -10,7 +10,7 @@ import sys
 import nebula_command
 import pytest
 
-from nebula_jax.security import authority, revocation
+from nebula_jax.security.membership import authority, revocation
 from scripts import nebula
 
 SECRET = re.compile(r"password|token|secret|invitation|key")
@@ -47,7 +47,7 @@ def test_the_command_loads_no_jax():
     code = "import sys; import scripts.nebula; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     loaded = set(done.stdout.split())
-    assert "nebula_jax.security.switch.server" in loaded, done.stderr
+    assert "nebula_jax.federation.server" in loaded, done.stderr
     assert not {"jax", "flax", "optax", "orbax"} & loaded
 
 

@@ -1,7 +1,7 @@
 import pytest
 import tiny_tables
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import table3_throughput as table3
 from scripts.tables import figures
 from scripts.tables import runs as table_runs

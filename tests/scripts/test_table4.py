@@ -1,7 +1,7 @@
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import table4_speedup as table4
 from scripts.tables import runs as table_runs
 

@@ -14,7 +14,7 @@ from experiments.abnet import held_out, scaled_wan
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import (

@@ -8,7 +8,7 @@ import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from tests.simulation import bugs, faults, shrink, simulate, world
 
 MOST_SEEDS = 500  # until a planted bug must have been found

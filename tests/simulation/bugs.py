@@ -18,7 +18,7 @@ from nebula_jax.communication.wire import (
     session,
 )
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import checkpoints
+from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import checkpoint_files, checkpoint_manifest
 
 Patch = tuple[Any, str, Callable[[Any], Any]]

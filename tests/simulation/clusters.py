@@ -19,7 +19,8 @@ import numpy as np
 from nebula_jax.communication import codec, selector
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import checkpoints, connect
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.records import checkpoints
 
 STATE_BYTES = 16
 IDENTITY = codec.identity()

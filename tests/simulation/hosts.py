@@ -4,8 +4,8 @@ import contextlib
 import pathlib
 from typing import Any
 
-from nebula_jax.runtime import process as process_lib
-from nebula_jax.runtime import run_folder
+from nebula_jax.runtime.life import process as process_lib
+from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import checkpoint_manifest
 from tests.simulation import clusters, disk, world
 

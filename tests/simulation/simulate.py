@@ -10,7 +10,7 @@ from nebula_jax import disk as real_disk
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import inbox, receive_window, send_window
 from nebula_jax.runtime import connect
-from nebula_jax.runtime import process as process_lib
+from nebula_jax.runtime.life import process as process_lib
 from nebula_jax.training import checkpoint, checkpoint_files
 from tests.simulation import (
     bugs,

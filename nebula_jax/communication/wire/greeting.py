@@ -19,8 +19,8 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from nebula_jax.communication.wire import frames, integrity, reader, session
-from nebula_jax.security import credentials
 from nebula_jax.security import tls as tls_lib
+from nebula_jax.security.tls import credentials
 
 T = TypeVar("T")
 Steps = Generator[int, None, T]

@@ -11,9 +11,10 @@ import ssl
 from collections.abc import Callable
 
 from nebula_jax.communication.wire import greeting, integrity, states
-from nebula_jax.security import credentials, seal
+from nebula_jax.security import seal
 from nebula_jax.security import tls as tls_lib
 from nebula_jax.security.names import label
+from nebula_jax.security.tls import credentials
 
 Admit = Callable[[seal.Offer, bytes], None]
 """Given a peer's offer and its certificate (DER), raises errors.NebulaError unless it

@@ -17,7 +17,8 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import driver, frames, reconnect, session
-from nebula_jax.security import certificates, tls
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates
 
 SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
 

@@ -24,7 +24,7 @@ from experiments.abnet import (
 )
 from nebula_jax import errors
 from nebula_jax.models import transformer
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint
 
 STEPS, EVERY, RANKS = 4, 2, (8, 3)

@@ -8,7 +8,7 @@ import tiny_translations
 import two_labs
 
 from nebula_jax.data import tokenizers
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 HELD_OUT = 4
 STEPS, BATCH = 6, tiny_translations.TINY["batch_size"]

@@ -31,8 +31,9 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
-from nebula_jax.parallel import pace, round_messages
-from nebula_jax.runtime import process
+from nebula_jax.parallel import pace
+from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint
 
 STEPS, EVERY = 32, 4

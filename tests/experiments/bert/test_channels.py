@@ -11,7 +11,7 @@ from quorum_star import LIMIT, NAMES
 from experiments.bert import channels, config, timing
 from nebula_jax import errors
 from nebula_jax.communication.wire import activity
-from nebula_jax.parallel import round_messages
+from nebula_jax.parallel.local_steps import round_messages
 
 RUN = {"clusters": 3, "hub": 0, "quorum": 2, "checkpoint_every": 10, "inner_steps": 4}
 

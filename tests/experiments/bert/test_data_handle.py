@@ -7,7 +7,7 @@ import served_corpus
 import two_labs
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 STEPS, BATCH, HELD_OUT = 18, 4, 2 * 4  # rows of a step, and those of two languages
 HANDLE = f"handle:{served_corpus.HANDLE}"

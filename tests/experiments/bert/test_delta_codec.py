@@ -9,7 +9,7 @@ import pytest
 
 from experiments.bert import report
 from experiments.local_steps import config as local_steps_config
-from nebula_jax.parallel import delta_control
+from nebula_jax.parallel.local_steps import delta_control
 
 CLUSTERS = ("cluster-0", "cluster-1")
 STEPS, SAVED = 24, 12

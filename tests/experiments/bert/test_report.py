@@ -1,5 +1,5 @@
 from experiments.bert import report
-from nebula_jax.runtime import report as run_report
+from nebula_jax.runtime.records import report as run_report
 
 
 def records(*left_out):

@@ -3,7 +3,7 @@
 import json
 
 from experiments.bert import timing
-from nebula_jax.parallel import round_messages
+from nebula_jax.parallel.local_steps import round_messages
 
 
 def head(step, milliseconds):

@@ -11,7 +11,7 @@ import two_labs
 from experiments.m3 import config, data
 from nebula_jax import errors
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.runtime import process
+from nebula_jax.runtime.life import process
 
 STEPS, BATCH = 12, tiny_runs.TINY["batch_size"]
 HANDLE = f"handle:{served_corpus.HANDLE}"

@@ -8,7 +8,7 @@ import pytest
 import tiny_nli
 
 from experiments.xnli import train
-from nebula_jax.runtime import nonfinite
+from nebula_jax.runtime.records import nonfinite
 from nebula_jax.training import state as train_state
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary
-from nebula_jax.runtime import data_service, served_text
-from nebula_jax.security import data_access, identity
+from nebula_jax.runtime.served import data_service, owner_text
+from nebula_jax.security.accounts import identity
+from nebula_jax.security.grants import data_access
 from scripts.federation import data
 
 LINES = [f"la casa {n} tiene {n % 7} puertas y {n % 5} ventanas" for n in range(60)]
@@ -52,7 +53,7 @@ def provider(lab, name):
 def test_a_corpus_is_offered_by_its_form_alone(lab, corpus, tmp_path):
     found = offer(lab, corpus)
     settings, handle, mock_rows = provider(lab, "corpus-es")
-    rows = len(served_text.opened(settings, tmp_path / "prepared"))
+    rows = len(owner_text.opened(settings, tmp_path / "prepared"))
     assert f"{rows} rows; sentences in es, fr\n" in found.out
     known = vocabulary.load(corpus / "vocabulary.model")
     assert settings == {

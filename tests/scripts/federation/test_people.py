@@ -9,13 +9,8 @@ import pytest
 import two_labs
 from nebula_command import PASSWORD
 
-from nebula_jax.security import (
-    account_token,
-    accounts,
-    identity,
-    owner_token,
-    private_files,
-)
+from nebula_jax.security import accounts, private_files
+from nebula_jax.security.accounts import account_token, identity, owner_token
 from scripts.federation import arguments
 
 OTHER = "another horse battery"

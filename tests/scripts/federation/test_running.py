@@ -4,7 +4,8 @@ import nebula_command
 import pytest
 import two_labs
 
-from nebula_jax.security import identity, owner_token, private_files
+from nebula_jax.security import private_files
+from nebula_jax.security.accounts import identity, owner_token
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_what_a_switch_refuses_for_another_reason_needs_none_either(lab, monkeyp
     def refuse(*given):
         raise PermissionError("not today")
 
-    monkeypatch.setattr("nebula_jax.security.switch.joining.renew", refuse)
+    monkeypatch.setattr("nebula_jax.federation.joining.renew", refuse)
     assert "not today" in lab.fails("rotate")
 
 

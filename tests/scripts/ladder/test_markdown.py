@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from nebula_jax.runtime import report
+from nebula_jax.runtime.records import report
 from scripts import make_tables
 from scripts.ladder import markdown
 from scripts.plans import bert as plan

@@ -1,0 +1,149 @@
+"""The witnesses of audit logs: labs cosign the heads of each other's logs."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nebula_jax import errors, printable
+from nebula_jax.federation import line, messages
+from nebula_jax.federation.state import State
+from nebula_jax.security.audit import checkpoint_note, entries, witness
+
+ANSWER_SECONDS = 20.0  # for a peer to cosign
+MOST_RETRY_SECONDS = 3600.0  # until a head that was not cosigned is sent once more
+SHOWN = 200
+
+
+class _Sent(NamedTuple):
+    """The head that a peer is to cosign and has not yet."""
+
+    fields: dict[str, Any]
+    """The fields of the message that has it."""
+    again: float
+    """The time at which it is sent once more; monotonic."""
+    wait: float
+    """The seconds until then, from when it was sent last."""
+
+
+class Cosigning:
+    """The part of one lab: what was witnessed of its log, and what it has witnessed."""
+
+    def __init__(self, state: State) -> None:
+        """Opens what this lab has witnessed.
+
+        Args:
+          state: of the switch.
+        """
+        self._state = state
+        self._witness = witness.Witness(state.folder.audit, state.lab)
+        self._sent: dict[str, _Sent] = {}  # by lab
+        self._due: set[str] = set()  # labs that get a newer one after their answer
+        self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._witness.close()
+
+    def begin(self, made: line.Line) -> None:
+        """Begins with a new line: sends what was witnessed of the other's log."""
+        self._seen.pop(made.lab, None)
+        self._sent.pop(made.lab, None)
+        made.send(op="witnessed", size=self._witness.size(made.lab))
+
+    def send(self) -> None:
+        """Has the peers cosign the head of the audit log."""
+        for made in list(self._state.lines.values()):
+            if made.lab in self._seen:
+                self._send_head(made)
+
+    def has_witnessed(self, made: line.Line, size: int) -> None:
+        """Begins with how much of this log a peer has witnessed."""
+        lab, log = made.lab, self._state.audit
+        if size < log.cosigned(lab):
+            self._state.log(f"{lab} has lost some of what it witnessed of this log")
+            self._state.record("audit", lab, event="went back", size=size)
+        self._seen[lab] = size
+        self._send_head(made)
+
+    def _send_head(self, made: line.Line) -> None:
+        """Has a peer cosign the head, once it has answered for the one before.
+
+        The proof begins with what the peer has seen: while an answer is under way, that
+        is not certain.
+        """
+        log, lab = self._state.audit, made.lab
+        if lab in self._sent:
+            self._due.add(lab)
+            _, again, wait = self._sent[lab]
+            if time.monotonic() >= again - wait + ANSWER_SECONDS:
+                self._send_once_more(made)
+            return
+        self._due.discard(lab)
+        text = log.sign_head()
+        size = checkpoint_note.read(text).checkpoint.size
+        if size < self._seen[lab]:
+            self._state.log(
+                f"{lab} has witnessed {self._seen[lab]} entries of this lab's audit"
+                f" log, which has {size}: it was restored from an older copy"
+            )
+            return
+        proof = log.consistency(self._seen[lab], size) if self._seen[lab] else []
+        fields = {
+            "checkpoint": text,
+            "proof": [each.hex() for each in proof],
+            "verifier": log.verifier,
+        }
+        self._sent[lab] = _Sent(
+            fields, time.monotonic() + ANSWER_SECONDS, ANSWER_SECONDS
+        )
+        made.send(op="cosign", **fields)
+
+    async def send_again(self) -> None:
+        """Sends heads again to peers that could not answer, as with a full disk."""
+        now = time.monotonic()
+        for lab, sent in list(self._sent.items()):
+            made = self._state.lines.get(lab)
+            if made is not None and not made.is_closed and now >= sent.again:
+                self._send_once_more(made)
+
+    def _send_once_more(self, made: line.Line) -> None:
+        fields, _, wait = self._sent[made.lab]
+        wait = min(2 * wait, MOST_RETRY_SECONDS)
+        self._sent[made.lab] = _Sent(fields, time.monotonic() + wait, wait)
+        made.send(op="cosign", **fields)
+
+    def cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Cosigns the head of a peer's log, if it continues what was seen of it."""
+        text = messages.field(fields, "checkpoint", str)
+        verifier = messages.field(fields, "verifier", str)
+        proof = [bytes.fromhex(str(each)) for each in fields.get("proof", [])]
+        try:
+            cosigned = self._witness.cosign(made.lab, text, proof, verifier)
+        except errors.NebulaError as error:
+            why = entries.without_secret(printable.line(str(error), SHOWN))
+            self._state.log(f"the audit log of {made.lab} is not cosigned: {why}")
+            self._state.record("audit", made.lab, event="not cosigned", why=why)
+            return
+        made.send(
+            op="cosigned",
+            checkpoint=text,
+            line=cosigned.line,
+            verifier=cosigned.verifier,
+        )
+
+    def cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Takes a peer's signature under a head, if that was sent to it."""
+        text = messages.field(fields, "checkpoint", str)
+        sent = self._sent.get(made.lab)
+        if sent is None or sent.fields["checkpoint"] != text:
+            return  # a repeat, or to what a former line has sent: nothing waits for it
+        del self._sent[made.lab]
+        self._seen[made.lab] = checkpoint_note.read(text).checkpoint.size
+        self._state.audit.add_cosignature(
+            made.lab,
+            text,
+            messages.field(fields, "line", str),
+            messages.field(fields, "verifier", str),
+        )
+        if made.lab in self._due:
+            self._send_head(made)

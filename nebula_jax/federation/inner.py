@@ -1,0 +1,187 @@
+"""The inner network of a lab: trainers and commands connect to their own switch here.
+
+A connection begins with one line of JSON: the switch's token, which is in a file that
+this lab alone can read, an account's token, and what is requested. The switch answers
+with another line; after `dial`, the connection then is a stream to the other trainer.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nebula_jax import disk, errors, files
+from nebula_jax.communication import endpoints
+from nebula_jax.federation import keep_alive, messages
+from nebula_jax.security.membership import site_folder
+
+TOKEN_BYTES = 32
+REQUEST_SECONDS = 5.0
+MOST_BYTES = 1 << 16  # of a request
+FIELDS = ("host", "port", "token", "pid")
+
+
+class NoSwitch(errors.NebulaError):
+    """A switch that does not run, or does not answer."""
+
+
+class Refused(errors.NebulaError):
+    """A request that the switch refused, with its reason."""
+
+
+class TokenRefused(Refused):
+    """A request whose account's token is nobody's, or not any more."""
+
+
+class Absent(errors.NebulaError):
+    """A trainer that is nowhere at present, and may come."""
+
+
+class Address(NamedTuple):
+    """The inner address of the running switch."""
+
+    host: str
+    port: int
+    token: str
+    """Without it, the switch serves nobody."""
+    pid: int
+
+    def __repr__(self) -> str:
+        """Leaves the token out."""
+        return endpoints.written((self.host, self.port))
+
+
+def lock(folder: site_folder.Folder) -> int:
+    """Makes this the only switch of its lab; returns a descriptor, to be closed.
+
+    Raises:
+      NoSwitch: if another one runs.
+    """
+    held = os.open(folder.path / ".switch.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise NoSwitch(f"{folder.path}: a switch of this lab runs already") from None
+    return held
+
+
+def write(folder: site_folder.Folder, address: Address) -> None:
+    """Writes the address of the running switch, for this user alone."""
+    with files.writing(folder.running_switch) as partial:
+        partial.touch(0o600)
+        partial.write_text(json.dumps(address._asdict()))
+
+
+def forget(folder: site_folder.Folder) -> None:
+    """Removes the address of a switch that stops."""
+    with contextlib.suppress(OSError):
+        disk.remove(folder.running_switch)
+
+
+def read(folder: site_folder.Folder) -> Address:
+    """Reads the address of the running switch.
+
+    Raises:
+      NoSwitch: if none has written one.
+    """
+    try:
+        fields = json.loads(folder.running_switch.read_text())
+        found = Address(*(fields[name] for name in FIELDS))
+    except FileNotFoundError:
+        raise NoSwitch(
+            f"{folder.path}: the switch of this lab does not run; start it with `nebula"
+            " switch`"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise NoSwitch(f"{folder.running_switch}: cannot be read") from None
+    return found
+
+
+def new_token() -> str:
+    """Makes a token for one run of a switch."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def request(
+    folder: site_folder.Folder, seconds: float, op: str, **fields: Any
+) -> tuple[socket.socket, Mapping[str, Any]]:
+    """Sends a request to the own switch, and waits for its answer.
+
+    Args:
+      folder: of this lab.
+      seconds: for each of connection and answer.
+      op: of the request.
+      fields: of the request.
+
+    Returns:
+      The connection, which ends if the switch's host vanishes, and the answer.
+
+    Raises:
+      NoSwitch: if it does not run.
+      Refused: with its reason; TokenRefused, if it is the account's token.
+      Absent: if the trainer that is wanted is nowhere.
+      OSError: if it does not answer in time.
+    """
+    address = read(folder)
+    try:
+        sock = socket.create_connection((address.host, address.port), seconds)
+    except ConnectionRefusedError:
+        raise NoSwitch(
+            f"{folder.path}: no switch answers at {address}; start it with `nebula"
+            " switch`"
+        ) from None
+    keep_alive.probe(sock)
+    try:
+        line = json.dumps({"token": address.token, "op": op, **fields})
+        sock.sendall(line.encode() + b"\n")
+        answer = messages.read_object(_read_line(sock))
+        if "absent" in answer:
+            raise Absent(messages.field(answer, "absent", str))
+        if "error" in answer:
+            refused = TokenRefused if answer.get("of_token") is True else Refused
+            raise refused(messages.field(answer, "error", str))
+        return sock, answer
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _read_line(sock: socket.socket) -> bytes:
+    """Reads to the end of a line, and no byte further: a stream may follow."""
+    data = bytearray()
+    while (
+        not data.endswith(b"\n") and len(data) < messages.MOST_BYTES[messages.CONTROL]
+    ):
+        peeked = sock.recv(1 << 16, socket.MSG_PEEK)
+        if not peeked:
+            raise NoSwitch("the switch closed the connection without an answer")
+        count = peeked.find(b"\n") + 1 or len(peeked)
+        data += sock.recv(count)
+    return bytes(data)
+
+
+async def read_request(
+    reader: asyncio.StreamReader, token: str
+) -> Mapping[str, Any] | None:
+    """Reads a request; returns None if it has not the switch's token.
+
+    Raises:
+      messages.Malformed: if it is none.
+      TimeoutError: if it does not come.
+    """
+    async with asyncio.timeout(REQUEST_SECONDS):
+        line = await reader.readline()
+    fields = messages.read_object(line)
+    shown = messages.field(fields, "token", str)
+    return fields if secrets.compare_digest(shown.encode(), token.encode()) else None
+
+
+def answer(writer: asyncio.StreamWriter, **fields: Any) -> None:
+    """Sends the answer to a request."""
+    writer.write(json.dumps(fields).encode() + b"\n")

@@ -1,0 +1,228 @@
+"""The way into a federation: an invitation in exchange for certificates.
+
+The lab that joins has no certificate and trusts nobody yet. It first gets the
+authority's certificate, which must have the invitation's fingerprint; then it connects
+anew, to a switch with a certificate of that authority, and only there does it show the
+invitation's secret.
+"""
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from nebula_jax import errors, printable
+from nebula_jax.federation import messages, outer
+from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security.membership import (
+    authority,
+    invitations,
+    member,
+    revocation,
+    site_folder,
+)
+from nebula_jax.security.tls import peer_tls
+
+ANSWER_SECONDS = 10.0
+MOST_BYTES = 1 << 20  # of an answer
+SHOWN = 500
+
+
+class JoinError(errors.NebulaError):
+    """A federation that could not be joined."""
+
+
+async def serve(
+    connection: outer.Connection, issuer: authority.LocalAuthority
+) -> Mapping[str, Any]:
+    """Serves the one request of who has shown no certificate.
+
+    Args:
+      connection: to it.
+      issuer: of this lab.
+
+    Returns:
+      What was done, for the audit log.
+
+    Raises:
+      errors.NebulaError: if it was refused, after that was sent.
+    """
+    async with asyncio.timeout(outer.HANDSHAKE_SECONDS):
+        line = await connection.reader.readline()
+    try:
+        done, answer = _answer(messages.read_object(line), issuer)
+    except errors.NebulaError as error:
+        await _send(connection, {"error": str(error)})
+        raise
+    await _send(connection, answer)
+    return done
+
+
+def _answer(
+    fields: Mapping[str, Any], issuer: authority.LocalAuthority
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    op = messages.field(fields, "op", str)
+    certificate = issuer.certificate().decode()
+    if op == "authority":
+        return {"op": op}, {"authority": certificate}
+    if op == "list":  # signed by the authority, and for everybody
+        return {"op": op}, {"revocations": issuer.revocation_list().decode()}
+    if op != "join":
+        raise messages.Malformed(
+            f"requested {printable.line(op, SHOWN)} without a certificate"
+        )
+    lab = messages.field(fields, "lab", str)
+    requests = {
+        role: messages.field(fields, role, str).encode() for role in site_folder.ROLES
+    }
+    for each in requests.values():
+        authority.requested_key(each)
+    issuer.redeem(bytes.fromhex(messages.field(fields, "secret", str)), lab)
+    issued = {
+        role: issuer.certify(csr, lab, role).decode() for role, csr in requests.items()
+    }
+    lists = issuer.revocation_list().decode()
+    return {"op": op, "lab": lab}, {"revocations": lists, **issued}
+
+
+async def _send(connection: outer.Connection, fields: Mapping[str, Any]) -> None:
+    connection.writer.write(json.dumps(fields).encode() + b"\n")
+    await connection.writer.drain()
+
+
+def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
+    """Joins a federation: makes keys, and has them certified.
+
+    A lab that was off until its certificates expired comes back so: it gets others, and
+    keeps all else that is in its folder.
+
+    Args:
+      folder: of this lab, made here; or with its expired certificates.
+      invitation: for it.
+
+    Raises:
+      errors.NebulaError: if it is refused, with the reason; no credentials are made.
+    """
+    address = invitation.address
+    context = peer_tls.unverified_context()
+    answer = _request(address, {"op": "authority"}, context, None)
+    ca = _text(answer, "authority")
+    context, name = peer_tls.joining_context(ca, invitation.fingerprint)
+    requests = {role: member.new_request() for role in site_folder.ROLES}
+    fields = {role: each.csr.decode() for role, each in requests.items()}
+    secret = invitation.secret.hex()
+    fields |= {"op": "join", "lab": invitation.lab, "secret": secret}
+    agreed = invitation.lab, invitation.address, invitation.fingerprint
+    folder.create(*agreed, is_back=_is_back(folder, invitation))
+    answer = _request(address, fields, context, name)
+    for role, request in requests.items():
+        member.install(folder, role, request.key, _text(answer, role), ca)
+    revocation.RevocationList(folder).accept(_text(answer, "revocations"))
+
+
+def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> bool:
+    """Returns True if the invited lab is here, and needs other credentials.
+
+    It was off until they expired, or was stopped while it joined, perhaps when it had
+    no accounts and no audit log yet. Not if it is the authority's, which makes its own.
+    """
+    have = [folder.credentials(role).exists() for role in site_folder.ROLES]
+    if not any(have):
+        return False
+    here = folder.load()
+    wanted = invitation.lab, invitation.fingerprint
+    if not here.authority or (here.name, here.fingerprint) != wanted:
+        return False
+    have += [folder.identity.exists(), audit_files.paths(folder.audit).key.exists()]
+    return not all(have) or member.have_expired(folder)
+
+
+def fetch_list(folder: site_folder.Folder) -> None:
+    """Gets the revocation list for a lab that has none that serves.
+
+    Without one a lab trusts nobody, not even who would send it one. The list is signed,
+    so it does not matter by whom it comes.
+
+    Raises:
+      errors.NebulaError: if it cannot be had.
+    """
+    address = folder.load().authority
+    ca = (member.load(folder, "switch").folder / "ca.pem").read_bytes()
+    context, name = peer_tls.joining_context(ca, folder.load().fingerprint)
+    answer = _request(address, {"op": "list"}, context, name)
+    revocation.RevocationList(folder).accept(_text(answer, "revocations"))
+
+
+def _text(answer: Mapping[str, Any], name: str) -> bytes:
+    return str(messages.field(answer, name, str)).encode()
+
+
+def _request(
+    address: str, fields: Mapping[str, Any], context: ssl.SSLContext, lab: str | None
+) -> Mapping[str, Any]:
+    """Sends one request to the authority's switch; returns its answer.
+
+    Args:
+      address: of the switch, host:port.
+      fields: of the request.
+      context: whom to trust.
+      lab: whose switch it must be; None for any.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with (
+            socket.create_connection(
+                (host.strip("[]"), int(port)), ANSWER_SECONDS
+            ) as sock,
+            context.wrap_socket(sock, server_hostname=lab) as secure,
+        ):
+            secure.sendall(json.dumps(fields).encode() + b"\n")
+            data = b""
+            while not data.endswith(b"\n") and len(data) < MOST_BYTES:
+                more = secure.recv(1 << 16)
+                if not more:
+                    break
+                data += more
+    except ssl.SSLCertVerificationError as error:
+        raise JoinError(
+            f"{address}: not the switch of {lab}, which issued the invitation:"
+            f" {error.verify_message}"
+        ) from None
+    except OSError as error:
+        raise JoinError(
+            f"{address}: no switch answers there: {error.strerror or error}; is `nebula"
+            " switch` running at the lab that invited?"
+        ) from None
+    answer = messages.read_object(data)
+    if "error" in answer:
+        text = printable.line(str(answer["error"]), SHOWN)
+        raise JoinError(f"{address} refused: {text}")
+    return answer
+
+
+def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
+    """Founds a federation: makes its authority, and the credentials of its first lab.
+
+    Args:
+      folder: of the lab, made here.
+      name: of the lab.
+
+    Returns:
+      The authority.
+    """
+    issuer = authority.LocalAuthority.create(folder, name)
+    folder.create(name, fingerprint=issuer.fingerprint)
+    renew(folder, issuer)
+    revocation.RevocationList(folder).accept(issuer.revocation_list())
+    return issuer
+
+
+def renew(folder: site_folder.Folder, issuer: authority.Issuer) -> None:
+    """Replaces the credentials of a lab's switch and trainers, by its own authority."""
+    lab = folder.load().name
+    for role in site_folder.ROLES:
+        request = member.new_request()
+        certificate = issuer.certify(request.csr, lab, role)
+        member.install(folder, role, request.key, certificate, issuer.certificate())

@@ -1,0 +1,329 @@
+"""A connection between two switches: many streams, in turn by their shares.
+
+Control messages go before all data. Each stream may have WINDOW_BYTES under way that
+the other switch has not passed on, so that one whose trainer is slow holds up no other.
+The kernel keeps little that is unsent: what is urgent waits for few bytes.
+"""
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nebula_jax import errors, printable
+from nebula_jax.federation import messages, shares
+
+WINDOW_BYTES = 4 << 20  # 1 Gbit/s over a round trip of 30 ms
+UNSENT_BYTES = 128 << 10  # in the kernel, before a write waits
+BUFFER_BYTES = 64 << 10  # in the process
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
+MOST_STREAMS = 1024
+REASON_CHARACTERS = 500
+
+
+class LineEnded(errors.NebulaError):
+    """A line that was closed, with the reason."""
+
+
+class Stream:
+    """One stream of a line, between a trainer here and one there."""
+
+    def __init__(self, line: "Line", number: int) -> None:
+        """Begins without credit to send beyond the window."""
+        self.line, self.number = line, number
+        self.reason = ""
+        """The reason for its end, once it has ended."""
+        self._credit = WINDOW_BYTES  # bytes that may still be sent
+        self._taken = 0  # bytes passed on, not yet credited to the other side
+        self._here = 0  # bytes received and not passed on
+        self._received: collections.deque[bytes] = collections.deque()
+        self._changed = asyncio.Event()
+        self._has_ended = False
+
+    @property
+    def is_held_up(self) -> bool:
+        """True if nothing can be sent before the other side takes more."""
+        return self._credit <= 0
+
+    async def send(self, data: bytes) -> None:
+        """Queues data for the other side; waits while it has too much.
+
+        Raises:
+          LineEnded: if the stream has ended.
+        """
+        while self._credit <= 0 and not self._has_ended:
+            await self._news()
+        if self._has_ended:
+            raise LineEnded(self.reason)
+        self._credit -= len(data)
+        self.line._put(self.number, data)
+
+    async def receive(self) -> bytes:
+        """Waits for data; returns none at the stream's end."""
+        while not self._received and not self._has_ended:
+            await self._news()
+        return self._received.popleft() if self._received else b""
+
+    def passed_on(self, count: int) -> None:
+        """Lets the other side send as much again as was passed on."""
+        self._here -= count
+        self._taken += count
+        if self._taken >= WINDOW_BYTES // 4 and not self._has_ended:
+            self.line._urgent(messages.credit(self.number, self._taken))
+            self._taken = 0
+
+    def close(self, reason: str, at_once: bool = False) -> None:
+        """Ends the stream on both sides, with the reason.
+
+        Args:
+          reason: for the other side.
+          at_once: whether to drop what is queued, instead of sending it first.
+        """
+        if not self._has_ended:
+            self._end(reason)
+            self.line._close(self.number, reason, at_once)
+
+    async def _news(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _take(self, data: bytes) -> None:
+        self._here += len(data)
+        if self._here > 2 * WINDOW_BYTES:
+            raise messages.Malformed(f"stream {self.number} overran its window")
+        self._received.append(data)
+        self._changed.set()
+
+    def _may_send(self, count: int) -> None:
+        self._credit = min(self._credit + count, WINDOW_BYTES)
+        self._changed.set()
+
+    def _end(self, reason: str) -> None:
+        self._has_ended, self.reason = True, reason
+        self._changed.set()
+
+
+class Line:
+    """A TLS connection to the switch of another lab."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        is_dialer: bool,
+        beat: Callable[[], Mapping[str, Any]],
+        receive: Callable[["Line", Mapping[str, Any]], None],
+    ) -> None:
+        """Takes over a connection; `run` moves it.
+
+        Args:
+          reader, writer: of a TLS connection to a switch that has been checked.
+          is_dialer: whether this side has dialed.
+          beat: returns the fields of a heartbeat.
+          receive: called with each control message but heartbeats' echoes.
+        """
+        self.lab = ""
+        """The other lab, once it is known by its certificate."""
+        self.serial = 0
+        """The serial number of its certificate."""
+        self.streams: dict[int, Stream] = {}
+        self.bytes_sent = self.bytes_received = 0
+        self.since = time.time()
+        self.is_dialer = is_dialer
+        self.wants_successor = asyncio.Event()
+        """Set when a new connection, with new certificates, has to take its place."""
+        self.ended = asyncio.Event()
+        """Set once nothing moves any more."""
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count(1 if is_dialer else 2, 2)
+        self._parity = 0 if is_dialer else 1  # of the other side's streams
+        self._beat, self._receive = beat, receive
+        self._shares = shares.Shares()
+        self._first: collections.deque[bytes] = collections.deque()
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._reason = ""
+        keep_little(writer)
+
+    async def run(self) -> str:
+        """Moves messages until the line ends.
+
+        Returns:
+          The reason for its end.
+        """
+        tasks = [
+            asyncio.create_task(each)
+            for each in (self._read(), self._write(), self._keep_alive())
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in tasks:
+                each.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            for error in ends:
+                if isinstance(error, Exception):
+                    self._reason = self._reason or _words(error)
+            self._end_all()
+        return self._reason
+
+    def close(self, reason: str) -> None:
+        """Ends the line at once, and all of its streams."""
+        self._reason = self._reason or reason
+        self._is_closed = True
+        self._changed.set()
+        self._writer.transport.abort()
+        self._end_all()
+
+    def renew(self) -> None:
+        """Has another connection take the place of this one, made by who dialed."""
+        if self.is_dialer:
+            self.wants_successor.set()
+        else:
+            self.send(op="renew")
+
+    @property
+    def is_closed(self) -> bool:
+        """True if nothing moves any more."""
+        return self._is_closed
+
+    @property
+    def waiting(self) -> list[int]:
+        """The streams whose other trainer does not take what was sent."""
+        return [number for number, each in self.streams.items() if each.is_held_up]
+
+    def send(self, **fields: Any) -> None:
+        """Sends a control message, before all data."""
+        self._urgent(messages.control(**fields))
+
+    def open(self) -> Stream:
+        """Begins a stream to the other side, which has yet to be announced."""
+        return self._add(next(self._numbers))
+
+    def accept(self, number: int) -> Stream:
+        """Takes a stream that the other side has announced.
+
+        Raises:
+          messages.Malformed: if it cannot be a new one of the other side's.
+        """
+        if number % 2 != self._parity or number <= 0 or number in self.streams:
+            raise messages.Malformed(f"announced stream {number}")
+        if len(self.streams) >= MOST_STREAMS:
+            raise messages.Malformed(f"announced more than {MOST_STREAMS} streams")
+        return self._add(number)
+
+    def share(self, stream: Stream, account: str, weight: float) -> None:
+        """Lets a stream send, by the share of its account."""
+        self._shares.add(stream.number, account, weight)
+
+    def _add(self, number: int) -> Stream:
+        self.streams[number] = stream = Stream(self, number)
+        return stream
+
+    def _put(self, number: int, data: bytes) -> None:
+        self._shares.put(number, messages.encode(messages.DATA, number, data))
+        self._changed.set()
+
+    def _urgent(self, message: bytes) -> None:
+        self._first.append(message)
+        self._changed.set()
+
+    def _close(self, number: int, reason: str, at_once: bool) -> None:
+        self.streams.pop(number, None)
+        data = reason[:REASON_CHARACTERS].encode()
+        message = messages.encode(messages.CLOSE, number, data)
+        if at_once or number not in self._shares:
+            self._shares.remove(number)
+            self._urgent(message)
+        else:
+            self._shares.put(number, message)
+            self._shares.remove_when_empty(number)
+            self._changed.set()
+
+    def _end_all(self) -> None:
+        self._is_closed = True
+        self.ended.set()
+        for stream in list(self.streams.values()):
+            stream._end(self._reason)
+        self.streams.clear()
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.close()
+
+    async def _read(self) -> None:
+        while True:
+            head = await self._exactly(messages.HEAD.size)
+            kind, number, length = messages.read_head(head)
+            data = await self._exactly(length)
+            self.bytes_received += len(head) + length
+            if kind == messages.CONTROL:
+                self._receive(self, messages.read_object(data))
+                continue
+            stream = self.streams.get(number)
+            if stream is None:
+                continue  # it has ended here
+            if kind == messages.DATA:
+                stream._take(data)
+            elif kind == messages.CREDIT:
+                stream._may_send(messages.read_credit(data))
+            else:
+                del self.streams[number]
+                self._shares.remove(number)
+                text = data.decode("utf-8", "replace")
+                stream._end(printable.line(text, REASON_CHARACTERS))
+
+    async def _exactly(self, count: int) -> bytes:
+        """Reads so many bytes; however slowly they come, they are no silence."""
+        data = bytearray()
+        while len(data) < count:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                piece = await self._reader.read(count - len(data))
+            if not piece:
+                raise asyncio.IncompleteReadError(bytes(data), count)
+            data += piece
+        return bytes(data)
+
+    async def _write(self) -> None:
+        writer = self._writer
+        while not self._is_closed:
+            if self._first:
+                message = self._first.popleft()
+            elif (turn := self._shares.next()) is not None:
+                message = turn
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            writer.write(message)
+            self.bytes_sent += len(message)
+            await writer.drain()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self.send(op="beat", **self._beat())
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+def keep_little(writer: asyncio.StreamWriter) -> None:
+    """Bounds what waits in the process and the kernel before it is sent."""
+    writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
+    sock = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the other switch closed the line"
+    if isinstance(error, TimeoutError):
+        return f"nothing came for {SILENCE_SECONDS:.0f} s"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,241 @@
+"""The requests of trainers and commands of a lab to their switch."""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nebula_jax import errors
+from nebula_jax.federation import inner, keep_alive, messages, streams, upkeep
+from nebula_jax.federation.state import Served, State, new_name
+from nebula_jax.security import names
+from nebula_jax.security.accounts import Account, roles
+from nebula_jax.security.audit import entries
+
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[0-9a-f]{16}")
+_ACCOUNT = re.compile(r"[a-z][a-z0-9-]{0,31}@[a-z0-9-]{1,63}")
+RECORDED = ("job", "checkpoint", "data", "fault")
+"""The kinds of entries that a trainer may put into the audit log."""
+
+
+def is_job(name: str) -> bool:
+    """Returns True if a job may have this name, which audit entries have to take."""
+    return bool(_JOB.fullmatch(name)) and not entries.may_be_secret(name)
+
+
+def check_about(about: streams.About) -> None:
+    """Raises messages.Malformed at a stream that another switch describes wrongly."""
+    lab = about.account.partition("@")[2]
+    if not (
+        is_job(about.job)
+        and _NAME.fullmatch(about.name)
+        and _ACCOUNT.fullmatch(about.account)
+        and lab == about.lab
+        and names.is_cluster(about.connector)
+        and names.is_cluster(about.listener)
+    ):
+        raise messages.Malformed("a stream whose names cannot be right")
+
+
+async def serve(
+    switch: State,
+    kept: upkeep.Upkeep,
+    fields: Mapping[str, Any],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Serves one request of a connection.
+
+    Args:
+      switch: of the lab.
+      kept: its upkeep.
+      fields: of the request.
+      reader, writer: of the connection.
+
+    Raises:
+      errors.NebulaError: if it is refused.
+    """
+    token = messages.field(fields, "account", str)
+    account = switch.identity.account_of(token, time.time())
+    match messages.field(fields, "op", str):
+        case "dial":
+            roles.require(account, "stream.open")
+            await _dial(switch, fields, account, reader, writer)
+        case "serve":
+            roles.require(account, "job.run")
+            await _serve(switch, fields, account, reader, writer)
+        case "record":
+            roles.require(account, "job.run")
+            _record(switch, kept, fields, account)
+            inner.answer(writer, done=True)
+        case "status":
+            inner.answer(writer, **status(switch, kept))
+        case "rotate":
+            roles.require(account, "certificate.rotate")
+            await kept.rotate()
+            inner.answer(writer, done=True)
+        case other:
+            raise messages.Malformed(f"requested {other!r}")
+
+
+def _job(switch: State, fields: Mapping[str, Any], own: str) -> str:
+    """Returns the job of a request, after a check that it is nobody else's here."""
+    job = messages.field(fields, "job", str)
+    if not is_job(job):
+        raise messages.Malformed(f"{job!r} cannot be the name of a job")
+    for (other, cluster), served in switch.served.items():
+        if other == job and served.account.name != own:
+            if served.is_shared and fields.get("to") == cluster:
+                continue
+            raise inner.Refused(f"job {job} is one of {served.account.name} here")
+    return job
+
+
+def _cluster(fields: Mapping[str, Any], name: str) -> str:
+    cluster = messages.field(fields, name, str)
+    if not names.is_cluster(cluster):
+        raise messages.Malformed(f"{cluster!r} is no cluster's name")
+    return cluster
+
+
+async def _dial(
+    switch: State,
+    fields: Mapping[str, Any],
+    account: Account,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Opens a stream to a trainer of whichever lab has it."""
+    job = _job(switch, fields, account.name)
+    connector, listener = _cluster(fields, "from"), _cluster(fields, "to")
+    if why := switch.refusals.get((job, connector)):
+        raise inner.Refused(f"the switch of {switch.lab} ended its stream: {why}")
+    switch.usage.check(account.name)
+    lab = messages.field(fields, "lab", str)
+    vouched = f"{account.name}@{switch.lab}"
+
+    def about(other: str) -> streams.About:
+        return streams.About(new_name(), job, vouched, connector, listener, other)
+
+    served = switch.served.get((job, listener))
+    if served is not None and lab in ("", switch.lab):
+        if why := switch.usage.barred.get(served.account.name):
+            raise inner.Refused(f"{listener} of job {job} is barred: {why}")
+        here = about(switch.lab)
+        near, far = streams.local_pair()
+        other = await connect(served)
+        inner.answer(writer, lab=switch.lab)
+        switch.begin(
+            switch.carry(here, served.account.name, other, far, is_listener=True)
+        )
+        await switch.carry(
+            here, account.name, (reader, writer), near, is_listener=False
+        )
+        return
+    labs = [lab] if lab else sorted(switch.lines)
+    reasons = []
+    for each in labs:
+        if each not in switch.lines:
+            reasons.append(f"no line to {each}")
+            continue
+        there = about(each)
+        try:
+            switch.rules.check_lab(job, listener, each)
+            stream = await switch.open(each, there, account.limits.share)
+        except errors.NebulaError as error:
+            reasons.append(str(error))
+            continue
+        inner.answer(writer, lab=each)
+        await switch.carry(
+            there, account.name, (reader, writer), stream, is_listener=False
+        )
+        return
+    why = "; ".join(reasons) or "no other lab is connected"
+    raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
+
+
+async def connect(
+    served: Served,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a trainer here; raises OSError if it does not answer."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    keep_alive.probe(writer.get_extra_info("socket"))
+    return reader, writer
+
+
+async def _serve(
+    switch: State,
+    fields: Mapping[str, Any],
+    account: Account,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Lets others reach a trainer, for as long as its connection lasts."""
+    job, cluster = _job(switch, fields, account.name), _cluster(fields, "from")
+    port = messages.field(fields, "port", int)
+    host = writer.get_extra_info("peername")[0]
+    key = (job, cluster)
+    if key in switch.served:
+        raise inner.Refused(
+            f"{cluster} of job {job} is here already; another run needs another --job"
+        )
+    is_shared = fields.get("shared") is True
+    made = switch.served[key] = Served((host, port), account, is_shared)
+    switch.refusals.pop(key, None)
+    try:
+        inner.answer(writer, lab=switch.lab)
+        await writer.drain()
+        await reader.read()  # to its end
+    finally:
+        if switch.served.get(key) is made:
+            del switch.served[key]
+
+
+def _record(
+    switch: State,
+    kept: upkeep.Upkeep,
+    fields: Mapping[str, Any],
+    account: Account,
+) -> None:
+    kind = messages.field(fields, "kind", str)
+    what = messages.field(fields, "what", dict)
+    if kind not in RECORDED:
+        raise messages.Malformed(f"{kind!r} is no entry of a trainer")
+    switch.record(kind, account.name, **what)
+    if kind == "checkpoint":
+        kept.cosigning.send()
+
+
+def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
+    """Returns what `nebula status` shows."""
+    now = time.time()
+    return {
+        "lab": switch.lab,
+        "lines": [
+            {
+                "lab": lab,
+                "seconds": now - each.since,
+                "sent": each.bytes_sent,
+                "received": each.bytes_received,
+                "streams": len(each.streams),
+                "waiting": each.waiting,
+            }
+            for lab, each in sorted(switch.lines.items())
+        ],
+        "served": [
+            {"job": job, "cluster": cluster, "account": each.account.name}
+            for (job, cluster), each in sorted(switch.served.items())
+        ],
+        "streams": [
+            {**about._asdict(), "seconds": now - since}
+            for about, since in switch.under_way.values()
+        ],
+        "refusals": [
+            {"job": job, "cluster": cluster, "why": why}
+            for (job, cluster), why in sorted(switch.refusals.items())
+        ],
+        "usage": dict(switch.usage.used),
+        "revocations": kept.revocations.number,
+    }

@@ -1,0 +1,328 @@
+"""The switch of a lab: it carries the streams of its trainers to other labs.
+
+It alone has an outside address. Trainers connect to its inner address; other switches
+connect to it, or it dials them, from behind a NAT as well. What it carries is sealed
+end to end (`security.seal`): it can count, refuse, drop or delay, not change.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from nebula_jax import errors, printable
+from nebula_jax.communication import endpoints
+from nebula_jax.federation import (
+    entrance,
+    inner,
+    joining,
+    keep_alive,
+    line,
+    messages,
+    outer,
+    refusals,
+    requests,
+    state,
+    streams,
+    upkeep,
+)
+from nebula_jax.security.accounts import tokens
+from nebula_jax.security.membership import revocation, site_folder
+from nebula_jax.security.tls import peer_tls
+
+BACKLOG = 128
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
+REASON_CHARACTERS = 500  # of another switch's
+
+
+class Switch:
+    """The running switch of a lab."""
+
+    def __init__(
+        self, folder: site_folder.Folder, log: Callable[[str], None] = print
+    ) -> None:
+        """Opens what the switch needs; for arguments and errors see `state.State`."""
+        self.state = state.State(folder, log)
+        self.upkeep = upkeep.Upkeep(self.state)
+        self._refusals = refusals.Refusals(self._record_refusal)
+        self._entrance = entrance.Entrance(
+            self.state, self._refusals, self._serve_accepted
+        )
+        self._token = inner.new_token()
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    async def run(
+        self,
+        listening: socket.socket | None,
+        peers: Sequence[tuple[str, int]],
+        inside: socket.socket,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Runs until `stop`.
+
+        Args:
+          listening: bound to the outside address, for other switches; None to dial
+            alone.
+          peers: addresses of the switches to dial.
+          inside: bound to the inner address.
+          started: called once trainers can come.
+
+        Raises:
+          federation.FederationError: if a part that it needs has failed.
+        """
+        folder, begin = self.state.folder, self._begin
+        lock = inner.lock(folder)
+        host, port = inside.getsockname()[:2]
+        begin(self._accept_trainers(inside))
+        inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
+        self._record("switch", event="started")
+        if listening is not None:
+            begin(self._entrance.accept(listening))
+        for address in peers:
+            begin(self._keep_dialing(address))
+        begin(self.upkeep.run())
+        started()
+        try:
+            await self._stop.wait()
+        finally:
+            inner.forget(folder)
+            inside.close()
+            for each in list(self.state.lines.values()):
+                each.close("the switch was stopped")
+            await self.state.end_tasks()
+            self._record("switch", event="stopped")
+            await self.upkeep.close()
+            os.close(lock)
+            if listening is not None:
+                listening.close()
+        if self._failure is not None:
+            raise site_folder.FederationError(
+                f"the switch cannot go on: {self._failure!r}"
+            ) from self._failure
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stop.set()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts what a switch must not be without: if it fails, the switch ends.
+
+        One that accepted connections and enforced no revocation would be worse.
+        """
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                self._failure = self._failure or task.exception()
+                self.stop()
+
+        task = asyncio.create_task(work)
+        self.state.hold(task)
+        task.add_done_callback(done)
+
+    def _record(self, kind: str, **what: Any) -> None:
+        self.state.record(kind, self.state.lab, **what)
+
+    def _record_refusal(self, host: str, reason: str, others: int, text: str) -> None:
+        more = f" (and {others} others before it)" if others else ""
+        self.state.log(f"refused a connection from {host}: {reason}: {text}{more}")
+        about = {"others": others} if others else {}
+        self.state.record("refusal", host, reason=reason, **about)
+
+    # Other switches.
+
+    async def _serve_accepted(self, connection: outer.Connection) -> None:
+        await self._run_line(self._line(connection, is_dialer=False), connection)
+
+    async def _keep_dialing(self, address: tuple[str, int]) -> None:
+        """Keeps a line to an address; a successor is there before the line ends.
+
+        While there is another line to the lab at that address, dialed by that lab or to
+        another of its addresses, none is made.
+        """
+        pause, logged = 0.0, ""
+        made: line.Line | None = None
+        while True:
+            while made is not None and (other := self._standing(made)) is not None:
+                await other.ended.wait()
+            try:
+                connection = await outer.dial(self.state.folder, address)
+            except (errors.NebulaError, OSError, EOFError) as error:
+                reason = f"no line to {endpoints.written(address)}: {error}"
+                if reason != logged:
+                    self.state.log(f"{reason}; trying again")
+                    self._record("fault", event=peer_tls.reason_of(error))
+                    logged = reason
+                if isinstance(error, revocation.ListRefused):
+                    await self._fetch_list()
+                pause = _longer(pause)
+            else:
+                began, logged = time.monotonic(), ""
+                made = self._line(connection, is_dialer=True)
+                running = asyncio.create_task(self._run_line(made, connection))
+                self.state.hold(running)
+                renewed = asyncio.create_task(made.wants_successor.wait())
+                ends = {running, renewed}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                renewed.cancel()
+                has_lasted = time.monotonic() - began > LONGEST_PAUSE
+                pause = 0.0 if has_lasted or not running.done() else _longer(pause)
+            await asyncio.sleep(pause)
+
+    def _standing(self, made: line.Line) -> line.Line | None:
+        """Returns the line to the same lab that stands beside one, if there is any."""
+        other = self.state.lines.get(made.lab)
+        return None if other is made or other is None or other.is_closed else other
+
+    async def _fetch_list(self) -> None:
+        """Gets a revocation list that serves, if the authority is at another lab."""
+        if self.state.issuer is None:
+            try:
+                await asyncio.to_thread(joining.fetch_list, self.state.folder)
+                self.state.log("the revocation list is new")
+            except errors.NebulaError as error:
+                self.state.log(f"no revocation list: {error}")
+
+    def _line(self, connection: outer.Connection, is_dialer: bool) -> line.Line:
+        made = line.Line(
+            connection.reader,
+            connection.writer,
+            is_dialer=is_dialer,
+            beat=self.upkeep.beat,
+            receive=self._receive,
+        )
+        made.lab, made.serial = connection.lab, connection.serial
+        return made
+
+    async def _run_line(self, made: line.Line, connection: outer.Connection) -> None:
+        """Moves what crosses on a line until it ends."""
+        lab = connection.lab
+        former = self._standing(made)
+        if former is not None and former.is_dialer != made.is_dialer:
+            first = min(lab, self.state.lab)  # both labs come to the same line
+            if made.is_dialer != (first == self.state.lab):
+                made.close(f"{lab} and this lab dial each other: {first}'s line stays")
+                self.state.log(f"closed a line to {lab}: {first}'s stays")
+                return
+        ends = asyncio.get_running_loop().call_later(
+            max(0.0, connection.expires - time.time()),
+            made.close,
+            f"the certificate of {lab} has expired",
+        )
+        try:
+            self.state.lines[lab] = made
+            if former is not None:
+                former.close("another line took its place")
+            self.upkeep.met(made)
+            self.state.log(f"connected with {lab}")
+            about = {"event": "opened", "lab": lab, "serial": f"{connection.serial:x}"}
+            self._record("session", **about)
+            reason = await made.run()
+        except (errors.NebulaError, OSError) as error:  # what is here of the lab
+            made.close(str(error))
+            self._refusals.add_error(lab, error, time.monotonic())
+            return
+        finally:
+            ends.cancel()
+            if self.state.lines.get(lab) is made:
+                del self.state.lines[lab]
+            self.state.line_ended(made, "the line broke")
+        self.state.log(f"the line to {lab} ended: {reason}")
+        counts = {"sent": made.bytes_sent, "received": made.bytes_received}
+        self._record("session", event="closed", lab=lab, **counts)
+
+    def _receive(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Takes a control message of another switch."""
+        op = messages.field(fields, "op", str)
+        if op == "open":
+            self._announced(made, fields)
+        elif op in ("opened", "refused"):
+            number = messages.field(fields, "stream", int)
+            why = printable.line(messages.field(fields, "why", str), REASON_CHARACTERS)
+            is_absent = fields.get("absent") is True
+            self.state.answered(made, number, why, is_absent)
+        else:
+            self.upkeep.receive(made, op, fields)
+
+    # Streams.
+
+    def _announced(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Takes up a stream that a trainer of another lab has dialed."""
+        number = messages.field(fields, "stream", int)
+        stream = made.accept(number)
+        texts = [
+            messages.field(fields, name, str)
+            for name in ("name", "job", "account", "from", "to")
+        ]
+        about = streams.About._make([*texts, made.lab])
+        self.state.begin(self._answer(made, stream, about))
+
+    async def _answer(
+        self, made: line.Line, stream: line.Stream, about: streams.About
+    ) -> None:
+        try:
+            requests.check_about(about)
+            self.state.rules.check_lab(about.job, about.connector, made.lab)
+            served = self.state.served.get((about.job, about.listener))
+            if served is None:
+                raise inner.Absent(f"{about.listener} of job {about.job} is not here")
+            if served.account.name in self.state.usage.barred:
+                raise inner.Refused(  # without the name, which is this lab's affair
+                    f"{about.listener} of job {about.job} is barred: the quota of its"
+                    " account is used up, or the account is suspended"
+                )
+            trainer = await requests.connect(served)
+        except (errors.NebulaError, OSError) as error:
+            made.send(
+                op="refused",
+                stream=stream.number,
+                why=str(error),
+                absent=isinstance(error, inner.Absent | OSError),
+            )
+            stream.close("refused", at_once=True)
+            return
+        made.send(op="opened", stream=stream.number, why="")
+        account = served.account
+        made.share(stream, account.name, account.limits.share)
+        await self.state.carry(about, account.name, trainer, stream, is_listener=True)
+
+    # Trainers and commands of this lab.
+
+    async def _accept_trainers(self, inside: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        inside.setblocking(False)
+        inside.listen(BACKLOG)
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(inside)
+            except OSError:
+                await asyncio.sleep(FIRST_PAUSE)
+                continue
+            self.state.begin(self._serve_inside(sock))
+
+    async def _serve_inside(self, sock: socket.socket) -> None:
+        keep_alive.probe(sock)
+        reader, writer = await asyncio.open_connection(
+            sock=sock, limit=inner.MOST_BYTES
+        )
+        try:
+            fields = await inner.read_request(reader, self._token)
+            if fields is None:
+                inner.answer(writer, error="this is not the token of this switch")
+                return
+            await requests.serve(self.state, self.upkeep, fields, reader, writer)
+        except (errors.NebulaError, OSError, ValueError, KeyError) as error:
+            kind = "absent" if isinstance(error, inner.Absent) else "error"
+            reason = {kind: str(error) or repr(error)}
+            of_token = isinstance(error, tokens.TokenError)
+            with contextlib.suppress(OSError, RuntimeError):
+                inner.answer(writer, **reason, of_token=of_token)
+        finally:
+            await streams.close(writer)
+
+
+def _longer(pause: float) -> float:
+    return min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)

@@ -1,0 +1,247 @@
+"""The state of a running switch, and what it does with streams."""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from nebula_jax import errors
+from nebula_jax.federation import inner, line, sessions, streams, usage
+from nebula_jax.security import policy
+from nebula_jax.security.accounts import Account, identity, isolation
+from nebula_jax.security.audit import entries
+from nebula_jax.security.audit import log as audit
+from nebula_jax.security.membership import authority, site_folder
+
+OPEN_SECONDS = 10.0  # for the other switch to answer
+
+
+class Served(NamedTuple):
+    """A trainer here that waits for others."""
+
+    address: tuple[str, int]
+    """On the inner network."""
+    account: Account
+    is_shared: bool = False
+    """True if trainers of this lab's other accounts may dial it too."""
+
+
+class State:
+    """The state of a running switch."""
+
+    def __init__(
+        self, folder: site_folder.Folder, log: Callable[[str], None] = print
+    ) -> None:
+        """Opens what the switch needs.
+
+        Args:
+          folder: of the lab.
+          log: called with a line for a person.
+
+        Raises:
+          errors.NebulaError: if the folder does not serve.
+        """
+        self.folder, self.log = folder, log
+        self.settings = folder.load()
+        self.lab = self.settings.name
+        self.identity = identity.Identity.open(folder.path)
+        self.audit = audit.Log.open(folder.audit, self.lab)
+        self.issuer: authority.LocalAuthority | None = None
+        if not self.settings.authority:
+            self.issuer = authority.LocalAuthority(folder)
+        self.lines: dict[str, line.Line] = {}
+        self.served: dict[tuple[str, str], Served] = {}
+        """(job, cluster) -> the trainer here that is it."""
+        self.refusals: dict[tuple[str, str], str] = {}
+        """(job, cluster) -> why its stream was ended, for its next attempt."""
+        self.under_way: dict[int, tuple[streams.About, float]] = {}
+        """Number -> a stream, and since when; another switch may give two one name."""
+        self._numbers = itertools.count()
+        barred = isolation.barred(self.identity.listing())
+        self.usage = usage.Usage(usage.read(folder.path), barred)
+        self.sessions = sessions.read(folder.path)
+        self.rules = policy.load(folder.path / policy.FILE)
+        self._waiting: dict[tuple[line.Line, int], asyncio.Future[str]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Starts a task of the switch; an error of it is logged."""
+        self.hold(asyncio.create_task(work))
+
+    def hold(self, task: asyncio.Task[Any]) -> None:
+        """Takes a task that ends with the switch."""
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log(f"error: {error!r}")
+
+    async def end_tasks(self) -> None:
+        """Ends all tasks."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def record(self, kind: str, who: str, /, **what: Any) -> None:
+        """Puts an entry into the audit log; upkeep brings it to the disk."""
+        self.audit.append(kind, who, **what)
+
+    def set_rules(self, rules: policy.Policy) -> None:
+        """Takes a new policy: what the former one refused may be tried again."""
+        self.rules = rules
+        self.refusals.clear()
+
+    def admit(self, about: streams.About, account: str, kind: str, count: int) -> None:
+        """Reserves a frame of its job's; `Usage.charge` is for what has come.
+
+        Args:
+          about: its stream.
+          account: of this lab that pays for it.
+          kind: of the frame.
+          count: its bytes.
+
+        Raises:
+          policy.PolicyError, usage.QuotaSpent: if it may not pass.
+        """
+        self.rules.check_kind(about.job, kind)
+        self.rules.check_bytes(about.job, self.usage.used[about.job] + count)
+        self.usage.reserve(about.job, account, count)
+
+    async def open(self, lab: str, about: streams.About, weight: float) -> line.Stream:
+        """Opens a stream to the trainer that `about` names, at a lab.
+
+        Raises:
+          inner.Absent: if it is not there.
+          inner.Refused: if the stream is refused.
+        """
+        made = self.lines[lab]
+        if made.is_closed:
+            raise inner.Absent(f"the line to {lab} has just ended")
+        stream = made.open()
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[made, stream.number] = answer
+        made.send(
+            op="open",
+            stream=stream.number,
+            **{"from": about.connector, "to": about.listener},
+            **{name: getattr(about, name) for name in ("name", "job", "account")},
+        )
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await answer
+        except TimeoutError:
+            stream.close("no answer", at_once=True)
+            raise inner.Absent(f"the switch of {lab} does not answer") from None
+        except errors.NebulaError:
+            stream.close("refused", at_once=True)
+            raise
+        finally:
+            del self._waiting[made, stream.number]
+        made.share(stream, about.account.partition("@")[0], weight)
+        return stream
+
+    def answered(self, made: line.Line, number: int, why: str, is_absent: bool) -> None:
+        """Takes a lab's answer to a stream that was opened.
+
+        Args:
+          made: the line that it came on.
+          number: of the stream.
+          why: it was refused; empty if it was not.
+          is_absent: whether the trainer may come.
+        """
+        waiting = self._waiting.get((made, number))
+        if waiting is None or waiting.done():
+            return
+        if not why:
+            waiting.set_result("")
+        elif is_absent:
+            waiting.set_exception(inner.Absent(why))
+        else:
+            waiting.set_exception(inner.Refused(f"the switch of {made.lab}: {why}"))
+
+    def line_ended(self, made: line.Line, reason: str) -> None:
+        """Ends the wait for the answers that a line cannot bring any more."""
+        for (other, _), waiting in self._waiting.items():
+            if other is made and not waiting.done():
+                waiting.set_exception(inner.Absent(reason))
+
+    async def carry(
+        self,
+        about: streams.About,
+        account: str,
+        trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        end: streams.End,
+        is_listener: bool,
+    ) -> None:
+        """Carries a stream to its end, and records what it has carried.
+
+        That is recorded however it ends, as with the switch, which cancels it. A stream
+        between two trainers of this lab is carried twice, once for each of them, and
+        counts once for its job: the account of the one that dialed pays.
+
+        Args:
+          about: the stream.
+          account: of this lab that pays for it.
+          trainer: the connection to the trainer here.
+          end: the other end.
+          is_listener: whether the trainer here is the one that listens.
+        """
+        number = next(self._numbers)
+        self.under_way[number] = (about, time.time())
+
+        counts = not is_listener or about.lab != self.lab
+
+        def admit(kind: str, count: int) -> None:
+            if counts:
+                self.admit(about, account, kind, count)
+            else:
+                self.rules.check_kind(about.job, kind)
+
+        def passed(count: int) -> None:
+            self.usage.check(account)  # which may be barred within a frame
+            if counts:
+                self.usage.charge(account, count)
+
+        carried = streams.nothing_carried(admit, passed, is_listener, self.sessions)
+        try:
+            await streams.carry(trainer, end, carried)
+        finally:
+            del self.under_way[number]
+            missing = carried.sent.end() + carried.received.end()
+            if counts:
+                self.usage.release(about.job, missing)
+            ours = about.listener if is_listener else about.connector
+            self._record_carried(about, account, ours, carried)
+
+    def _record_carried(
+        self, about: streams.About, account: str, ours: str, carried: streams.Carried
+    ) -> None:
+        """Records what a stream of one of our clusters has carried."""
+        job = entries.without_secret(about.job)  # no name keeps the counts out
+        if carried.refusal is not None:
+            if isinstance(carried.refusal, policy.PolicyError):
+                self.refusals[about.job, ours] = str(carried.refusal)
+            self.log(f"ended a stream of {ours}: {carried.refusal}")
+            reason, who = type(carried.refusal).__name__, about.account
+            if isinstance(carried.refusal, usage.QuotaSpent):
+                who = f"{account}@{self.lab}"
+            self.record("refusal", who, reason=reason, job=job)
+        directions = {"sent": carried.sent.seen, "received": carried.received.seen}
+        for direction, kinds in directions.items():
+            for kind, (count, nbytes) in kinds.items():
+                self.record(
+                    "stream",
+                    about.account,
+                    **{"stream": about.name, "job": job, "peer": about.lab},
+                    **{"direction": direction, "kind": entries.without_secret(kind)},
+                    **{"frames": count, "bytes": nbytes},
+                )
+
+
+def new_name() -> str:
+    """Returns the name of a new stream."""
+    return secrets.token_hex(8)

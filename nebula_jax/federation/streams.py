@@ -1,0 +1,183 @@
+"""A stream as one switch carries it: between a trainer here and the other end.
+
+The other end is a trainer behind another switch (`line.Stream`), or one of this lab
+(`local_pair`). Every frame is checked against the policy and the account's quota before
+its first byte is passed on, and counted, in both directions.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+from typing import NamedTuple, Protocol
+
+from nebula_jax import errors
+from nebula_jax.federation import line, messages, meter
+
+LOCAL_CHUNKS = 16  # of messages.CHUNK_BYTES, under way between two trainers of a lab
+SMALL_BYTES = 16 << 10  # a trainer that sends less at a time trickles:
+GATHER_SECONDS = 0.002  # what comes meanwhile goes on as one message
+LEFT_SECONDS = 5.0  # for a trainer to take what came before the stream's end
+
+
+class End(Protocol):
+    """The other end of a stream."""
+
+    reason: str
+
+    async def send(self, data: bytes) -> None:
+        """Sends data; waits while too much is under way."""
+
+    async def receive(self) -> bytes:
+        """Waits for data; returns none at the end."""
+
+    def passed_on(self, count: int) -> None:
+        """Makes room for as much again."""
+
+    def close(self, reason: str, at_once: bool = False) -> None:
+        """Ends the stream on both sides; at once, or after what was sent."""
+
+
+class About(NamedTuple):
+    """A stream, as both switches have it in their logs."""
+
+    name: str
+    """Drawn by the switch of the connector."""
+    job: str
+    account: str
+    """The connector's, such as `ana@lab-s`."""
+    connector: str
+    """The cluster that dials."""
+    listener: str
+    """The cluster that it dials."""
+    lab: str
+    """The other lab."""
+
+
+@dataclasses.dataclass
+class Carried:
+    """The frames that one stream has carried so far, whether or not it has ended."""
+
+    sent: meter.Meter
+    """From the trainer here."""
+    received: meter.Meter
+    refusal: errors.NebulaError | None = None
+    """The reason why this switch ended it, if it did."""
+
+
+def nothing_carried(
+    admit: meter.Admit, passed: meter.Passed, is_listener: bool, known: meter.Known
+) -> Carried:
+    """Returns the counts of a stream that begins.
+
+    Args:
+      admit, passed: see `meter.Meter`.
+      is_listener: whether the trainer here is the one that listens.
+      known: the names of channels; changed in place.
+    """
+    names = meter.Names(known)
+    return Carried(
+        meter.Meter(names, is_listener, admit, passed),
+        meter.Meter(names, not is_listener, admit, passed),
+    )
+
+
+async def carry(
+    trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    end: End,
+    carried: Carried,
+) -> None:
+    """Carries a stream until either side ends it, or the switch does.
+
+    Args:
+      trainer: the connection to the trainer here.
+      end: the other end.
+      carried: counts what passes; changed in place, for whoever cancels this, too.
+    """
+    reader, writer = trainer
+
+    async def outward() -> None:
+        while data := await reader.read(messages.CHUNK_BYTES):
+            carried.sent.feed(data)
+            await end.send(data)
+            if len(data) < SMALL_BYTES:
+                await asyncio.sleep(GATHER_SECONDS)
+
+    async def inward() -> None:
+        while data := await end.receive():
+            carried.received.feed(data)
+            writer.write(data)
+            await writer.drain()
+            end.passed_on(len(data))
+
+    tasks = [asyncio.create_task(each) for each in (outward(), inward())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] in done and tasks[1] not in done:
+            end.close("the trainer of the other lab closed its connection")
+        try:
+            next(iter(done)).result()
+        except (OSError, line.LineEnded):
+            pass  # a trainer or the other switch has gone
+        except errors.NebulaError as error:
+            carried.refusal = error
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Why is for this lab alone: it may name an account, or a path of this host.
+        end.close("the stream was ended", at_once=carried.refusal is not None)
+        await close(writer)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection to a trainer, once it has taken what is on its way."""
+    with contextlib.suppress(OSError, TimeoutError):
+        writer.close()
+        async with asyncio.timeout(LEFT_SECONDS):
+            await writer.wait_closed()
+    writer.transport.abort()
+
+
+class _LocalEnd:
+    """One end of a stream between two trainers of this lab."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.other: _LocalEnd = self
+        self._chunks: collections.deque[bytes] = collections.deque()
+        self._has_ended = False
+        self._changed = asyncio.Event()
+
+    async def send(self, data: bytes) -> None:
+        while len(self.other._chunks) >= LOCAL_CHUNKS and not self._has_ended:
+            self.other._changed.clear()
+            await self.other._changed.wait()
+        if self._has_ended:
+            raise line.LineEnded(self.reason)
+        self.other._chunks.append(data)
+        self.other._changed.set()
+
+    async def receive(self) -> bytes:
+        while not self._chunks and not self._has_ended:
+            self._changed.clear()
+            await self._changed.wait()
+        data = self._chunks.popleft() if self._chunks else b""
+        self._changed.set()
+        return data
+
+    def passed_on(self, count: int) -> None:
+        pass
+
+    def close(self, reason: str, at_once: bool = False) -> None:
+        for end in (self, self.other):
+            if not end._has_ended:
+                end._has_ended, end.reason = True, reason
+                end._changed.set()
+
+
+def local_pair() -> tuple[End, End]:
+    """Returns both ends of a stream between two trainers of this lab."""
+    one, other = _LocalEnd(), _LocalEnd()
+    one.other, other.other = other, one
+    return one, other

@@ -1,0 +1,253 @@
+"""A trainer and the switch of its lab: how it reaches trainers of other labs.
+
+The switch gets an address to connect to, or a wish whom to reach, and carries bytes.
+Whom it has reached the trainer finds out itself: by TLS through the switches, with a
+certificate of its lab that no switch has the key of, and by what both sides exchange
+inside it (`wire.sealing`).
+"""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nebula_jax import errors, printable
+from nebula_jax.communication import bridge
+from nebula_jax.communication.wire import greeting, sealing, states
+from nebula_jax.federation import inner
+from nebula_jax.runtime.life import process
+from nebula_jax.security import incarnations, policy, seal
+from nebula_jax.security.accounts import account_token
+from nebula_jax.security.membership import member, site_folder
+from nebula_jax.security.tls import peer_tls
+
+RETRY_SECONDS = 0.2  # between attempts to reach a switch that was stopped
+ANSWER_SECONDS = 15.0  # the switch waits for the other one for 10
+RECORD_SECONDS = 60.0  # a switch that was stopped may take to come back
+
+
+class PeerRefused(errors.NebulaError):
+    """A trainer of another lab that must not take part."""
+
+
+class Recorder:
+    """The entries of a trainer in its lab's audit log, made beside the training."""
+
+    def __init__(
+        self, folder: site_folder.Folder | None, account: str, job: str, cluster: str
+    ) -> None:
+        """Records nothing yet; for the arguments see `Trainer`.
+
+        Args:
+          folder: of the lab; None to record nothing at all.
+          account, job, cluster: of the trainer.
+        """
+        self._folder, self._account = folder, account
+        self._about = {"job": job, "cluster": cluster}
+        self._entries: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    def record(self, kind: str, **what: Any) -> None:
+        """Puts an entry on its way."""
+        if self._folder is None:
+            return
+        if self._thread is None:
+            run = threading.Thread(target=self._run, daemon=True, name="audit")
+            self._thread = run
+            run.start()
+        self._entries.put((kind, what))
+
+    def saved(self, step: int, digest: str) -> None:
+        """Records that a checkpoint is on the disk; the peers cosign the log then.
+
+        Args:
+          step: of the checkpoint.
+          digest: of its manifest.
+        """
+        self.record("checkpoint", event="saved", step=step, digest=digest)
+
+    def close(self) -> None:
+        """Waits until all entries are in the log, or have been given up."""
+        if self._thread is not None:
+            self._entries.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (entry := self._entries.get()) is not None:
+            kind, what = entry
+            deadline = time.monotonic() + RECORD_SECONDS
+            while True:
+                try:
+                    self._send(kind, what)
+                    break
+                except (errors.NebulaError, OSError) as error:
+                    if time.monotonic() > deadline or isinstance(error, inner.Refused):
+                        process.message(f"{kind} is not in the audit log: {error}")
+                        break
+                time.sleep(RETRY_SECONDS)
+
+    def _send(self, kind: str, what: dict[str, Any]) -> None:
+        assert self._folder is not None  # else there is nothing to send
+        token = account_token.read(self._folder, self._account)
+        fields = {"account": token, "kind": kind, "what": self._about | what}
+        inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
+
+
+class Trainer:
+    """A trainer of a lab: this process."""
+
+    def __init__(
+        self, folder: site_folder.Folder, account: str, job: str, cluster: str, lab: str
+    ) -> None:
+        """Begins its next incarnation.
+
+        Args:
+          folder: of the lab.
+          account: that has logged in; empty for the owner.
+          job: that it takes part in.
+          cluster: that it is.
+          lab: the only one that its peers may be of; empty for any.
+
+        Raises:
+          errors.NebulaError: if it has no credentials, or runs already.
+        """
+        self.folder, self.job, self.cluster = folder, job, cluster
+        self._lab, self._account = lab, account
+        self._token = account_token.read(folder, account)
+        member.load(folder, "trainer")
+        self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
+        self._admitting = threading.Lock()  # of several links, each with a thread
+        self._is_closed = threading.Event()
+        self._serving: socket.socket | None = None
+
+    def close(self) -> None:
+        """Takes no more peers."""
+        self._is_closed.set()
+        if self._serving is not None:
+            with contextlib.suppress(OSError):
+                self._serving.shutdown(socket.SHUT_RDWR)
+        self._numbers.close()
+
+    def client_context(self) -> Any:
+        """Returns the TLS context of one connection to another trainer."""
+        return peer_tls.client_context(self.folder, "trainer", self._rules().tls)
+
+    def server_context(self) -> Any:
+        """Returns the TLS context of one connection from another trainer."""
+        return peer_tls.server_context(self.folder, "trainer", self._rules().tls)
+
+    def _rules(self) -> policy.Policy:
+        return policy.load(self.folder.path / policy.FILE)
+
+    def reach(self, listener: str) -> bridge.Reach:
+        """Returns the way to a listening trainer, through the switches.
+
+        Args:
+          listener: its cluster.
+        """
+
+        def reach(seconds: float) -> tuple[socket.socket, str]:
+            try:
+                sock, answer = self._request(
+                    *("dial", max(seconds, ANSWER_SECONDS)), to=listener, lab=self._lab
+                )
+            except (inner.Absent, inner.NoSwitch) as error:
+                raise ConnectionError(str(error)) from None
+            except inner.Refused as error:
+                raise bridge.ConnectError(str(error)) from None
+            return sock, site_folder.trainer_name(str(answer["lab"]))
+
+        return reach
+
+    def finish(self, role: states.Role) -> greeting.Finish:
+        """Returns the steps from TLS to sealed frames, with a check of the peer."""
+
+        def offer() -> seal.Offer:
+            return seal.offer(self._numbers.own, self.cluster, self.job)
+
+        return sealing.finish(role, offer, self._admit)
+
+    def _admit(self, offer: seal.Offer, certificate: bytes) -> None:
+        """Raises errors.NebulaError unless a peer may take part."""
+        peer = peer_tls.check_peer(certificate, self.folder)
+        name = f"{printable.line(offer.cluster)} of {peer.lab}"
+        if peer.role != "trainer" or offer.job != self.job:
+            job = printable.line(offer.job)
+            raise PeerRefused(f"{name} ({peer.role}) takes part in job {job}")
+        if self._lab and peer.lab != self._lab:
+            raise PeerRefused(f"{name} is not of {self._lab} (--peer)")
+        self._rules().check_lab(self.job, offer.cluster, peer.lab)
+        with self._admitting:
+            self._numbers.admit(name, offer.incarnation)
+
+    def serve(
+        self,
+        port: int,
+        log: Callable[[str], None] = process.message,
+        is_shared: bool = False,
+    ) -> None:
+        """Lets others reach this process, until it is closed.
+
+        Args:
+          port: where it listens, on the inner network.
+          log: called with a line when the switch goes, and when it is back.
+          is_shared: True if other accounts of this lab may reach it too, though the
+            job is this one's.
+
+        Raises:
+          errors.NebulaError: if the switch does not run, or refuses.
+        """
+
+        def request() -> socket.socket:
+            fields = {"port": port, "shared": is_shared}
+            serving: socket.socket = self._request("serve", ANSWER_SECONDS, **fields)[0]
+            return serving
+
+        self._serving = request()
+        threading.Thread(
+            target=self._keep_serving, args=(request, log), daemon=True, name="switch"
+        ).start()
+
+    def _keep_serving(
+        self, request: Callable[[], socket.socket], log: Callable[[str], None]
+    ) -> None:
+        while not self._is_closed.is_set():
+            sock = self._serving
+            assert sock is not None  # `serve` has made one
+            with contextlib.suppress(OSError):
+                sock.settimeout(None)
+                sock.recv(1)  # nothing comes but its end
+            sock.close()
+            if self._is_closed.is_set():
+                return
+            log("the switch of this lab has gone; waiting for it to come back")
+            while not self._is_closed.wait(RETRY_SECONDS):
+                try:
+                    self._serving = request()
+                except (errors.NebulaError, OSError):
+                    continue
+                log("the switch of this lab is back")
+                break
+
+    def record(self, kind: str, **what: Any) -> None:
+        """Puts an entry into the audit log of the lab, and waits until it is there.
+
+        Raises:
+          errors.NebulaError: if the switch does not run, or refuses.
+        """
+        fields = {"job": self.job, "cluster": self.cluster, **what}
+        self._request("record", ANSWER_SECONDS, kind=kind, what=fields)[0].close()
+
+    def recorder(self) -> Recorder:
+        """Returns what puts this trainer's entries into the audit log."""
+        return Recorder(self.folder, self._account, self.job, self.cluster)
+
+    def _request(self, op: str, seconds: float, **fields: Any) -> Any:
+        about = {"job": self.job, "from": self.cluster}
+        return inner.request(
+            self.folder, seconds, op, account=self._token, **about, **fields
+        )

@@ -1,0 +1,286 @@
+"""The upkeep of a switch: certificates, revocations, quotas, and what is on the disk.
+
+What is done here is done now and then, whatever crosses meanwhile.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography import x509
+
+from nebula_jax import errors
+from nebula_jax.federation import cosigning, joining, line, messages, sessions, usage
+from nebula_jax.federation.state import State
+from nebula_jax.security import policy
+from nebula_jax.security.accounts import identity_store, isolation
+from nebula_jax.security.membership import member, revocation, site_folder
+
+TURN_SECONDS = 0.2
+SAVED_SECONDS = 2.0  # between charges of accounts
+LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
+ANSWER_SECONDS = 20.0  # for the authority to certify
+RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
+
+
+class Upkeep:
+    """The upkeep of one switch."""
+
+    def __init__(self, state: State) -> None:
+        """Reads the revocation list of the lab.
+
+        Args:
+          state: of the switch.
+        """
+        self.state, self.revocations = state, revocation.RevocationList(state.folder)
+        self.cosigning = cosigning.Cosigning(state)
+        """The cosignatures of heads of audit logs, this lab's and its peers'."""
+        self._policy = state.folder.path / policy.FILE
+        self._policy_seen = self._stamp()
+        self._used = state.usage.used.copy()
+        self._sessions = dict(state.sessions)
+        self._enforced = self.revocations.number
+        self._saved = self._listed = self._tried = 0.0
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+
+    async def run(self) -> None:
+        """Does what is due, again and again."""
+        while True:
+            for turn in (
+                *(self._look_at_files, self._renew_if_due, self._save),
+                self.cosigning.send_again,
+            ):
+                try:
+                    await turn()
+                except (errors.NebulaError, OSError) as error:
+                    self.state.log(f"error: {error}")
+            await asyncio.sleep(TURN_SECONDS)
+
+    def met(self, made: line.Line) -> None:
+        """Begins with a new line: both sides compare what they have."""
+        self._push(made)
+        self.cosigning.begin(made)
+
+    async def close(self) -> None:
+        """Writes what is not on the disk yet."""
+        await self.charge()
+        self.state.audit.sign_head()
+        self.state.audit.close()
+        self.cosigning.close()
+        self.state.identity.close()
+        if self.state.issuer is not None:
+            self.state.issuer.close()
+
+    def beat(self) -> Mapping[str, Any]:
+        """Returns the fields of a heartbeat: the epoch of revocation."""
+        return {"revocations": self.revocations.number}
+
+    def receive(self, made: line.Line, op: str, fields: Mapping[str, Any]) -> None:
+        """Takes a control message of another switch.
+
+        Raises:
+          errors.NebulaError: if it must not be; the line ends.
+        """
+        match op:
+            case "beat":
+                if messages.field(fields, "revocations", int) < self.revocations.number:
+                    self._push(made)
+            case "list":
+                self._take_list(made, messages.field(fields, "pem", str).encode())
+            case "certify":
+                self.state.begin(self._certify(made, fields))
+            case "certified":
+                number = messages.field(fields, "number", int)
+                waiting = self._answers.pop(number, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(messages.field(fields, "pem", str).encode())
+            case "renew":
+                made.wants_successor.set()
+            case "witnessed":
+                self.cosigning.has_witnessed(made, messages.field(fields, "size", int))
+            case "cosign":
+                self.cosigning.cosign_for(made, fields)
+            case "cosigned":
+                self.cosigning.cosigned(made, fields)
+            case _:
+                raise messages.Malformed(f"sent a control message {op!r}")
+
+    # Revocation.
+
+    async def _look_at_files(self) -> None:
+        """Takes in what commands have changed: the revocation list and the policy."""
+        issuer = self.state.issuer
+        if issuer is not None and time.monotonic() > self._listed + LIST_SECONDS:
+            self._listed = time.monotonic()
+            self.revocations.accept(issuer.revocation_list())
+        if self.revocations.number > self._enforced:
+            self._enforce()
+            for each in list(self.state.lines.values()):
+                self._push(each)
+        if (seen := self._stamp()) != self._policy_seen:
+            self._policy_seen = seen
+            self.state.set_rules(policy.load(self._policy))
+            self.state.log("policy.json was read again")
+
+    def _stamp(self) -> tuple[int, int]:
+        """Returns what changes with the policy: an editor may write it in two parts."""
+        with contextlib.suppress(OSError):
+            found = self._policy.stat()
+            return found.st_mtime_ns, found.st_size
+        return 0, 0
+
+    def _push(self, made: line.Line) -> None:
+        with contextlib.suppress(errors.NebulaError):
+            made.send(op="list", pem=self.revocations.pem().decode())
+
+    def _take_list(self, made: line.Line, pem: bytes) -> None:
+        if self.revocations.accept(pem):
+            self.state.log(f"revocation list {self.revocations.number} is here")
+            about = {"event": "listed", "number": self.revocations.number}
+            self.state.record("certificate", self.state.lab, **about)
+            self._enforce()
+            for each in list(self.state.lines.values()):
+                if each is not made:
+                    self._push(each)
+
+    def _enforce(self) -> None:
+        """Ends the lines to labs whose certificate was revoked."""
+        self._enforced = self.revocations.number
+        for lab, each in list(self.state.lines.items()):
+            if self.revocations.is_revoked(each.serial):
+                self.state.log(f"the certificate of {lab} was revoked")
+                self.state.record(
+                    "certificate", self.state.lab, event="revoked", lab=lab
+                )
+                each.close(f"the certificate of {lab} was revoked")
+
+    # Renewal.
+
+    async def rotate(self) -> None:
+        """Replaces this lab's certificates now, and its lines with new ones.
+
+        Raises:
+          errors.NebulaError: if the authority cannot be reached, or refuses.
+        """
+        issuer = self.state.issuer
+        folder = self.state.folder
+        if issuer is not None:
+            joining.renew(folder, issuer)
+        else:
+            ca = member.load(folder, "switch").folder / "ca.pem"
+            for role in site_folder.ROLES:
+                request = member.new_request()
+                pem = await self._certified(role, request.csr)
+                member.install(folder, role, request.key, pem, ca.read_bytes())
+        self.state.log("the certificates of this lab are new")
+        self.state.record("certificate", self.state.lab, event="renewed")
+        for each in list(self.state.lines.values()):
+            each.renew()
+
+    async def _renew_if_due(self) -> None:
+        if time.monotonic() < self._tried + RETRY_SECONDS:
+            return
+        self._tried, now = time.monotonic(), site_folder.utc_now()
+        found = [
+            x509.load_pem_x509_certificate(path.read_bytes())
+            for path in (
+                self.state.folder.credentials(role) / "cert.pem"
+                for role in site_folder.ROLES
+            )
+        ]
+        if any(member.renewal_due(each, now) for each in found):
+            await self.rotate()
+
+    async def _certified(self, role: str, csr: bytes) -> bytes:
+        """Returns a certificate from the authority, at another lab.
+
+        A line that breaks meanwhile comes back, and the request is sent again.
+        """
+        lab = member.issuing_lab(member.pinned_authority(self.state.folder))
+        number = next(self._numbers)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        sent: line.Line | None = None
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while not answer.done():
+                    made = self.state.lines.get(lab)
+                    if made is not None and made is not sent:
+                        fields = {"number": number, "role": role, "csr": csr.decode()}
+                        made.send(op="certify", **fields)
+                        sent = made
+                    await asyncio.wait([answer], timeout=TURN_SECONDS)
+                return await answer
+        except TimeoutError:
+            raise joining.JoinError(
+                f"{lab} issued no certificate within {ANSWER_SECONDS:.0f} s: is there a"
+                " line to its switch?"
+            ) from None
+        finally:
+            self._answers.pop(number, None)
+
+    async def _certify(self, made: line.Line, fields: Mapping[str, Any]) -> None:
+        """Issues a certificate to the lab at the other end of a line."""
+        number = messages.field(fields, "number", int)
+        role = messages.field(fields, "role", str)
+        if self.state.issuer is None or role not in site_folder.ROLES:
+            raise messages.Malformed("requested a certificate that is not issued here")
+        csr = messages.field(fields, "csr", str).encode()
+        pem = self.state.issuer.certify(csr, made.lab, role)
+        about = {"event": "issued", "lab": made.lab, "role": role}
+        self.state.record("certificate", self.state.lab, **about)
+        made.send(op="certified", number=number, pem=pem.decode())
+
+    # Quotas and the disk.
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(self.state.audit.commit)
+        if time.monotonic() > self._saved + SAVED_SECONDS:
+            self._saved = time.monotonic()
+            saving = asyncio.create_task(self.charge())
+            try:
+                await asyncio.shield(saving)
+            except asyncio.CancelledError:  # the switch ends, and writes what is newer
+                await asyncio.wait([saving])
+                raise
+
+    async def charge(self) -> None:
+        """Charges accounts with what has crossed, and writes what jobs have used.
+
+        A thread waits for the disk. It has copies: streams go on, and are counted.
+
+        Raises:
+          errors.NebulaError, OSError: if something cannot be written, for which the
+            next call tries again.
+        """
+        used, accounts = self.state.usage, self.state.identity
+        due = used.take()
+        failed = await asyncio.to_thread(_charge, accounts.store, due)
+        used.put_back({account: due[account] for account in failed})
+        used.barred = used.barred | failed
+        listing = await asyncio.to_thread(accounts.listing)
+        used.barred = isolation.barred(listing) | failed
+        path = self.state.folder.path
+        if used.used != self._used:
+            counts = used.used.copy()
+            await asyncio.to_thread(usage.write, path, counts)
+            self._used = counts
+        if self.state.sessions != self._sessions:
+            names = dict(self.state.sessions)
+            await asyncio.to_thread(sessions.write, path, names)
+            self._sessions = names
+
+
+def _charge(store: identity_store.Store, counts: Mapping[str, int]) -> dict[str, str]:
+    """Charges accounts with bytes; returns the accounts that failed, with reasons."""
+    failed = {}
+    for account, count in counts.items():
+        try:
+            isolation.charge(store, account, count)
+        except errors.NebulaError as error:
+            failed[account] = str(error)
+    return failed

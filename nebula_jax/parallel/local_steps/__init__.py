@@ -1,0 +1,1 @@
+"""Local steps: every cluster trains a replica, and rounds average them."""

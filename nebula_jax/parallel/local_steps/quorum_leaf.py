@@ -1,0 +1,325 @@
+"""A leaf of rounds with a quorum: it follows what the hub decides.
+
+    leaf = quorum_leaf.Leaf(member, clusters, own, link)
+    start = leaf.begin(timeout)               # waits for the hub's Welcome
+    for step in steps:
+        [params], heads = leaf.after(step, [params])
+        if leaf.step > step:                  # it was late, and skips the steps between
+            step = steps.skip_to(leaf.step)
+    [params] = leaf.finish(step, [params])
+
+It has a message in a round if it comes to the step before the verdict does. Else it
+applies the round at once without one, and goes on where the hub was then.
+
+R clusters, P fragments.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.selector import Selected
+from nebula_jax.communication.wire import frames
+from nebula_jax.parallel.local_steps import (
+    local_rounds,
+    quorum,
+    quorum_log,
+    round_messages,
+    rounds,
+)
+from nebula_jax.parallel.local_steps.round_messages import Key
+from nebula_jax.training import local_steps
+
+
+class Leaf:
+    """A leaf's part in the rounds."""
+
+    def __init__(
+        self,
+        member: rounds.Member,
+        clusters: Sequence[str],
+        own: str,
+        link: Link,
+        zstd: int | None = None,
+        last: int = frames.MAX_STEP,
+    ) -> None:
+        """Opens the channels.
+
+        Args:
+          member: this cluster's.
+          clusters: R names.
+          own: name of this one.
+          link: to the hub.
+          zstd: level for messages, or None.
+          last: step after which there is none.
+        """
+        self._member, self._config = member, member.config
+        self._number = list(clusters).index(own)
+        self._own, self._link, self._hub = own, link, link.peer.cluster
+        self._log = quorum_log.Log(member, clusters, own, link, zstd, last)
+        self._up = quorum.open_up(link.sender, member, own, zstd)
+        self._closed = [0] * self._config.fragments  # step of the latest round of each
+        self._sent: tuple[Key, Selected] | None = None
+        self._needs_state = self._has_requested = False
+        self._messages = self._message_bytes = self._missed = self._from_state = 0
+        self.step = 0
+        """The step at which this cluster is."""
+
+    def begin(self, timeout: float, saved: Sequence[int] = ()) -> int:
+        """Waits for the hub's Welcome, and for the state of the run if it is under way.
+
+        Args:
+          timeout: seconds to wait for the Welcome.
+          saved: steps that this cluster has saved, as its Hello has them.
+
+        Returns:
+          The step that the run goes on after. The newest checkpoint up to it is to be
+          restored; the first `after` then takes the state that has come.
+
+        Raises:
+          rounds.RoundError: if that is a step that is not saved here, and no state has
+            come.
+        """
+        start = self._link.wait_for_welcome(timeout)
+        if start == quorum.UNDER_WAY:
+            self._needs_state = True
+            while not self._log.entries:
+                self._wait("the state of the run")
+            if not self._log.entries[0].verdict.is_state:
+                raise rounds.RoundError(
+                    f"{self._hub} closed a round without the state of the run, which"
+                    f" {self._own} waits for"
+                )
+            start = self._log.entries[0].verdict.after
+        elif start in (0, *saved):
+            self._closed = [start] * len(self._closed)
+        else:
+            have = ", ".join(map(str, saved)) or "none"
+            raise rounds.RoundError(
+                f"{self._hub} goes on after step {start}; {self._own} has {have}"
+            )
+        self.step = start
+        return start
+
+    def after(
+        self,
+        step: int,
+        params: Sequence[Any],
+        now: local_rounds.Now = local_rounds.no_news,
+    ) -> tuple[list[Any], list[round_messages.Head]]:
+        """Sends and applies what is due after an inner step; see `LocalRounds`.
+
+        Several rounds may be due: after them `self.step` is the hub's in the last one.
+        Their heads are in the order of the rounds; `LocalRounds.finish` has none.
+
+        Raises:
+          quorum.LeftOut: if the hub has ended the run without this cluster.
+          rounds.RoundError: if a message cannot be of its round.
+        """
+        self.step = step
+        (own,), heads = params, []
+        self._request_end(now)
+        is_there = self._log.receive()
+        while self._is_due():
+            own, more = self._apply(own)
+            heads += more
+        if self.step > step:
+            return [own], heads
+        if not is_there and not self._log.entries:
+            raise self._left_out()
+        fragment = self._config.sent_after(step)
+        if fragment is not None and step > self._closed[fragment]:
+            self._send((step, fragment), own, now)
+        fragment, sent = self._config.applied_after(step), step - self._config.delay
+        while fragment is not None and sent > self._closed[fragment]:
+            while not self._log.entries:
+                self._wait(f"the verdict on the round of step {sent}")
+            if self._is_end():
+                raise self._left_out()
+            own, more = self._apply(own)
+            heads += more
+        return [own], heads
+
+    def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
+        """Takes the last rounds, by quorum too, and ends at the anchors.
+
+        Raises:
+          quorum.LeftOut, rounds.RoundError: as `after`; also if clusters come to
+            different anchors.
+        """
+        self.step = step
+        (own,) = params
+        last = local_rounds.last_rounds(self._config, step)
+        last.append((step, self._config.fragments))
+        while True:
+            self._log.receive()
+            while not self._log.entries:
+                self._send_next(last, own)
+                self._wait(f"the verdict on a round of step {step}")
+            if self._is_end():
+                return [self._close(own)]
+            own, _ = self._apply(own)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The figures of the rounds for a summary.
+
+        Beside those of `LocalRounds`: the rounds that went on without this cluster, and
+        the times that it has gone on from the state of the run.
+        """
+        parameters = [
+            leaf.size
+            for spec in self._member.specs
+            for leaf in jax.tree.leaves(spec["delta"])
+        ]
+        return {
+            "messages": self._messages,
+            "message_bytes": self._message_bytes,
+            "parameters": sum(parameters),
+            "missed": self._missed,
+            "from_state": self._from_state,
+        }
+
+    # The log.
+
+    def _wait(self, what: str) -> None:
+        """Waits for more of the log.
+
+        Raises:
+          quorum.LeftOut: if there is no more.
+        """
+        if not self._link.wait_for_any(what):
+            raise self._left_out()
+        self._log.receive()
+
+    def _is_end(self) -> bool:
+        return self._log.entries[0].verdict.fragment == self._config.fragments
+
+    def _is_due(self) -> bool:
+        """Returns True if the next entry is to be applied, whatever this cluster does.
+
+        Not the round that it has sent a message for and applies later, unless the hub
+        is a round further.
+        """
+        entries = self._log.entries
+        if not entries or self._is_end():
+            return False
+        is_own = self._sent is not None and self._sent[0] == entries[0].verdict[2:4]
+        return not is_own or len(entries) > 1
+
+    def _apply(self, params: Any) -> tuple[Any, list[round_messages.Head]]:
+        """Applies the next entry of the log."""
+        entry = self._log.entries.popleft()
+        if entry.verdict.is_state:
+            return self._take_state(params, entry)
+        _, after, step, fragment, version, is_last = entry.verdict
+        follows, _ = self._config.next_sent(1 + max(self._closed))
+        if step != follows and not is_last:
+            raise rounds.RoundError(
+                f"{self._hub} closed the round of step {step}, where that of step"
+                f" {follows} follows"
+            )
+        own_version = self._member.versions[fragment]
+        if version != own_version:
+            raise rounds.RoundError(
+                f"the hub closed the round of step {step} at version {version} of"
+                f" fragment {fragment}; {self._own} has version {own_version}"
+            )
+        payloads = self._payloads(entry)
+        params, heads = self._member.incoming(step, fragment, params, payloads)
+        self._closed[fragment], self._sent = step, None
+        self.step = max(self.step, after)
+        self._log.forget(self._closed)
+        return params, [] if is_last else heads
+
+    def _payloads(self, entry: quorum.Entry) -> list[Selected | None]:
+        """Returns R payloads of a round, None of those that are not in it."""
+        if self._sent is not None:
+            self._log.add_own(*self._sent)
+        payloads = self._log.payloads(entry)
+        self._missed += payloads[self._number] is None
+        return payloads
+
+    def _take_state(
+        self, params: Any, entry: quorum.Entry
+    ) -> tuple[Any, list[round_messages.Head]]:
+        """Goes on from the state of the run, unless nothing of it was missed."""
+        states = self._log.states(entry)
+        versions = [int(state["about"][0]) for state in states]
+        if versions == self._member.versions and not self._needs_state:
+            return params, []
+        outers = [
+            jax.tree.map(_placed, state["outer"], outer)
+            for state, outer in zip(states, self._member.outers, strict=True)
+        ]
+        self._member.go_on(
+            {"outers": outers, "codecs": self._member.codecs},
+            {"versions": versions, "tokens": [0] * len(versions)},
+        )
+        for outer in outers:
+            params = local_steps.replace(params, jax.tree.map(jnp.copy, outer.anchor))
+        self._closed = [int(state["about"][1]) for state in states]
+        self._sent, self._needs_state = None, False
+        self._from_state += 1
+        self.step = max(self.step, entry.verdict.after)
+        self._log.forget(self._closed)
+        return params, [
+            round_messages.Head(step, 0, 0, 0, milliseconds)
+            for step, milliseconds in entry.times
+        ]
+
+    def _close(self, params: Any) -> Any:
+        entry = self._log.entries.popleft()
+        return self._member.close(entry.verdict.step, params, self._payloads(entry))
+
+    def _left_out(self) -> quorum.LeftOut:
+        return quorum.LeftOut(
+            f"the run has ended without {self._own}, which was too far behind at step"
+            f" {self.step}: it has no state of the end, and writes no model"
+        )
+
+    # What this cluster sends.
+
+    def _request_end(self, now: local_rounds.Now) -> None:
+        """Requests the end of the run of the hub, once, if it is requested here.
+
+        Heads are not enough: a cluster that is always late has no message in any round.
+        """
+        if not self._has_requested and now()[1]:
+            self._link.stop()
+            self._has_requested = True
+
+    def _send(self, key: Key, params: Any, now: local_rounds.Now) -> None:
+        step, fragment = key
+        self._put(key, self._member.outgoing(step, fragment, params, *now()))
+        self._messages += 1
+
+    def _send_next(self, last: Sequence[Key], params: Any) -> None:
+        """Sends the message of the first of the last rounds that is not closed yet."""
+        is_open = [
+            key
+            for key in last
+            if key[1] == self._config.fragments or key[0] > self._closed[key[1]]
+        ]
+        key = is_open[0]
+        if self._sent is not None and self._sent[0] == key:
+            return
+        if key[1] == self._config.fragments:
+            self._put(key, self._member.closing(key[0]))
+        else:
+            self._send(key, params, local_rounds.no_news)
+
+    def _put(self, key: Key, message: Selected) -> None:
+        step, fragment = key
+        self._sent = key, message
+        self._message_bytes += codec_lib.nbytes(message)
+        self._up[fragment].send_payload(step, message)
+
+
+def _placed(array: Any, like: jax.Array) -> jax.Array:
+    """Returns a copy of an array on the devices where another one is."""
+    return jax.device_put(jnp.array(array), like.sharding)

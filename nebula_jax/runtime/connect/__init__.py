@@ -1,0 +1,251 @@
+"""The meeting of a run's clusters: one listens, the others dial.
+
+with connect.dial(settings, hello, peer="discriminator") as link: ...
+with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: ...
+
+In `all_clusters` one of them may do both, and in `ways` is how.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import stat
+import time
+from collections.abc import Iterator, Sequence
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.wire import spool as spool_lib
+from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.federation import inner, switch_client
+from nebula_jax.runtime.connect import addresses, routes
+from nebula_jax.runtime.life import process
+from nebula_jax.security import tls
+from nebula_jax.security.accounts import account_token
+from nebula_jax.security.membership import member, site_folder
+
+PLAIN = (
+    "--tls=off: anybody on the way can read and change what crosses; accidental damage"
+    " alone is noticed"
+)
+
+Settings = routes.Settings
+
+
+def check_role(settings: Settings, cluster: str, listener: str, connector: str) -> None:
+    """Checks that a cluster has what it needs to meet the others.
+
+    Args:
+      settings: of this process.
+      cluster: what it is: `all`, `whole`, or a cluster's name.
+      listener: name of the cluster that listens.
+      connector: name of those that dial, as in `generator` of `generator:0`.
+
+    Raises:
+      errors.NebulaError: before anything has started.
+    """
+    listens = cluster == listener
+    dials = cluster.partition(":")[0] == connector
+    if not settings.federation:
+        if dials and not settings.peer:
+            raise errors.SettingsError(
+                f"--cluster={cluster} needs --peer=HOST:PORT of the {listener}"
+            )
+        if settings.peer and not dials:
+            raise errors.SettingsError(
+                f"--peer is for a {connector}, not for --cluster={cluster}"
+            )
+        if dials:
+            addresses.host_and_port("peer", settings.peer)
+    check_means(settings, cluster, listens=listens, dials=dials)
+
+
+def check_means(
+    settings: Settings, cluster: str, *, listens: bool, dials: bool
+) -> None:
+    """Checks a cluster's port and credentials, or its place in a federation.
+
+    Args:
+      settings: of this process.
+      cluster: its name.
+      listens: whether others dial it.
+      dials: whether it dials others.
+
+    Raises:
+      errors.NebulaError: before anything has started.
+    """
+    if settings.federation:
+        if listens or dials:
+            _check_federation(settings)
+        return
+    port = addresses.host_and_port("listen", settings.listen)[1]
+    if listens and not port and routes.LISTEN_FD not in os.environ:
+        raise errors.SettingsError(f"--cluster={cluster} needs --listen=HOST:PORT")
+    if listens and routes.LISTEN_FD in os.environ:
+        process.handed_down(routes.LISTEN_FD, stat.S_ISSOCK)
+    if not listens and not dials:
+        return
+    if settings.tls == routes.TLS_AUTO:
+        raise errors.SettingsError(
+            f"--cluster={cluster} needs --tls=FOLDER with its certificate"
+            " (python -m scripts.issue_certificates makes them), or --tls=off for"
+            " plain TCP, which anybody on the way can read and change"
+        )
+    if settings.tls != routes.TLS_OFF:
+        contexts = tls.server_contexts if listens else tls.client_contexts
+        contexts(pathlib.Path(settings.tls), cluster)
+
+
+def _check_federation(settings: Settings) -> None:
+    """Raises errors.NebulaError unless this process can be a trainer of its lab."""
+    folder = site_folder.Folder(pathlib.Path(settings.federation))
+    member.load(folder, "trainer")
+    inner.read(folder)
+    account_token.read(folder, settings.account)
+
+
+@functools.cache
+def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
+    """Returns this process's way into the audit log of its lab.
+
+    Args:
+      settings: of this cluster; without a federation nothing is recorded.
+      cluster: its name.
+    """
+    folder = site_folder.Folder(pathlib.Path(settings.federation))
+    if not settings.federation:
+        return switch_client.Recorder(None, "", "", "")
+    return switch_client.Recorder(folder, settings.account, settings.job, cluster)
+
+
+def report_plain(settings: Settings) -> None:
+    """Prints a line if nothing protects what crosses; a launcher has printed it."""
+    if settings.federation:
+        return
+    if settings.tls == routes.TLS_OFF and process.LIFELINE_FD not in os.environ:
+        process.message(PLAIN)
+
+
+def dial(
+    settings: Settings,
+    hello: frames.Hello,
+    *,
+    peer: str,
+    check: routes.Check = bridge.no_further_check,
+    work: activity.Work | None = None,
+    spool: spool_lib.Spool | None = None,
+) -> Link | WorkerLink:
+    """Connects to the listener; in a cluster of many processes its root does.
+
+    Args:
+      settings: of this cluster.
+      hello: of this cluster.
+      peer: the listener's name, which its certificate must carry.
+      check: compares the peer's Hello with what only the caller has; raises
+        bridge.Mismatch.
+      work: what this process does; a new one if not given.
+      spool: for what is sent while the line is down; none if not given.
+
+    Returns:
+      A link whose peer sent a Hello that agrees with this one.
+
+    Raises:
+      bridge.ConnectError: if nobody answers, or TLS fails.
+      bridge.Mismatch: if the peer runs something else.
+    """
+    if not ranks.is_root():
+        return routes.worker_link(work)
+    report_plain(settings)
+    trainer = routes.trainer_of(settings, hello.cluster)
+    address = addresses.host_and_port("peer", settings.peer) if not trainer else None
+    with contextlib.ExitStack() as unless_reached:
+        if trainer is not None:
+            unless_reached.callback(trainer.close)
+        link = routes.reached(
+            *(settings, hello, peer, address, trainer),
+            check=check,
+            work=work or activity.Work(settings.stuck_timeout),
+            spool=spool,
+        )
+        unless_reached.pop_all()
+    if trainer is not None:
+        link.release = trainer.close
+    routes.share(link)
+    return link
+
+
+@contextlib.contextmanager
+def listen(
+    settings: Settings,
+    hello: frames.Hello,
+    clusters: Sequence[str],
+    *,
+    check: routes.Check = bridge.no_further_check,
+    work: activity.Work | None = None,
+) -> Iterator[list[Link] | list[WorkerLink]]:
+    """Waits for all `clusters`, in whatever order they connect; the root does.
+
+    Args:
+      settings: of this cluster.
+      hello: of this cluster.
+      clusters: names of those that dial.
+      check, work: as in `dial`.
+
+    Yields:
+      A link to each, in the order of `clusters`. They close with the block.
+
+    Raises:
+      bridge.NobodyThere: if one did not connect in time.
+      bridge.Mismatch: if one of them runs something else. Others are refused.
+    """
+    if not ranks.is_root():
+        yield [routes.worker_link(work) for _ in clusters]
+        return
+    report_plain(settings)
+    deadline = time.monotonic() + settings.connect_timeout
+    with contextlib.ExitStack() as stack:
+        trainer = routes.trainer_of(settings, hello.cluster)
+        if trainer is not None:
+            stack.callback(trainer.close)
+        work = work or activity.Work(settings.stuck_timeout)
+        listener = stack.enter_context(
+            routes.listening(settings, hello, clusters, trainer, check=check, work=work)
+        )
+        links = _gather(listener, clusters, deadline, settings.connect_timeout)
+        for link in links:
+            stack.enter_context(link)
+            routes.share(link)
+        yield links
+
+
+def _gather(
+    listener: listener_lib.Listener,
+    clusters: Sequence[str],
+    deadline: float,
+    timeout: float,
+) -> list[Link]:
+    """Returns a link to each cluster, or ends those that have come with the error."""
+    links: dict[str, Link] = {}
+
+    def missing() -> list[str]:
+        """Returns who has not come, or has gone for good: it may come anew."""
+        return [name for name in clusters if name not in links or links[name].is_over]
+
+    try:
+        while missing():
+            link = listener.accept(deadline - time.monotonic())
+            links[link.peer.cluster] = link
+    except BaseException as error:
+        if isinstance(error, bridge.NobodyThere):
+            error = bridge.NobodyThere(
+                f"{', '.join(missing())} did not come within {timeout:g} s"
+                " (--connect_timeout)"
+            )
+        for link in links.values():
+            link.abort(str(error) or type(error).__name__)
+        raise error from None
+    return [links[name] for name in clusters]

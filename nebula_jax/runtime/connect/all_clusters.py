@@ -1,0 +1,383 @@
+"""The meeting of clusters of which each does the same: all with all, or with a hub.
+
+    with all_clusters.meet(settings, hello, clusters, hub=hub) as others:
+        ...                                  # opens channels on each of others.links
+        start = all_clusters.agree_start(others, every, window, timeout)
+        ...
+
+Of each two clusters the one that is named first listens, and the other one dials; with
+a hub all others dial it, and have a link to it alone. Nobody waits in a circle: whoever
+is dialed answers while it dials others itself, and links close in one order everywhere.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication import link as link_lib
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import addresses, routes
+from nebula_jax.runtime.connect import gathering as gathering_lib
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.security import names as names_lib
+
+AnyLink = Link | WorkerLink
+PLAIN_RETURN = (
+    "--tls=off: anybody who reaches this cluster can take the place of one that may"
+    " come back"
+)
+
+
+def dialed(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
+    """Returns the clusters that one dials, in their order.
+
+    Args:
+      cluster: its name; one that is not among `clusters`, such as `all`, dials nobody.
+      clusters: names of all, in the same order everywhere.
+      hub: name of the one that all others dial; empty if each meets each.
+
+    Raises:
+      errors.SettingsError: if there is no such hub.
+    """
+    if hub and hub not in clusters:
+        raise errors.SettingsError(
+            f"--hub={hub}: the clusters are {', '.join(clusters)}"
+        )
+    if cluster not in clusters or cluster == hub:
+        return []
+    return [hub] if hub else list(clusters[: clusters.index(cluster)])
+
+
+def awaited(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
+    """Returns the clusters that dial one; for arguments and errors see `dialed`."""
+    return [each for each in clusters if cluster in dialed(each, clusters, hub)]
+
+
+def check_place(
+    settings: connect.Settings, cluster: str, clusters: Sequence[str], hub: str = ""
+) -> None:
+    """Checks that a cluster has what it needs to meet the others.
+
+    Args:
+      settings: of this process.
+      cluster: what it is: `all`, `whole`, or a cluster's name.
+      clusters, hub: as for `dialed`.
+
+    Raises:
+      errors.NebulaError: before anything has started.
+    """
+    names_lib.check(clusters)
+    dials = dialed(cluster, clusters, hub)
+    _addresses(settings, cluster, dials)
+    listens = bool(awaited(cluster, clusters, hub))
+    connect.check_means(settings, cluster, listens=listens, dials=bool(dials))
+
+
+def _addresses(
+    settings: connect.Settings, cluster: str, dials: Sequence[str]
+) -> list[tuple[str, int] | None]:
+    """Returns the address of each cluster that this one dials.
+
+    Raises:
+      errors.SettingsError: if --peer has more or fewer.
+    """
+    if settings.federation:
+        return [None for _ in dials]
+    found = addresses.hosts_and_ports("peer", settings.peer)
+    if len(found) == len(dials):
+        return list(found)
+    if not dials:
+        raise errors.SettingsError(
+            f"--peer={settings.peer}: --cluster={cluster} dials no other one"
+        )
+    form = "HOST:PORT,..." if len(dials) > 1 else "HOST:PORT"
+    count = f"{len(dials)} address{'es' * (len(dials) > 1)}"
+    raise errors.SettingsError(
+        f"--cluster={cluster} needs --peer={form} with {count}, of {', '.join(dials)}"
+        f" in this order; it has {len(found)}"
+    )
+
+
+class Others:
+    """The other clusters, as far as this one has links to them."""
+
+    def __init__(
+        self,
+        hello: frames.Hello,
+        links: dict[str, AnyLink],
+        dialed: Sequence[str],
+        hub: str = "",
+        work: activity.Work | None = None,
+        listener: listener_lib.Listener | None = None,
+    ) -> None:
+        """Takes links whose peers have come; `meet` makes them.
+
+        Args:
+          hello: of this cluster.
+          links: name -> link, in the order of the clusters.
+          dialed: names of those that this cluster has dialed.
+          hub: name of the hub, if there is one.
+          work: of this process.
+          listener: through which clusters may come anew; None if none may.
+        """
+        self.hello = hello
+        """The Hello of this cluster."""
+        self.links = links
+        """The links by the clusters' names, in the order of the clusters."""
+        self.dialed = tuple(dialed)
+        """The names of those whose Welcome this cluster waits for; it sends one to the
+        rest."""
+        self.hub = hub
+        """The name of the hub; empty if there is none."""
+        self._listener, self._work = listener, work
+
+    def newcomer(self) -> AnyLink | None:
+        """Takes a cluster that has come anew, if one has; waits for none.
+
+        Every process of this cluster has to call it at the same place. Whatever waits
+        for the cluster on its former link gets session.PeerGone. The new link stands in
+        `links`; its channels are still to be opened, and it is to be welcomed.
+
+        Returns:
+          Its link; None if none has come, or none may (see `meet`).
+        """
+        link = self._accepted() if self._listener is not None else None
+        if not ranks.agree(int(link is not None)):
+            return None
+        if link is None:
+            came: AnyLink = routes.worker_link(self._work)
+        else:
+            process.message(f"{link.peer.cluster} has come anew")
+            routes.share(link)
+            came = link
+        self.links[came.peer.cluster] = came
+        return came
+
+    def _accepted(self) -> Link | None:
+        assert self._listener is not None  # else nobody may come
+        try:
+            return self._listener.accept(0.0)
+        except bridge.NobodyThere:
+            return None
+        except errors.NebulaError as error:  # which it is sent; the others go on
+            process.message(f"refused a cluster that came anew: {error}")
+            return None
+
+
+@contextlib.contextmanager
+def meet(
+    settings: connect.Settings,
+    hello: frames.Hello,
+    clusters: Sequence[str],
+    *,
+    hub: str = "",
+    first: str = "",
+    then: Callable[[frames.Hello], frames.Hello] | None = None,
+    check: routes.Check = bridge.no_further_check,
+    work: activity.Work | None = None,
+    may_return: bool = False,
+) -> Iterator[Others]:
+    """Waits until this cluster has links to all that it meets, whoever comes first.
+
+    In a cluster of many processes the root does.
+
+    Args:
+      settings: of this cluster; `peer` has the address of each that it dials.
+      hello: of this cluster, which is one of `clusters`.
+      clusters: names of all, in the same order everywhere; if not each has a link to
+        each, of this one and those that it meets.
+      hub: name of the one that all others have their only link to; empty if each has
+        one to each.
+      first: name of one that has to come before this cluster dials the others, if any.
+      then: given its Hello, returns the one that this cluster dials with.
+      check: as in `connect.dial`, for each of the others.
+      work: what this process does; a new one if not given.
+      may_return: whether clusters may come anew while the run goes on (`newcomer`), and
+        be gone at its end. This counts in the hub.
+
+    Yields:
+      The others. Links close with the block; after an error in it all are aborted.
+
+    Raises:
+      bridge.NobodyThere: if some did not come in time; names them.
+      bridge.ConnectError: if TLS fails.
+      bridge.Mismatch: if one of them runs something else, or is another one.
+      session.PeerAborted: if one gives up; its reason ends all.
+      session.PeerGone: if one that was dialed is lost. Who dials may come anew.
+    """
+    own = hello.cluster
+    dials, waits = dialed(own, clusters, hub), awaited(own, clusters, hub)
+    order = [name for name in clusters if name in dials or name in waits]
+    if may_return and not hub:
+        raise errors.SettingsError("clusters can come anew to a hub alone (--hub)")
+    links: dict[str, AnyLink] = {}
+    if not ranks.is_root():
+        for name in order:
+            links[name] = routes.worker_link(work)
+        yield Others(hello, links, dials, hub, work)
+        return
+    where = _addresses(settings, own, dials)
+    work = work or activity.Work(settings.stuck_timeout)
+    if order:
+        connect.report_plain(settings)
+    with contextlib.ExitStack() as stack:
+        gathering = gathering_lib.Gathering(settings, hello, check, work)
+        trainer = routes.trainer_of(settings, own)
+        if trainer is not None:
+            stack.callback(trainer.close)
+        listener = None
+        if waits:  # before this cluster dials: nobody shall find its port closed
+            if may_return:
+                _report_return(settings)
+            opened = routes.listening(
+                *(settings, hello, waits, trainer),
+                check=check,
+                work=work,
+                may_return=may_return,
+            )
+            listener = stack.enter_context(opened)
+        try:
+            if first and then is not None:
+                gathering.gather([first], listener)
+                met, hello = gathering.links, then(gathering.links[first].peer)
+                gathering = gathering_lib.Gathering(settings, hello, check, work)
+                gathering.links = met
+            gathering.dial(dict(zip(dials, where, strict=True)), trainer)
+            gathering.gather(waits, listener)
+            for name in order:
+                links[name] = link = gathering.links[name]
+                routes.share(link)
+            others = Others(
+                *(hello, links, dials, hub, work), listener if may_return else None
+            )
+            yield others
+            _close(links, may_be_gone=may_return and bool(waits))
+        except BaseException as error:
+            ended = [*gathering.links.values(), *links.values(), *_waiting(listener)]
+            _abort(ended, str(error) or type(error).__name__)
+            raise
+
+
+def _report_return(settings: connect.Settings) -> None:
+    """Prints a line if whoever comes anew has nothing to show but a name."""
+    is_plain = settings.tls == routes.TLS_OFF and not settings.federation
+    if is_plain and process.LIFELINE_FD not in os.environ:
+        process.message(PLAIN_RETURN)
+
+
+def _close(links: Mapping[str, AnyLink], may_be_gone: bool) -> None:
+    """Closes all links, each of which waits for its peer to do the same.
+
+    They do so in the order of the clusters everywhere, and so never in a circle: of all
+    links that are open, sorted by the places of both of their clusters, the first one
+    is the next one for both.
+    """
+    for name, link in links.items():
+        assert isinstance(link, Link)  # the root's
+        try:
+            link.close()
+        except bridge.ENDED as error:
+            if not may_be_gone:
+                raise
+            process.message(f"{name} is not there at the end: {error}")
+            link.abort(str(error))
+
+
+def _waiting(listener: listener_lib.Listener | None) -> Iterator[Link]:
+    """Yields links to those that have come, and that nobody has accepted yet."""
+    while listener is not None:
+        try:
+            yield listener.accept(0.0, with_ended=True)
+        except bridge.NobodyThere:
+            return
+        except errors.NebulaError:  # it has got a reason already
+            pass
+
+
+def _abort(links: Sequence[AnyLink], reason: str) -> None:
+    """Aborts all links at once: one that takes long keeps no other cluster waiting."""
+    threads = [
+        threading.Thread(target=link.abort, args=(reason,), daemon=True)
+        for link in links
+        if isinstance(link, Link)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+def agree_start(
+    others: Others, every: int, window: int, timeout: float, leader: str = ""
+) -> int:
+    """Returns the step that all clusters go on after; 0 for the beginning.
+
+    It is computed of what all Hellos have, in the hub, or everywhere and compared; or
+    it is a leader's. All channels have to be open: this sends Welcome, or waits for it.
+
+    Args:
+      others: of `meet`.
+      every: steps between checkpoints.
+      window: steps that one cluster may be ahead of another.
+      timeout: seconds to wait for the others' Welcome.
+      leader: name of one that was dialed and whose step counts; empty to compute it.
+
+    Raises:
+      checkpoint.CheckpointError: see `checkpoints.newest_of_all`.
+      bridge.Mismatch: if another cluster goes on after another step, or has other
+        channels.
+      link.Timeout: if one that was dialed does not welcome this cluster in time.
+    """
+    is_root = ranks.is_root()
+    start = _start(others, every, window, timeout, leader) if is_root else 0
+    return ranks.agree(start)
+
+
+def _start(others: Others, every: int, window: int, timeout: float, leader: str) -> int:
+    own, deadline = others.hello.cluster, time.monotonic() + timeout
+    if others.hub not in ("", own):
+        return others.links[others.hub].wait_for_welcome(timeout)
+    steps = {name: link.peer.checkpoints for name, link in others.links.items()}
+    steps[own] = others.hello.checkpoints
+    if leader:
+        start = _welcomed(others, leader, deadline, timeout)
+    else:
+        start = checkpoints.newest_of_all(steps, every, window)
+    for name, link in others.links.items():
+        if name not in others.dialed:
+            link.welcome(start)
+    for name in others.dialed:
+        there = _welcomed(others, name, deadline, timeout)
+        if there != start:
+            raise bridge.Mismatch(
+                f"{name} goes on after step {there}, {own} after step {start}"
+            )
+    return start
+
+
+def _welcomed(others: Others, name: str, deadline: float, timeout: float) -> int:
+    """Waits for a cluster's Welcome, unless another cluster ends meanwhile.
+
+    It might be the one for which those wait that have not met all yet.
+    """
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            seconds = max(0.0, min(left, gathering_lib.POLL_SECONDS))
+            return others.links[name].wait_for_welcome(seconds)
+        except link_lib.Timeout:
+            if left <= 0:
+                text = f"waited {timeout:g} s for its Welcome (--connect_timeout)"
+                raise link_lib.Timeout(f"{name}: {text}") from None
+        for link in others.links.values():
+            if isinstance(link, Link) and link.is_over:
+                link.close()  # raises what has ended it

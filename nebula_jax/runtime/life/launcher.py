@@ -1,0 +1,147 @@
+"""`--cluster=all`: every cluster as a process of this machine.
+
+The launcher binds the listeners' sockets itself and hands them down, so no port can be
+lost in between, and finds or makes the clusters' credentials. The rest is in
+`processes`.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from nebula_jax.communication import endpoints
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import addresses, routes
+from nebula_jax.runtime.life import processes
+from nebula_jax.security import names, tls
+from nebula_jax.security.tls import certificates, credentials
+
+Arguments = Callable[[str, connect.Settings], Sequence[str]]
+"""(cluster, how it reaches the others) -> flags of its process."""
+
+
+@contextlib.contextmanager
+def prepared(
+    workdir: pathlib.Path,
+    clusters: Sequence[str],
+    settings: connect.Settings,
+    restarts: int = 0,
+    processes_per_cluster: int = 1,
+    dials: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Callable[[str, Arguments], int]]:
+    """Binds the ports and finds the credentials, so that what is wrong shows at once.
+
+    Args:
+      workdir: the run's folder.
+      clusters: their names.
+      settings: `listen` and `tls` count: the first one to listen does so there, others
+        at free ports of the same host; with `auto`, certificates are made for the
+        run. Their keys are in memory alone and end with the last process of the run,
+        however it ends.
+      restarts: times that all clusters are started again because one died; see
+        `processes.must_restart`.
+      processes_per_cluster: of which each is a rank of its cluster (`cluster`).
+      dials: cluster -> those that it dials, in order, each of which listens (see
+        `all_clusters.dialed`); if not given, all others dial the first.
+
+    Yields:
+      A function of (experiment as in `python -m`, each cluster's arguments) that runs
+      the processes of each cluster until all have ended. It returns their status: 0 if
+      all ended well, 128 + n if signal n stopped them and none failed, else 1.
+    """
+    if dials is None:
+        dials = {name: clusters[:1] for name in clusters[1:]}
+    listens = [
+        name for name in clusters if any(name in each for each in dials.values())
+    ]
+    with contextlib.ExitStack() as stack:
+        listening = _listening(listens or clusters[:1], settings.listen, stack)
+        given = routes.TLS_OFF if settings.federation else settings.tls
+        own = _credentials(clusters, given, stack)
+        where = {
+            name: endpoints.written(each.getsockname()[:2])
+            for name, each in listening.items()
+        }
+        connect.report_plain(settings)
+
+        def launch(module: str, arguments: Arguments) -> int:
+            commands = {}
+            for name in clusters:
+                dialed = ",".join(where[each] for each in dials.get(name, ()))
+                reach = dataclasses.replace(
+                    settings,
+                    listen=where.get(name, "127.0.0.1:0"),
+                    peer=settings.peer if settings.federation else dialed,
+                    tls=own[name].where,
+                )
+                command = [sys.executable, "-m", module, *arguments(name, reach)]
+                passed = own[name].descriptors
+                if processes_per_cluster == 1:
+                    commands[name] = processes.Command(command, passed)
+                    continue
+                root, *others = _members(processes_per_cluster)
+                commands[name] = processes.Command([*command, *root], passed)
+                for rank, flags in enumerate(others, 1):
+                    no_line = f"--tls={routes.TLS_OFF}"  # the root alone has one
+                    commands[f"{name}/{rank}"] = processes.Command(
+                        [*command, no_line, *flags], ()
+                    )
+            return processes.Processes(workdir, commands, listening, restarts).run()
+
+        yield launch
+
+
+def _listening(
+    clusters: Sequence[str], address: str, stack: contextlib.ExitStack
+) -> dict[str, socket.socket]:
+    """Binds a socket for each cluster that listens; `stack` closes them."""
+    host, port = addresses.host_and_port("listen", address)
+    found = {}
+    for number, name in enumerate(clusters):
+        bound = endpoints.listen((host, 0 if number else port))
+        found[name] = stack.enter_context(bound)
+    return found
+
+
+def _members(count: int) -> list[list[str]]:
+    """Returns the flags by which each process of a cluster finds the others."""
+    with endpoints.listen(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    return [
+        [f"--coordinator={where}", f"--num_processes={count}", f"--process_id={rank}"]
+        for rank in range(count)
+    ]
+
+
+class _Own(NamedTuple):
+    """The credentials of one cluster, as its process gets them."""
+
+    where: str
+    """The value of --tls."""
+    descriptors: Sequence[int] = ()
+    """The files in memory that it is handed."""
+
+
+def _credentials(
+    clusters: Sequence[str], given: str, stack: contextlib.ExitStack
+) -> dict[str, _Own]:
+    """Finds or makes the clusters' credentials; `stack` closes what is made."""
+    if given == routes.TLS_OFF:
+        return dict.fromkeys(clusters, _Own(routes.TLS_OFF))
+    if given != routes.TLS_AUTO:
+        folders = {name: pathlib.Path(given) / names.label(name) for name in clusters}
+        for name, folder in folders.items():
+            tls.client_contexts(folder, name)
+        return {name: _Own(str(folder)) for name, folder in folders.items()}
+    made = {}
+    for name, issued in certificates.issue_all(clusters).items():
+        descriptors = [credentials.in_memory(each) for each in issued]
+        for each in descriptors:
+            stack.callback(os.close, each)
+        made[name] = _Own("fd:" + ",".join(map(str, descriptors)), descriptors)
+    return made

@@ -1,0 +1,284 @@
+"""A cluster of several processes: one program, of which no part is lost in silence.
+
+    status = cluster.run(settings, described, train)
+
+Rank 0, the root, waits at the coordinator's address for the others, which keep their
+connection to it while the run lasts (`meeting`). A process that ends closes its own at
+once, whatever ended it; one that hangs no longer beats, or gets nothing done
+(`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
+service (`jax.distributed`) would end the others by a crash that names nobody; it is
+kept from it by its patience, and by a line that does not break (`unbroken_line`).
+
+Only lines of JSON about the processes themselves cross these connections; tensors go
+through the devices (`communication.ranks`).
+"""
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import clusters  # the only place of what --coordinator=auto finds
+
+from nebula_jax import errors
+from nebula_jax.communication import endpoints, ranks
+from nebula_jax.communication.wire import activity
+from nebula_jax.runtime.connect import addresses
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import members as members_lib
+from nebula_jax.runtime.ranks import proxy, rendezvous
+
+LOOPBACK = {
+    "127.0.0.1": (socket.AF_INET, "127.0.0.1"),
+    "localhost": (socket.AF_INET, "127.0.0.1"),
+    "::1": (socket.AF_INET6, "::1"),
+}
+"""Hosts that this one alone reaches, and where to listen for them."""
+
+AUTO = "auto"
+COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
+"""Errors of JAX if one fails, in a computation or where its result is read."""
+JAX_SECONDS = 3600  # of silence, until JAX's service takes over
+TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+"""Variables of the environment: how many processes were started as this one was."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The processes of a cluster, named like their flags."""
+
+    coordinator: str = ""
+    """HOST:PORT of the root; `auto` for what Slurm, Open MPI or Kubernetes have set;
+    empty for a cluster of one process."""
+    num_processes: int = 0
+    """P."""
+    process_id: int = -1
+    """Rank of this process."""
+    connect_timeout: float = 60.0
+    """Seconds to wait for the others."""
+    peer_timeout: float = 30.0
+    """Seconds of silence after which a process counts as lost."""
+
+
+_members: members_lib.Members | None = None
+
+
+def watch(work: activity.Work, interrupt: process.Interrupt) -> None:
+    """Lets the other processes of this cluster see how far this one is.
+
+    Args:
+      work: of this process.
+      interrupt: of this process; in the root, one of any other process counts too.
+    """
+    if _members is not None:
+        _members.work, _members.interrupt = work, interrupt
+
+
+def on_end(abort: Callable[[str], None]) -> None:
+    """Has `abort` called with the reason if a process of this cluster is lost."""
+    if _members is not None:
+        _members.aborts.append(abort)
+
+
+def run(
+    settings: Settings, described: Mapping[str, Any], train: Callable[[], int]
+) -> int:
+    """Runs this process's part of the cluster.
+
+    Args:
+      settings: which processes there are.
+      described: what must be equal in all of them, JSON values by name.
+      train: does the work, with JAX on the devices of all processes; returns the exit
+        status.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      meeting.Absent: if some process did not come.
+      errors.SettingsError: if they are not the processes of one run.
+    """
+    global _members
+    if not settings.coordinator:
+        _check_alone()
+        return train()
+    address, processes, rank, device_ids = _place_of(settings)
+    if processes == 1:
+        return train()
+    members = members_lib.Members(rank, settings.peer_timeout)
+    with contextlib.ExitStack() as until_jax_listens:
+        if rank == 0:
+            held = until_jax_listens.enter_context(_free_port(address[0]))
+            lines, answer = rendezvous.gather(
+                *(_listen(address), processes, described),
+                {"service": held.getsockname()[1]},
+                settings.connect_timeout,
+            )
+        else:
+            line, answer = rendezvous.attend(
+                address, rank, processes, described, settings.connect_timeout
+            )
+            lines = {0: line}
+        _members = members
+        members.watch(lines)
+        where = endpoints.written((address[0], answer["service"]))
+        _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
+
+    def guarded() -> int:
+        try:
+            status = train()
+            if status in process.SAVED:
+                members.leave()
+            return status
+        except (errors.NebulaError, OSError, *COLLECTIVE_ERRORS) as error:
+            if isinstance(error, COLLECTIVE_ERRORS):
+                # A collective fails if a process is gone, of which the news may come.
+                members.wait_for_reason()
+            if members.reason:  # what failed here is a consequence
+                raise rendezvous.Absent(members.reason) from None
+            raise
+
+    try:
+        status = process.guarded(guarded, members.fail)
+    except BaseException as error:
+        members.fail(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+            traceback.print_exc()
+        process.exit_now(1)
+    if status not in process.SAVED:
+        process.exit_now(status)  # JAX's own end would wait for the others, and crash
+    jax.distributed.shutdown()
+    return status
+
+
+def _check_alone() -> None:
+    """Raises errors.SettingsError if this process is one of several tasks."""
+    for name in TASKS:
+        if os.environ.get(name, "1") not in ("", "1"):
+            raise errors.SettingsError(
+                f"this is one of {name}={os.environ[name]} processes, each of which"
+                " would train alone; --coordinator=auto makes one cluster of them"
+            )
+
+
+class _Place(NamedTuple):
+    """The place of this process in its cluster."""
+
+    address: tuple[str, int]
+    """The coordinator's."""
+    processes: int
+    rank: int
+    device_ids: Sequence[int] | None
+    """Those of this host's devices that it uses; None for all."""
+
+
+def _place_of(settings: Settings) -> _Place:
+    """Returns the place that the flags, or what started this process, give it."""
+    processes, rank = settings.num_processes, settings.process_id
+    if settings.coordinator == AUTO:
+        return _detected(settings.connect_timeout)
+    if processes < 1 or not 0 <= rank < processes:
+        raise errors.SettingsError(
+            f"--coordinator needs --num_processes and --process_id from 0 to one less;"
+            f" there are --num_processes={processes} --process_id={rank}"
+        )
+    address = addresses.host_and_port("coordinator", settings.coordinator)
+    return _Place(address, processes, rank, None)
+
+
+def _detected(timeout: float) -> _Place:
+    """Returns what Slurm, Open MPI or Kubernetes have set, as JAX reads it."""
+    try:
+        where, processes, rank, device_ids = (
+            clusters.ClusterEnv.auto_detect_unset_distributed_params(
+                *(None, None, None, None, None, int(timeout))
+            )
+        )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise errors.SettingsError(f"--coordinator=auto: {error}") from None
+    if where is None or processes is None or rank is None:
+        raise errors.SettingsError(
+            "--coordinator=auto: JAX finds no Slurm step, Open MPI run or Kubernetes"
+            " job here; give --coordinator, --num_processes and --process_id"
+        )
+    address = addresses.host_and_port("coordinator", where)
+    return _Place(address, processes, rank, device_ids)
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    """Returns the coordinator's socket; its HOST may be known to others alone."""
+    host, port = address
+    everywhere = host not in LOOPBACK
+    try:
+        if everywhere and socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        family, bound = LOOPBACK.get(host, (socket.AF_INET, ""))
+        return socket.create_server((bound, port), family=family)
+    except OSError as error:
+        raise errors.NebulaError(
+            f"--coordinator={endpoints.written(address)}: cannot listen there:"
+            f" {error.strerror}"
+        ) from None
+
+
+def _free_port(host: str) -> socket.socket:
+    """Returns a socket whose port JAX's service can have beside it, and nobody else."""
+    family, bound = LOOPBACK.get(host, (socket.AF_INET, ""))
+    held = socket.socket(family)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as JAX's service has
+    held.bind((bound, 0))
+    return held
+
+
+def _begin_jax(
+    where: str,
+    processes: int,
+    rank: int,
+    device_ids: Sequence[int] | None,
+    connect_timeout: float,
+) -> None:
+    """Makes one program of the processes, which are all there."""
+    host, _, port = where.rpartition(":")
+    bound = None
+    if (own := host.strip("[]")) in LOOPBACK:
+        bound = endpoints.written((LOOPBACK[own][1], int(port)))
+    elif own.startswith("127."):
+        bound = where
+    # JAX's handler would swallow SIGTERM.
+    jax.config.update("jax_enable_preemption_service", False)
+    # Two collectives at once, of one process, may wait for each other on CPUs.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.distributed.initialize(
+        where if rank == 0 else proxy.open_to(where),
+        processes,
+        rank,
+        device_ids,
+        cluster_detection_method="deactivate",
+        initialization_timeout=int(connect_timeout),
+        heartbeat_timeout_seconds=JAX_SECONDS,
+        shutdown_timeout_seconds=int(connect_timeout),
+        coordinator_bind_address=bound,
+    )
+    with _quiet():
+        ranks.agree(0)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps from standard output what Gloo prints when it connects."""
+    sys.stdout.flush()
+    before, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nothing)

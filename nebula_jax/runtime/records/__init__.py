@@ -1,0 +1,1 @@
+"""The records of a run: its folder, checkpoints, progress and reports."""

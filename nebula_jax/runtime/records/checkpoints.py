@@ -1,0 +1,315 @@
+"""The checkpoints of one cluster in its run's folder.
+
+In a cluster of many processes the root alone has the folder. It gathers the arrays of
+all, one after the other, and brings them back to all: a checkpoint does not show how
+many processes wrote it, and any number goes on from it.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from nebula_jax.communication import ranks
+from nebula_jax.communication.wire import activity
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import run_folder
+from nebula_jax.training import checkpoint, checkpoint_files
+
+
+def _nothing() -> None:
+    """Returns no data position; or finds nothing against saving."""
+
+
+class Checkpoints:
+    """A cluster's checkpoints: those it has, and where it saves more.
+
+    saved = Checkpoints(workdir, "generator:0", settings, 100)
+    state, position = saved.restore(start, fresh)
+    saved.before_save = record.settle
+    for step in ...:
+        saved.after(step, state)
+    saved.at_end(step, state)
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        cluster: str,
+        settings: Mapping[str, Any],
+        every: int,
+        window: int = 0,
+        fingerprints: Mapping[str, str] | None = None,
+        work: activity.Work | None = None,
+    ) -> None:
+        """Reads the folder's checkpoints; damaged ones are reported and not used.
+
+        Args:
+          workdir: the run's folder.
+          cluster: its name.
+          settings: of the run, equal in all clusters.
+          every: steps between checkpoints.
+          window: steps that one cluster may be ahead of another.
+          fingerprints: see `check_same_run`.
+          work: of this process, which reports to the peers that it saves.
+
+        Raises:
+          checkpoint.CheckpointError: if the folder holds a run with other settings, or
+            checkpoints of which none can be used.
+        """
+        self._workdir, self._cluster = workdir, cluster
+        self._settings = dict(settings)
+        self._fingerprints = dict(fingerprints or {})
+        self._work = work or activity.Work()
+        self._every, self._window = every, window
+        self._keep = to_keep(window, every)
+        self._start = 0
+        self.before_save: Callable[[], None] = _nothing
+        """Is called before a state is saved: raises an error if it must not be."""
+        self.after_save: Callable[[int, str], None] | None = None
+        """Is called in the root once a state is on the disk, with its step and the
+        digest of its manifest."""
+        self._saved: checkpoint_files.Folder | None = None
+        if ranks.is_root():
+            check_same_run(workdir, cluster, settings, fingerprints)
+            self._saved = checkpoint_files.Folder(
+                _folder(workdir, cluster),
+                lambda about: difference(about, cluster, settings, fingerprints or {}),
+                process.message,
+            )
+        self._steps = self._of_root(lambda saved: saved.steps)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that are saved, ascending."""
+        return self._saved.steps if self._saved else self._steps
+
+    def _of_root(self, value: Callable[[checkpoint_files.Folder], Any]) -> Any:
+        """Returns a JSON value that the root has, in every process."""
+        data = json.dumps(value(self._saved)).encode() if self._saved else b""
+        return json.loads(ranks.bytes_from_root(data))
+
+    @property
+    def newest(self) -> int:
+        """The newest step that is saved; 0 if none is."""
+        return max([0, *self.steps])
+
+    def add_fingerprints(self, fingerprints: Mapping[str, str]) -> None:
+        """Adds the peer's fingerprints; see `check_same_run`."""
+        self._fingerprints |= fingerprints
+        if self._saved:
+            check_same_run(
+                self._workdir, self._cluster, self._settings, self._fingerprints
+            )
+
+    def position(self, step: int) -> Any:
+        """Returns the data position that was saved with `step`; None for step 0."""
+        if step == 0:
+            return None
+        return self._of_root(lambda saved: saved.about(step)["position"])
+
+    def restore(
+        self, step: int, fresh: mesh_lib.ShardedInit, is_behind: bool = False
+    ) -> tuple[Any, Any]:
+        """Returns the state after `step`, on its devices, and its data position.
+
+        Args:
+          step: one of `steps`, or 0 for a fresh state without a position. Later
+            checkpoints are set aside: they come again.
+          fresh: the state at step 0 and where its arrays go.
+          is_behind: True if the run itself is at a later step, and its state is to
+            come: then a fresh state does not begin the run anew.
+
+        Raises:
+          checkpoint.CheckpointError: if the step is not saved here, or is 0 though this
+            cluster is so far that its checkpoints must not be given up.
+        """
+        if step == 0 and not is_behind:
+            steps = {self._cluster: self.steps, "another cluster": ()}
+            newest_of_all(steps, self._every, self._window)
+        elif step not in (0, *self.steps):
+            have = ", ".join(map(str, self.steps)) or "none"
+            raise checkpoint.CheckpointError(
+                f"the run is to go on after step {step}; {self._cluster} has {have}"
+            )
+        self._start = step
+        if self._saved:
+            self._saved.go_on_from(step)
+        # As the root's: all processes save a step, or none.
+        self._steps = [each for each in self._steps if each <= step]
+        if step == 0:
+            return fresh.init(), None
+        if ranks.count() == 1:
+            assert self._saved is not None
+            like = checkpoint.abstract(fresh.shapes, fresh.sharding)
+            restored, about = checkpoint.restore(self._saved.path, step, like)
+            position = about["position"]
+        else:
+            restored, position = self._restore_everywhere(step, fresh)
+        if self._saved:
+            process.message(f"going on after step {step}")
+        return restored, position
+
+    def _restore_everywhere(
+        self, step: int, fresh: mesh_lib.ShardedInit
+    ) -> tuple[Any, Any]:
+        """Reads a checkpoint in the root, and brings it to the devices of all."""
+        shapes, structure = jax.tree.flatten(fresh.shapes)
+        arrays: list[Any] = [None] * len(shapes)
+        if self._saved:
+            like = checkpoint.on_host(fresh.shapes)
+            restored, _ = checkpoint.restore(self._saved.path, step, like)
+            arrays = jax.tree.leaves(restored)
+        placed = [
+            mesh_lib.place(ranks.from_root(array, shape), where)
+            for array, shape, where in zip(
+                arrays, shapes, jax.tree.leaves(fresh.sharding), strict=True
+            )
+        ]
+        return jax.tree.unflatten(structure, placed), self.position(step)
+
+    def after(
+        self, step: int, state: Any, position: Callable[[], Any] = _nothing
+    ) -> None:
+        """Saves the state after `step` if a checkpoint is due.
+
+        Args:
+          step: just taken.
+          state: after it.
+          position: returns the data position, as JSON values.
+
+        Raises:
+          checkpoint.CheckpointError: if it cannot be written.
+        """
+        if step % self._every == 0:
+            self.save(step, state, position())
+
+    def at_end(
+        self, step: int, state: Any, position: Callable[[], Any] = _nothing
+    ) -> None:
+        """Saves the state after the last step, unless it is saved; see `after`."""
+        if self._start < step and step not in self.steps:
+            self.save(step, state, position())
+
+    def save(self, step: int, state: Any, position: Any = None) -> None:
+        """Saves the state after `step` with the data position."""
+        self.before_save()
+        about = {
+            "cluster": self._cluster,
+            "position": position,
+            "settings": self._settings,
+            "fingerprints": self._fingerprints,
+        }
+        with self._work.busy(activity.Activity.SAVING):
+            whole = state if ranks.count() == 1 else ranks.to_root(state)
+            if self._saved:
+                checkpoint.save(self._saved, step, whole, about, self._keep)
+                if self.after_save is not None:
+                    self.after_save(step, self._saved.digest(step))
+            else:
+                self._steps = [*self._steps, step]
+
+
+def _folder(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
+    return run_folder.of_cluster(workdir, cluster) / "checkpoints"
+
+
+def check_same_run(
+    workdir: pathlib.Path,
+    cluster: str,
+    settings: Mapping[str, Any],
+    fingerprints: Mapping[str, str] | None = None,
+) -> None:
+    """Checks that a cluster's folder holds no other run.
+
+    Args:
+      workdir: the run's folder.
+      cluster: its name.
+      settings: of the run, equal in all clusters.
+      fingerprints: what else must be as it was, such as digests of the cluster's text
+        and model, as far as they are there yet.
+
+    Raises:
+      checkpoint.CheckpointError: if it does, names the first difference; or if it holds
+        checkpoints, none with metadata.
+    """
+    about = checkpoint_files.newest_about(_folder(workdir, cluster))
+    found = about and difference(about, cluster, settings, fingerprints or {})
+    if found:
+        raise checkpoint.CheckpointError(
+            f"{workdir} holds a run with {found}; name another --workdir"
+        )
+
+
+def difference(
+    about: Mapping[str, Any],
+    cluster: str,
+    settings: Mapping[str, Any],
+    fingerprints: Mapping[str, str],
+) -> str:
+    """Returns the first difference of a checkpoint's run from this one, in words.
+
+    Args:
+      about: the checkpoint's metadata.
+      cluster: name of this one.
+      settings: of this run.
+      fingerprints: of this run, as far as they are known; others are not compared.
+
+    Returns:
+      Empty if there is none.
+    """
+    before, known = about.get("settings"), about.get("fingerprints")
+    if not isinstance(before, dict) or not isinstance(known, dict):
+        return "no settings"
+    here = {"cluster": cluster, **settings, **fingerprints}
+    saved = {"cluster": about.get("cluster"), **before}
+    saved |= {name: value for name, value in known.items() if name in fingerprints}
+    for name in sorted(here.keys() | saved.keys()):
+        if here.get(name) != saved.get(name):
+            return f"{name}={saved.get(name)}, this one has {here.get(name)}"
+    return ""
+
+
+def newest_of_all(
+    steps: Mapping[str, Sequence[int]], every: int, window: int = 0
+) -> int:
+    """Returns the newest step that every cluster can go on from; 0 for the beginning.
+
+    Args:
+      steps: cluster -> steps it has saved.
+      every: steps between checkpoints.
+      window: steps that one cluster may be ahead of another.
+
+    Raises:
+      checkpoint.CheckpointError: if there is none, though some cluster is so far that
+        its checkpoints must not be thrown away.
+    """
+    common = max(set.intersection(*({0, *saved} for saved in steps.values())))
+    newest = max([0, *(step for saved in steps.values() for step in saved)])
+    # A run that ended before its first common checkpoint loses no more than this.
+    if common == 0 and newest > every + window + 1:
+        have = "; ".join(
+            f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
+            for cluster, saved in sorted(steps.items())
+        )
+        raise checkpoint.CheckpointError(
+            f"no step is saved in all clusters ({have}); put the missing files back, or"
+            " name another --workdir to begin anew"
+        )
+    return common
+
+
+def to_keep(window: int, every: int) -> int:
+    """Returns how many checkpoints leave a common one, even if one is damaged.
+
+    When a generator saves step d + window + 1, the discriminator may not have saved d
+    yet: its newest is then d - every.
+
+    Args:
+      window: steps that one cluster may be ahead of another.
+      every: steps between checkpoints.
+    """
+    return 3 + (window + 1) // every

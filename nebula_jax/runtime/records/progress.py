@@ -1,0 +1,225 @@
+"""Progress of a cluster: means between log lines, totals for its summary."""
+
+import math
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from nebula_jax.communication import ranks
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity
+from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.runtime.life import process, restarts
+from nebula_jax.runtime.records import nonfinite, report, run_folder, traces
+from nebula_jax.training import metrics
+
+FIRST_STEP = "until step 1"
+"""The part of a traced run's time in which it compiles."""
+SKIPPED = "skipped_steps"
+"""Steps whose loss or gradient was not finite, since the run began."""
+
+
+class Traffic(NamedTuple):
+    """The traffic of a cluster's links since the process started."""
+
+    sent: int = 0
+    """Bytes."""
+    received: int = 0
+    """Bytes."""
+    waited: float = 0.0
+    """Seconds."""
+
+
+def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
+    """Returns the traffic of several links together."""
+    return Traffic(
+        sum(link.bytes_moved("sent") for link in links),
+        sum(link.bytes_moved("received") for link in links),
+        sum(link.waited for link in links),
+    )
+
+
+class Progress:
+    """The record of one cluster's steps, in its folder and on standard output."""
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        cluster: str,
+        start: int,
+        steps: int,
+        log_every: int,
+        links: Sequence[Link | WorkerLink] = (),
+        work: activity.Work | None = None,
+        allow_nonfinite: int = 0,
+    ) -> None:
+        """Begins after step `start`, from now on.
+
+        Args:
+          workdir: the run's folder.
+          cluster: its name.
+          start: the step that the run goes on after; 0 at its beginning.
+          steps: of the whole run.
+          log_every: steps between progress lines.
+          links: to the other clusters, whose traffic is reported.
+          work: of this process, which counts the steps.
+          allow_nonfinite: steps of the run that may be skipped (`nonfinite`).
+        """
+        self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
+        self._start, self._steps, self._log_every = start, steps, log_every
+        self._log: metrics.MetricsLog | None = None
+        if ranks.is_root():  # the metrics are the same in all processes of a cluster
+            self._log = metrics.MetricsLog(self._folder, start, process.message)
+        self._links = links
+        # The root's count: it has set aside what came after the checkpoint.
+        before = metrics.read(self._folder) if ranks.is_root() else ()
+        skipped = max((each.get(SKIPPED, 0) for each in before), default=0)
+        self._skips = nonfinite.Skips(
+            *(cluster, allow_nonfinite, ranks.agree(skipped)),
+            lambda step, count: self._write(step, {SKIPPED: count}),
+        )
+        self._pending: list[Mapping[str, jax.Array]] = []
+        self._unsettled: list[tuple[int, Mapping[str, jax.Array]]] = []
+        self._begin = self._since = time.monotonic()
+        self._before = self._at_begin = traffic(links)
+        self._tokens = 0
+        self._work = work or activity.Work()
+        self._work.begin()
+        self._has_stepped = False
+        self._trace = self._work.trace
+        self._trace.begin()
+
+    def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics of a step; every `log_every` steps, reports their means.
+
+        The step before is settled, not this one: the device may still be at it.
+
+        Args:
+          step: counted from 1.
+          values: name -> [] float32; `tokens` is added up, not averaged. Of a step that
+            was skipped, `is_finite` is False, and nothing else is averaged.
+
+        Raises:
+          nonfinite.NonfiniteError: see `settle`.
+        """
+        self._work.step_done()
+        if not self._has_stepped:
+            self._trace.lump(FIRST_STEP)
+        with self._trace.span("record"):
+            self._record(step, values)
+
+    def _record(self, step: int, values: Mapping[str, jax.Array]) -> None:
+        if not self._has_stepped:
+            self._has_stepped = True
+            if self._log:
+                restarts.record_first_step(self._folder, step, time.time())
+        self.settle()
+        self._unsettled.append((step, values))
+        self._pending.append(values)
+        if step % self._log_every == 0 or step == self._steps:
+            self._report(step)
+
+    def settle(self) -> None:
+        """Waits for the steps taken so far, and counts those that were skipped.
+
+        Raises:
+          nonfinite.NonfiniteError: if more were skipped than are allowed.
+        """
+        while self._unsettled:
+            self._skips.take(*self._unsettled.pop(0))
+
+    def _report(self, step: int) -> None:
+        self.settle()
+        pending = jax.device_get(self._pending)
+        self._pending = []
+        tokens = int(sum(each["tokens"] for each in pending))
+        self._tokens += tokens
+        now, moved = time.monotonic(), traffic(self._links)
+        seconds = now - self._since
+        taken = [each for each in pending if each.get("is_finite", True)]
+        record = {
+            name: float(np.mean([each[name] for each in taken])) if taken else math.nan
+            for name in pending[0]
+            if name not in ("tokens", "is_finite")
+        } | {
+            "tokens_per_second": tokens / seconds,
+            "bytes_sent": moved.sent,
+            "bytes_received": moved.received,
+            "waiting_share": (moved.waited - self._before.waited) / seconds,
+        }
+        self._since, self._before = now, moved
+        self._write(step, record)
+        if self._log:
+            line = {"step": step} | record
+            process.progress(metrics.progress_line(self._cluster, self._steps, line))
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._log:
+            self._log.write(step, values)
+
+    def evaluation(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """Records figures on held-out text.
+
+        Args:
+          step: after which they were measured.
+          figures: language or split -> name -> number.
+        """
+        by_name: dict[str, dict[str, float]] = {}
+        for key, each in figures.items():
+            for name, number in each.items():
+                by_name.setdefault(f"held_out_{name}", {})[key] = number
+        self._write(step, by_name)
+
+    def probe(
+        self, step: int, figures: Mapping[str, float | Mapping[str, float]]
+    ) -> None:
+        """Records figures of probes: numbers, or language -> number.
+
+        Args:
+          step: after which they were measured.
+          figures: by name; recorded as `probe_<name>`. If there are none, nothing is.
+        """
+        if figures:
+            self._write(step, {f"probe_{name}": each for name, each in figures.items()})
+
+    def finish(self, last: int, more: Mapping[str, Any]) -> None:
+        """Closes the files; writes summary.json unless nothing was left to do.
+
+        Args:
+          last: the last step.
+          more: JSON values that belong into the summary.
+
+        Raises:
+          nonfinite.NonfiniteError: see `settle`.
+        """
+        self.settle()
+        if self._pending:
+            self._report(last)
+        seconds = time.monotonic() - self._begin  # without the flushes of what follows
+        if self._trace.is_on:
+            more = {**more, "time": traces.time(self._trace, self._links)}
+            if last != self._start:  # else that of the steps is there already
+                traces.write(self._trace, self._folder, self._cluster)
+        if self._log:
+            self._log.close()
+        if last == self._start or not self._log:
+            return
+        moved = traffic(self._links)
+        summary = {
+            "cluster": self._cluster,
+            "first_step": self._start + 1,
+            "last_step": last,
+            "seconds": seconds,
+            "tokens": self._tokens,
+            "tokens_per_second": self._tokens / seconds,
+            "bytes_sent": moved.sent,
+            "bytes_received": moved.received,
+            "waited_seconds": moved.waited - self._at_begin.waited,
+            SKIPPED: self._skips.count,
+            **more,
+        }
+        report.write(self._folder / "summary.json", summary)

@@ -1,0 +1,1 @@
+"""Data by grant: text that one organization serves and another reads."""

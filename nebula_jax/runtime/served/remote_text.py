@@ -1,0 +1,377 @@
+"""Text that another lab serves: rows come over a link, and no path is ever seen.
+
+    with remote_text.RemoteText(settings, wanted, reading) as text:
+        key, splits = text.part("mono/es", ("train", "valid"))
+        batches = resumable_batches.training_batches(..., fetch=text.fetch)
+
+A row for itself would take a round trip. So `fetch` reads the rows of a whole batch, of
+whatever parts, with as few requests as hold them, all sent before the first is waited
+for; and the threads that read ahead have requests under way at the same time.
+
+N rows of a request, L tokens of a row.
+"""
+
+import collections
+import pathlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+
+import nebula_jax
+from nebula_jax import errors, printable
+from nebula_jax.communication import bridge, channels, selector, wan
+from nebula_jax.communication.codecs import bits
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity, frames, session, states
+from nebula_jax.federation import inner, switch_client
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.served import data_channels, remote_side
+from nebula_jax.security.accounts import account_token, identity, token_proof
+from nebula_jax.security.membership import site_folder
+
+PAGES_AT_ONCE = 64
+
+
+class NoMoreText(errors.NebulaError):
+    """The end of what may be read; the reason is the service's, or the line's."""
+
+
+class Reading(NamedTuple):
+    """The way in which a cluster reads."""
+
+    cluster: str
+    vocabulary: str  # its digest
+    pieces: int  # V
+    max_length: int  # L
+    rows: int  # N
+
+
+class RemoteRows(Sequence[dict[str, np.ndarray]]):
+    """The rows of one split of one part, as `packed_sequences` gives them."""
+
+    def __init__(self, text: "RemoteText", first: int, count: int) -> None:
+        """Reads nothing.
+
+        Args:
+          text: that they are of.
+          first: number of the first of them there.
+          count: how many.
+        """
+        self._text, self.first, self._count = text, first, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, np.ndarray]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> dict[str, np.ndarray] | list[dict[str, np.ndarray]]:
+        """Reads one row in a round trip, or those of a slice together."""
+        numbers = range(self.first, self.first + self._count)[index]
+        if isinstance(numbers, range):
+            return [{"input_ids": ids} for ids in self._text.read(numbers)]
+        return {"input_ids": self._text.read([numbers])[0]}
+
+
+class RemoteText:
+    """A corpus that is served elsewhere."""
+
+    def __init__(
+        self,
+        settings: connect.Settings,
+        wanted: data_channels.Wanted,
+        reading: Reading,
+        work: activity.Work | None = None,
+    ) -> None:
+        """Connects to who serves it, and reads what parts there are.
+
+        Args:
+          settings: of this cluster, in a federation.
+          wanted: the data.
+          reading: how.
+          work: of this process.
+
+        Raises:
+          errors.NebulaError: if nobody serves it, in another form than is wanted, or
+            this account has no grant.
+        """
+        self._wanted = wanted
+        self._flag = f"--data={data_channels.PREFIX}{wanted.handle}"
+        self._form = data_channels.Form(
+            reading.rows, reading.max_length, reading.pieces
+        )
+        folder = site_folder.Folder(pathlib.Path(settings.federation))
+        token, lab = account_token.read(folder, settings.account), folder.load().name
+        with identity.Identity.open(folder.path) as found:
+            account = found.account_of(token, time.time()).name
+        name = data_channels.reader_name(lab, account, settings.job, reading.cluster)
+        hello = frames.Hello(
+            name,
+            nebula_jax.__version__,
+            data_channels.settings(
+                wanted.handle, reading.vocabulary, reading.max_length
+            ),
+            details={
+                "account": account,
+                "job": settings.job,
+                "cluster": reading.cluster,
+                "rows": reading.rows,
+            },
+        )
+        self._trainer = switch_client.Trainer(
+            *(folder, settings.account, data_channels.job_of(wanted.handle)),
+            *(name, wanted.lab),
+        )
+        try:
+            self._link = _dial(settings, self._trainer, hello, work)
+        except BaseException:
+            self._trainer.close()
+            raise
+        try:
+            self._ends = data_channels.reader_ends(self._link, self._form)
+            self._link.wait_for_welcome(settings.connect_timeout)
+            proof = token_proof.make(token, self._about(name))
+            self._send(self._ends.proof, 0, np.frombuffer(proof, np.uint8))
+            self._places = _placed(self._read_parts())
+        except errors.NebulaError as error:
+            self._link.abort(str(error))
+            self._trainer.close()
+            raise self._ended(error) from None
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._requests = 0
+        self._due: collections.deque[int] = collections.deque()
+        """Requests for rows whose answers are to come, in order."""
+        self._kept: dict[int, np.ndarray] = {}
+
+    def _about(self, name: str) -> tuple[str, str, str, str]:
+        """Returns what the proof of this account is for."""
+        owner = site_folder.parse_name(self._link.owner)
+        nonce = self._link.peer.details.get("nonce")
+        if owner is None or not isinstance(nonce, str):
+            raise data_channels.DataError("what serves the data is no such service")
+        return owner[0], self._wanted.handle, nonce, name
+
+    def _read_parts(self) -> list[data_channels.Part]:
+        pages: list[np.ndarray] = []
+        while not pages or not data_channels.is_last_page(pages[-1]):
+            if len(pages) == data_channels.MOST_PARTS_PAGES:
+                raise data_channels.DataError("the data's description has no end")
+            page = self._ends.parts.recv_payload(len(pages)).payload
+            pages.append(np.asarray(page))
+        return data_channels.read_pages(pages)
+
+    def part(
+        self, name: str, splits: Sequence[str]
+    ) -> tuple[str, dict[str, Sequence[dict[str, np.ndarray]]]]:
+        """Returns a part of the corpus, as `packed_sequences.Prepared` has it.
+
+        Args:
+          name: such as `mono/es`.
+          splits: of it.
+
+        Returns:
+          Digest of all that it was made from, and split -> its rows.
+
+        Raises:
+          NoMoreText: if it is not there.
+        """
+        found: dict[str, Sequence[dict[str, np.ndarray]]] = {}
+        key = ""
+        for split in splits:
+            if (name, split) not in self._places:
+                there = ", ".join(sorted({each for each, _ in self._places}))
+                raise NoMoreText(
+                    f"{self._flag} has no {name} to {split}; it has {there or 'none'}"
+                )
+            part, first = self._places[name, split]
+            found[split], key = RemoteRows(self, first, part.rows), part.key
+        return key, found
+
+    def side(self) -> dict[str, remote_side.RemoteExamples]:
+        """Returns the examples of each split of a side of a parallel corpus.
+
+        Lengths and ids are read now, the examples when they are due.
+
+        Raises:
+          NoMoreText: if it is no side, or they may not be read.
+        """
+        places = {
+            split: place
+            for (name, split), place in self._places.items()
+            if name == data_channels.SIDE
+        }
+        if not places:
+            raise NoMoreText(f"{self._flag} is no side of a parallel corpus")
+        parts = [part for part, _ in places.values()]
+        rows, id_bytes = (
+            sum(getattr(part, name) for part in parts) for name in ("rows", "id_bytes")
+        )
+        try:
+            with self._sending:
+                found = self._pages(data_channels.LENGTHS, self._ends.lengths, 4 * rows)
+                lengths = np.frombuffer(found, np.int32)
+                found = self._pages(data_channels.IDS, self._ends.ids, id_bytes)
+                ids = found.decode("ascii", "replace").split("\n")[:-1]
+            shortest, longest = lengths.min(initial=1), lengths.max(initial=1)
+            if (
+                len(ids) != rows
+                or not 1 <= shortest <= longest <= self._form.length
+                or any(printable.line(name, 100) != name for name in ids)
+            ):
+                raise data_channels.DataError("ids or lengths of rows that cannot be")
+        except errors.NebulaError as error:
+            raise self._ended(error) from None
+        sides = {}
+        for split, (part, first) in places.items():
+            here = slice(first, first + part.rows)
+            sides[split] = remote_side.RemoteExamples(
+                ids[here], lengths[here], part.key, first, self.read
+            )
+        return sides
+
+    def fetch(
+        self, places: Sequence[tuple[Sequence[dict[str, np.ndarray]], int]]
+    ) -> list[np.ndarray]:
+        """Reads rows of several parts together; see `resumable_batches.Fetch`."""
+        numbers = []
+        for rows, number in places:
+            assert isinstance(rows, RemoteRows)  # `part` has made them
+            numbers.append(rows.first + number)
+        return list(self.read(numbers))
+
+    def read(self, numbers: Sequence[int]) -> np.ndarray:
+        """Reads rows by their numbers in the whole corpus; any thread may.
+
+        Returns:
+          [rows, L] int32, padded.
+
+        Raises:
+          NoMoreText: if they may not be read, or cannot.
+        """
+        if not len(numbers):
+            return np.zeros((0, self._form.length), np.int32)
+        starts = range(0, len(numbers), self._form.rows)
+        parts = [numbers[start : start + self._form.rows] for start in starts]
+        try:
+            with self._sending:
+                sent = [self._request(part) for part in parts]
+            found = [
+                self._answer(number)[: len(part)]
+                for number, part in zip(sent, parts, strict=True)
+            ]
+        except errors.NebulaError as error:
+            raise self._ended(error) from None
+        return np.concatenate(found)
+
+    def _pages(self, operation: int, channel: channels.Receiver, size: int) -> bytes:
+        """Reads so many bytes in pages, before any row is read; several at a time."""
+        count, found = -(-size // data_channels.PAGE_BYTES), list[np.ndarray]()
+        while len(found) < count:
+            last = min(count, len(found) + PAGES_AT_ONCE)
+            sent = [self._wanted_of(operation, [n]) for n in range(len(found), last)]
+            for number in sent:
+                found.append(np.asarray(channel.recv_payload(number).payload))
+        return b"".join(page.tobytes() for page in found)[:size]
+
+    def _request(self, numbers: Sequence[int]) -> int:
+        """Requests at most N rows; returns the number of the request."""
+        self._due.append(self._wanted_of(data_channels.ROWS, numbers))
+        return self._due[-1]
+
+    def _wanted_of(self, operation: int, numbers: Sequence[int]) -> int:
+        """Sends a request; returns its number."""
+        wanted = np.full(1 + self._form.rows, data_channels.NO_ROW, np.int32)
+        wanted[0] = operation
+        wanted[1 : 1 + len(numbers)] = numbers
+        self._requests += 1
+        self._send(self._ends.wanted, self._requests, wanted)
+        return self._requests
+
+    def _answer(self, number: int) -> np.ndarray:
+        """Waits for the answer to a request; others that come first are kept."""
+        with self._receiving:
+            while number not in self._kept:
+                first = self._due.popleft()
+                payload = self._ends.rows.recv_payload(first).payload
+                count = self._form.rows * self._form.length
+                ids = bits.unpack_on_host(np.asarray(payload.data), count, payload.bits)
+                shape = (self._form.rows, self._form.length)
+                self._kept[first] = ids.astype(np.int32).reshape(shape)
+            return self._kept.pop(number)
+
+    def _send(self, channel: channels.Sender, number: int, array: np.ndarray) -> None:
+        channel.send_payload(number, selector.Selected(array, 0))
+
+    def _ended(self, error: errors.NebulaError) -> NoMoreText:
+        """Returns an error as that of the data that it ended."""
+        return NoMoreText(f"{self._flag}: {error}")
+
+    def close(self) -> None:
+        """Ends the session, if it has not ended."""
+        if not self._link.is_over:
+            try:
+                with self._sending:
+                    self._request([])
+                self._link.close()
+            except errors.NebulaError as error:  # it was needed no more
+                self._link.abort(str(error))
+        self._trainer.close()
+
+    def __enter__(self) -> "RemoteText":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _dial(
+    settings: connect.Settings,
+    trainer: switch_client.Trainer,
+    hello: frames.Hello,
+    work: activity.Work | None,
+) -> Link:
+    """Connects to who serves the data.
+
+    A process that was killed and comes back finds its former session there, which ends
+    when it first tries: so it tries twice.
+    """
+    for is_last in (False, True):
+        try:
+            return bridge.connect(
+                inner.read(trainer.folder)[:2],
+                hello,
+                connect_timeout=settings.connect_timeout,
+                peer_timeout=settings.peer_timeout,
+                reconnect_timeout=settings.reconnect_timeout,
+                peer=data_channels.CLUSTER,
+                tls=trainer.client_context,
+                line=wan.from_string(settings.wan).up,
+                log=process.message,
+                work=work or activity.Work(settings.stuck_timeout),
+                reach=trainer.reach(data_channels.CLUSTER),
+                finish=trainer.finish(states.Role.CONNECTOR),
+            )
+        except session.PeerAborted:
+            if is_last:
+                raise
+    raise AssertionError
+
+
+def _placed(
+    parts: Sequence[data_channels.Part],
+) -> dict[tuple[str, str], tuple[data_channels.Part, int]]:
+    """Returns (part, split) -> it, and the number of its first row."""
+    found, first = {}, 0
+    for part in parts:
+        found[part.name, part.split] = part, first
+        first += part.rows
+    return found

@@ -1,0 +1,1 @@
+"""The membership of a federation: who belongs to it, by which certificate."""

@@ -1,0 +1,361 @@
+"""The issuer of a federation's certificates: an interface, and one kept in a folder.
+
+The authority decides names. What a request has in it besides its key does not count: a
+certificate is for a lab and a role, and a lab gets one while it is a member.
+"""
+
+import datetime
+import math
+import os
+import pathlib
+import sqlite3
+from typing import Any, Protocol
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from nebula_jax import files
+from nebula_jax.security.membership import (
+    authority_store,
+    invitations,
+    issuing,
+    member,
+    revocation,
+    site_folder,
+)
+
+LIST_RENEWAL = datetime.timedelta(days=1)
+"""The age at which a revocation list is signed anew: six are missed before one ends."""
+LIST_MEMORY = datetime.timedelta(days=1)
+"""A certificate that expired so long ago is refused for that, by any clock."""
+MOST_CERTIFICATES = 1000
+"""Certificates of one lab that a revocation list may have to name: a list that is too
+long is taken by no lab (`revocation.MOST_BYTES`). A lab needs four a day."""
+MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
+
+
+class RequestRefused(site_folder.Refusal):
+    """An error in a request for a certificate, or in who sends it."""
+
+
+class Issuer(Protocol):
+    """An issuer of certificates: `LocalAuthority`, or a client of a service."""
+
+    def certificate(self) -> bytes:
+        """Returns the authority's own certificate (PEM)."""
+        ...
+
+    def certify(self, csr_pem: bytes, lab: str, role: str) -> bytes:
+        """Returns a certificate (PEM) for the key of a request, for a lab's role."""
+        ...
+
+    def revoke(self, lab: str) -> int:
+        """Revokes what a lab has; returns the number of the new revocation list."""
+        ...
+
+    def revocation_list(self) -> bytes:
+        """Returns the newest revocation list (PEM)."""
+        ...
+
+
+class LocalAuthority:
+    """An authority whose key lies in the folder of a lab.
+
+    Several processes may use it at once, such as a switch and a command.
+
+    Args:
+      folder: of the lab.
+      lifetime: of the certificates that it issues.
+
+    Attributes:
+      lab: that it belongs to.
+      fingerprint: of its certificate.
+      invitations: to the federation, with the labs that have come.
+
+    Raises:
+      federation.FederationError: if it is not there, or others can read its key.
+    """
+
+    def __init__(
+        self,
+        folder: site_folder.Folder,
+        lifetime: datetime.timedelta = issuing.LEAF_LIFETIME,
+    ) -> None:
+        folder.check()
+        self._folder, self._lifetime = folder, lifetime
+        try:
+            pem = folder.authority_certificate.read_bytes()
+            certificate = x509.load_pem_x509_certificate(pem)
+            pem = folder.authority_key.read_bytes()
+            key: Any = serialization.load_pem_private_key(pem, None)
+            self.lab = member.issuing_lab(certificate)
+        except FileNotFoundError:
+            raise site_folder.FederationError(
+                f"{folder.path}: the authority is not in this folder; it is where"
+                " `nebula init` was run"
+            ) from None
+        except (OSError, *site_folder.UNREADABLE, site_folder.Refusal) as error:
+            text = " ".join(str(error).split())[:200]
+            raise site_folder.FederationError(f"{folder.authority}: {text}") from None
+        if key.public_key() != certificate.public_key():
+            raise site_folder.FederationError(
+                f"{folder.authority_key}: the key of another authority"
+            )
+        self._signer = issuing.Signer(certificate, key)
+        self.fingerprint = site_folder.fingerprint(certificate)
+        self._store = authority_store.Store(folder.authority_database)
+        self.invitations = invitations.Invitations(self._store)
+        if self.lab not in self.invitations.members():
+            self.invitations.admit(self.lab)
+
+    @classmethod
+    def create(
+        cls,
+        folder: site_folder.Folder,
+        lab: str,
+        now: datetime.datetime | None = None,
+        lifetime: datetime.timedelta = issuing.LEAF_LIFETIME,
+    ) -> "LocalAuthority":
+        """Makes an authority, with its lab as the first member.
+
+        Args:
+          folder: of the lab; it is made if missing.
+          lab: the name of the lab, which is in the authority's certificate.
+          now: the time; by default this machine's.
+          lifetime: of the certificates that it will issue.
+
+        Raises:
+          federation.FederationError: if there is one already, or it cannot be made.
+        """
+        site_folder.check_lab(lab)
+        now = now or site_folder.utc_now()
+        folder.prepare()
+        if folder.authority.exists():
+            raise site_folder.FederationError(
+                f"{folder.authority}: an authority is here already"
+            )
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = issuing.authority_certificate(key, lab, now)
+        try:
+            with files.writing(folder.authority) as partial:
+                _write(partial, issuing.Signer(certificate, key))
+        except OSError as error:
+            text = f"{folder.authority}: {error.strerror}"
+            raise site_folder.FederationError(text) from None
+        authority = cls(folder, lifetime)
+        authority.revocation_list(now)
+        return authority
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._store.close()
+
+    def certificate(self) -> bytes:
+        """Returns the authority's own certificate (PEM)."""
+        return self._signer.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def invite(
+        self, lab: str, address: str, now: datetime.datetime | None = None
+    ) -> str:
+        """Makes an invitation; see `invitations.Invitations.invite`."""
+        return self.invitations.invite(lab, address, self.fingerprint, now)
+
+    def redeem(
+        self, secret: bytes, lab: str, now: datetime.datetime | None = None
+    ) -> None:
+        """Admits a lab; see `invitations.Invitations.redeem`."""
+        self.invitations.redeem(secret, lab, now)
+
+    def certify(
+        self,
+        csr_pem: bytes,
+        lab: str,
+        role: str,
+        now: datetime.datetime | None = None,
+    ) -> bytes:
+        """Issues a certificate.
+
+        Args:
+          csr_pem: a request, from whom the caller has checked to be the lab.
+          lab: a member.
+          role: one of `federation.ROLES`.
+          now: the time; by default this machine's.
+
+        Returns:
+          The certificate (PEM).
+
+        Raises:
+          RequestRefused: if the request does not serve, or the lab is no
+            member or has MOST_CERTIFICATES, or there is no such role.
+          federation.FederationError: if the database does not serve.
+        """
+        now = now or site_folder.utc_now()
+        if role not in site_folder.ROLES:
+            raise RequestRefused("wrong_role", f"no lab has a {role[:80]!r}")
+        key = requested_key(csr_pem)
+        with self._store.transaction() as connection:
+            if not invitations.is_member(connection, lab):
+                raise RequestRefused(
+                    "no_member",
+                    f"{lab[:80]!r} is no member of this federation, or was revoked; it"
+                    " needs an invitation",
+                )
+            count = connection.execute(
+                "SELECT COUNT(*) FROM issued WHERE lab = ? AND not_after >= ?",
+                (lab, int((now - LIST_MEMORY).timestamp())),
+            ).fetchone()[0]
+            if count >= MOST_CERTIFICATES:
+                raise RequestRefused(
+                    "too_many",
+                    f"{lab} has {count} certificates, and gets no other until some of"
+                    " them have expired",
+                )
+            name = site_folder.dns_name(lab, role)
+            made = issuing.leaf(self._signer, key, name, now, self._lifetime)
+            end = int(made.not_valid_after_utc.timestamp())
+            connection.execute(
+                "INSERT INTO issued VALUES (?, ?, ?, ?)",
+                (f"{made.serial_number:x}", lab, role, end),
+            )
+        return made.public_bytes(serialization.Encoding.PEM)
+
+    def revoke(self, lab: str, now: datetime.datetime | None = None) -> int:
+        """Revokes the certificates of a lab, and withdraws its invitation.
+
+        It gets no other until it has been invited anew.
+
+        Args:
+          lab: a member, or one that was; or one that was invited.
+          now: the time; by default this machine's.
+
+        Returns:
+          The number of the new revocation list.
+
+        Raises:
+          federation.FederationError: if the lab is none of these, or has the authority.
+        """
+        now = now or site_folder.utc_now()
+        site_folder.check_lab(lab)
+        if lab == self.lab:
+            raise site_folder.FederationError(
+                f"{lab} has the authority and cannot be revoked; `nebula rotate` gives"
+                " it new keys"
+            )
+        seconds = int(now.timestamp())
+        listed = revocation.RevocationList(self._folder)
+        with self._store.transaction() as connection:
+            withdrawn = invitations.withdraw(connection, lab)
+            if not withdrawn and not invitations.has_come(connection, lab):
+                raise site_folder.FederationError(
+                    f"{lab} is no member of this federation, and was not invited"
+                )
+            invitations.bar(connection, lab, now)
+            connection.execute(
+                "INSERT OR IGNORE INTO revoked SELECT serial, ? FROM issued"
+                " WHERE lab = ? AND not_after >= ?",
+                (seconds, lab, seconds - int(LIST_MEMORY.total_seconds())),
+            )
+            number, _ = self._sign_list(connection, listed, now)
+        return number
+
+    def revocation_list(self, now: datetime.datetime | None = None) -> bytes:
+        """Returns the newest revocation list (PEM).
+
+        It is signed anew when it is a day old, or the lab has a newer one: then the
+        authority has come back from a copy.
+
+        Args:
+          now: the time; by default this machine's.
+        """
+        now = now or site_folder.utc_now()
+        listed = revocation.RevocationList(self._folder)
+        with self._store.transaction() as connection:
+            query = "SELECT number, signed, pem FROM revocation_list"
+            row = connection.execute(query).fetchone()
+            age = now.timestamp() - row[1] if row else math.inf
+            if row and row[0] >= listed.number and age < LIST_RENEWAL.total_seconds():
+                return row[2]
+            _, pem = self._sign_list(connection, listed, now)
+        return pem
+
+    def _sign_list(
+        self,
+        connection: sqlite3.Connection,
+        listed: revocation.RevocationList,
+        now: datetime.datetime,
+    ) -> tuple[int, bytes]:
+        """Signs the next revocation list; returns its number and it (PEM).
+
+        It goes on from what the lab has: no lab takes a list with a lower number, and
+        what was revoked there stays so, whatever the database has lost.
+        """
+        row = connection.execute("SELECT number FROM revocation_list").fetchone()
+        number = 1 + max(row[0] if row else 0, listed.number)
+        for serial, since in listed.revoked().items():
+            begin, text = int(since.timestamp()), f"{serial:x}"
+            end = begin + int(self._lifetime.total_seconds())  # it expires before that
+            connection.execute(
+                "INSERT OR IGNORE INTO issued VALUES (?, '', '', ?)", (text, end)
+            )
+            connection.execute(
+                "INSERT OR IGNORE INTO revoked VALUES (?, ?)", (text, begin)
+            )
+        rows = connection.execute(
+            "SELECT serial, since FROM revoked JOIN issued USING (serial)"
+            " WHERE not_after >= ?",
+            (int((now - LIST_MEMORY).timestamp()),),
+        ).fetchall()
+        revoked = [
+            (int(serial, 16), datetime.datetime.fromtimestamp(since, datetime.UTC))
+            for serial, since in rows
+        ]
+        signed = issuing.revocation_list(self._signer, number, revoked, now)
+        pem = signed.public_bytes(serialization.Encoding.PEM)
+        connection.execute(
+            "INSERT OR REPLACE INTO revocation_list VALUES (1, ?, ?, ?)",
+            (number, int(now.timestamp()), pem),
+        )
+        return number, pem
+
+
+def requested_key(csr_pem: bytes) -> Any:
+    """Returns the public key of a request whose sender has the private one.
+
+    Args:
+      csr_pem: from anybody.
+
+    Raises:
+      RequestRefused: if it is no such request, or its key is weak.
+    """
+    try:
+        if len(csr_pem) > MOST_REQUEST_BYTES:
+            raise ValueError("it is too long")
+        request = x509.load_pem_x509_csr(csr_pem)
+        key = request.public_key()
+        strong = member.is_strong(key)
+        valid = strong and request.is_signature_valid
+    except site_folder.UNREADABLE:
+        raise RequestRefused("malformed", "this is no certificate request") from None
+    if not strong:
+        raise RequestRefused(
+            "weak_key", "the key of a request must be P-256, a longer one, or Ed25519"
+        )
+    if not valid:
+        raise RequestRefused(
+            "bad_signature", "the request was not signed with its own key"
+        )
+    return key
+
+
+def _write(folder: pathlib.Path, signer: issuing.Signer) -> None:
+    """Writes ca.pem, and key.pem for this user alone, into a new folder."""
+    folder.mkdir(mode=0o700)
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(signer.certificate.public_bytes(pem))
+    contents = signer.key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(folder / "key.pem", flags, 0o600), "wb") as stream:
+        stream.write(contents)

@@ -1,0 +1,254 @@
+"""A checkup of a lab's folder: what is in order, what is not, and what to do.
+
+Nothing is changed, and nothing but the folder is looked at. Each function returns
+checks, and raises nothing for what it may find.
+"""
+
+import datetime
+import shutil
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cryptography import x509
+
+from nebula_jax import errors, printable
+from nebula_jax.security import policy, private_files
+from nebula_jax.security.accounts import identity_store
+from nebula_jax.security.audit import verify as audit_verify
+from nebula_jax.security.membership import issuing, member, revocation, site_folder
+
+LITTLE_BYTES = 1 << 30
+"""A disk with less is nearly full: a log that finds no room stops what it records."""
+MOST_CLOCK_SECONDS = issuing.BACKDATED.total_seconds() / 2
+"""A larger difference is wrong: with twice that, new certificates are not valid yet."""
+TRUSTED_FILE_TIME = datetime.timedelta(minutes=5)
+"""A certificate is installed within seconds of its issue; a file whose time is further
+off was copied, or the clock is that wrong: both are reported."""
+LATE = 0.8
+"""The part of a certificate's life after which its renewal has failed for hours."""
+OLD_LIST = datetime.timedelta(days=2)
+"""The authority signs a new list every day."""
+
+SECRETS = (
+    *("key.pem", "authority.sqlite", "identity.sqlite", "switch.json"),
+    *("owner.token", "token"),
+)
+"""The names of files that nobody else may read."""
+
+FINE, WRONG, UNCLEAR = "ok", "wrong", "note"
+
+
+class Check(NamedTuple):
+    """A check and its result."""
+
+    what: str
+    """Was looked at, in a word or two."""
+    state: str
+    """FINE, WRONG, or UNCLEAR if it could not be found out or needs no action."""
+    text: str
+    """The result, and what to do if something is wrong."""
+
+    def __str__(self) -> str:
+        text = printable.line(self.text, printable.LINE_LIMIT)
+        return f"{self.state:5}  {self.what}: {text}"
+
+
+def folder(
+    found: site_folder.Folder, now: datetime.datetime | None = None
+) -> list[Check]:
+    """Returns all checks of a folder.
+
+    Args:
+      found: the folder of a lab.
+      now: the time; by default this machine's.
+    """
+    now = now or site_folder.utc_now()
+    try:
+        found.load()
+    except errors.NebulaError as error:
+        return [Check("folder", WRONG, str(error))]
+    parts: Sequence[tuple[str, Callable[[], Check]]] = (
+        ("folder", lambda: private(found)),
+        ("certificate of the switch", lambda: certificate(found, "switch", now)),
+        ("certificate of the trainer", lambda: certificate(found, "trainer", now)),
+        ("clock", lambda: clock(found)),
+        ("revocation list", lambda: revocation_list(found, now)),
+        ("policy", lambda: rules(found)),
+        ("accounts", lambda: accounts(found)),
+        ("audit log", lambda: audit_log(found)),
+        ("disk", lambda: disk(found)),
+    )
+    return [_checked(what, part) for what, part in parts]
+
+
+def _checked(what: str, part: Callable[[], Check]) -> Check:
+    """Returns a check; an error is its result."""
+    try:
+        return part()
+    except (errors.NebulaError, OSError) as error:
+        return Check(what, WRONG, str(error))
+
+
+def private(found: site_folder.Folder) -> Check:
+    """Checks that no other user of the machine can read what is secret.
+
+    Raises:
+      errors.NebulaError: that names the first path that others can use.
+    """
+    found.check()
+    work = [each for each in found.users.iterdir() if each.is_dir()]
+    for each in (found.path, *work):
+        private_files.folder(each)
+    near = (*found.path.glob("*"), *found.path.glob("*/*"), *found.users.glob("*/*"))
+    for path in near:
+        if path.name in SECRETS:
+            private_files.check_file(path)
+    return Check("folder", FINE, f"{found.path}: only this user can read its secrets")
+
+
+def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) -> Check:
+    """Checks the certificate of a role, and that its renewal is not late.
+
+    Raises:
+      errors.NebulaError: if it must not be used, with what to do.
+    """
+    what = f"certificate of the {role}"
+    own = member.load(found, role, now).certificate
+    left = member.remaining(own, now)
+    life = own.not_valid_after_utc - own.not_valid_before_utc
+    renewal = own.not_valid_before_utc + life * member.RENEWAL
+    text = f"valid for {duration(left)} more"
+    if now < renewal:
+        due = duration(renewal - now)
+        return Check(what, FINE, f"{text}; its renewal is due in {due}")
+    if now < own.not_valid_before_utc + life * LATE:
+        return Check(
+            what, FINE, f"{text}; its renewal is due: a running switch does it"
+        )
+    return Check(
+        what,
+        WRONG,
+        f"{text}, and its renewal is late: is the switch running, with a line to the"
+        " lab that issues certificates? then: nebula rotate",
+    )
+
+
+def clock(found: site_folder.Folder) -> Check:
+    """Compares this machine's clock with the authority's.
+
+    The authority's is in a certificate that it has issued; this machine's, in the time
+    of the file that was written when it came.
+    """
+    if not found.load().authority:
+        return Check("clock", FINE, "this lab has the authority, whose clock counts")
+    path = found.switch / "cert.pem"
+    own = x509.load_pem_x509_certificate(path.read_bytes())
+    issued = own.not_valid_before_utc + issuing.BACKDATED
+    written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+    ahead = written - issued
+    when = f"at {issued:%Y-%m-%d %H:%M} UTC, when the certificate was issued"
+    if abs(ahead) > TRUSTED_FILE_TIME:
+        return Check(
+            "clock",
+            UNCLEAR,
+            f"the files of the certificate are {duration(abs(ahead))} off its issue"
+            f" {when}: they were copied, or this clock is wrong; compare it with a time"
+            " server",
+        )
+    seconds = ahead.total_seconds()
+    text = f"{abs(seconds):.0f} s {'ahead of' if seconds >= 0 else 'behind'}"
+    if abs(seconds) > MOST_CLOCK_SECONDS:
+        return Check(
+            "clock",
+            WRONG,
+            f"this machine's was {text} the authority's {when}: set it by a time"
+            " server (NTP)",
+        )
+    return Check("clock", FINE, f"this machine's was {text} the authority's {when}")
+
+
+def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Check:
+    """Checks the revocation list, and that it is not old.
+
+    Raises:
+      errors.NebulaError: if it does not serve.
+    """
+    listed = revocation.RevocationList(found)
+    listed.check(now)
+    crl = x509.load_pem_x509_crl(listed.pem())
+    age, end = now - crl.last_update_utc, crl.next_update_utc
+    assert end is not None  # `RevocationList` takes no other
+    text = f"number {listed.number}, {duration(age)} old"
+    text += f", valid for {duration(end - now)} more"
+    if age > OLD_LIST:
+        return Check(
+            "revocation list",
+            WRONG,
+            f"{text}: a newer one should have come; is the authority's switch running?",
+        )
+    return Check("revocation list", FINE, text)
+
+
+def rules(found: site_folder.Folder) -> Check:
+    """Checks that the policy can be read.
+
+    Raises:
+      errors.NebulaError: if not.
+    """
+    path = found.path / policy.FILE
+    policy.load(path)
+    text = f"{path} serves" if path.exists() else "none: every job may cross"
+    return Check("policy", FINE, text)
+
+
+def accounts(found: site_folder.Folder) -> Check:
+    """Checks the store of accounts.
+
+    Raises:
+      errors.NebulaError: if it cannot be opened.
+    """
+    store = identity_store.Store(found.identity)
+    try:
+        findings = store.findings()
+        count = store.rows("SELECT COUNT(*) FROM accounts")[0][0]
+    finally:
+        store.close()
+    if findings:
+        text = f"{findings[0]} ({len(findings)} findings): put a copy of it back"
+        return Check("accounts", WRONG, f"{found.identity}: {text}")
+    return Check("accounts", FINE, f"{count}, in a store that is sound")
+
+
+def audit_log(found: site_folder.Folder) -> Check:
+    """Verifies the audit log, by what this lab itself has signed.
+
+    Raises:
+      errors.NebulaError: if it cannot be read.
+    """
+    findings = audit_verify.verify(found.audit)
+    if not findings:
+        return Check("audit log", FINE, "its entries are as they were signed")
+    text = f"{findings[0]}; see nebula audit verify"
+    return Check("audit log", WRONG, text)
+
+
+def disk(found: site_folder.Folder) -> Check:
+    """Checks that the disk has room."""
+    free = shutil.disk_usage(found.path).free
+    text = f"{free / 1e9:.1f} GB are free"
+    if free < LITTLE_BYTES:
+        return Check("disk", WRONG, f"{text}: make room, or the audit log will stop")
+    return Check("disk", FINE, text)
+
+
+def duration(span: datetime.timedelta) -> str:
+    """Returns a span of time in words.
+
+    >>> duration(datetime.timedelta(minutes=90))
+    '1.5 h'
+    """
+    seconds = span.total_seconds()
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if abs(seconds) >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,302 @@
+"""Invitations to a federation, and the labs that have come.
+
+An invitation is one line for a person to hand on, by a way that is trusted. It serves
+once, for an hour and for one lab's name. It carries the fingerprint of the authority,
+so that the lab that joins trusts no other, and a secret, of which the authority keeps
+only a digest.
+"""
+
+import base64
+import binascii
+import dataclasses
+import datetime
+import hashlib
+import hmac
+import json
+import secrets
+import sqlite3
+
+from nebula_jax.security.membership import authority_store, site_folder
+
+LIFETIME = datetime.timedelta(hours=1)
+"""As long as it takes two people to pass on a line."""
+SECRET_BYTES = 32
+MOST_GUESSES = 10
+"""Wrong secrets for one lab's name, after which its invitation no longer serves. Nobody
+guesses 32 bytes; somebody who tries should be noticed."""
+KEPT = datetime.timedelta(days=30)
+"""Old invitations are kept for so long: a second use is then called one."""
+
+PREFIX = "nebula1."
+MOST_CHARACTERS = 2048  # of the text of an invitation; three times what it needs
+_CHECK_BYTES = 4  # of a digest, which finds a line that was copied badly
+
+REASONS = {
+    "guessed": "there is no such invitation",
+    "wrong_name": "the invitation is for another lab's name",
+    "used": "the invitation was used before",
+    "withdrawn": "the invitation was withdrawn, or a newer one replaced it",
+    "expired": "the invitation has expired",
+    "too_many_guesses": "too many wrong invitations came for this lab's name",
+}
+
+
+class InvitationRefused(site_folder.Refusal):
+    """An error in an invitation that somebody shows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Invitation:
+    """An invitation as the lab that joins reads it.
+
+    Attributes:
+      address: host:port of the authority's switch.
+      fingerprint: of the authority's certificate.
+      lab: the name for which it serves.
+      expires: the end of its life.
+      secret: 32 bytes that show who was invited. No text of this object has them.
+    """
+
+    address: str
+    fingerprint: str
+    lab: str
+    expires: datetime.datetime
+    secret: bytes = dataclasses.field(repr=False)
+
+    def text(self) -> str:
+        """Returns the line to hand on. It is secret."""
+        body = json.dumps(
+            {
+                "address": self.address,
+                "fingerprint": self.fingerprint,
+                "lab": self.lab,
+                "expires": int(self.expires.timestamp()),
+                "secret": self.secret.hex(),
+            },
+            separators=(",", ":"),
+        ).encode("ascii")
+        data = base64.urlsafe_b64encode(body + _check_bytes(body))
+        return PREFIX + data.decode("ascii").rstrip("=")
+
+
+class Invitations:
+    """The invitations of an authority, and the labs that it has admitted.
+
+    Args:
+      store: of the authority.
+    """
+
+    def __init__(self, store: authority_store.Store) -> None:
+        self._store = store
+
+    def invite(
+        self,
+        lab: str,
+        address: str,
+        fingerprint: str,
+        now: datetime.datetime | None = None,
+    ) -> str:
+        """Makes an invitation, which replaces an older one for the same lab.
+
+        Args:
+          lab: the name for which it serves.
+          address: host:port at which the lab reaches the authority's switch.
+          fingerprint: of the authority's certificate.
+          now: the time; by default this machine's.
+
+        Returns:
+          One line, which is secret.
+
+        Raises:
+          federation.FederationError: if an argument does not serve.
+        """
+        now = now or site_folder.utc_now()
+        site_folder.check_lab(lab)
+        if not site_folder.is_address(address):
+            raise site_folder.FederationError(
+                f"{address[:80]!r} is not host:port, as in lab-s.example:7070"
+            )
+        if not site_folder.is_fingerprint(fingerprint):
+            raise site_folder.FederationError("a fingerprint has 64 hexadecimal digits")
+        expires = now.replace(microsecond=0) + LIFETIME
+        secret = secrets.token_bytes(SECRET_BYTES)
+        invitation = Invitation(address, fingerprint, lab, expires, secret)
+        old = int((now - KEPT).timestamp())
+        with self._store.transaction() as connection:
+            withdraw(connection, lab)
+            connection.execute("DELETE FROM guesses WHERE lab = ?", (lab,))
+            connection.execute("DELETE FROM invitations WHERE expires < ?", (old,))
+            connection.execute(
+                "INSERT INTO invitations VALUES (?, ?, ?, 'open')",
+                (_digest(secret), lab, int(expires.timestamp())),
+            )
+        return invitation.text()
+
+    def redeem(
+        self, secret: bytes, lab: str, now: datetime.datetime | None = None
+    ) -> None:
+        """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
+
+        Args:
+          secret: of the invitation.
+          lab: the name under which its bearer wants to join.
+          now: the time; by default this machine's.
+
+        Raises:
+          InvitationRefused: if it does not serve; the reason is a key of REASONS.
+        """
+        now = now or site_folder.utc_now()
+        with self._store.transaction() as connection:
+            reason = _redeem(connection, _digest(secret), lab, int(now.timestamp()))
+        if reason:  # not in the transaction, which would forget the guess
+            text = f"{REASONS[reason]}; the authority's lab can make another"
+            raise InvitationRefused(reason, text)
+
+    def guesses(self, lab: str) -> int:
+        """Returns how many wrong secrets came since a lab was invited."""
+        with self._store.transaction() as connection:
+            return _guesses(connection, lab)
+
+    def admit(self, lab: str, now: datetime.datetime | None = None) -> None:
+        """Makes a lab a member without an invitation, as the authority's own is."""
+        site_folder.check_lab(lab)
+        now = now or site_folder.utc_now()
+        with self._store.transaction() as connection:
+            _admit(connection, lab, int(now.timestamp()))
+
+    def members(self) -> list[str]:
+        """Returns the labs that are members, sorted."""
+        query = "SELECT name FROM labs WHERE state = 'member' ORDER BY name"
+        with self._store.transaction() as connection:
+            return [name for (name,) in connection.execute(query)]
+
+
+def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
+    """Reads the text of an invitation.
+
+    Args:
+      text: the line; space around it does no harm.
+      now: the time; by default this machine's.
+
+    Raises:
+      InvitationRefused: if it is damaged or has expired. No error has a part of it.
+    """
+    text = text.strip()
+    if not text.startswith(PREFIX) or len(text) > MOST_CHARACTERS:
+        raise InvitationRefused(
+            "malformed", f"this is no invitation: one is a line that begins {PREFIX}"
+        )
+    data = text.removeprefix(PREFIX)
+    try:
+        body = base64.b64decode(data + "=" * (-len(data) % 4), b"-_", validate=True)
+        body, check = body[:-_CHECK_BYTES], body[-_CHECK_BYTES:]
+        if check != _check_bytes(body):
+            raise ValueError
+        found = json.loads(body)
+        invitation = Invitation(
+            found["address"],
+            found["fingerprint"],
+            found["lab"],
+            datetime.datetime.fromtimestamp(found["expires"], datetime.UTC),
+            bytes.fromhex(found["secret"]),
+        )
+        whole = (
+            site_folder.is_address(invitation.address)
+            and site_folder.is_fingerprint(invitation.fingerprint)
+            and site_folder.is_lab(invitation.lab)
+            and len(invitation.secret) == SECRET_BYTES
+        )
+    except (
+        *(binascii.Error, ValueError, TypeError, KeyError, OverflowError),
+        *(AttributeError, RecursionError, OSError),
+    ):
+        whole = False
+    if not whole:
+        raise InvitationRefused(
+            "malformed",
+            "the invitation is damaged: copy its whole line, up to the last character",
+        )
+    if (now or site_folder.utc_now()) >= invitation.expires:
+        raise InvitationRefused(
+            "expired",
+            f"the invitation expired at {invitation.expires:%Y-%m-%d %H:%M} UTC; the"
+            " lab that made it can make another",
+        )
+    return invitation
+
+
+def withdraw(connection: sqlite3.Connection, lab: str) -> int:
+    """Withdraws the open invitations of a lab, in a transaction; returns how many."""
+    return connection.execute(
+        "UPDATE invitations SET state = 'withdrawn' WHERE lab = ? AND state = 'open'",
+        (lab,),
+    ).rowcount
+
+
+def is_member(connection: sqlite3.Connection, lab: str) -> bool:
+    """Returns True if a lab was admitted and not revoked since."""
+    query = "SELECT 1 FROM labs WHERE name = ? AND state = 'member'"
+    return connection.execute(query, (lab,)).fetchone() is not None
+
+
+def has_come(connection: sqlite3.Connection, lab: str) -> bool:
+    """Returns True if a lab is a member, or was one before it was revoked."""
+    query = "SELECT 1 FROM labs WHERE name = ?"
+    return connection.execute(query, (lab,)).fetchone() is not None
+
+
+def bar(connection: sqlite3.Connection, lab: str, now: datetime.datetime) -> None:
+    """Ends the membership of a lab, in a transaction: until it is invited anew."""
+    connection.execute(
+        "UPDATE labs SET state = 'revoked', since = ? WHERE name = ?",
+        (int(now.timestamp()), lab),
+    )
+
+
+def _redeem(
+    connection: sqlite3.Connection, digest: bytes, lab: str, now: int
+) -> str | None:
+    """Returns why an invitation does not serve; None if it did."""
+    if _guesses(connection, lab) >= MOST_GUESSES:
+        return "too_many_guesses"
+    found = None
+    rows = connection.execute("SELECT digest, lab, expires, state FROM invitations")
+    for row in rows.fetchall():
+        if hmac.compare_digest(row[0], digest):
+            found = row
+    if found is None:
+        open_ = "SELECT 1 FROM invitations WHERE lab = ? AND state = 'open'"
+        if connection.execute(open_, (lab,)).fetchone():
+            connection.execute("INSERT INTO guesses VALUES (?, ?)", (lab, now))
+        return "guessed"
+    _, owner, expires, state = found
+    if owner != lab:
+        return "wrong_name"
+    if state != "open":
+        return state
+    if now >= expires:
+        return "expired"
+    connection.execute(
+        "UPDATE invitations SET state = 'used' WHERE digest = ?", (digest,)
+    )
+    _admit(connection, lab, now)
+    return None
+
+
+def _admit(connection: sqlite3.Connection, lab: str, now: int) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO labs VALUES (?, 'member', ?)", (lab, now)
+    )
+
+
+def _guesses(connection: sqlite3.Connection, lab: str) -> int:
+    query = "SELECT COUNT(*) FROM guesses WHERE lab = ?"
+    return connection.execute(query, (lab,)).fetchone()[0]
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def _check_bytes(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:_CHECK_BYTES]

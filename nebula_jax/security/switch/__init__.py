@@ -1,1 +1,0 @@
-"""The switch of a lab: the only process with an outside address (section 2.4)."""

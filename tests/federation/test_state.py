@@ -1,0 +1,288 @@
+"""The audit log has what streams have carried, however they end."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import types
+
+import pytest
+import two_labs
+
+from nebula_jax.communication.wire import frames
+from nebula_jax.federation import inner, line, meter, state, streams
+from nebula_jax.security import policy, seal
+from nebula_jax.security.audit import entries as audit_entries
+
+ABOUT = streams.About(
+    *("0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t")
+)
+SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
+MAC = seal.Mac(bytes(32))
+
+
+def frame(message, sequence):
+    return b"".join(map(bytes, frames.encode(message, sequence, 0, MAC)))
+
+
+OPEN = frame(frames.Open(bytes(16), 1), 0)
+TENSOR = frame(frames.Tensor(0, 1, 0, [bytes(300)]), 1)
+
+
+@pytest.fixture
+def switch(tmp_path):
+    made = state.State(two_labs.found(tmp_path), print)
+    made.sessions[bytes(16).hex()] = [[], ["tokens"]]
+    yield made
+    made.audit.close()
+    made.identity.close()
+
+
+def counted(switch):
+    """Direction and kind -> frames, by the entries of the audit log."""
+    return {
+        (each.what["direction"], each.what["kind"]): each.what["frames"]
+        for each in audit_entries.read(switch.folder.audit)
+        if each.kind == "stream"
+    }
+
+
+@contextlib.asynccontextmanager
+async def carrying(switch, about=ABOUT):
+    """Yields the task of a stream, its trainer's socket, and its other end."""
+    trainer, here = socket.socketpair()
+    with trainer:
+        near, far = streams.local_pair()
+        connection = await asyncio.open_connection(sock=here)
+        carried = switch.carry(about, "owner", connection, near, is_listener=False)
+        yield asyncio.create_task(carried), trainer, far
+
+
+def test_no_text_of_a_peer_keeps_a_stream_out_of_the_log(switch):
+    """Names that are refused elsewhere, or were not by an earlier switch."""
+    switch.sessions[bytes(16).hex()] = [[], [SECRET]]
+
+    async def carry():
+        async with carrying(switch, ABOUT._replace(job=SECRET)) as (task, trainer, _):
+            trainer.sendall(OPEN + TENSOR)
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    hidden = "(may be a secret)"
+    assert counted(switch) == {("sent", "Open"): 1, ("sent", hidden): 1}
+
+
+def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch):
+    """Its task is cancelled, perhaps again while its trainer takes what is left."""
+
+    async def stop():
+        async with carrying(switch) as (task, trainer, far):
+            trainer.sendall(OPEN + TENSOR + TENSOR)
+            taken = 0
+            while taken < len(OPEN + TENSOR + TENSOR):
+                taken += len(await asyncio.wait_for(far.receive(), 20))
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task], timeout=20)
+            assert task.cancelled()
+
+    asyncio.run(stop())
+    assert counted(switch) == {("sent", "Open"): 1, ("sent", "tokens"): 2}
+    assert not switch.under_way
+
+
+def test_two_streams_of_one_name_are_both_in_the_log(switch):
+    """Another switch chooses the names of those that it opens."""
+
+    async def carry():
+        async with carrying(switch) as one, carrying(switch) as other:
+            await asyncio.sleep(0)
+            assert len(switch.under_way) == 2
+            for count, (task, trainer, _) in enumerate((one, other), 1):
+                trainer.sendall(OPEN + count * TENSOR)
+                trainer.shutdown(socket.SHUT_WR)
+                await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    entries = audit_entries.read(switch.folder.audit)
+    streams_of = [each.what for each in entries if each.kind == "stream"]
+    tensors = [each["frames"] for each in streams_of if each["kind"] == "tokens"]
+    assert tensors == [1, 2]
+    assert not switch.under_way
+
+
+def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
+    """A head may claim a terabyte, and the stream end after it."""
+    head = bytearray(TENSOR[: -len(bytes(300))])
+    struct.pack_into("!Q", head, 24, meter.MOST_PAYLOAD)
+
+    async def carry():
+        async with carrying(switch) as (task, trainer, _):
+            trainer.sendall(OPEN + head)
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    assert switch.usage.uncharged == {"owner": len(OPEN + head)}
+    assert switch.usage.used["m3"] == len(OPEN + head)
+    entries = audit_entries.read(switch.folder.audit)
+    kinds = {each.what["kind"]: each.what for each in entries if each.kind == "stream"}
+    assert kinds["tokens"]["bytes"] == len(head)
+
+
+@pytest.mark.parametrize("is_listener", [False, True])
+def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
+    switch, is_listener
+):
+    """Also that of a trainer that listens to others of its lab, who pay."""
+    about = ABOUT._replace(lab="lab-s")
+    sent = bytearray(OPEN + TENSOR[: -len(bytes(300))])
+
+    async def carry():
+        trainer, here = socket.socketpair()
+        with trainer:
+            near, far = streams.local_pair()
+            connection = await asyncio.open_connection(sock=here)
+            half = about, "owner", connection, near, is_listener
+            task = asyncio.create_task(switch.carry(*half))
+            if is_listener:
+                await far.send(sent)
+                await asyncio.get_running_loop().run_in_executor(
+                    None, trainer.recv, len(sent), socket.MSG_WAITALL
+                )
+            else:
+                trainer.sendall(sent)
+                taken = 0
+                while taken < len(sent):
+                    taken += len(await asyncio.wait_for(far.receive(), 20))
+            switch.usage.barred = {"owner": "its quota is used up"}
+            if is_listener:
+                await far.send(bytes(100))
+            else:
+                trainer.sendall(bytes(100))
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    entries = audit_entries.read(switch.folder.audit)
+    reasons = [each.what["reason"] for each in entries if each.kind == "refusal"]
+    assert reasons == ["QuotaSpent"]
+
+
+def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch):
+    """Not of ana, who dialed, and whose quota is not spent."""
+    about = ABOUT._replace(account="ana@lab-s", lab="lab-s")
+    switch.usage.barred = {"bob": "its quota is used up"}
+
+    async def carry():
+        trainer, here = socket.socketpair()
+        with trainer:
+            near, far = streams.local_pair()
+            connection = await asyncio.open_connection(sock=here)
+            carried = switch.carry(about, "bob", connection, near, is_listener=True)
+            await far.send(OPEN)
+            await asyncio.wait_for(carried, 20)
+            with pytest.raises(line.LineEnded) as told:  # who may be of another lab
+                await far.send(OPEN)
+        assert str(told.value) == "the stream was ended"
+
+    asyncio.run(carry())
+    entries = audit_entries.read(switch.folder.audit)
+    refused = [(each.who, each.what) for each in entries if each.kind == "refusal"]
+    assert refused == [("bob@lab-s", {"reason": "QuotaSpent", "job": "m3"})]
+
+
+def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
+    """Both of its halves see each frame."""
+    about, data = ABOUT._replace(lab="lab-s"), OPEN + 4 * TENSOR
+    switch.set_rules(policy.Policy({"m3": {"bytes": len(data), "kinds": ["tokens"]}}))
+
+    async def carry():
+        pairs = [socket.socketpair() for _ in range(2)]
+        (connector, _), (listener, _) = pairs
+        with connector, listener:
+            ours, theirs = [
+                await asyncio.open_connection(sock=here) for _, here in pairs
+            ]
+            near, far = streams.local_pair()
+            one, other = (
+                asyncio.create_task(switch.carry(about, *half))
+                for half in (
+                    ("ana", ours, near, False),
+                    ("owner", theirs, far, True),
+                )
+            )
+            connector.sendall(data)
+            listener.setblocking(False)
+            loop, taken = asyncio.get_running_loop(), b""
+            while len(taken) < len(data):
+                received = await asyncio.wait_for(loop.sock_recv(listener, 9999), 20)
+                assert received, switch.refusals
+                taken += received
+            connector.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(asyncio.gather(one, other), 20)
+
+    asyncio.run(carry())
+    assert switch.usage.used == {"m3": len(data)}
+    assert switch.usage.uncharged == {"ana": len(data)}
+    both = {("sent", "tokens"): 4, ("received", "tokens"): 4}
+    assert both.items() <= counted(switch).items()
+
+
+def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
+    """The trainer does not take the end of it, so that it is still under way."""
+    switch.set_rules(policy.Policy({"m3": {"kinds": ["held_out"]}}))
+
+    async def stop():
+        async with carrying(switch) as (task, trainer, far):
+            trainer.sendall(OPEN + TENSOR)
+            while not far.reason:
+                await asyncio.wait_for(far.receive(), 20)
+            task.cancel()
+            await asyncio.wait([task], timeout=20)
+
+    asyncio.run(stop())
+    assert counted(switch) == {("sent", "Open"): 1}
+    refused = [each.kind for each in audit_entries.read(switch.folder.audit)]
+    assert refused.count("refusal") == 1
+
+
+class Line:
+    """A line of a lab, and its first stream."""
+
+    def __init__(self):
+        self.lab, self.is_closed, self.closed = "lab-t", False, []
+
+    def open(self):
+        close = lambda reason, at_once: self.closed.append(reason)  # noqa: E731
+        return types.SimpleNamespace(number=1, close=close)
+
+    def send(self, **fields):
+        pass
+
+    def share(self, *given):
+        pass
+
+
+def test_streams_wait_for_the_answer_of_their_own_line(switch):
+    """A lab's next line is there before the last one ends, and counts from one too."""
+    former, latter = Line(), Line()
+
+    async def opened():
+        waiting = []
+        for each in (former, latter):
+            switch.lines["lab-t"] = each
+            waiting.append(asyncio.create_task(switch.open("lab-t", ABOUT, 1.0)))
+            await asyncio.sleep(0)
+        switch.line_ended(former, "the line broke")
+        with pytest.raises(inner.Absent, match="the line broke"):
+            await waiting[0]
+        assert not waiting[1].done()
+        switch.answered(former, 1, "too late", is_absent=False)
+        switch.answered(latter, 1, "", is_absent=False)
+        assert (await waiting[1]).number == 1
+
+    asyncio.run(opened())
+    assert former.closed == ["refused"]
+    assert not latter.closed

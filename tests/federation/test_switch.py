@@ -1,0 +1,934 @@
+"""Trainers of two labs over two switches: what they exchange, and what stops them."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+import types
+
+import breakable_line
+import jax
+import numpy as np
+import ports
+import pytest
+import tiny_accounts
+import two_labs
+from two_labs import settings, wait_until
+
+from nebula_jax import errors
+from nebula_jax.communication import codec, endpoints
+from nebula_jax.communication.wire import frames
+from nebula_jax.federation import (
+    entrance,
+    inner,
+    joining,
+    line,
+    outer,
+    requests,
+    server,
+    switch_client,
+    upkeep,
+)
+from nebula_jax.runtime import connect
+from nebula_jax.security import accounts, incarnations, policy, seal
+from nebula_jax.security.accounts import account_token, isolation, tokens
+from nebula_jax.security.audit import counts as audit_counts
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import log as audit_log
+from nebula_jax.security.membership import (
+    authority,
+    invitations,
+    member,
+    revocation,
+    site_folder,
+)
+from nebula_jax.security.tls import peer_tls
+
+SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made
+
+
+def hello(cluster):
+    return frames.Hello(cluster, "0.1", {})
+
+
+def values(step):
+    return np.full(SPEC.shape, step, np.float32)
+
+
+def generate(lab, steps, received, gate=lambda step: None, **more):
+    """A generator: sends a tensor a step, waits for its token."""
+    with connect.dial(
+        settings(lab, **more), hello("generator:0"), peer="discriminator"
+    ) as link:
+        tokens = link.sender("tokens", SPEC, codec.identity())
+        assert link.wait_for_welcome(20.0) == 0
+        for step in range(1, steps + 1):
+            gate(step)
+            tokens.send(step, jax.device_put(values(step)))
+            link.wait_for_step(step)
+            received.append(step)
+
+
+def discriminate(lab, steps, received, **more):
+    """A discriminator: receives, answers with the token."""
+    with connect.listen(
+        settings(lab, **more), hello("discriminator"), ["generator:0"]
+    ) as (link,):
+        tokens = link.receiver("tokens", SPEC, codec.identity())
+        link.welcome(0)
+        for step in range(1, steps + 1):
+            received.append(np.asarray(tokens.recv(step))[0, 0])
+            link.step_done(step)
+
+
+def run(listening, dialing, steps=20, gate=lambda step: None, seconds=60, **more):
+    """Runs both to their end; returns what the discriminator received, and errors."""
+    tokens, done, failed = [], [], []
+
+    def guarded(function, *args, **kwargs):
+        try:
+            function(*args, **kwargs)
+        except errors.NebulaError as error:
+            failed.append(error)
+
+    threads = [
+        threading.Thread(
+            target=guarded, args=(discriminate, listening, steps, tokens), kwargs=more
+        ),
+        threading.Thread(
+            target=guarded, args=(generate, dialing, steps, done, gate), kwargs=more
+        ),
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(seconds)
+        assert not each.is_alive()
+    return tokens, failed
+
+
+def test_trainers_of_two_labs_meet_and_exchange(labs):
+    tokens, failed = run(labs.s, labs.t)
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_the_dialing_switch_may_be_at_either_trainer(labs):
+    tokens, failed = run(labs.t, labs.s, job="other-way")
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_trainers_of_one_lab_meet_at_their_switch(labs):
+    tokens, failed = run(labs.t, labs.t, job="one-lab")
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_a_cut_line_costs_nothing_but_time(labs):
+    def gate(step):
+        if step in (5, 10, 15):
+            for each in (labs.s, labs.t):
+                for line in list(each.switch.state.lines.values()):
+                    each.loop.call_soon_threadsafe(line.close, "cut by a test")
+                    break
+
+    tokens, failed = run(labs.s, labs.t, gate=gate, job="cut")
+    assert not failed
+    assert tokens == list(range(1, 21))
+
+
+def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
+    begun = threading.Event()
+
+    def gate(step):
+        if step == 5:
+            labs.t.stop()
+            labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+            labs.t.wait_for_line("lab-s")
+            begun.set()
+
+    tokens, failed = run(labs.t, labs.s, gate=gate, job="restart")
+    assert begun.is_set()
+    assert not failed
+    assert tokens == list(range(1, 21))
+    wait_until(lambda: not labs.t.switch.state.under_way)
+    labs.t.call(labs.t.switch.state.audit.commit)
+    frames_of_tokens = [
+        entry.what["frames"]
+        for entry in audit_entries.read(labs.t.folder.audit)
+        if entry.kind == "stream"
+        and (entry.what["job"], entry.what["kind"]) == ("restart", "tokens")
+    ]
+    assert len(frames_of_tokens) == 2  # of the stream that the stop cut, and the next
+    assert sum(frames_of_tokens) >= 20
+
+
+@contextlib.contextmanager
+def labs_that_dial_each_other(path):
+    """Yields Labs that both listen and dial; lab-t comes first."""
+    first = two_labs.found(path / "s")
+    with contextlib.ExitStack() as stack:
+        s = two_labs.Running(first, listens=True, port=ports.free_port())
+        stack.callback(s.stop)
+        folder = two_labs.join(path / "t", first, s.address)
+        s.stop()
+        t = two_labs.Running(folder, listens=True, peers=[s.address])
+        stack.callback(t.stop)
+        s.__init__(first, listens=True, peers=[t.address], port=s.address[1])
+        yield two_labs.Labs(s, t)
+
+
+LOOKS = 50  # of 10 ms and more, in each of which both switches have their turn
+
+
+def wait_for_a_line_that_lasts(labs, but=()):
+    """Returns both ends of the line, once neither lab has another one for LOOKS."""
+    seen = []
+
+    def has_lasted():
+        found = [
+            lab.call(lambda lab=lab: list(lab.switch.state.lines.values()))
+            for lab in (labs.s, labs.t)
+        ]
+        if not are_ends_of_one(*found, but) or (seen and seen[-1] != found):
+            seen.clear()
+        else:
+            seen.append(found)
+        return len(seen) >= LOOKS
+
+    wait_until(has_lasted)
+    return [one for (one,) in seen[-1]]
+
+
+def are_ends_of_one(here, there, but):
+    """True if two labs have one line alone, with each other, and none of `but`."""
+    if len(here) != 1 or len(there) != 1:
+        return False
+    ends = (*here, *there)
+    one, other = (each._writer.get_extra_info for each in ends)
+    return (
+        not any(each.is_closed or each in but for each in ends)
+        and one("sockname") == other("peername")
+        and one("peername") == other("sockname")
+    )
+
+
+def connections(lab):
+    return sum(each.startswith("connected with") for each in lab.lines)
+
+
+def test_two_switches_that_dial_each_other_keep_one_line(tmp_path):
+    with labs_that_dial_each_other(tmp_path) as labs:
+        lines = wait_for_a_line_that_lasts(labs)
+        assert [each.is_dialer for each in lines].count(True) == 1
+        for lab in (labs.s, labs.t):
+            rotated = asyncio.run_coroutine_threadsafe(
+                lab.switch.upkeep.rotate(), lab.loop
+            )
+            rotated.result(20)
+            lines = wait_for_a_line_that_lasts(labs, but=lines)
+        labs.s.loop.call_soon_threadsafe(lines[0].close, "cut by a test")
+        wait_for_a_line_that_lasts(labs, but=lines)
+        assert max(connections(each) for each in (labs.s, labs.t)) < 16
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypatch):
+    dial, both, dialed = outer.dial, threading.Barrier(2), []
+
+    async def at_once(folder, address):
+        made = await dial(folder, address)
+        if folder.path not in dialed:
+            dialed.append(folder.path)
+            await asyncio.to_thread(both.wait, 20)
+        return made
+
+    monkeypatch.setattr(server.outer, "dial", at_once)
+    with labs_that_dial_each_other(tmp_path) as labs:
+        lines = wait_for_a_line_that_lasts(labs)
+        assert len(dialed) == 2
+        assert [each.is_dialer for each in lines] == [True, False]  # lab-s has
+
+
+def test_two_addresses_of_one_lab_make_one_line(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        labs.t.stop()
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address] * 2)
+        wait_for_a_line_that_lasts(labs)
+
+
+def test_both_logs_have_the_same_bytes_of_each_kind(labs):
+    _, failed = run(labs.s, labs.t, job="counted")
+    assert not failed
+    wait_until(lambda: not labs.s.switch.state.under_way)
+    wait_until(lambda: not labs.t.switch.state.under_way)
+    folders = [each.folder.audit for each in (labs.s, labs.t)]
+    for each in (labs.s, labs.t):
+        each.call(each.switch.state.audit.commit)
+    counted = [
+        {
+            (entry.what["direction"], entry.what["kind"]): entry.what["bytes"]
+            for entry in audit_entries.read(folder)
+            if entry.kind == "stream" and entry.what["job"] == "counted"
+        }
+        for folder in folders
+    ]
+    tensors = 20 * (frames.frame_bytes(frames.Tensor, 128, seal.Mac(bytes(32))))
+    assert counted[1]["sent", "tokens"] == tensors
+    other = {"sent": "received", "received": "sent"}
+    assert counted[0] == {
+        (other[direction], kind): count
+        for (direction, kind), count in counted[1].items()
+    }
+    assert not [
+        each
+        for each in audit_counts.reconcile(*folders)
+        if each.stream.job == "counted"
+    ]
+
+
+def test_a_policy_that_was_written_in_two_parts_is_read_whole(labs):
+    """Between them it is no JSON, and the times of both may be the same tick."""
+    path = labs.t.folder.path / policy.FILE
+
+    def write(text):
+        new = path.with_name("new")
+        new.write_text(text)
+        os.utime(new, (1e9, 1e9))
+        os.replace(new, path)
+
+    text = '{"jobs": {"strict": {"kinds": ["other"]}}}'
+    before = len(labs.t.lines)
+    write(text[:10])
+    wait_until(lambda: any("error: " in each for each in labs.t.lines[before:]))
+    write(text)
+    wait_until(lambda: labs.t.switch.state.rules._jobs)
+    path.unlink()
+    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+
+
+def test_a_kind_that_the_policy_does_not_name_never_crosses(labs):
+    path = labs.t.folder.path / policy.FILE
+    path.write_text('{"jobs": {"strict": {"kinds": ["other"]}}}')
+    wait_until(lambda: labs.t.switch.state.rules._jobs)
+    tokens, failed = run(labs.s, labs.t, job="strict", reconnect_timeout=2.0)
+    path.unlink()
+    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+    assert not tokens
+    assert any("tokens may not cross for job strict" in str(each) for each in failed)
+
+
+def test_a_lab_that_may_not_be_a_cluster_is_refused_by_trainers_too(labs):
+    path = labs.t.folder.path / policy.FILE
+    path.write_text('{"jobs": {"mine": {"labs": {"discriminator": ["lab-u"]}}}}')
+    wait_until(lambda: labs.t.switch.state.rules._jobs)
+    _, failed = run(labs.s, labs.t, job="mine", connect_timeout=2.0)
+    path.unlink()
+    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+    assert any("lab-s may not be discriminator" in str(each) for each in failed)
+
+
+def test_two_of_one_trainer_are_refused(labs):
+    made = switch_client.Trainer(labs.s.folder, "", "twice", "discriminator", "")
+    made.serve(1)
+    other = two_labs.settings(labs.s, job="twice")
+    with pytest.raises(incarnations.IncarnationError, match="runs here already"):
+        switch_client.Trainer(labs.s.folder, "", "twice", "discriminator", "")
+    made.close()
+    assert other.job == "twice"
+
+
+def patience(sock):
+    """Seconds after which the kernel gives up a silent connection; 0 for two hours."""
+    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+        return 0
+    idle, pause, probes = (
+        sock.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    return idle + pause * probes
+
+
+def patiences(lab):
+    """Those of all connections of a switch, by the address of the other end."""
+    found = {}
+    for key in lab.loop._selector.get_map().values():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(key.fd)) as sock:
+            found[sock.getpeername()] = patience(sock)
+    return found
+
+
+def test_a_host_that_vanishes_is_noticed_on_every_silent_connection(labs):
+    """A trainer keeps no place, and waits for no switch: 60 s without a line end it."""
+    listening = endpoints.listen(("127.0.0.1", 0))
+    made = switch_client.Trainer(labs.s.folder, "", "silent", "discriminator", "")
+    dialing = switch_client.Trainer(labs.s.folder, "", "silent", "generator:0", "")
+    made.serve(listening.getsockname()[1])
+    sock, _ = dialing.reach("discriminator")(5.0)
+    carried, _ = listening.accept()
+    ends = [made._serving, sock]
+    found = labs.s.call(patiences, labs.s)
+    all_ = [patience(each) for each in ends]
+    all_ += [found[each.getsockname()] for each in ends]
+    all_ += [found[listening.getsockname()]]
+    all_ += [
+        patience(each.switch.state.lines[lab]._writer.get_extra_info("socket"))
+        for each, lab in ((labs.s, "lab-t"), (labs.t, "lab-s"))
+    ]
+    assert len(all_) == 7
+    assert all(0 < each < 30 for each in all_), all_
+    for each in (sock, carried, listening, made, dialing):
+        each.close()
+
+
+def test_certificates_are_replaced_under_way_and_no_frame_is_lost(labs):
+    turns = []
+
+    def gate(step):
+        for each in (labs.s, labs.t):
+            rotated = asyncio.run_coroutine_threadsafe(
+                each.switch.upkeep.rotate(), each.loop
+            )
+            with contextlib.suppress(joining.JoinError):  # no line at this moment
+                rotated.result(20)
+                turns.append(step)
+
+    tokens, failed = run(labs.s, labs.t, gate=gate, job="rotated")
+    assert not failed
+    assert tokens == list(range(1, 21))
+    assert len(turns) >= 20
+
+
+def test_a_lab_that_was_revoked_is_gone_from_live_lines(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        ends = []
+
+        def gate(step):
+            if step == 5:
+                issuer = authority.LocalAuthority(labs.s.folder)
+                issuer.revoke("lab-t")
+                revoked = revocation.RevocationList(labs.s.folder)
+                revoked.accept(issuer.revocation_list())
+                ends.append(time.monotonic())
+                wait_until(lambda: not labs.s.switch.state.lines)
+                ends.append(time.monotonic())
+
+        tokens, failed = run(labs.s, labs.t, gate=gate, reconnect_timeout=3.0)
+        assert ends[1] - ends[0] < 15.0
+        assert len(failed) == 2
+        assert len(tokens) < 20
+        wait_until(lambda: any("revoked" in each for each in labs.s.lines))
+        assert not labs.s.switch.state.lines
+
+
+def altered(rng, data):
+    data = bytearray(data)
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return [bytes(data)]
+
+
+WICKED = {
+    "altered": altered,
+    "dropped": lambda rng, data: [],
+    "repeated": lambda rng, data: [data, data],
+    "cut": lambda rng, data: [data[: len(data) // 2]],
+    "reordered": lambda rng, data: [data[len(data) // 2 :], data[: len(data) // 2]],
+    "reflected": None,
+}
+
+
+@pytest.mark.parametrize("kind", WICKED)
+def test_what_a_switch_does_to_frames_changes_no_number(tmp_path, kind):
+    """A switch that means ill: sealed frames are found damaged, and sent again."""
+    with two_labs.two_labs(tmp_path) as labs:
+        send = line.Stream.send
+        rng, changed = random.Random(3), []
+
+        async def wicked(self, data):
+            if b"NEBS" not in data or len(changed) >= 4 or rng.random() > 0.2:
+                await send(self, data)
+                return
+            changed.append(len(data))
+            if kind == "reflected":
+                self._take(data)  # back to who sent it
+                return
+            for each in WICKED[kind](rng, data):
+                await send(self, each)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(line.Stream, "send", wicked)
+            more = {"peer_timeout": 2.0}  # what was dropped is missed by then
+            tokens, failed = run(labs.s, labs.t, **more)
+        assert changed
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_a_line_between_switches_that_damages_bytes_changes_no_number(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    proxy = breakable_line.Proxy(s.address)
+    folder = two_labs.join(tmp_path / "t", first, s.address)
+    t = two_labs.Running(folder, peers=[proxy.address])
+    try:
+        t.wait_for_line("lab-s")
+        # After each handshake that is damaged too, the pause is longer.
+        proxy.flip(40_000, breakable_line.UP, breakable_line.DOWN)
+        tokens, failed = run(s, t, steps=200, seconds=120)
+        assert proxy.flipped
+        assert not failed
+        assert tokens == list(range(1, 201))
+    finally:
+        proxy.close()
+        t.stop()
+        s.stop()
+
+
+def test_a_switch_cannot_join_streams_of_different_jobs(labs):
+    """What it announces as another job is found out by the trainers themselves."""
+    about = requests.streams.About
+
+    def renamed(cls, *values, **fields):
+        made = about(*values, **fields)
+        return made._replace(job="other" if made.job == "mixed" else made.job)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(requests.streams, "About", functools.partial(renamed, None))
+        failed, seen = [], []
+
+        def listen():
+            with contextlib.suppress(errors.NebulaError):
+                discriminate(labs.s, 3, seen, job="other", connect_timeout=4.0)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            generate(labs.t, 3, [], job="mixed", connect_timeout=3.0)
+        except errors.NebulaError as error:
+            failed.append(error)
+        thread.join(30)
+    assert failed
+    assert not seen
+
+
+def test_a_lab_without_a_list_that_serves_gets_one(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        labs.t.stop()
+        labs.t.folder.revocation_list.write_text("")
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.wait_for_line("lab-s")
+        assert "the revocation list is new" in labs.t.lines
+
+
+def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    try:
+        where = f"{s.address[0]}:{s.address[1]}"
+        issuer = authority.LocalAuthority(first)
+        text = issuer.invite("lab-t", where)
+        invitation = invitations.parse(text)
+        folder = site_folder.Folder
+        other = dataclasses.replace(invitation, lab="lab-u")
+        guessed = dataclasses.replace(invitation, secret=bytes(32))
+        forged = dataclasses.replace(invitation, fingerprint="0" * 64)
+        for wrong, words in (
+            (other, "for another lab"),
+            (guessed, "refused"),
+            (forged, "fingerprint"),
+        ):
+            with pytest.raises(errors.NebulaError, match=words):
+                joining.join(folder(tmp_path / "wrong"), wrong)
+        joining.join(folder(tmp_path / "t"), invitation)
+        with pytest.raises(joining.JoinError, match="refused"):
+            joining.join(folder(tmp_path / "again"), invitation)
+        past = site_folder.utc_now() - datetime.timedelta(hours=1, minutes=1)
+        late = invitations.parse(issuer.invite("lab-u", where, past), past)
+        with pytest.raises(joining.JoinError, match="expired"):
+            joining.join(folder(tmp_path / "late"), late)
+    finally:
+        s.stop()
+
+
+def expire(folder, issuer):
+    """Replaces the certificates of a lab with others, of two days ago."""
+    past = site_folder.utc_now() - datetime.timedelta(days=2)
+    for role in site_folder.ROLES:
+        request = member.new_request()
+        pem = issuer.certify(request.csr, folder.load().name, role, past)
+        ca = issuer.certificate()
+        member.install(folder, role, request.key, pem, ca, past)
+
+
+def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    t = None
+    try:
+        folder = two_labs.join(tmp_path / "t", first, s.address)
+        issuer = authority.LocalAuthority(first)
+        where = f"{s.address[0]}:{s.address[1]}"
+        with audit_log.Log.open(folder.audit, "lab-t") as log:
+            kept = log.verifier
+        token = (folder.path / "owner.token").read_text()
+        invitation = invitations.parse(issuer.invite("lab-t", where))
+        with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
+            joining.join(folder, invitation)
+        expire(folder, issuer)
+        with pytest.raises(member.CredentialsRefused, match="`nebula join`"):
+            member.load(folder, "switch")
+        other = invitations.parse(issuer.invite("lab-u", where))
+        with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
+            joining.join(folder, other)
+        joining.join(folder, invitation)
+        # As if that had been stopped in the middle.
+        folder.credentials("trainer").unlink()
+        joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
+        accounts = folder.identity.rename(tmp_path / "accounts")  # had not begun yet
+        joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
+        accounts.rename(folder.identity)
+        t = two_labs.Running(folder, peers=[s.address])
+        t.wait_for_line("lab-s")
+        assert t.switch.state.audit.verifier == kept
+        assert (folder.path / "owner.token").read_text() == token
+        issuer.close()
+    finally:
+        for each in (t, s):
+            if each is not None:
+                each.stop()
+
+
+@pytest.mark.parametrize("where", ["s", "t"])
+def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
+    """What was seen of the other lab's log can be read by others: nothing is witnessed.
+
+    The line would be in the table, and move nothing.
+    """
+    with two_labs.two_labs(tmp_path) as labs:
+        here = getattr(labs, where)
+        other = {"s": "lab-t", "t": "lab-s"}[where]
+        seen = here.folder.audit / "peers" / f"{other}.json"
+        wait_until(seen.exists)
+        seen.chmod(0o640)
+        cut = here.switch.state.lines[other]
+        here.call(cut.close, "cut by a test")
+        wait_until(lambda: any(seen.name in each for each in here.lines))
+        assert not here.call(lambda: dict(here.switch.state.lines))
+        assert any(f"refused a connection from {other}" in each for each in here.lines)
+        wait_until(lambda: not labs.s.switch.state.lines)
+        wait_until(lambda: not labs.t.switch.state.lines)
+        seen.chmod(0o600)
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeypatch):
+    """Each is an entry in two logs. One that lasts begins the pauses anew."""
+    made, pauses = server.Switch(two_labs.found(tmp_path), print), []
+    clock = types.SimpleNamespace(  # of this switch: those of `labs` run on
+        now=0.0, monotonic=lambda: clock.now, time=time.time
+    )
+    line_ = types.SimpleNamespace(lab="lab-t", wants_successor=asyncio.Event())
+
+    async def dial(folder, address):
+        return None
+
+    async def run_line(made, connection):
+        clock.now += 3600.0 if len(pauses) == 6 else 1.0
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 9:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(server, "time", clock)
+    monkeypatch.setattr(server.outer, "dial", dial)
+    own = types.SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+    monkeypatch.setattr(server, "asyncio", own)
+    monkeypatch.setattr(made, "_line", lambda connection, is_dialer: line_)
+    monkeypatch.setattr(made, "_run_line", run_line)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(made._keep_dialing(("127.0.0.1", 1)))
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0, 0.1, 0.2]
+    made.state.audit.close()
+    made.state.identity.close()
+
+
+FEW = 4  # outside connections at a time
+
+
+@pytest.fixture
+def crowded(tmp_path, monkeypatch):
+    """A switch that takes few outside connections at a time, and waits for them."""
+    monkeypatch.setattr(entrance, "MOST_NEWCOMERS", FEW)
+    monkeypatch.setattr(entrance, "NEWCOMER_SECONDS", 60.0)
+    monkeypatch.setattr(outer, "HANDSHAKE_SECONDS", 60.0)
+    made = two_labs.Running(two_labs.found(tmp_path / "s"), listens=True)
+    yield made
+    made.stop()
+
+
+def is_answered(lab):
+    """True if the first attempt of who has no certificate yet is answered."""
+    where = f"{lab.address[0]}:{lab.address[1]}"
+    context = peer_tls.unverified_context()
+    return "authority" in joining._request(where, {"op": "authority"}, context, None)
+
+
+def test_silent_connections_keep_no_lab_out_of_a_switch(crowded):
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(crowded.address, 20))
+            for _ in range(10 * FEW)
+        ]
+        assert is_answered(crowded)
+        assert silent[0].recv(1) == b""
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it may be an honest one
+            silent[-1].recv(1)
+    wait_until(lambda: any("too many others" in each for each in crowded.lines))
+
+
+def test_connections_without_a_certificate_are_counted_until_their_end(crowded):
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(FEW + 1):
+            sock = stack.enter_context(socket.create_connection(crowded.address, 20))
+            context = peer_tls.unverified_context()
+            silent.append(stack.enter_context(context.wrap_socket(sock)))
+        with contextlib.suppress(ssl.SSLError):  # it was cut off
+            assert silent[0].recv(1) == b""
+        assert is_answered(crowded)
+    assert crowded.call(lambda: len(crowded.switch._entrance._newcomers)) <= FEW
+    wait_until(
+        lambda: not crowded.call(lambda: len(crowded.switch._entrance._newcomers))
+    )
+
+
+def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
+    """It would close the line of its lab that is there."""
+    accept, before = outer.accept, labs.s.switch.state.lines["lab-t"]
+    ended = []
+
+    async def driven_out(folder, sock):
+        made = await accept(folder, sock)
+        ended.append(made.writer.transport)  # first: the other end may see it at once
+        labs.s.switch._entrance.make_room()
+        return made
+
+    monkeypatch.setattr(outer, "accept", driven_out)
+    monkeypatch.setattr(outer, "CONNECT_SECONDS", 20.0)  # it is dialed once
+    with pytest.raises((EOFError, OSError)):
+        asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
+    assert len(ended) == 1
+    wait_until(lambda: labs.s.call(ended[0].is_closing))
+    assert labs.s.switch.state.lines["lab-t"] is before
+    assert not before.is_closed
+
+
+async def dialed(folder, address):
+    """What comes on a new line."""
+    connection = await outer.dial(folder, address)
+    return await connection.reader.readexactly(1)
+
+
+def test_a_switch_whose_upkeep_fails_ends(tmp_path):
+    """It would serve on, and enforce no revocation."""
+
+    async def failing():
+        raise ValueError("what nobody has thought of")
+
+    made = server.Switch(two_labs.found(tmp_path / "s"), print)
+    made.upkeep._look_at_files = failing
+    inside = endpoints.listen(("127.0.0.1", 0))
+    with pytest.raises(site_folder.FederationError, match="nobody has thought of"):
+        asyncio.run(asyncio.wait_for(made.run(None, [], inside), 20))
+
+
+def test_a_lab_has_one_switch_at_a_time(labs):
+    with pytest.raises(inner.NoSwitch, match="runs already"):
+        inner.lock(labs.s.folder)
+
+
+def test_nobody_without_the_token_of_the_switch_is_served(labs):
+    for token in ("", "x" * 43):
+        found = inner.read(labs.s.folder)
+        with socket.create_connection(found[:2]) as sock:
+            line_ = json.dumps({"token": token, "op": "status", "account": ""})
+            sock.sendall(line_.encode() + b"\n")
+            assert b"not the token" in sock.recv(1000)
+
+
+@pytest.mark.parametrize("data", [b"\n", b"{}\n", b"[" * 70_000, b"\xff\n"])
+def test_what_is_no_request_is_answered_or_dropped(labs, data):
+    found = inner.read(labs.s.folder)
+    with socket.create_connection(found[:2], 10) as sock, contextlib.suppress(OSError):
+        sock.sendall(data)
+        assert b"stream" not in sock.recv(1000)
+    assert labs.s.call(lambda: len(labs.s.switch.state.lines)) == 1
+
+
+@pytest.mark.slow
+def test_200_replacements_of_certificates_lose_no_frame(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+
+        def gate(step):
+            for each in (labs.s, labs.t):
+                asyncio.run_coroutine_threadsafe(
+                    each.switch.upkeep.rotate(), each.loop
+                ).result(30)
+
+        tokens, failed = run(labs.s, labs.t, steps=100, gate=gate, seconds=600)
+        assert not failed
+        assert tokens == list(range(1, 101))
+
+
+def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        path = labs.t.folder.path / policy.FILE
+        path.write_text('{"jobs": {"m3": {"bytes": 20000}}}')
+        wait_until(lambda: labs.t.switch.state.rules._jobs)
+        tokens, failed = run(labs.s, labs.t, steps=400, reconnect_timeout=2.0)
+        assert 0 < len(tokens) < 400
+        assert tokens == list(range(1, len(tokens) + 1))
+        assert any("used up its 20,000 bytes" in str(each) for each in failed)
+        labs.t.stop()
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.wait_for_line("lab-s")
+        tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, reconnect_timeout=2.0)
+        assert not tokens
+        assert failed
+
+
+def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(upkeep, "SAVED_SECONDS", float("inf"))  # charged below
+    with two_labs.two_labs(tmp_path) as labs:
+
+        def limit(quota):
+            people = labs.t.switch.state.identity
+            owner = people.account_of(people.owner_token(), time.time())
+            limits = accounts.Limits(quota_bytes=quota)
+            return people.set_limits(owner, owner.name, limits).charged_bytes
+
+        def charge():
+            charged = labs.t.switch.upkeep.charge()
+            asyncio.run_coroutine_threadsafe(charged, labs.t.loop).result(20)
+
+        def is_barred(job):
+            tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, job=job)
+            assert not tokens
+            return "quota of 1000 bytes over" in " ".join(map(str, failed))
+
+        limit(1000)
+        _, failed = run(labs.s, labs.t, steps=20)
+        assert not failed
+        charge()
+        assert is_barred("spent")
+        labs.t.stop()
+        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.wait_for_line("lab-s")
+        assert is_barred("restarted")
+        assert limit(10**9) > 20 * values(1).nbytes
+        charge()
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
+    """People of its lab see whose quota it is; those of another lab see no name."""
+    people = labs.s.switch.state.identity
+    tiny_accounts.person(people, "bob")
+    with people.store.writing() as connection:
+        bob = tokens.give(connection, "bob", time.time(), None)
+
+    def limit(quota):
+        limits = accounts.Limits(quota_bytes=quota)
+        people.set_limits(tiny_accounts.owner(people), "bob", limits)
+        charged = labs.s.switch.upkeep.charge()
+        asyncio.run_coroutine_threadsafe(charged, labs.s.loop).result(20)
+
+    def request(at, op, token, cluster, **more):
+        about = {"account": token, "job": "data-corpus", "from": cluster}
+        return inner.request(at.folder, 20.0, op, **about, **more)[0]
+
+    def dial(at):
+        token = account_token.read(at.folder, "")
+        request(at, "dial", token, "generator:0", to="data", lab="").close()
+
+    with socket.create_server(("127.0.0.1", 0)) as trainer:
+        where = {"port": trainer.getsockname()[1], "shared": True}
+        with request(labs.s, "serve", bob, "data", **where):
+            isolation.charge(people.store, "bob", 1000)
+            limit(1000)
+            with pytest.raises(inner.Refused, match="bob: its quota of 1000 bytes"):
+                dial(labs.s)
+            words = "the switch of lab-s: .* quota of its account is used up"
+            with pytest.raises(inner.Absent, match=words) as found:
+                dial(labs.t)
+            assert "bob" not in str(found.value)
+            limit(10**9)
+            dial(labs.s)
+            dial(labs.t)
+
+
+def test_certificates_renew_themselves_at_two_thirds_of_their_life(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(upkeep, "RETRY_SECONDS", 0.1)
+    with two_labs.two_labs(tmp_path) as labs:
+        # Its life begins a minute before it is issued: of 93 s, 62 are over 2 s later.
+        life = datetime.timedelta(seconds=33)
+        monkeypatch.setattr(labs.s.switch.state.issuer, "_lifetime", life)
+        serials = []
+        for each in (labs.s, labs.t):
+            asyncio.run_coroutine_threadsafe(
+                each.switch.upkeep.rotate(), each.loop
+            ).result(20)
+            serials.append(member.load(each.folder, "switch").certificate.serial_number)
+        for each, serial in zip((labs.s, labs.t), serials, strict=True):
+            wait_until(
+                lambda each=each, serial=serial: (
+                    member.load(each.folder, "switch").certificate.serial_number
+                    != serial
+                )
+            )
+        tokens, failed = run(labs.s, labs.t)
+        assert not failed
+        assert tokens == list(range(1, 21))
+
+
+def test_a_line_ends_with_the_certificate_of_its_lab(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        past = labs.s.switch.state.lines["lab-t"]
+        assert any("lab-t" in each for each in labs.s.lines)
+        handles = [
+            each
+            for each in labs.s.call(lambda: list(labs.s.loop._scheduled))
+            if each._args and "has expired" in str(each._args[-1])
+        ]
+        assert len(handles) == 1
+        seconds = handles[0].when() - labs.s.call(labs.s.loop.time)
+        assert 86_000 < seconds < 86_400
+        labs.s.call(past.close, handles[0]._args[-1])
+        wait_until(lambda: any("has expired" in each for each in labs.s.lines))

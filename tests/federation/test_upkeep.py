@@ -1,0 +1,318 @@
+"""Accounts are charged with what has crossed; peers cosign one head after another."""
+
+import asyncio
+import collections
+import contextlib
+import threading
+import types
+
+import pytest
+import tiny_accounts
+import two_labs
+
+from nebula_jax.federation import cosigning, sessions, state, upkeep, usage
+from nebula_jax.security import accounts
+from nebula_jax.security.accounts import identity_store, isolation
+from nebula_jax.security.audit import checkpoint_note, entries, witness
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = two_labs.found(tmp_path)
+    with tiny_accounts.reopen(tmp_path) as here:
+        tiny_accounts.person(here, "ana")
+    return made
+
+
+@pytest.fixture
+def kept(folder):
+    made = upkeep.Upkeep(state.State(folder, print))
+    yield made
+    asyncio.run(made.close())
+
+
+def limit(kept, quota):
+    here = kept.state.identity
+    limits = accounts.Limits(quota_bytes=quota)
+    here.set_limits(tiny_accounts.owner(here), "ana", limits)
+
+
+def count(kept, job, account, nbytes):
+    """Lets bytes pass."""
+    kept.state.usage.reserve(job, account, nbytes)
+    kept.state.usage.charge(account, nbytes)
+
+
+def charged(kept):
+    return kept.state.identity.find("ana").charged_bytes
+
+
+def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
+    limit(kept, 1000)
+    count(kept, "m3", "ana", 2000)
+    asyncio.run(kept.charge())
+    assert charged(kept) == 2000
+    with pytest.raises(usage.QuotaSpent, match="its quota of 1000 bytes"):
+        count(kept, "m3", "ana", 1)
+    asyncio.run(kept.charge())
+    assert charged(kept) == 2000
+    limit(kept, 3000)
+    asyncio.run(kept.charge())
+    count(kept, "m3", "ana", 500)
+    asyncio.run(kept.charge())
+    assert charged(kept) == 2500
+
+
+def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
+    limit(kept, 1000)
+    count(kept, "m3", "ana", 2000)
+    asyncio.run(kept.charge())
+    again = state.State(folder, print)
+    with (
+        again.identity,
+        contextlib.closing(again.audit),
+        pytest.raises(usage.QuotaSpent, match="its quota of 1000 bytes"),
+    ):
+        again.usage.check("ana")
+
+
+def test_an_account_that_is_active_again_is_barred_no_more(kept):
+    here = kept.state.identity
+    count(kept, "m3", "ana", 2000)
+    here.suspend(tiny_accounts.owner(here), "ana")
+    asyncio.run(kept.charge())
+    with pytest.raises(usage.QuotaSpent, match="it is suspended"):
+        kept.state.usage.check("ana")
+    here.resume(tiny_accounts.owner(here), "ana")
+    asyncio.run(kept.charge())
+    kept.state.usage.check("ana")
+    assert charged(kept) == 2000
+
+
+def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
+    def full(store, name, count):
+        raise identity_store.StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(isolation, "charge", full)
+        count(kept, "m3", "ana", 2000)
+        asyncio.run(kept.charge())
+    assert charged(kept) == 0
+    with pytest.raises(usage.QuotaSpent, match="the disk is full"):
+        count(kept, "m3", "ana", 1)
+    asyncio.run(kept.charge())
+    count(kept, "m3", "ana", 1)
+    asyncio.run(kept.charge())
+    assert charged(kept) == 2001
+
+
+class Guarded(collections.Counter):
+    """Counts that no other thread than that of the event loop may use."""
+
+    thread = None  # of a copy: any
+
+    def _checked(name):
+        def method(self, *values):
+            assert self.thread in (None, threading.get_ident()), name
+            return getattr(super(), name)(*values)
+
+        return method
+
+    __getitem__, __setitem__ = _checked("__getitem__"), _checked("__setitem__")
+    __iter__, items, keys = _checked("__iter__"), _checked("items"), _checked("keys")
+    __eq__, __ne__, copy = _checked("__eq__"), _checked("__ne__"), _checked("copy")
+
+
+def guarded():
+    made = Guarded()
+    made.thread = threading.get_ident()
+    return made
+
+
+def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
+    used = kept.state.usage
+    used.used, used.uncharged, kept.state.sessions = guarded(), guarded(), guarded()
+    count(kept, "m3", "ana", 2000)
+    count(kept, "m3", "nobody", 7)
+    kept.state.sessions["session"] = [["tokens"], []]
+    asyncio.run(kept._save())
+    assert charged(kept) == 2000
+    assert used.uncharged == {"nobody": 7}
+    path = kept.state.folder.path
+    assert usage.read(path) == {"m3": 2007}
+    assert sessions.read(path) == {"session": [["tokens"], []]}
+
+
+def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):
+    charge = isolation.charge
+
+    async def save():
+        loop = asyncio.get_running_loop()
+
+        async def cross():
+            count(kept, "another", "ana", 5)
+
+        def slow(*values):
+            asyncio.run_coroutine_threadsafe(cross(), loop).result(20)
+            charge(*values)
+
+        monkeypatch.setattr(isolation, "charge", slow)
+        count(kept, "m3", "ana", 2000)
+        await kept._save()
+
+    asyncio.run(save())
+    assert charged(kept) == 2000
+    monkeypatch.setattr(isolation, "charge", charge)
+    asyncio.run(kept.charge())
+    assert charged(kept) == 2005
+    assert usage.read(kept.state.folder.path) == {"m3": 2000, "another": 5}
+
+
+def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch):
+    """Two threads would write one file, and the older counts perhaps last."""
+    write, may_write = usage.write, threading.Event()
+
+    async def stop():
+        loop, is_writing = asyncio.get_running_loop(), asyncio.Event()
+
+        def slow(*values):
+            loop.call_soon_threadsafe(is_writing.set)
+            assert may_write.wait(20)
+            write(*values)
+
+        monkeypatch.setattr(usage, "write", slow)
+        count(kept, "m3", "ana", 2000)
+        task = asyncio.create_task(kept._save())
+        await asyncio.wait_for(is_writing.wait(), 20)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)
+        is_done = task.done()
+        may_write.set()
+        await asyncio.wait([task], timeout=20)
+        assert task.cancelled()
+        assert not is_done
+
+    asyncio.run(stop())
+    assert usage.read(kept.state.folder.path) == {"m3": 2000}
+
+
+class Peer:
+    """The line to lab-t, which cosigns what came, one after another, when it is due."""
+
+    def __init__(self, kept, folder):
+        self.kept, self.lab, self.sent = kept, "lab-t", []
+        self.witness = witness.Witness(folder, self.lab)
+        self.line = types.SimpleNamespace(
+            lab=self.lab, send=self._send, is_closed=False
+        )
+        kept.state.lines[self.lab] = self.line
+
+    def _send(self, op, **fields):
+        if op == "cosign":
+            self.sent.append(fields)
+
+    def begin(self):
+        self.kept.met(self.line)
+        size = self.witness.size("lab-s")
+        self.kept.receive(self.line, "witnessed", {"size": size})
+
+    def cosigned(self, fields):
+        """The answer to a head."""
+        proof = [bytes.fromhex(each) for each in fields["proof"]]
+        text = fields["checkpoint"]
+        found = self.witness.cosign("lab-s", text, proof, fields["verifier"])
+        return {"checkpoint": text, **found._asdict()}
+
+    def answer(self):
+        """Answers for the oldest head; returns the answer."""
+        answer = self.cosigned(self.sent.pop(0))
+        self.kept.receive(self.line, "cosigned", answer)
+        return answer
+
+
+@pytest.fixture
+def peer(kept, tmp_path):
+    made = Peer(kept, tmp_path / "t")
+    yield made
+    made.witness.close()
+
+
+def test_an_answer_that_is_repeated_changes_nothing(kept, peer):
+    """A peer could else make a log of its choice too long to be read again."""
+    peer.begin()
+    answer = peer.answer()
+    before = kept.state.audit.checkpoint, kept.state.audit.head()
+    kept.receive(peer.line, "cosigned", answer)
+    other = witness.Witness(peer.kept.state.folder.path / "other", "lab-t")
+    text, verifier = answer["checkpoint"], kept.state.audit.verifier
+    another = other.cosign("lab-s", text, [], verifier)
+    kept.receive(peer.line, "cosigned", {"checkpoint": text, **another._asdict()})
+    other.close()
+    assert (kept.state.audit.checkpoint, kept.state.audit.head()) == before
+
+
+def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
+    """Its proof would else begin before what the peer has seen meanwhile."""
+    peer.begin()
+    for number in range(3):
+        kept.state.record("checkpoint", "ana", event="saved", step=number)
+        kept.cosigning.send()
+    assert len(peer.sent) == 1
+    peer.answer()
+    assert len(peer.sent) == 1
+    peer.answer()
+    assert not peer.sent
+    newest = checkpoint_note.read(kept.state.audit.checkpoint)
+    assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
+    assert newest.checkpoint.size == peer.witness.size("lab-s")
+
+
+def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
+    """The reason has a text of the peer in it, and the log takes no secret."""
+    text, secret = kept.state.audit.sign_head(), f"nebula1.{'a' * 16}"
+    for verifier in ("junk", secret):
+        fields = {"checkpoint": text, "proof": [], "verifier": verifier}
+        kept.receive(peer.line, "cosign", fields)
+    found = entries.read(kept.state.folder.audit)
+    why = [each.what["why"] for each in found if each.kind == "audit"]
+    assert ["junk is no Ed25519 key" in each for each in why] == [True, False]
+    assert why[1] == "(may be a secret)"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late):
+    """A peer with a full disk sends none, one on a slow line a late one."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(cosigning, "time", clock)
+    peer.begin()
+    kept.state.record("checkpoint", "ana", event="saved", step=1)
+    kept.cosigning.send()  # the end of a run: nobody calls this again
+    for seconds, count in ((1, 1), (20, 2), (40, 2), (61, 3), (62, 3)):
+        now[0] = seconds
+        asyncio.run(kept.cosigning.send_again())
+        assert len(peer.sent) == count
+    now[0] = 82  # a checkpoint is not kept waiting by what the peer could not do
+    kept.cosigning.send()
+    assert len(peer.sent) == 4
+    assert all(each == peer.sent[0] for each in peer.sent)
+    del peer.sent[2:]
+    if not is_late:
+        del peer.sent[0]
+    while peer.sent:
+        peer.answer()
+    newest = checkpoint_note.read(kept.state.audit.checkpoint)
+    assert newest.checkpoint.size == peer.witness.size("lab-s")
+    assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
+
+
+def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):
+    peer.begin()
+    peer.cosigned(peer.sent.pop())  # the answer was lost with the line
+    kept.state.record("checkpoint", "ana", event="saved", step=1)
+    kept.met(peer.line)
+    kept.cosigning.send()
+    assert not peer.sent
+    peer.begin()
+    peer.answer()
+    assert kept.state.audit.cosigned("lab-t") == peer.witness.size("lab-s")

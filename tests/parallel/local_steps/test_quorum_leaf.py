@@ -1,0 +1,414 @@
+"""A leaf of rounds with a quorum: late, slow, anew, or left out."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+import quorum_star
+from quorum_star import CONFIG, LIMIT, NAMES
+from two_labs import wait_until
+
+from nebula_jax import errors
+from nebula_jax.communication import codecs
+from nebula_jax.communication.wire import inbox, send_window, session
+from nebula_jax.parallel.local_steps import quorum, quorum_hub, rounds
+from nebula_jax.training import local_steps
+
+
+@pytest.fixture
+def star():
+    with contextlib.ExitStack() as stack:
+        yield lambda **given: quorum_star.Star(stack, **given)
+
+
+def assert_same(one, two):
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def assert_alike(*clusters):
+    """Asserts that clusters have the same anchors, bit for bit."""
+    assert len({tuple(each.digests()) for each in clusters}) == 1
+
+
+def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
+    star = star()
+    star.together(3, (0, 1))  # the round of step 2: cluster 2 stands still
+    anchor = local_steps.split(quorum_star.params(), 2)[1]
+    deltas = []
+    for number in (0, 1):
+        own = quorum_star.params()
+        for step in (1, 2):
+            own = quorum_star.inner_step(own, NAMES[number], step)
+        part = local_steps.split(own, 2)[1]
+        deltas.append(local_steps.outer_gradient(anchor, part))
+    begun = local_steps.begin(CONFIG, anchor)
+    expected = local_steps.outer_step(CONFIG, begun, deltas, [0.5, 0.5], True)
+    assert_same(star[0].member.outers[1].anchor, expected.anchor)
+    assert star[0].end.described["without"] == {NAMES[2]: 1}
+
+    late = star[2]
+    star.arrive(2)
+    late.to(1)
+    assert late.step == 3  # where the hub applied the round
+    assert len(late.heads) == 2
+    assert_alike(*star.clusters.values())
+    own = quorum_star.inner_step(quorum_star.params(), NAMES[2], 1)
+    mixed = local_steps.mix(CONFIG, local_steps.split(own, 2)[1], expected.anchor)
+    assert_same(local_steps.split(late.params, 2)[1], mixed)
+    assert_same(local_steps.split(late.params, 2)[0], local_steps.split(own, 2)[0])
+    star.together(9)  # now it is in time
+    assert star[0].end.described["without"] == {NAMES[2]: 1}
+    assert late.end.described["missed"] == 1
+    assert_alike(*star.clusters.values())
+    assert star.log == ["the round of step 2 goes on without cluster:2"]
+
+
+def test_a_leaf_that_is_rounds_behind_skips_them_all_at_once(star):
+    star = star()
+    star.together(9, (0, 1))
+    late = star[2]
+    wait_until(lambda: late.end._log.receive() and len(late.end._log.entries) == 4)
+    late.to(1)
+    assert late.step == 9
+    assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6, 8, 8]
+    assert_alike(*star.clusters.values())
+
+
+def test_a_leaf_that_has_sent_in_time_and_is_then_slow_skips_the_rest(star):
+    """It applies the round that it is in, and the one that went on without it."""
+    star = star()
+    star.together(2)
+    star.have_arrived(2, 1, 3)
+    star.together(5, (0, 1))
+    late = star[2]
+    wait_until(lambda: late.end._log.receive() and len(late.end._log.entries) == 2)
+    late.step = 2
+    late.to(3)
+    assert late.step == 5
+    assert late.end.described["missed"] == 1
+    assert [head.step for head in late.heads] == [2, 2, 2, 4, 4]
+    star.together(7)
+    assert_alike(*star.clusters.values())
+
+
+def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
+    star = star()
+    star.together(5)
+    leaf = star.start_anew(2)
+    star[0].to(6)
+    assert leaf.begin(LIMIT) == 5
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.to(1)
+    assert anew.step == 5
+    for part, outer in zip(
+        local_steps.split(anew.params, 2), star[0].member.outers, strict=True
+    ):
+        assert_same(part, outer.anchor)
+    assert leaf._member.position == star[0].member.position | {"tokens": [0, 0]}
+
+
+def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch):
+    monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(inbox, "MAX_BYTES", 1)
+    # Else there may be room for the state of the end before the run has ended.
+    monkeypatch.setattr(quorum_hub.Hub, "_bring", lambda *_: None)
+    star = star()
+    star.together(25, (0, 1))
+    star.finish((0, 1))
+    closing = star._pool.submit(star[0].end._leaves[NAMES[2]].link.close)
+    late = star[2]
+    wait_until(lambda: not late.end._log.receive())
+    with pytest.raises(quorum.LeftOut, match="has ended without cluster:2, which was"):
+        late.to(100)
+    # As soon as it has read all, not when it needs more.
+    assert CONFIG.applied_after(late.step) is None
+    star.links[NAMES[2]].close()
+    closing.result(LIMIT)
+
+
+def test_a_request_to_stop_is_seen_by_a_leaf_that_is_late(star):
+    star = star()
+    star.together(3, (0, 1), now=lambda: (700, True))
+    star.arrive(2)
+    star[2].to(1)
+    assert all(head.is_stopping for head in star[2].heads)
+    assert {head.step for head in star[2].heads} == {2}
+
+
+def test_a_request_to_stop_of_a_leaf_that_is_late_ends_the_run(star):
+    """It has no message in any round; so the hub's own has the request."""
+    star = star()
+    star.together(3, (0, 1))
+    star.arrive(2)
+    star[2].to(1, lambda: (0, True))
+    hub = star[0].end
+    wait_until(lambda: hub._leaves[NAMES[2]].link.stop_step is not None)
+    star.together(5, (0, 1))
+    star.arrive(2)
+    star[2].to(4, lambda: (0, True))
+    for cluster in star.clusters.values():
+        assert [head[::5] for head in cluster.heads] == [(2, 0), (2, 0), (4, 1), (4, 0)]
+    assert star[2].end.described["messages"] == 0
+
+
+def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
+    """Its residual would be taken out of the codec, and be lost."""
+    config = local_steps.Config(inner_steps=4, mixing=0.0)
+    codec = codecs.from_string("error_feedback(top_k(0.3)|fp16)").codec
+    star = star(config=config, codec=codec)
+    star[2].to(3)
+    closing = star._pool.submit(star[0].to, 4)
+    star[1].to(4)
+    closing.result(LIMIT)
+    before = jax.device_get(star[2].member.codecs)
+    star.arrive(2)
+    star[2].to(4)
+    described = star[2].end.described
+    assert (described["missed"], described["messages"]) == (1, 0)
+    assert_same(star[2].member.codecs, before)
+    assert_alike(*star.clusters.values())
+
+
+def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_anew(
+    star,
+):
+    """What it had learned has never been in the parameters of the new one."""
+    config = local_steps.Config(4, 1, 2, mixing=0.0, keeps_unsent=True)
+    star = star(config=config)
+    for number in range(3):
+        star[number].to(4)
+    hub = star[0].end
+    wait_until(lambda: hub.poll(4, 0) or len(hub._taken) == 3)
+    leaf = star.start_anew(2)
+    star[0].to(6)  # the round is closed, and has the message
+    leaf.begin(LIMIT)
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.to(1)
+    assert_alike(star[0], anew)
+    [own] = local_steps.split(anew.params, 1)
+    assert_same(own, star[0].member.outers[0].anchor)
+
+
+def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch):
+    """A leaf whose line had no room gets all of the round, its own message too."""
+    config = local_steps.Config(
+        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
+    )
+    runs = []
+    for has_room in (True, False):
+        run = star(quorum=3, config=config)
+        for cluster in run.clusters.values():
+            cluster.member.took(np.asarray(10))
+        run.together(2)
+        leaf = run[0].end._leaves[NAMES[2]]
+        if not has_room:
+            leaf.follows = False
+            with monkeypatch.context() as patch:
+                patch.setattr(quorum_hub.Hub, "_bring", lambda *_: None)
+                run.have_arrived(2, 1, 3)
+        run.together(3)
+        assert run[2].end.described["missed"] == 0
+        assert run[2].member.position["tokens"] == [10, 0]
+        runs.append(run[2].params)
+    assert_same(*runs)
+
+
+def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
+    star = star(times=lambda: [(4, 90), (6, 110)])
+    star.together(7, (0, 1))
+    leaf = star.start_anew(2)
+    star[0].to(8)
+    leaf.begin(LIMIT)
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.to(1)
+    assert [head[::4] for head in anew.heads] == [(4, 90), (6, 110)]
+
+
+def test_a_verdict_of_another_version_is_refused(star):
+    star = star()
+    star.together(3, (0, 1))
+    star[2].member.versions[1] = 4
+    star.arrive(2)
+    with pytest.raises(
+        errors.NebulaError,
+        match="closed the round of step 2 at version 0 of fragment 1; cluster:2 has",
+    ):
+        star[2].to(1)
+
+
+def test_leaves_need_what_a_verdict_counts(star):
+    star = star()
+    star.together(3, (0, 1))
+    star.arrive(2)
+    leaf = star[2].end
+    leaf._log.receive()
+    leaf._log._deltas.pop((NAMES[1], (2, 1)))
+    with pytest.raises(errors.NebulaError, match="counts a message of cluster:1"):
+        star[2].to(1)
+
+
+def test_the_end_of_the_hub_is_the_end_of_its_leaves(star):
+    star = star()
+    star.together(2)
+    for leaf in star[0].end._leaves.values():
+        leaf.link.abort("the disk is full")
+    with pytest.raises(session.PeerAborted, match="the disk is full"):
+        star[1].to(3)
+
+
+def test_a_state_is_not_taken_by_a_leaf_that_has_missed_nothing(star):
+    """Its line had no room for a while; its message is in the round all the same."""
+    star = star(quorum=3)
+    star.together(2)
+    star[0].end._leaves[NAMES[2]].follows = False
+    star.together(3)
+    described = star[2].end.described
+    assert (described["from_state"], described["missed"]) == (0, 0)
+    assert "cluster:2 is sent the state after step 0" in star.log
+    anchor = star[2].member.outers[1].anchor
+    mixed = local_steps.split(star[2].params, 2)[1]
+    for name, leaf in anchor.items():
+        assert not np.array_equal(mixed[name], leaf)
+    star.together(9)
+    assert_alike(*star.clusters.values())
+
+
+def test_nothing_is_kept_of_rounds_that_are_over(star):
+    star = star()
+    star.together(9, (0, 1))
+    for name in (NAMES[1], NAMES[2]):
+        leaf = star.clusters[name].end
+        if name == NAMES[2]:
+            wait_until(
+                lambda leaf=leaf: leaf._log.receive() and len(leaf._log.entries) == 4
+            )
+            star[2].to(1)
+        assert leaf._log._deltas == {}
+        assert not leaf._log.entries
+    assert star[0].end._taken == {}
+
+
+def test_the_times_of_the_last_rounds_set_no_clock(star):
+    """As in the hub, which has found the end by the clock that it had before."""
+    star = star()
+    star.together(7, (0, 1))
+    star.together(8, (0, 1))  # its round is applied by `finish`
+    star.finish((0, 1))
+    late = star[2]
+    wait_until(lambda: late.end._log.receive() and len(late.end._log.entries) == 6)
+    late.to(1)
+    assert late.step == 8
+    assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6]
+    late.finish()
+    assert_same(late.params, star[0].params)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fragment": 3}, "fragment 3 in the round of step 2"),
+        ({"fragment": 2**32 - 1}, "fragment 4294967295 in the round"),
+        ({"fragment": 2}, "fragment 2 in the round of step 2"),
+        ({"fragment": 0}, "fragment 0 in the round of step 2"),
+        ({"after": 4}, "applied after step 4"),
+        ({"after": 2**32 - 1}, "applied after step 4294967295"),
+        ({"after": 1}, "applied after step 1"),
+        ({"step": 2**31 - 3, "after": 2**31 - 2}, "in the round of step 2147483645"),
+        ({"step": 6, "after": 7}, "the round of step 6, where that of step 2 follows"),
+        ({"is_last": 1, "step": 1}, "in the round of step 1"),
+        ({"is_last": 1, "after": 9}, "applied after step 9"),
+        ({"is_last": 2}, "is_last=2"),
+        ({"is_state": 2}, "is_state=2"),
+        ({"members": (False, False, False)}, "counts no message of its own"),
+        ({"members": (False, True, True)}, "counts no message of its own"),
+    ],
+)
+def test_a_verdict_that_cannot_be_is_an_error_of_the_hub(star, change, words):
+    star = star(quorum=1)
+    hub = star[0].end
+    announce = hub._announce
+
+    def altered(leaf, entry):
+        members = change.get("members", entry.members)
+        fields = {name: value for name, value in change.items() if name != "members"}
+        verdict = entry.verdict._replace(**fields)
+        announce(leaf, quorum.Entry(verdict, members, entry.times))
+
+    hub._announce = altered
+    star.together(3, (0,))
+    star.arrive(2)
+    with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
+        star[2].to(1)
+
+
+def has_been_sent(star, name):
+    """Waits until the hub has sent a leaf the state of the run."""
+    hub = star[0].end
+    wait_until(lambda: hub.poll(4, 0) or hub._leaves[name].follows)
+
+
+def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
+    """Of a round, or of a state that comes in its place."""
+    star = star(quorum=1)
+    star.together(3, (0,))
+    star.arrive(2)
+    star[2].end._log._last = 2
+    with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
+        star[2].to(1)
+    leaf = star.start_anew(1)
+    leaf._log._last = 2
+    star[0].to(4)
+    has_been_sent(star, NAMES[1])
+    with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
+        leaf.begin(LIMIT)
+
+
+def test_states_that_did_not_come_are_an_error_of_the_hub(star):
+    star = star()
+    hub = star[0].end
+    verdict = quorum.Verdict(1, 0, 0, 0, 0)
+    nothing = quorum.Entry(verdict, (False,) * 3, ())
+    hub._announce(hub._leaves[NAMES[2]], nothing)
+    star.arrive(2)
+    with pytest.raises(rounds.RoundError, match="on states of the run that did not"):
+        star[2].to(1)
+
+
+@pytest.mark.parametrize(
+    ("versions", "closed", "scale", "words"),
+    [
+        ([2**32 - 1, 0], [0, 2], 1.0, r"versions .4294967295, 0."),
+        ([0, 1], [0, 2**32 - 1], 1.0, r"rounds of steps .0, 4294967295."),
+        ([0, 1], [0, 2], np.nan, "nan is not finite"),
+    ],
+)
+def test_a_state_that_cannot_be_is_an_error_of_the_hub(
+    star, versions, closed, scale, words
+):
+    star = star(quorum=1)
+    hub = star[0].end
+    star.together(3, (0,))
+    hub._closed = closed
+    hub._member.versions = list(versions)
+    hub._member.outers = jax.tree.map(lambda leaf: leaf * scale, hub._member.outers)
+    leaf = star.start_anew(2)
+    has_been_sent(star, NAMES[2])
+    assert leaf.begin(LIMIT) == 3
+    anew = quorum_star.Cluster(NAMES[2], leaf)
+    with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
+        anew.to(1)
+
+
+def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
+    star = star(start=9, saved={NAMES[1]: (5, 9), NAMES[2]: (5,)}, is_begun=False)
+    hub = star[0].end
+    hub._welcome(hub._leaves[NAMES[1]], 7)
+    with pytest.raises(rounds.RoundError, match="cluster:0 goes on after step 7; cl"):
+        star[1].end.begin(LIMIT, (5, 9))
+    leaf = hub._leaves[NAMES[2]]
+    hub._welcome(leaf, quorum.UNDER_WAY)
+    closed = quorum.Verdict(0, 3, 2, 1, 0)
+    hub._announce(leaf, quorum.Entry(closed, (True,) * 3, ()))
+    with pytest.raises(rounds.RoundError, match="a round without the state of the run"):
+        star[2].end.begin(LIMIT, (5,))

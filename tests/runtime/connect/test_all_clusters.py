@@ -1,0 +1,679 @@
+"""Clusters in threads, which meet over real sockets; each starts when it likes."""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import random
+import re
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import two_labs
+from breakable_line import Proxy
+from two_labs import wait_until
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge, codec, endpoints, ranks
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import frames, session
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.life import process
+from nebula_jax.security.tls import certificates
+
+NAMES = ["a", "b", "c", "d", "e"]
+SPEC = jax.ShapeDtypeStruct((2,), np.float32)
+SECONDS = 20.0  # far more than anything here takes
+SOON = 8.0  # seconds, on a busy machine; without what is tested it is SECONDS
+
+
+def hello(name, checkpoints=(), steps=9):
+    return frames.Hello(name, "1", {"--steps": steps}, tuple(checkpoints))
+
+
+class Run:
+    """Clusters of one run, each in a thread."""
+
+    def __init__(self, names, hub="", tls=None, **common):
+        self.names, self.hub, self._tls, self._common = list(names), hub, tls, common
+        with contextlib.ExitStack() as stack:
+            ports = [
+                stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                for _ in self.names
+            ]
+            where = [endpoints.written(each.getsockname()) for each in ports]
+        self.where = dict(zip(self.names, where, strict=True))
+        self.results = {}
+        wait_until(lambda: not links_open())  # of the test before
+
+    def settings(self, name, **more):
+        """How a cluster meets the others."""
+        dialed = all_clusters.dialed(name, self.names, self.hub)
+        values = {
+            "listen": self.where[name],
+            "peer": ",".join(self.where[each] for each in dialed),
+            "tls": str(self._tls / name) if self._tls else "off",
+            "connect_timeout": SECONDS,
+            "reconnect_timeout": SECONDS,
+        }
+        return connect.Settings(**values | self._common | more)
+
+    def start(self, name, body, own=None, may_return=False, **more):
+        """Starts a cluster: `body` gets what `meet` yields."""
+
+        def work():
+            settings = self.settings(name, **more)
+            with all_clusters.meet(
+                settings,
+                own or hello(name),
+                self.names,
+                hub=self.hub,
+                may_return=may_return,
+            ) as others:
+                return body(others)
+
+        future = self.results[name] = concurrent.futures.Future()
+
+        def run():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        # Not one of a pool, which would wait at the end for one that hangs.
+        threading.Thread(target=run, daemon=True).start()
+
+    def result(self, name):
+        """What the body returned, or the error that it ended with."""
+        try:
+            return self.results[name].result(SECONDS)
+        except errors.NebulaError as error:
+            return error
+
+    def all(self):
+        return {name: self.result(name) for name in self.results}
+
+
+def began(others):
+    """Goes on after the step that all agree on."""
+    return all_clusters.agree_start(others, 10, 0, SECONDS)
+
+
+def exchanged(others):
+    """Sends a number to each of the others; the numbers that they sent."""
+    own = float(ord(others.hello.cluster))
+    ends = {
+        name: (link.sender("x", SPEC, IDENTITY), link.receiver("x", SPEC, IDENTITY))
+        for name, link in others.links.items()
+    }
+    began(others)
+    for sender, _ in ends.values():
+        sender.send(1, jax.device_put(np.full(SPEC.shape, own, np.float32)))
+    return {
+        name: chr(int(np.asarray(receiver.recv(1))[0]))
+        for name, (_, receiver) in ends.items()
+    }
+
+
+IDENTITY = codec.identity()
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (5, 0), (5, 1)]
+)
+@pytest.mark.parametrize("hub", ["", "b"])
+def test_clusters_meet_in_whatever_order_they_start(count, seed, hub):
+    if count == 1 and hub:
+        return
+    run = Run(NAMES[:count], hub)
+    order = random.Random(seed).sample(run.names, count)
+    for name in order:
+        run.start(name, exchanged)
+        time.sleep(random.Random(seed).uniform(0.0, 0.1))
+    for name, found in run.all().items():
+        met = [each for each in run.names if each != name]
+        if hub and name != hub:
+            met = [hub]
+        assert list(found) == list(found.values()) == met, found
+
+
+def test_who_dials_whom():
+    assert all_clusters.dialed("c", NAMES) == ["a", "b"]
+    assert all_clusters.awaited("c", NAMES) == ["d", "e"]
+    assert all_clusters.dialed("a", NAMES, hub="c") == ["c"]
+    assert all_clusters.dialed("c", NAMES, hub="c") == []
+    assert all_clusters.awaited("c", NAMES, hub="c") == ["a", "b", "d", "e"]
+    assert all_clusters.dialed("all", NAMES) == []
+    with pytest.raises(errors.SettingsError, match="--hub=z: the clusters are a, b"):
+        all_clusters.dialed("a", NAMES, hub="z")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hub", "values", "words"),
+    [
+        ("a", "", {"listen": "h:1"}, None),
+        ("b", "", {"listen": "h:1", "peer": "h:1"}, None),
+        ("c", "", {"peer": "h:1,[::1]:2"}, None),  # the last one does not listen
+        ("a", "b", {"peer": "h:1"}, None),
+        ("b", "b", {"listen": "h:1"}, None),
+        ("all", "", {}, None),
+        ("all", "b", {"tls": "auto"}, None),
+        ("a", "", {}, "--cluster=a needs --listen=HOST:PORT"),
+        ("b", "", {"peer": "h:1"}, "--cluster=b needs --listen=HOST:PORT"),
+        ("a", "", {"listen": "h:1", "peer": "h:1"}, "--cluster=a dials no other one"),
+        ("all", "", {"peer": "h:1"}, "--peer=h:1: --cluster=all dials no other one"),
+        ("b", "b", {"listen": "h:1", "peer": "h:1"}, "--cluster=b dials no other"),
+        ("b", "", {"listen": "h:1"}, "--peer=HOST:PORT with 1 address, of a in this"),
+        (
+            "c",
+            "",
+            {"peer": "h:1"},
+            "--cluster=c needs --peer=HOST:PORT,... with 2 addresses, of a, b in this"
+            " order; it has 1",
+        ),
+        ("c", "b", {"peer": "h:1,h:2"}, "with 1 address, of b in this order; it has 2"),
+        ("a", "d", {}, "--hub=d: the clusters are a, b, c"),
+        ("c", "", {"peer": "h:1,h:2", "tls": "auto"}, "needs --tls=FOLDER with its"),
+        ("c", "", {"peer": "h:1,h:2", "tls": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_a_cluster_must_have_what_it_needs_to_meet_the_others(
+    cluster, hub, values, words
+):
+    settings = connect.Settings(**values)
+    if words is None:
+        all_clusters.check_place(settings, cluster, NAMES[:3], hub)
+        return
+    with pytest.raises(errors.NebulaError, match=re.escape(words)):
+        all_clusters.check_place(settings, cluster, NAMES[:3], hub)
+
+
+def test_addresses_are_counted_before_anything_is_dialed():
+    settings = connect.Settings(peer="127.0.0.1:1")
+    refused = pytest.raises(errors.SettingsError, match="2 addresses, of a, b")
+    with refused, all_clusters.meet(settings, hello("c"), NAMES[:3]):
+        pass
+
+
+@pytest.mark.parametrize("hub", ["", "c"])
+def test_all_go_on_after_the_newest_step_that_all_have(hub):
+    run = Run(NAMES[:3], hub)
+    saved = {"a": [10, 20, 30], "b": [10, 20], "c": [10, 20, 40]}
+    for name, steps in saved.items():
+        run.start(name, began, hello(name, steps))
+    assert run.all() == {"a": 20, "b": 20, "c": 20}
+
+
+def test_a_cluster_that_would_go_on_after_another_step_is_named():
+    run = Run(NAMES[:2])
+    run.start("a", began, hello("a", [10]))
+
+    def other_steps(others):
+        others.hello = dataclasses.replace(others.hello, checkpoints=())
+        return began(others)
+
+    run.start("b", other_steps, hello("b", [10]))
+    found = run.all()
+    assert isinstance(found["b"], bridge.Mismatch)
+    assert str(found["b"]) == "a goes on after step 10, b after step 0"
+    assert str(found["a"]) == f"b gave up: {found['b']}"
+
+
+def test_checkpoints_that_must_not_be_given_up_end_all():
+    run = Run(NAMES[:3])
+    for name, steps in {"a": [90], "b": [80], "c": [90]}.items():
+        run.start(name, began, hello(name, steps))
+    for error in run.all().values():
+        assert "no step is saved in all clusters (a has 90; b has 80; c" in str(error)
+
+
+def links_open():
+    """Both ends of every connection in this process."""
+    return sum(each.name == "bridge" for each in threading.enumerate())
+
+
+def wait_for_links(count):
+    wait_until(lambda: links_open() >= count)
+
+
+def status(error):
+    """The exit status of a process that ends with an error."""
+
+    def fail():
+        raise error
+
+    return process.guarded(fail)
+
+
+@pytest.mark.parametrize("hub", ["", "b"])
+@pytest.mark.parametrize("missing", NAMES[:3])
+def test_who_did_not_come_is_named_and_all_end_in_time(missing, hub):
+    run, start = Run(NAMES[:3], hub, connect_timeout=1.5), time.monotonic()
+    there = [name for name in run.names if name != missing]
+    for name in there:
+        run.start(name, began)
+    found = run.all()
+    assert time.monotonic() - start < SOON
+    for name, error in found.items():
+        assert status(error) == process.ENDED_BY_PEER, error
+        assert re.search(rf"\b{missing}\b", str(error)), (name, error)
+
+
+def test_the_error_names_all_that_are_missing_and_why():
+    run = Run(NAMES, connect_timeout=0.3)
+    run.start("c", began)
+    a, b = run.where["a"], run.where["b"]
+    assert str(run.result("c")) == (
+        f"a (nobody answers at {a}: Connection refused), b (nobody answers at {b}:"
+        " Connection refused), d, e did not come within 0.3 s (--connect_timeout)"
+    )
+
+
+def test_other_settings_are_named_on_both_sides():
+    run = Run(NAMES[:2])
+    run.start("a", began)
+    run.start("b", began, hello("b", steps=5))
+    found = run.all()
+    assert str(found["a"]) == "b has --steps=5, a has --steps=9"
+    assert str(found["b"]) == "a has --steps=9, b has --steps=5"
+    for error in found.values():
+        assert isinstance(error, bridge.Mismatch)
+
+
+@pytest.mark.parametrize("hub", ["", "a"])
+def test_one_with_other_settings_ends_all_soon(hub):
+    run = Run(NAMES, hub)
+    for name in "abce":
+        run.start(name, began)
+    wait_for_links(2 * (3 if hub else 6))
+    start = time.monotonic()
+    run.start("d", began, hello("d", steps=5))
+    found = run.all()
+    assert time.monotonic() - start < SOON
+    for name, error in found.items():
+        assert isinstance(error, errors.NebulaError), (name, error)
+    assert isinstance(found["d"], bridge.Mismatch)
+    assert any("d has --steps=5" in str(found[name]) for name in "abce")
+
+
+def test_addresses_in_the_wrong_order_are_found_on_both_sides():
+    run, start = Run(NAMES[:3]), time.monotonic()
+    run.start("a", began)
+    run.start("b", began)
+    run.start("c", began, peer=f"{run.where['b']},{run.where['a']}")
+    found = run.all()
+    assert time.monotonic() - start < SOON
+    words = f"b answers at {run.where['b']}, where a should (--peer)"
+    assert str(found["c"]) == words
+    assert str(found["b"]) == f"c gave up: {words}"
+    assert str(found["a"]).endswith(words)
+
+
+def test_one_that_gives_up_ends_all_with_its_reason():
+    run, start = Run(NAMES), time.monotonic()
+    run.start("a", began)
+    run.start("b", began, connect_timeout=4.0)
+    run.start("c", began)
+    wait_for_links(6)
+    run.start("e", began)  # which d keeps from having all that it is to dial
+    found = run.all()
+    assert time.monotonic() - start < SOON
+    assert str(found["b"]) == "d did not come within 4 s (--connect_timeout)"
+    for name in "ace":
+        assert str(found[name]).endswith(f"gave up: {found['b']}")
+        assert isinstance(found[name], session.PeerAborted)
+
+
+def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
+    """Or it would go on for --connect_timeout, and blame one that may yet come."""
+    run = Run(NAMES[:3])
+    target = run.where["a"].rpartition(":")[2]
+    proxy = Proxy(("127.0.0.1", int(target)))
+    peers = f"{endpoints.written(proxy.address)},{run.where['b']}"
+    start = time.monotonic()
+    run.start("a", began, connect_timeout=4.0)
+    run.start("c", began, peer=peers, reconnect_timeout=0.2)
+    wait_for_links(2)
+    time.sleep(0.2)  # b is dialed now
+    proxy.refuse()
+    proxy.cut()
+    error = run.result("c")
+    assert time.monotonic() - start < SOON
+    assert isinstance(error, session.PeerGone)
+    assert "a" in str(error)
+    run.all()
+    proxy.close()
+
+
+def test_one_that_was_killed_may_come_anew_while_others_wait():
+    run = Run(NAMES[:3])
+    proxy = Proxy(("127.0.0.1", int(run.where["a"].rpartition(":")[2])))
+    run.start("a", began)
+    run.start("b", began, peer=endpoints.written(proxy.address), reconnect_timeout=0.1)
+    wait_for_links(2)
+    proxy.refuse()
+    proxy.cut()
+    assert isinstance(run.result("b"), session.PeerGone)
+    run.start("b", began)
+    run.start("c", began)
+    assert run.all() == {"a": 0, "b": 0, "c": 0}
+    proxy.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("credentials")
+    certificates.issue_for_run(folder, NAMES)
+    return folder
+
+
+@pytest.mark.parametrize("hub", ["", "b"])
+def test_clusters_meet_inside_tls(folder, hub):
+    run = Run(NAMES[:3], hub, tls=folder)
+    for name in run.names:
+        all_clusters.check_place(run.settings(name), name, run.names, hub)
+        run.start(name, exchanged)
+    assert run.all()["b"] == {"a": "a", "c": "c"}
+
+
+def test_a_certificate_of_another_authority_is_reported_soon(folder, tmp_path):
+    certificates.issue_for_run(tmp_path, ["b"])
+    run, start = Run(NAMES[:2], tls=folder), time.monotonic()
+    run.start("a", began, connect_timeout=3.0)
+    run.start("b", began, tls=str(tmp_path / "b"))
+    found = run.all()
+    assert time.monotonic() - start < SOON
+    assert re.search("no TLS with a at .*certificate verify failed", str(found["b"]))
+    assert str(found["a"]) == "b did not come within 3 s (--connect_timeout)"
+
+
+def test_links_close_whenever_each_cluster_is_done():
+    for seed in range(3):
+        run, draws = Run(NAMES), random.Random(seed)
+        ends = {name: draws.uniform(0.0, 0.3) for name in NAMES}
+
+        def body(others, ends=ends):
+            began(others)
+            time.sleep(ends[others.hello.cluster])
+            return list(others.links.values())
+
+        for name in draws.sample(NAMES, 5):
+            run.start(name, body)
+        start = time.monotonic()
+        for links in run.all().values():
+            for link in links:
+                assert link.is_over
+                assert not link.was_lost
+        assert time.monotonic() - start < SOON
+
+
+def test_an_error_in_one_cluster_ends_all_with_its_reason():
+    run, all_there = Run(NAMES), threading.Barrier(5)
+
+    def body(others):
+        began(others)
+        all_there.wait(SECONDS)
+        if others.hello.cluster == "c":
+            raise errors.NebulaError("the disk is full")
+
+    start = time.monotonic()
+    for name in NAMES:
+        run.start(name, body)
+    found = run.all()
+    assert time.monotonic() - start < SOON
+    for name, error in found.items():
+        assert str(error).endswith("the disk is full"), (name, error)
+        assert name == "c" or isinstance(error, session.PeerAborted)
+
+
+def test_an_abort_that_takes_long_keeps_nobody_waiting(monkeypatch):
+    """As of a host that was lost: its Abort cannot be delivered."""
+    abort, there, c_has_ended = Link.abort, threading.Barrier(3), threading.Event()
+    waited = []
+
+    def slow(self, reason):
+        if self.peer.cluster == "b":
+            waited.append(c_has_ended.wait(SECONDS))
+        abort(self, reason)
+
+    monkeypatch.setattr(Link, "abort", slow)
+    run = Run(NAMES[:3])
+
+    def body(others):
+        began(others)
+        there.wait(SECONDS)
+        if others.hello.cluster == "a":
+            raise errors.NebulaError("no more")
+        try:
+            others.links["a"].wait_for_step(1)
+        finally:
+            if others.hello.cluster == "c":
+                c_has_ended.set()
+
+    for name in run.names:
+        run.start(name, body)
+    run.all()
+    assert waited
+    assert all(waited)
+
+
+# Clusters that come anew.
+
+
+class Hub:
+    """A hub that looks for newcomers until it is told to end."""
+
+    def __init__(self, run, **more):
+        self.others = None
+        self.came, self.gone, self._end = [], [], threading.Event()
+        self._is_there = threading.Event()
+        run.start("a", self._body, may_return=True, **more)
+
+    def _body(self, others):
+        began(others)
+        self.others = others
+        self._is_there.set()
+        while not self._end.wait(0.01):
+            link = others.newcomer()
+            if link is not None:
+                link.welcome(7)
+                self.came.append(link)
+
+    def there(self):
+        assert self._is_there.wait(SECONDS)
+        return self.others
+
+    def wait_for(self, count):
+        wait_until(lambda: len(self.came) == count)
+
+    def end(self):
+        self._end.set()
+
+
+def until_end(others):
+    """A spoke: waits for the hub's End."""
+    return began(others)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_cluster_that_was_killed_comes_anew_to_the_hub(is_away, monkeypatch):
+    said = []
+    monkeypatch.setattr(process, "message", said.append)
+    run = Run(NAMES[:3], hub="a")
+    hub = Hub(run)
+    proxy = Proxy(("127.0.0.1", int(run.where["a"].rpartition(":")[2])))
+    has_begun = threading.Event()
+
+    def until_gone(others):
+        began(others)
+        has_begun.set()
+        others.links["a"].wait_for_step(100)  # which never comes
+
+    run.start("b", until_gone, peer=endpoints.written(proxy.address))
+    run.start("c", until_end)
+    former = hub.there().links["b"]
+    assert has_begun.wait(SECONDS)
+    kept = hub.others.links["c"]
+    if is_away:
+        proxy.refuse()
+        proxy.cut()
+        wait_until(lambda: former.is_away)
+    killed = run.results["b"]
+    run.start("b", until_end)  # a new process, in place of the former one
+    hub.wait_for(1)
+    assert former.was_lost
+    with pytest.raises(session.PeerGone, match="b was started anew"):
+        former.wait_for_step(1)
+    assert list(hub.others.links) == ["b", "c"]
+    assert hub.others.links == {"b": hub.came[0], "c": kept}
+    proxy.refuse(False)
+    with pytest.raises(session.PeerAborted):  # two of one cluster cannot be
+        killed.result(SECONDS)
+    hub.end()
+    assert run.all() == {"a": None, "b": 7, "c": 0}
+    assert "b has come anew" in said
+    assert all_clusters.PLAIN_RETURN in said
+    proxy.close()
+
+
+def test_the_hub_ends_without_those_that_are_gone():
+    run = Run(NAMES[:3], hub="a", reconnect_timeout=0.2)
+    hub = Hub(run)
+    there = threading.Event()
+
+    def killed(others):
+        began(others)
+        there.set()
+        raise errors.NebulaError("killed")
+
+    run.start("b", killed)
+    run.start("c", until_end)
+    assert there.wait(SECONDS)
+    wait_until(lambda: hub.there().links["b"].is_over)
+    hub.end()
+    found = run.all()
+    assert found["a"] is None
+    assert found["c"] == 0
+
+
+def test_who_comes_anew_with_other_settings_takes_nobodys_place(monkeypatch):
+    said = []
+    monkeypatch.setattr(process, "message", said.append)
+    run = Run(NAMES[:2], hub="a")
+    hub = Hub(run)
+    run.start("b", until_end)
+    link = hub.there().links["b"]
+    settings = run.settings("b")
+    refused = pytest.raises(session.PeerAborted, match="b has --steps=5, a has")
+    with refused, all_clusters.meet(settings, hello("b", steps=5), run.names, hub="a"):
+        pass
+    assert not link.is_over
+    hub.end()
+    assert run.all() == {"a": None, "b": 0}
+    assert not hub.came
+
+
+def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
+    """If the place is free: then they are compared as it is taken."""
+    said = []
+    monkeypatch.setattr(process, "message", said.append)
+    run = Run(NAMES[:2], hub="a", reconnect_timeout=0.1)
+    hub = Hub(run)
+    run.start("b", lambda others: (began(others), others.links["a"].abort("killed")))
+    wait_until(lambda: hub.there().links["b"].is_over)
+    run.result("b")
+    run.start("b", until_end, hello("b", steps=5))
+    assert isinstance(run.result("b"), bridge.Mismatch)
+    wait_until(lambda: any("came anew" in line for line in said))
+    run.start("b", until_end)
+    hub.wait_for(1)
+    hub.end()
+    assert run.all() == {"a": None, "b": 7}
+
+
+def test_without_leave_nobody_comes_anew():
+    run = Run(NAMES[:2], hub="a")
+    is_there, is_done = threading.Event(), threading.Event()
+
+    def body(others):
+        began(others)
+        is_there.set()
+        is_done.wait(SECONDS)
+        return others.newcomer()
+
+    run.start("a", body)
+    run.start("b", until_end)
+    settings = run.settings("b")
+    assert is_there.wait(SECONDS)
+    refused = pytest.raises(session.PeerAborted, match="b is here already")
+    with refused, all_clusters.meet(settings, hello("b"), run.names, hub="a"):
+        pass
+    is_done.set()
+    assert run.all() == {"a": None, "b": 0}
+
+
+def test_clusters_come_anew_to_a_hub_alone():
+    settings = connect.Settings()
+    refused = pytest.raises(errors.SettingsError, match="to a hub alone")
+    with refused, all_clusters.meet(settings, hello("a"), ["a", "b"], may_return=True):
+        pass
+
+
+# Clusters of many processes, and labs.
+
+
+def test_the_root_shares_its_links_in_the_order_of_the_clusters(monkeypatch):
+    """Whoever came first: the other processes have to take part in the same order."""
+    shared = collections.defaultdict(list)
+
+    def share(peer):
+        shared[threading.get_ident()].append(peer.cluster)
+
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    monkeypatch.setattr(ranks, "agree", lambda value: value)
+    monkeypatch.setattr(routes, "share_peer", share)
+    run = Run(NAMES[:4])
+
+    def body(others):
+        began(others)
+        return shared[threading.get_ident()]
+
+    for name in ("a", "d", "c", "b"):
+        run.start(name, body)
+        time.sleep(0.1)
+    for name, order in run.all().items():
+        assert order == [each for each in run.names if each != name]
+
+
+def test_another_process_takes_what_the_root_shares(monkeypatch):
+    hellos = [hello("a"), hello("b"), hello("d"), hello("e")]
+    came = iter(hellos)
+    monkeypatch.setattr(ranks, "is_root", lambda: False)
+    monkeypatch.setattr(ranks, "agree", lambda value: 30)  # the root's
+    monkeypatch.setattr(routes, "share_peer", lambda peer: next(came))
+    with all_clusters.meet(connect.Settings(), hello("c"), NAMES) as others:
+        assert list(others.links) == ["a", "b", "d", "e"]
+        assert [link.peer for link in others.links.values()] == hellos
+        assert began(others) == 30
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("hub", ["", "b"])
+def test_clusters_of_two_labs_meet_at_their_switches(labs, hub):
+    run = Run(NAMES[:3], hub, job=f"mesh{hub}", listen="127.0.0.1:0", peer="")
+    for name, lab in {"a": labs.s, "b": labs.t, "c": labs.t}.items():
+        folder = str(lab.folder.path)
+        run.start(name, exchanged, federation=folder)
+        settings = run.settings(name, federation=folder)
+        all_clusters.check_place(settings, name, run.names, hub)
+    assert run.all()["b"] == {"a": "a", "c": "c"}

@@ -1,0 +1,352 @@
+import concurrent.futures
+import contextlib
+import re
+import shutil
+import socket
+import threading
+import time
+import types
+
+import ports
+import pytest
+from breakable_line import Proxy
+
+from nebula_jax import errors
+from nebula_jax.communication import bridge, endpoints
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.wire import frames
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime.life import launcher, process
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"connect_timeout": 0.0}, "--connect_timeout=0: must be above 0 seconds"),
+        ({"peer_timeout": float("inf")}, "--peer_timeout=inf: must be above 0"),
+        ({"reconnect_timeout": -1.0}, "--reconnect_timeout=-1: must not be negative"),
+        ({"stuck_timeout": -1.0}, "--stuck_timeout=-1: must not be negative"),
+        ({"stuck_timeout": float("nan")}, "--stuck_timeout=nan: must not be negative"),
+        ({"wan": "fast"}, "cannot read 'fast'"),
+        ({"listen": "h:99999"}, "--listen=h:99999: expected HOST:PORT"),
+        ({"peer": "nowhere"}, "--peer=nowhere: expected HOST:PORT"),
+        ({"peer": "h:1,nowhere"}, "--peer=nowhere: expected HOST:PORT"),
+        ({"federation": "f", "job": "a/b"}, "--job=a/b: expected up to 64 letters"),
+        (
+            {"federation": "f", "job": f"nebula1.{'a' * 16}"},
+            "--job: the name reads like an invitation",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values, words):
+    with pytest.raises(errors.NebulaError, match=re.escape(words)):
+        connect.Settings(**values)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "values", "words"),
+    [
+        ("g:0", {}, "--cluster=g:0 needs --peer=HOST:PORT of the d"),
+        ("all", {"peer": "h:1"}, "--peer is for a g, not for --cluster=all"),
+        ("d", {"peer": "h:1"}, "--peer is for a g"),
+        ("g:0", {"peer": "h:1,h:2"}, "--peer=h:1,h:2: expected HOST:PORT"),
+        ("d", {}, "--cluster=d needs --listen=HOST:PORT"),
+        ("g:0", {"peer": "h:1", "tls": "auto"}, "needs --tls=FOLDER with its"),
+        ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),
+        ("all", {}, None),
+        ("d", {"listen": "h:1"}, None),
+        ("g:0", {"peer": "h:1"}, None),
+    ],
+)
+def test_a_cluster_must_have_what_it_needs_to_meet_the_others(cluster, values, words):
+    settings = connect.Settings(**values)
+    if words is None:
+        connect.check_role(settings, cluster, "d", "g")
+        return
+    with pytest.raises(errors.NebulaError, match=re.escape(words)):
+        connect.check_role(settings, cluster, "d", "g")
+
+
+def hello(name, steps=9, details=None):
+    return frames.Hello(name, "1", {"--steps": steps}, (), details or {})
+
+
+def meet(names, wanted, steps=9, first=None):
+    """Lets clusters dial a listener that waits for `wanted`; returns their names."""
+    has_failed = threading.Event()
+    address = f"127.0.0.1:{ports.free_port()}"
+
+    def dial(name):
+        if first not in (name, None):
+            has_failed.wait(20)
+        settings = connect.Settings(peer=address, connect_timeout=20)
+        try:
+            with connect.dial(settings, hello(name, steps), peer="d") as link:
+                link.wait_for_welcome(20)
+        except errors.NebulaError:
+            has_failed.set()  # the listener's own error is what is tested
+
+    threads = [threading.Thread(target=dial, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        settings = connect.Settings(listen=address, connect_timeout=20)
+        with connect.listen(settings, hello("d"), wanted) as links:
+            for link in links:
+                link.welcome(0)
+            return [link.peer.cluster for link in links]
+    finally:
+        for thread in threads:
+            thread.join(30)
+
+
+def test_links_are_in_the_order_that_was_wanted():
+    assert meet(["g:1", "g:0"], ["g:0", "g:1"]) == ["g:0", "g:1"]
+
+
+def test_who_is_not_expected_is_refused_and_the_waiting_goes_on(monkeypatch):
+    said = []
+    monkeypatch.setattr(process, "message", said.append)
+    assert meet(["g:7", "g:0"], ["g:0"], first="g:7") == ["g:0"]
+    assert "refused a connection from 127.0.0.1: g:7 was not expected" in said
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("credentials")
+    certificates.issue_for_run(folder, ["d", "g:0", "g:1"])
+    return folder
+
+
+def over_a_line(monkeypatch, there, here, disturb, patience=0.5, details=None):
+    """One cluster dials another over a breakable line; both have the same details.
+
+    Returns:
+      The connector's error, if any, the lines of both, and the line.
+    """
+    monkeypatch.setattr(bridge, "PATIENCE_SECONDS", patience)
+    said, errors_there = [], []
+    monkeypatch.setattr(process, "message", said.append)
+    listening = routes.listening_socket(connect.Settings())
+    proxy = Proxy(listening.getsockname())
+    monkeypatch.setattr(routes, "listening_socket", lambda settings: listening)
+    disturb(proxy)
+
+    def dial():
+        settings = connect.Settings(peer=endpoints.written(proxy.address), **there)
+        try:
+            ours = hello("g:0", details=details)
+            with connect.dial(settings, ours, peer="d") as link:
+                link.wait_for_welcome(10)
+        except errors.NebulaError as error:
+            errors_there.append(error)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        dialing = pool.submit(dial)
+        try:
+            settings, ours = connect.Settings(**here), hello("d", details=details)
+            with connect.listen(settings, ours, ["g:0"]) as links:
+                links[0].welcome(0)
+        finally:
+            dialing.result(30)
+            proxy.close()
+    return errors_there, said, proxy
+
+
+# TLS: its first record up, its length, and what the certificates are in, both ways.
+# Plain: head, header and payload of Open and Hello.
+DAMAGE = [
+    ("tls", "up", 0),
+    ("tls", "up", 4),
+    ("tls", "up", 60),
+    ("tls", "up", 700),
+    ("tls", "up", 1500),
+    ("tls", "down", 2),
+    ("tls", "down", 50),
+    ("tls", "down", 600),
+    ("tls", "down", 1100),
+    ("off", "up", 0),
+    ("off", "up", 30),
+    ("off", "up", 60),
+    ("off", "up", 90),
+    ("off", "up", 160),
+    ("off", "down", 0),
+    ("off", "down", 60),
+    ("off", "down", 90),
+    ("off", "down", 160),
+]
+
+
+@pytest.mark.parametrize(("kind", "direction", "offset"), DAMAGE)
+def test_a_damaged_first_connection_is_not_the_last_one(
+    monkeypatch, folder, kind, direction, offset
+):
+    there, here = (
+        {"connect_timeout": 20.0, "tls": kind if kind == "off" else str(folder / name)}
+        for name in ("g-0", "d")
+    )
+    found, _, proxy = over_a_line(
+        monkeypatch, there, here, lambda proxy: proxy.flip_at(direction, offset)
+    )
+    assert not found
+    assert proxy.flipped == 1
+
+
+def test_a_slow_handshake_keeps_its_place_as_long_as_bytes_come(monkeypatch, folder):
+    there, here = (
+        {"connect_timeout": 30.0, "tls": str(folder / name)} for name in ("g-0", "d")
+    )
+    start = time.monotonic()
+    found, said, proxy = over_a_line(
+        monkeypatch, there, here, lambda proxy: proxy.limit(1000), patience=2.5
+    )
+    assert time.monotonic() - start > bridge.PATIENCE_SECONDS
+    assert not found
+    assert not said
+    assert proxy.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "patience", "rate"), [("tls", 2.5, 9_000), ("off", 0.5, 27_000)]
+)
+def test_hellos_cross_a_slow_line_though_nothing_comes_while_ones_own_leaves(
+    monkeypatch, folder, kind, patience, rate
+):
+    """As a corpus of many files has it: 27 kB, which take longer than a handshake's
+    patience. The listener's follows only then."""
+    there, here = (
+        {"connect_timeout": 30.0, "tls": kind if kind == "off" else str(folder / name)}
+        for name in ("g-0", "d")
+    )
+    details = {"fingerprints": "x" * 27_000}
+    start = time.monotonic()
+    found, said, proxy = over_a_line(
+        *(monkeypatch, there, here, lambda proxy: proxy.limit(rate)),
+        patience=patience,
+        details=details,
+    )
+    assert time.monotonic() - start > 2 * bridge.PATIENCE_SECONDS
+    assert not found
+    assert not [line for line in said if line != connect.PLAIN]
+    assert proxy.connections == 1
+
+
+def test_who_has_answered_is_not_reported_as_nobody(monkeypatch):
+    """A listener whose Hello does not come: the line takes what follows its Open."""
+    session = bytes(16)
+    drawn = types.SimpleNamespace(token_bytes=lambda count: session)
+    monkeypatch.setattr(bridge, "secrets", drawn)
+    here, there = socket.socketpair()
+    words = "no session with d at .* after 0.3 s .*: its Hello did not come: no"
+    with there:
+        for buffer in frames.encode(frames.Open(session, 1), 0, 0):
+            there.sendall(buffer)
+        with pytest.raises(bridge.NobodyThere, match=words):
+            bridge.connect(
+                ("127.0.0.1", 1),
+                hello("g:0"),
+                connect_timeout=0.3,
+                peer_timeout=1.0,
+                reconnect_timeout=5.0,
+                peer="d",
+                log=lambda line: None,
+                reach=lambda seconds: (here, "d"),
+            )
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ("other/g-0", "no TLS with d at 127.0.0.1:.*certificate verify failed"),
+        ("ours/g-1", "g-1"),
+        ("unknown/g-0", "no TLS with d at .*unknown ca"),
+    ],
+)
+def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
+    """Another authority, another cluster's credentials, an authority unknown there."""
+    for run in ("ours", "other"):
+        certificates.issue_for_run(tmp_path / run, ["d", "g:0", "g:1"])
+    shutil.copytree(tmp_path / "other", tmp_path / "unknown")
+    trusted = (tmp_path / "ours" / "g-0" / "ca.pem").read_bytes()
+    (tmp_path / "unknown" / "g-0" / "ca.pem").write_bytes(trusted)
+    start = time.monotonic()
+    with listener_lib.Listener(
+        endpoints.listen(("127.0.0.1", 0)),
+        hello("d"),
+        peer_timeout=5.0,
+        reconnect_timeout=5.0,
+        tls=tls.server_contexts(tmp_path / "ours" / "d"),
+        clusters=["g:0"],
+        log=lambda line: None,
+    ) as listening:
+        address = endpoints.written(listening.address)
+        settings = connect.Settings(
+            peer=address, tls=str(tmp_path / there), connect_timeout=30.0
+        )
+        with pytest.raises(errors.NebulaError, match=words):
+            connect.dial(settings, hello("g:0"), peer="d")
+    assert time.monotonic() - start < 15.0
+
+
+def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
+    monkeypatch.setattr(bridge, "RETRY_SECONDS", 2.5)  # so the last is no short one
+    with routes.listening_socket(connect.Settings()) as listening:
+        answering = threading.Thread(target=answer_badly, args=(listening, 3))
+        answering.start()
+        said = []
+        with pytest.raises(
+            bridge.ConnectError,
+            match=r"no session with d at .* after 6.3 s .--connect_timeout.: .*damaged",
+        ):
+            bridge.connect(
+                listening.getsockname(),
+                hello("g:0"),
+                connect_timeout=6.3,
+                peer_timeout=5.0,
+                reconnect_timeout=5.0,
+                peer="d",
+                tls=None,
+                log=said.append,
+            )
+        answering.join(10)
+    assert len(said) == 1  # the same reason again is no news
+    assert said[0].endswith("trying again")
+
+
+def answer_badly(listening, count):
+    listening.settimeout(10.0)
+    for _ in range(count):
+        with contextlib.suppress(TimeoutError):
+            sock, _ = listening.accept()
+            sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 5)
+            sock.recv(1 << 16)
+            sock.close()
+
+
+def test_who_did_not_come_is_named():
+    settings = connect.Settings(connect_timeout=0.2)
+    words = "g:0, g:1 did not come within 0.2 s (--connect_timeout)"
+    refused = pytest.raises(bridge.ConnectError, match=re.escape(words))
+    with refused, connect.listen(settings, hello("d"), ["g:0", "g:1"]):
+        pass
+
+
+def test_a_run_that_anybody_can_read_says_so_once(tmp_path, capsys, monkeypatch):
+    """The launcher, or each cluster of its own machine."""
+    with launcher.prepared(tmp_path, ["d", "g:0"], connect.Settings(tls="off")):
+        pass
+    assert capsys.readouterr().err == connect.PLAIN + "\n"
+    meet(["g:0"], ["g:0"])
+    assert capsys.readouterr().err.count(connect.PLAIN) == 2
+    monkeypatch.setenv(process.LIFELINE_FD, "0")  # as a launched cluster
+    meet(["g:0"], ["g:0"])
+    assert connect.PLAIN not in capsys.readouterr().err
+
+
+def test_an_encrypted_run_is_silent_about_it(tmp_path, capsys):
+    with launcher.prepared(tmp_path, ["d", "g:0"], connect.Settings(tls="auto")):
+        pass
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,337 @@
+"""`--cluster=all`, with processes that train nothing (`helpers/tiny_cluster`)."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+
+import psutil
+import pytest
+import tiny_cluster
+import tiny_runs
+
+from nebula_jax import printable
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.life import launcher, process, processes, restarts
+from nebula_jax.security.tls import certificates
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a launcher in `tmp_path`; it and its clusters end with the test."""
+    started = []
+
+    def run(tls="off", restart=0):
+        path = os.pathsep.join(
+            [str(tiny_runs.ROOT), str(tiny_runs.ROOT / "tests/helpers")]
+        )
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tiny_cluster"),
+                *(f"--tls={tls}", f"--folder={tmp_path}", f"--restart={restart}"),
+            ],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for launched in started:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(launched.pid).children():
+                child.kill()
+        launched.kill()
+        launched.communicate()
+
+
+def clusters(process, folder, before=()):
+    """Waits until all clusters work; cluster -> its process.
+
+    Args:
+      process: the launcher.
+      folder: of the run.
+      before: processes of the time before a restart.
+    """
+    files = [folder / name for name in tiny_cluster.CLUSTERS]
+    old = {str(each.pid) for each in before}
+    deadline = time.monotonic() + 60
+    while not all(each.exists() and each.read_text() not in old for each in files):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return tiny_runs.family_of(process)
+
+
+def end(folder, name, status=0):
+    """Tells a cluster to end."""
+    partial = folder / f".{name}.end"
+    partial.write_text(str(status))
+    partial.rename(folder / f"{name}.end")
+
+
+def keys(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Files with a private key."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and b"PRIVATE KEY" in path.read_bytes()
+    ]
+
+
+def test_keys_of_a_run_are_in_no_file_even_if_its_launcher_is_killed(start, tmp_path):
+    process = start(tls="auto")
+    family = clusters(process, tmp_path)
+    assert not keys(tmp_path)
+    process.kill()
+    tiny_runs.assert_all_gone(family)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == set(tiny_cluster.CLUSTERS)
+
+
+def test_a_cluster_has_the_key_of_no_other(start, tmp_path):
+    process = start(tls="auto")
+    family = clusters(process, tmp_path)
+    held = {
+        name: {
+            pathlib.Path(f"/proc/{each.pid}/fd/{fd}").read_bytes()
+            for fd in os.listdir(f"/proc/{each.pid}/fd")
+            if "memfd:credentials" in os.readlink(f"/proc/{each.pid}/fd/{fd}")
+        }
+        for name, each in family.items()
+    }
+    for name, contents in held.items():
+        assert len(contents) == 3, name
+    assert len(set.intersection(*held.values())) == 1  # the authority's certificate
+    for name in family:
+        end(tmp_path, name)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_folder_of_the_users_is_left_alone(start, tmp_path):
+    own = tmp_path / "tls"
+    certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
+    before = sorted(own.rglob("*"))
+    process = start(tls=own)
+    clusters(process, tmp_path)
+    for name in tiny_cluster.CLUSTERS:
+        end(tmp_path, name)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert sorted(own.rglob("*")) == before
+
+
+def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
+    start, tmp_path
+):
+    own = tmp_path / "own"
+    certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
+    (own / "dials-0" / "key.pem").chmod(0o644)
+    process = start(tls=own)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    (line,) = output.splitlines()
+    assert f"chmod 600 {own / 'dials-0' / 'key.pem'}" in line
+    assert not (tmp_path / "listens").exists()
+
+
+def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
+    """On the listener's port, which nobody else can take meanwhile."""
+    launched, before = start(restart=2), ()
+    for victim in ("dials:0", "listens"):
+        family = clusters(launched, tmp_path, before)
+        family[victim].kill()
+        before = family.values()
+        tiny_runs.assert_all_gone(family)
+    clusters(launched, tmp_path, before)["dials:0"].kill()
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 1
+    lines = [line for line in output.splitlines() if "clusters" in line]
+    again = "was killed by SIGKILL; all clusters start again from what they have saved"
+    assert lines == [
+        f"dials:0 {again} (restart 1 of 2)",
+        f"listens {again} (restart 2 of 2)",
+        "error: dials:0 was killed by SIGKILL; all clusters ended, after 2 of"
+        " --restart=2",
+    ]
+    found = restarts.read(tmp_path, [])
+    assert [each["cluster"] for each in found] == ["dials:0", "listens"]
+
+
+def test_a_run_that_was_restarted_ends_well(start, tmp_path):
+    launched = start(tls="auto", restart=1)
+    family = clusters(launched, tmp_path)
+    family["dials:0"].kill()
+    for name in clusters(launched, tmp_path, family.values()):
+        end(tmp_path, name)
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 0, output
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_cluster_that_refused_is_not_started_again(start, tmp_path, status):
+    launched = start(restart=3)
+    clusters(launched, tmp_path)
+    end(tmp_path, "dials:0", status)
+    end(tmp_path, "listens", process.ENDED_BY_PEER)
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 1
+    line = output.splitlines()[-1]
+    assert line == f"error: dials:0 ended with status {status}; all clusters ended"
+    assert "start again" not in output
+
+
+def test_a_run_that_is_stopped_is_not_started_again(start, tmp_path):
+    launched = start(restart=3)
+    family = clusters(launched, tmp_path)
+    end(tmp_path, "dials:0", process.STOPPED_BY_PEER)
+    launched.send_signal(signal.SIGINT)
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == 128 + signal.SIGINT, output
+    tiny_runs.assert_all_gone(family)
+
+
+def launched_mesh(folder, monkeypatch, dials, restarts=0, **more):
+    """Runs clusters that dial as `dials` has it; what each has met, by its name.
+
+    Args:
+      folder: of the run.
+      monkeypatch: of the test.
+      dials: as for the launcher.
+      restarts: the same.
+      more: cluster -> another flag of its process.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(tiny_runs.ROOT / "tests/helpers"))
+    names, settings = list(dials), connect.Settings()
+
+    def arguments(name, reach):
+        waits = sum(name in each for each in dials.values())
+        return [
+            *(f"--cluster={name}", f"--listen={reach.listen}", f"--peer={reach.peer}"),
+            *(f"--waits={waits}", f"--folder={folder}", more.get(name, "--none=")),
+        ]
+
+    with launcher.prepared(folder, names, settings, restarts, dials=dials) as start:
+        assert start("tiny_mesh", arguments) == 0
+    return {name: json.loads((folder / name).read_text()) for name in names}
+
+
+@pytest.mark.parametrize("hub", ["", "b"])
+def test_each_cluster_that_listens_is_handed_a_socket(tmp_path, monkeypatch, hub):
+    names = ["a", "b", "c"]
+    dials = {name: all_clusters.dialed(name, names, hub) for name in names}
+    met = launched_mesh(tmp_path, monkeypatch, dials)
+    for name, found in met.items():
+        assert found["dialed"] == dials[name]
+        assert found["awaited"] == (all_clusters.awaited(name, names, hub) or None)
+        assert found["peers"] == [met[each]["listen"] for each in dials[name]]
+    listens = {met[name]["listen"] for name in names}
+    assert len(listens) == (2 if hub else 3)
+
+
+def test_all_that_listen_do_so_at_the_same_ports_after_a_restart(tmp_path, monkeypatch):
+    dials = {"a": [], "b": ["a"], "c": ["a", "b"]}
+    met = launched_mesh(tmp_path, monkeypatch, dials, restarts=1, b="--killed=1")
+    assert met["c"]["dialed"] == ["a", "b"]
+    assert [each["cluster"] for each in restarts.read(tmp_path, [])] == ["b"]
+
+
+def test_the_port_of_any_cluster_that_has_ended_refuses(tmp_path, monkeypatch):
+    dials = {"a": [], "b": ["a"], "c": ["a", "b"]}
+    launched_mesh(tmp_path, monkeypatch, dials, c="--refused=1")
+
+
+def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
+    names = ["a", "b", "c"]
+    dials = {name: all_clusters.dialed(name, names) for name in names}
+    settings = connect.Settings(federation=str(tmp_path), job="j", peer="lab-t")
+    reached = {}
+
+    def arguments(name, reach):
+        reached[name] = reach.peer
+        return ["--help"]
+
+    with launcher.prepared(tmp_path, names, settings, dials=dials) as start:
+        start("this", arguments)
+    assert reached == dict.fromkeys(names, "lab-t")
+
+
+KILLED, GONE = -signal.SIGKILL, process.ENDED_BY_PEER
+
+
+@pytest.mark.parametrize(
+    ("statuses", "wanted"),
+    [
+        ([KILLED], True),
+        ([KILLED, GONE], True),
+        ([-signal.SIGSEGV, 0], True),
+        ([GONE, GONE], True),  # a line that was away for too long
+        ([0, 0], False),
+        ([KILLED, 1], False),
+        ([GONE, 2], False),
+        ([KILLED, process.STOPPED_BY_PEER], False),
+        ([KILLED, 128 + signal.SIGTERM], False),
+        ([-signal.SIGTERM, GONE], False),
+    ],
+)
+def test_what_is_worth_starting_again(statuses, wanted):
+    assert processes.must_restart(statuses) == wanted
+
+
+SAVED, TERM = 128 + signal.SIGTERM, -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("ends", "killed", "blamed"),
+    [
+        ({"a": SAVED, "b": process.STOPPED_BY_PEER}, (), ""),
+        ({"a": SAVED, "b": KILLED}, (), "b was killed by SIGKILL"),
+        ({"a": SAVED, "b": -signal.SIGSEGV}, (), "b was killed by SIGSEGV"),
+        ({"a": SAVED, "b": 1}, (), "b ended with status 1"),
+        ({"b": KILLED, "a": KILLED}, ("a",), "b was killed by SIGKILL"),
+        ({"a": KILLED, "b": KILLED}, ("a", "b"), ""),  # Ctrl-C came twice
+        ({"a": TERM, "b": KILLED}, ("b",), ""),  # it was just starting
+        ({"a": TERM, "b": TERM}, (), ""),
+    ],
+)
+def test_a_run_has_been_stopped_if_no_cluster_died_by_itself(
+    tmp_path, ends, killed, blamed
+):
+    """One that the kernel has killed for its memory has saved nothing."""
+    run = processes.Processes(tmp_path, {}, {}, 0)
+    run._signal, run._killed = signal.SIGTERM, set(killed)
+    lines = []
+    screen = types.SimpleNamespace(message=lambda _, text: lines.append(text))
+    assert run._status(ends, screen) == (1 if blamed else SAVED)
+    assert lines == ([f"error: {blamed}; all clusters ended"] if blamed else [])
+
+
+PRINTS = """
+import sys
+for stream in (sys.stdout, sys.stderr):
+    stream.buffer.write(b"a\\x1b[2Jb\\xe2\\x80\\xaec\\xff" + 60_000 * b"x" + b"\\n")
+"""
+
+
+def test_what_clusters_print_does_nothing_to_the_terminal(tmp_path, capsys):
+    command = processes.Command([sys.executable, "-S", "-c", PRINTS], ())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        run = processes.Processes(tmp_path, {"g:0": command}, {"g:0": listening}, 0)
+        assert run.run() == 0
+    printed = capsys.readouterr()
+    for text, start in ((printed.out, "a"), (printed.err, "[g:0] a")):
+        (line,) = text.splitlines()
+        assert line.isprintable()
+        assert line.startswith(f"{start}\ufffd[2Jb\ufffdc\ufffdxxx")
+        assert len(line) <= printable.LINE_LIMIT + len(start)

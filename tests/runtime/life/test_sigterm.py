@@ -1,0 +1,140 @@
+"""SIGTERM: a command that gets it leaves neither processes nor folders."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+SOON = 60.0  # seconds
+PYTHON = f"""#!{sys.executable}
+# In place of Python: a command of `nebula` ends, all else goes on until it is ended.
+import os, pathlib, signal, sys, time
+print("line to lab-t", flush=True)
+command = " ".join(sys.argv)
+if "scripts.nebula" in command and "nebula switch" not in command:
+    sys.exit()
+
+def end(number, frame):
+    time.sleep(0.5)  # a run saves
+    for each in sys.argv:
+        if each.startswith("--workdir="):
+            pathlib.Path(each.removeprefix("--workdir="), "saved").mkdir(parents=True)
+    os._exit(0)
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, end)
+pathlib.Path(os.environ["STARTED"], str(os.getpid())).touch()
+while True:
+    time.sleep(1.0)
+"""
+SECURITY = "from scripts import bench_security as command"
+FLOOD = f"""
+{SECURITY}
+from scripts.bench import labs, revocations
+
+def gather(folder):
+    with labs.lab_in(folder / "s") as s, revocations.flood(s, s):
+        raise AssertionError("nobody ended it")
+
+revocations.time.sleep = lambda seconds: signal.pause()
+command.gather = gather
+"""
+FAULTS = "from scripts import bench_faults as command"
+KILLS = f"""
+{FAULTS}
+command.cuts = lambda rounds, draw: []
+"""
+CUTS = f"""
+{FAULTS}
+
+def uniform(draw, least, most):
+    pathlib.Path(os.environ["STARTED"], str(os.getpid())).touch()
+    return 300.0
+
+command.random.Random.uniform = uniform
+"""
+LADDER = """
+from scripts import bert_ladder as command
+from scripts.ladder import scaling, settings
+
+for each in settings.DEFAULTS.items():
+    flags.FLAGS.set_default(*each)
+command.measure = lambda given: scaling.execute(given, pathlib.Path("none"), 1)
+"""
+COMMAND = """
+import os, pathlib, signal, sys
+from absl import flags
+{}
+flags.FLAGS(sys.argv)
+sys.executable = os.environ["PYTHON"]
+sys.exit(command.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [(SECURITY, 4), (FLOOD, 2), (KILLS, 1), (CUTS, 1), (LADDER, 1)],
+    ids=["exchange", "flood", "kills", "cuts", "ladder"],
+)
+def test_what_a_command_has_started_ends_with_it(tmp_path, command, processes):
+    started, temporary = tmp_path / "started", tmp_path / "temporary"
+    for folder in (started, temporary):
+        folder.mkdir()
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o700)
+    given = {"STARTED": started, "TMPDIR": temporary, "PYTHON": python}
+    environment = os.environ | {name: str(path) for name, path in given.items()}
+    arguments = [f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out.json'}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(command), *arguments],
+        cwd=ROOT,
+        env=environment,
+    ) as process:
+        deadline = time.monotonic() + SOON
+        while len(list(started.iterdir())) < processes:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        try:
+            status = process.wait(SOON)
+        finally:
+            process.kill()
+    left = [each.name for each in started.iterdir() if is_running(int(each.name))]
+    for each in left:
+        os.kill(int(each), signal.SIGKILL)
+    assert not left
+    assert list(temporary.iterdir()) == []
+    assert status == 128 + signal.SIGTERM
+
+
+def is_running(pid):
+    """Returns True if there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_second_request_does_not_cut_short_what_the_first_began():
+    program = (
+        "import os, signal\n"
+        "from nebula_jax.runtime.life import sigterm\n"
+        "with sigterm.as_exit():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    finally:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "        print('ended', flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "ended\n")

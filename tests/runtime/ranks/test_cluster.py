@@ -1,0 +1,210 @@
+"""Clusters of several real processes: they meet, and none is lost in silence."""
+
+import re
+import signal
+import socket
+import time
+
+import ports
+import pytest
+import ranked
+
+from nebula_jax import errors
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import cluster
+
+SOON = 30.0  # seconds, until the others have ended; JAX waits for an hour
+MANY = 10_000  # steps
+
+
+@pytest.mark.slow
+def test_processes_take_the_roots_steps_and_end_together(tmp_path):
+    started = ranked.Started(tmp_path, {}, {}, {}, steps=5)
+    assert started.ends() == [0, 0, 0]
+    for number in range(3):
+        assert started.printed(number) == [f"step {step}" for step in range(1, 6)]
+
+
+def assert_ended(started, survivors, words, begin):
+    """The processes that were left have ended soon, and said why."""
+    statuses = started.ends()
+    assert time.monotonic() - begin < SOON
+    for number in survivors:
+        assert re.search(words, started.message(number))
+        assert statuses[number] == process.ENDED_BY_PEER
+    assert started.printed(0)[-1].startswith("aborted: ") or 0 not in survivors
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_is_named_and_ends_the_others(tmp_path, victim):
+    started = ranked.Started(tmp_path, {}, {}, steps=MANY)
+    started.wait_for_step(3)
+    begin = time.monotonic()
+    started.processes[victim].kill()
+    words = f"^error: process {victim} of this cluster has gone$"
+    assert_ended(started, [1 - victim], words, begin)
+
+
+def test_a_process_that_computes_ends_with_its_reason_when_the_root_has_gone(tmp_path):
+    started = ranked.Started(tmp_path, {}, {"then": "hang"}, steps=MANY)
+    started.wait_for_step(3)
+    begin = time.monotonic()
+    started.processes[0].kill()
+    assert_ended(started, [1], "^error: process 0 of this cluster has gone$", begin)
+    assert started.printed(1)[-1] == "aborted: process 0 of this cluster has gone"
+    assert len(started.errors(1)) == 1  # nor does JAX say anything
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_stopped_process_is_named_after_its_silence(tmp_path, victim):
+    started = ranked.Started(tmp_path, {}, {}, steps=MANY, peer_timeout=3.0)
+    started.wait_for_step(3)
+    begin = time.monotonic()
+    started.processes[victim].send_signal(signal.SIGSTOP)
+    words = f"^error: process {victim} of this cluster is silent for 3 s .* since step"
+    survivor = started.processes[1 - victim]
+    assert survivor.wait(60) == process.ENDED_BY_PEER
+    started.processes[victim].kill()
+    assert_ended(started, [1 - victim], words, begin)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_named_with_its_place(tmp_path):
+    started = ranked.Started(
+        *(tmp_path, {}, {"then": "hang"}), steps=MANY, stuck_timeout=1.0
+    )
+    words = (
+        r"got nothing done for 1 s \(--stuck_timeout\), since step 3: process 0 at"
+        r" nebula_jax/communication/ranks.py:\d+; process 1 at"
+        r" tests/helpers/ranked.py:\d+$"
+    )
+    statuses = started.ends()
+    assert statuses == [process.ENDED_BY_PEER] * 2
+    for number in range(2):
+        assert re.search(words, started.message(number))
+
+
+def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
+    started = ranked.Started(tmp_path, {}, {"then": "fail"}, steps=MANY)
+    assert started.ends() == [process.ENDED_BY_PEER, 1]
+    assert started.message(1) == "error: the disk is full"
+    assert started.message(0) == "error: process 1 failed: the disk is full"
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path, victim):
+    started = ranked.Started(tmp_path, {}, {}, steps=MANY)
+    started.wait_for_step(3)
+    started.processes[victim].terminate()
+    statuses = started.ends()
+    assert statuses[victim] == 128 + signal.SIGTERM
+    assert set(statuses) <= set(process.SAVED)
+    assert started.printed(0) == started.printed(1)
+    words = "toy: stopped after step"
+    assert all(words in started.message(number) for number in range(2))
+
+
+def test_processes_of_different_runs_are_refused(tmp_path):
+    started = ranked.Started(tmp_path, {}, {"seed": 7})
+    assert started.ends() == [2, 2]
+    for number in range(2):
+        words = "error: process 1 of the cluster has --seed=7, process 0 0"
+        assert started.message(number) == words
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+
+
+@needs_ipv6
+def test_processes_meet_at_an_ipv6_address(tmp_path):
+    where = f"[::1]:{ports.free_port()}"
+    started = ranked.Started(tmp_path, {}, {}, coordinator=where, steps=2)
+    assert started.ends() == [0, 0], started.message(1)
+    assert started.printed(1) == ["step 1", "step 2"]
+
+
+@needs_ipv6
+def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
+    for made in (cluster._listen(("::1", 0)), cluster._free_port("::1")):
+        with made:
+            assert made.getsockname()[0] == "::1"
+    for host in ("127.0.0.1", "localhost"):
+        for made in (cluster._listen((host, 0)), cluster._free_port(host)):
+            with made:
+                assert made.getsockname()[0] == "127.0.0.1"
+    given = {}
+
+    def initialize(*_, **more):
+        given.update(more)
+
+    monkeypatch.setattr(cluster.jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(cluster.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(cluster.ranks, "agree", lambda value: value)
+    bound_of = {where: where for where in ("[::1]:7", "127.0.0.1:7", "127.0.0.2:7")}
+    bound_of |= {"localhost:7": "127.0.0.1:7", "[fd00::2]:7": None, "host:7": None}
+    for where, bound in bound_of.items():
+        cluster._begin_jax(where, 2, 0, None, 1.0)
+        assert given["coordinator_bind_address"] == bound
+
+
+@needs_ipv6
+def test_a_port_that_is_taken_is_named_as_it_was_given():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        words = re.escape(f"--coordinator=[::1]:{port}: cannot listen there")
+        with pytest.raises(errors.NebulaError, match=words):
+            cluster._listen(("::1", port))
+
+
+def train_alone():
+    return 17
+
+
+def test_a_cluster_of_one_process_needs_no_others():
+    assert cluster.run(cluster.Settings(), {}, train_alone) == 17
+    settings = cluster.Settings("127.0.0.1:1", num_processes=1, process_id=0)
+    assert cluster.run(settings, {}, train_alone) == 17
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (cluster.Settings("h:1"), "--coordinator needs --num_processes and"),
+        (cluster.Settings("h:1", 2, 2), "--num_processes=2 --process_id=2"),
+        (cluster.Settings("h", 2, 1), "--coordinator=h: expected HOST:PORT"),
+        (cluster.Settings("auto"), "--coordinator=auto: JAX finds no Slurm step"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, words):
+    with pytest.raises(errors.SettingsError, match=re.escape(words)):
+        cluster.run(settings, {}, train_alone)
+
+
+@pytest.mark.parametrize("name", cluster.TASKS)
+def test_one_of_several_tasks_does_not_train_alone(monkeypatch, name):
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(errors.SettingsError, match=f"{name}=4 .* --coordinator=auto"):
+        cluster.run(cluster.Settings(), {}, train_alone)
+
+
+def test_what_slurm_has_set_is_found(monkeypatch):
+    for name, value in (
+        ("SLURM_JOB_ID", "77"),
+        ("SLURM_STEP_NODELIST", "node[07-09]"),
+        ("SLURM_NTASKS", "3"),
+        ("SLURM_PROCID", "2"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_STEP_NUM_NODES", "3"),
+    ):
+        monkeypatch.setenv(name, value)
+    found = cluster._place_of(cluster.Settings("auto"))
+    assert found.address[0] == "node07"
+    assert (found.processes, found.rank, found.device_ids) == (3, 2, [0])

@@ -1,0 +1,162 @@
+import contextlib
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from nebula_jax import trace as trace_lib
+from nebula_jax.communication.wire import activity
+from nebula_jax.runtime.records import nonfinite, progress
+from nebula_jax.training import metrics
+
+
+class Link:
+    """A link that has moved so many bytes, and waited so many seconds."""
+
+    def __init__(self, sent, received, waited):
+        self._moved = {"sent": sent, "received": received}
+        self.waited = waited
+
+    def bytes_moved(self, direction):
+        return self._moved[direction]
+
+
+def take(record, steps, first=1):
+    for step in range(first, first + steps):
+        record.step(step, {"loss": np.float32(step), "tokens": np.int32(10)})
+
+
+def test_means_are_logged_and_tokens_added_up(tmp_path, capsys):
+    record = progress.Progress(tmp_path, "g:0", start=0, steps=5, log_every=2)
+    take(record, 5)
+    record.evaluation(5, {"en": {"auc": 0.5}, "de": {"auc": 0.75, "loss": 2.0}})
+    record.finish(5, {"pairs": 3})
+    losses = [each for each in metrics.read(tmp_path / "g-0") if "loss" in each]
+    assert [(each["step"], each["loss"]) for each in losses] == [
+        (2, 1.5), (4, 3.5), (5, 5.0),
+    ]  # fmt: skip
+    (held_out,) = [
+        each for each in metrics.read(tmp_path / "g-0") if "held_out_auc" in each
+    ]
+    assert held_out["held_out_auc"] == {"en": 0.5, "de": 0.75}
+    assert held_out["held_out_loss"] == {"de": 2.0}
+    summary = json.loads((tmp_path / "g-0" / "summary.json").read_text())
+    assert (summary["first_step"], summary["last_step"]) == (1, 5)
+    assert (summary["tokens"], summary["pairs"]) == (50, 3)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_run_goes_on_if_nobody_can_read_its_progress(tmp_path, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        record = progress.Progress(tmp_path, "whole", start=0, steps=3, log_every=1)
+        take(record, 3)
+        record.finish(3, {})
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert len(metrics.read(tmp_path / "whole")) == 3
+
+
+def test_a_command_that_took_no_step_leaves_the_summary_as_it_was(tmp_path):
+    first = progress.Progress(tmp_path, "whole", start=0, steps=3, log_every=2)
+    take(first, 3)
+    first.finish(3, {})
+    path = tmp_path / "whole" / "summary.json"
+    before = path.read_text()
+    progress.Progress(tmp_path, "whole", start=3, steps=3, log_every=2).finish(3, {})
+    assert path.read_text() == before
+
+
+def test_a_command_that_took_no_step_leaves_the_trace_as_it_was(tmp_path):
+    def finished(start):
+        work = activity.Work(trace=trace_lib.Trace(is_on=True))
+        made = progress.Progress(tmp_path, "g", start, 3, log_every=2, work=work)
+        if not start:
+            take(made, 3)
+        made.finish(3, {})
+        return (tmp_path / "g" / "trace.json").read_bytes()
+
+    assert finished(0) == finished(3)
+
+
+def test_traffic_is_of_all_links_together(tmp_path):
+    links = [Link(1, 2, 0.5), Link(10, 20, 1.0)]
+    assert progress.traffic(links) == progress.Traffic(11, 22, 1.5)
+    assert progress.traffic([]) == progress.Traffic()
+    record = progress.Progress(
+        tmp_path, "d", start=4, steps=6, log_every=1, links=links
+    )
+    links[0].waited += 3.0
+    take(record, 2, first=5)
+    record.finish(6, {})
+    summary = json.loads((tmp_path / "d" / "summary.json").read_text())
+    assert (summary["first_step"], summary["last_step"]) == (5, 6)
+    assert (summary["bytes_sent"], summary["bytes_received"]) == (11, 22)
+    assert summary["waited_seconds"] == pytest.approx(3.0)
+
+
+def test_steps_are_counted_for_the_peers(tmp_path):
+    work = activity.Work()
+    record = progress.Progress(
+        tmp_path, "g:0", start=0, steps=5, log_every=2, work=work
+    )
+    assert work.report(False).activity is activity.Activity.STARTING
+    take(record, 3)
+    record.finish(3, {})
+    assert work.report(False) == (activity.Activity.COMPUTING, 3)
+    assert work.stuck_timeout == activity.LEAST_SECONDS
+
+
+def losses(record, *values, first=1):
+    """Takes steps of these losses; NaN is of a step that was skipped."""
+    for step, loss in enumerate(values, first):
+        outcome = {"loss": np.float32(loss), "is_finite": np.isfinite(loss)}
+        record.step(step, outcome | {"tokens": np.int32(10)})
+
+
+def test_skipped_steps_are_counted_and_left_out_of_the_means(tmp_path, capsys):
+    record = progress.Progress(tmp_path, "g", 0, 8, log_every=4, allow_nonfinite=3)
+    losses(record, 1, np.nan, 3, 5, np.nan, np.nan)
+    record.finish(6, {})
+    found = metrics.read(tmp_path / "g")
+    assert [
+        (each["step"], each["skipped_steps"]) for each in found if "loss" not in each
+    ] == [(2, 1), (5, 2), (6, 3)]
+    means = {each["step"]: each["loss"] for each in found if "loss" in each}
+    assert means[4] == 3.0
+    assert np.isnan(means[6])
+    summary = json.loads((tmp_path / "g" / "summary.json").read_text())
+    assert (summary["skipped_steps"], summary["tokens"]) == (3, 60)
+    for line in (tmp_path / "g" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    capsys.readouterr()
+    # What was skipped after the checkpoint that a run goes on from comes again.
+    again = progress.Progress(tmp_path, "g", 5, 8, log_every=4, allow_nonfinite=3)
+    losses(again, np.nan, np.nan, first=6)
+    words = "^g: the loss of step 7 is nan"
+    with pytest.raises(nonfinite.NonfiniteError, match=words):
+        again.settle()
+
+
+class Flag:
+    """A flag on a device that may still be at its step."""
+
+    def __init__(self):
+        self.is_ready = False
+
+    def __bool__(self):
+        assert self.is_ready
+        return True
+
+
+def test_a_step_is_waited_for_when_the_next_one_has_been_taken(tmp_path):
+    record = progress.Progress(tmp_path, "g", start=0, steps=9, log_every=9)
+    flags = [Flag(), Flag()]
+    step = {"loss": np.float32(1), "tokens": np.int32(1)}
+    record.step(1, step | {"is_finite": flags[0]})
+    flags[0].is_ready = True
+    record.step(2, step | {"is_finite": flags[1]})
+    flags[1].is_ready = True
+    record.settle()

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+
+from nebula_jax import errors
+from nebula_jax.federation import requests
+from nebula_jax.runtime.served import data_channels
+from nebula_jax.security import names
+
+PARTS = [
+    data_channels.Part("mono/es", "train", "ab12", 1000),
+    data_channels.Part("side", "dev", "cd34", 7, 99),
+]
+
+
+def test_the_value_of_a_flag_is_a_handle_and_perhaps_a_lab():
+    assert data_channels.parse("handle:corpus-es") == ("corpus-es", "")
+    assert data_channels.parse("handle:corpus-es@lab-s") == ("corpus-es", "lab-s")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("corpus-es", "handle:", "handle:/data/es", "handle:../es", "handle:a@b@c"),
+        *("handle:corpus-es@", "handle:corpus-es@Lab S", "handle:Corpus", "file:x"),
+    ],
+)
+def test_anything_else_is_named(text):
+    with pytest.raises(errors.SettingsError, match="--data="):
+        data_channels.parse(text)
+
+
+@pytest.mark.parametrize("count", [1, 20, 200])
+def test_a_description_comes_back_from_its_pages(count):
+    parts = PARTS * count
+    pages = data_channels.pages_of(parts)
+    assert [data_channels.is_last_page(page) for page in pages] == [
+        *[False] * (len(pages) - 1),
+        True,
+    ]
+    assert data_channels.read_pages(pages) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[1]", '[["a","b","c",-1,0]]', '[["a","b","c",1.5,0]]', '["a"]'),
+        *(
+            '[["a","b","c",true,0]]',
+            '[["a","b","c",1,0,9]]',
+            '[["a\\u001b","b","c",1,0]]',
+        ),
+        *('[["a","b","c",4294967296,0]]', "[" * 3000),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(text):
+    pages = data_channels.pages(np.frombuffer(text.encode() + b"\0", np.uint8))
+    with pytest.raises(data_channels.DataError):
+        data_channels.read_pages(pages)
+
+
+def test_a_handle_has_a_job_of_its_own():
+    assert requests.is_job(data_channels.job_of("corpus-es"))
+    assert requests.is_job(data_channels.job_of("c" * 59))
+    with pytest.raises(data_channels.DataError, match="up to 59"):
+        data_channels.job_of("c" * 60)
+
+
+def test_no_two_readers_have_one_name():
+    who = ["lab-s", "ana", "m3", "generator:0"]
+    found = {data_channels.reader_name(*who)}
+    for place in range(4):
+        found.add(data_channels.reader_name(*who[:place], "x", *who[place + 1 :]))
+    found.add(data_channels.reader_name("lab-s", "anam3", "", "generator:0"))
+    assert len(found) == 6
+    longest = data_channels.reader_name("l" * 63, "a" * 32, "j" * 64, "g" * 63)
+    assert all(names.is_cluster(name) for name in (*found, longest))

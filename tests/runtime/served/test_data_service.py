@@ -1,0 +1,370 @@
+"""Data that a lab serves: the same rows as from its folder, to those with a grant."""
+
+import contextlib
+import json
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+import served_corpus
+import two_labs
+from served_corpus import HANDLE, LENGTH
+from two_labs import wait_until
+
+from nebula_jax import errors
+from nebula_jax.communication.wire import frames
+from nebula_jax.data import language_mixture, packed_sequences, resumable_batches
+from nebula_jax.federation import switch_client
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.served import (
+    data_channels,
+    data_service,
+    data_session,
+    remote_text,
+)
+from nebula_jax.security.accounts import logins, tokens
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.membership import site_folder
+
+ROWS = 4
+GROUP = ["en", "de"]
+MIX = {"mrtd": 0.5, "trtd": 0.5}
+US = "owner@lab-t"
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return served_corpus.corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def owner(labs, corpus):
+    """lab-s, which has the corpus."""
+    return served_corpus.Owner(labs.s, *corpus, corpus[1].path)
+
+
+@pytest.fixture(scope="module")
+def clock():
+    """The seconds that the service's clock is ahead."""
+    return {"ahead": 0.0}
+
+
+@pytest.fixture(scope="module")
+def served(owner, clock):
+    """The lines that the service logs."""
+    with owner.serving(clock=lambda: time.time() + clock["ahead"]) as lines:
+        yield lines
+
+
+@pytest.fixture
+def read(labs, served, corpus):
+    """Reads the corpus, as a cluster of lab-t or another does."""
+
+    def made(lab="t", cluster="generator:0", at="", length=LENGTH, **more):
+        settings = {"federation": str(getattr(labs, lab).folder.path), "job": "m3"}
+        return remote_text.RemoteText(
+            connect.Settings(**settings | {"connect_timeout": 20.0} | more),
+            data_channels.Wanted(HANDLE, at),
+            remote_text.Reading(
+                *(cluster, corpus[1].digest, corpus[1].size, length, ROWS)
+            ),
+        )
+
+    return made
+
+
+def local_text(corpus, folder):
+    return language_mixture.open_generator(
+        *(corpus[0], GROUP, MIX, language_mixture.SamplingExponents()),
+        vocabulary=corpus[1],
+        max_length=LENGTH,
+        prepared_dir=folder,
+    )
+
+
+def mixed(text):
+    def opened(kind, language, splits):
+        return packed_sequences.Prepared(*text.part(f"{kind}/{language}", splits))
+
+    exponents = language_mixture.SamplingExponents()
+    return language_mixture.mixture(GROUP, MIX, exponents, opened)
+
+
+def batches(data, **more):
+    return resumable_batches.training_batches(data.sources, 6, LENGTH, 3, **more)
+
+
+def held_out(sequences):
+    return resumable_batches.held_out_batches(sequences, 2, 5, LENGTH)
+
+
+def test_batches_by_handle_are_those_of_the_folder(owner, read, corpus, tmp_path):
+    """The oracle: the same rows in the same order, from the same position on."""
+    here = local_text(corpus, tmp_path)
+    given = owner.grant(US)
+    with read() as text:
+        there = mixed(text)
+        assert [(each.name, each.key, each.weight) for each in there.sources] == [
+            (each.name, each.key, each.weight) for each in here.sources
+        ]
+        expected, found = batches(here), batches(there, fetch=text.fetch)
+        for _ in range(40):
+            np.testing.assert_array_equal(next(found), next(expected))
+        assert found.get_state() == expected.get_state()
+        again = batches(there, fetch=text.fetch)
+        for each in (again, expected):
+            each.set_state({"next_index": 20})
+        np.testing.assert_array_equal(next(again), next(expected))
+        for language in GROUP:
+            np.testing.assert_array_equal(
+                held_out(there.held_out[language][:10]),
+                held_out(here.held_out[language]),
+            )
+    rows, nbytes = owner.used(given)
+    assert rows >= 41 * 6 + 20
+    assert nbytes >= rows * LENGTH * 7 / 8  # 120 pieces have 7 bits
+
+
+def test_a_batch_of_several_parts_is_one_request(owner, read):
+    owner.grant(US)
+    with read() as text:
+        sequences = mixed(text).sources[0].sequences
+        others = mixed(text).sources[1].sequences
+        before = text._requests
+        found = text.fetch([(sequences, 3), (others, 0), (sequences, 3), (others, 1)])
+        assert text._requests == before + 1
+        np.testing.assert_array_equal(found[0], found[2])
+        np.testing.assert_array_equal(found[1], others[0]["input_ids"])
+
+
+def test_threads_that_read_at_once_get_their_own_rows(owner, read):
+    owner.grant(US)
+    with read() as text:
+        expected = text.read(range(60))
+        wrong = []
+
+        def reading(seed):
+            for numbers in np.random.default_rng(seed).integers(0, 60, (20, 6)):
+                if not np.array_equal(text.read(numbers.tolist()), expected[numbers]):
+                    wrong.append(numbers)
+
+        threads = [threading.Thread(target=reading, args=(n,)) for n in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+        assert not wrong
+
+
+def test_readers_come_and_go_and_come_back(owner, read, served):
+    owner.grant(US)
+    with read() as one, read(cluster="generator:1") as other:
+        np.testing.assert_array_equal(one.read([1, 2]), other.read([1, 2]))
+    with read() as again:
+        again.read([1])
+    wait_until(lambda: any("has read what it wanted" in line for line in served))
+
+
+def test_who_has_no_grant_reads_nothing(read):
+    with pytest.raises(
+        remote_text.NoMoreText, match="owner has no grant for corpus-tiny: request one"
+    ):
+        read("s")
+
+
+def test_no_grant_of_another_lab_serves(owner, read, labs):
+    """The lab is the certificate's: `owner` of lab-t is not `owner` of lab-s."""
+    owner.grant("owner")
+    grant = owner.grant(US)
+    owner.revoke(grant)
+    with pytest.raises(remote_text.NoMoreText, match=r"owner@lab-t for .* was revoked"):
+        read()
+
+
+def test_a_spent_grant_serves_no_row_more(owner, read, served):
+    given = owner.grant(US, rows=10)
+    with read() as text:
+        text.read(range(8))
+        with pytest.raises(
+            remote_text.NoMoreText,
+            match=r"--data=handle:corpus-tiny: .*has 2 rows left, and 4 were requested",
+        ):
+            text.read(range(4))
+    assert owner.used(given)[0] == 8
+    assert any("2 rows left" in line for line in served)
+
+
+def test_a_revoked_grant_ends_a_session_at_its_next_use(owner, read):
+    given = owner.grant(US)
+    with read() as text:
+        text.read([0])
+        owner.revoke(given)
+        with pytest.raises(remote_text.NoMoreText, match="was revoked"):
+            text.read([0])
+
+
+def test_an_expired_grant_ends_a_session_at_its_next_use(owner, read, clock):
+    owner.grant(US, until=time.time() + 600)
+    with read() as text:
+        text.read([0])
+        clock["ahead"] = 700.0
+        try:
+            with pytest.raises(remote_text.NoMoreText, match="ended on"):
+                text.read([0])
+        finally:
+            clock["ahead"] = 0.0
+
+
+def test_an_operation_that_was_not_granted_is_refused(owner, read):
+    owner.grant(US, operations=("schema",))
+    with read() as text, pytest.raises(remote_text.NoMoreText, match="not rows"):
+        text.read([0])
+
+
+def test_another_vocabulary_or_length_is_named(owner, read):
+    owner.grant(US)
+    with pytest.raises(
+        errors.NebulaError, match=r"max_length=16, .* has --max_length=8"
+    ):
+        read(length=8)
+
+
+def test_rows_that_are_not_there_end_the_session(owner, read):
+    owner.grant(US)
+    for number in (10**6, -7):
+        with read() as text, pytest.raises(remote_text.NoMoreText, match="there are 0"):
+            text.read([number])
+
+
+def test_a_handle_of_one_lab_is_found_there_alone(owner, read):
+    owner.grant(US)
+    with pytest.raises(errors.NebulaError, match="data of job data-corpus-tiny"):
+        read(at="lab-t", connect_timeout=0.5)
+    with read(at="lab-s") as text:
+        text.read([0])
+
+
+def test_an_account_of_the_own_lab_reads_by_its_token(owner, read, labs):
+    """Another account of the lab than the one that serves; and nobody in its name."""
+    here = owner.identity
+    here.add(owner.account, "ana", "researcher", time.time())
+    here.activate(owner.account, "ana", "correct horse battery")
+    made = logins.login(here, "ana", "correct horse battery", time.time())
+    work = owner.folder.user("ana")
+    work.mkdir(mode=0o700)
+    (work / "token").touch(0o600)
+    (work / "token").write_text(made.token)
+    owner.grant("ana")
+    with read("s", account="ana") as text:
+        text.read([0])
+
+
+def test_nobody_reads_in_the_name_of_another_account_of_its_lab(
+    owner, labs, served, corpus, monkeypatch
+):
+    """The owner's trainer claims to be bea, with its own token."""
+    here = owner.identity
+    here.add(owner.account, "bea", "researcher", time.time())
+    here.activate(owner.account, "bea", "correct horse battery")
+    logins.login(here, "bea", "correct horse battery", time.time())
+    owner.grant("bea")
+
+    class Liar:
+        open = classmethod(lambda cls, path: contextlib.nullcontext(cls()))
+
+        def account_of(self, token, now):
+            return here.find("bea")
+
+    forged = types.SimpleNamespace(Identity=Liar)
+    monkeypatch.setattr(remote_text, "identity", forged)
+    with pytest.raises(remote_text.NoMoreText, match="bea has not shown a token"):
+        remote_text.RemoteText(
+            two_labs.settings(labs.s),
+            data_channels.Wanted(HANDLE, ""),
+            remote_text.Reading(
+                *("generator:0", corpus[1].digest, corpus[1].size, LENGTH, ROWS)
+            ),
+        )
+
+
+def test_every_use_is_in_the_audit_log(owner, read, labs):
+    time.sleep(2.0)  # what other tests have read is in the log by now
+    before = len(list(audit_entries.lines(owner.folder.audit)))
+    given = owner.grant(US)
+    with read() as text:
+        text.read(range(8))
+    rows, nbytes = owner.used(given)
+    assert rows == 8
+
+    def recorded():
+        log = [
+            audit_entries.decode(index, line)
+            for index, line in enumerate(audit_entries.lines(owner.folder.audit))
+        ][before:]
+        served = [each for each in log if each.what.get("event") == "served"]
+        return [each for each in served if each.what["subject"] == US]
+
+    def total(name):  # an entry a second at most, whatever was served in it
+        return sum(each.what[name] for each in recorded())
+
+    wait_until(lambda: total("rows") == 8)
+    assert total("nbytes") == nbytes
+    assert {each.kind for each in recorded()} == {"data"}
+    assert {each.what["handle"] for each in recorded()} == {HANDLE}
+
+
+SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
+
+
+def test_a_reader_whose_job_the_audit_log_would_not_take_is_refused(owner):
+    name = data_channels.reader_name("lab-t", "owner", SECRET, "generator:0")
+    claimed = {"account": "owner", "job": SECRET, "cluster": "generator:0", "rows": 4}
+    peer = frames.Hello(name, "0.1", {}, details=claimed)
+    link = types.SimpleNamespace(owner=site_folder.trainer_name("lab-t"), peer=peer)
+    service = data_service.DataService(owner.folder, HANDLE, log=print)
+    with service._identity, pytest.raises(data_channels.DataError, match="sent no"):
+        service._served.serve(link)
+
+
+def test_no_text_of_a_reader_keeps_a_use_out_of_the_log(owner, labs):
+    reader = data_session.Reader(US, f"owner/{SECRET}")
+    service = data_service.DataService(owner.folder, HANDLE, log=print)
+    trainer = switch_client.Trainer(owner.folder, "", "data-other", "data", "")
+    with service._identity, contextlib.closing(trainer):
+        service._tally.add(reader, 7, 4711)
+        service._record(trainer)
+        assert not service._tally.take()
+    found = [
+        each.what
+        for each in audit_entries.read(owner.folder.audit)
+        if each.what.get("nbytes") == 4711
+    ]
+    assert [(each["rows"], each["subject"]) for each in found] == [(7, US)]
+    assert found[0]["by"] == "(may be a secret)"
+
+
+def test_no_reader_sees_a_path(owner, read, corpus):
+    owner.grant(US)
+    with read() as text:
+        seen = json.dumps([list(map(str, part)) for part, _ in text._places.values()])
+        seen += json.dumps([text._link.peer.settings, text._link.peer.details])
+    assert str(corpus[0]) not in seen
+    assert "/" not in seen.replace("mono/", "").replace("parallel/", "")
+
+
+def test_tokens_are_never_sent(owner, read, labs):
+    """The proof is of the token, and is bound to who checks it."""
+    token = (labs.t.folder.path / "owner.token").read_text().strip()
+    owner.grant(US)
+    with read() as text:
+        hello = frames.encode(text._link._session._ours, 1, 0)
+        assert token.encode() not in b"".join(bytes(each) for each in hello)
+    assert tokens.digest(token).hex() not in str(hello)

@@ -1,0 +1,280 @@
+"""The file of accounts: who can use it, what it takes for whole, and kill -9."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+
+import killed_writer
+import pytest
+import tiny_accounts
+
+from nebula_jax import errors
+from nebula_jax.security import private_files
+from nebula_jax.security.accounts import identity_store
+from nebula_jax.security.accounts.identity_store import Store, StoreError
+from nebula_jax.security.grants import budgets, grant_meter
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path):
+    identity_store.create(tmp_path / "identity.sqlite")
+    return tmp_path / "identity.sqlite"
+
+
+def modes(folder):
+    return {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()}
+
+
+def refused(path, words):
+    with pytest.raises(StoreError, match=re.escape(words)) as why:
+        Store(path)
+    assert str(path) in str(why.value)
+    assert "\n" not in str(why.value)
+
+
+def python(*arguments):
+    """Starts another Python."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_only_this_user_can_use_the_file_and_those_beside_it(path):
+    mask = os.umask(0)
+    try:
+        store = Store(path)
+        with store.writing() as connection:
+            connection.execute("INSERT INTO settings VALUES ('a', 1)")
+        names = {f"identity.sqlite{end}" for end in ("", "-wal", "-shm")}
+        assert modes(path.parent) == dict.fromkeys(names, 0o600)
+    finally:
+        os.umask(mask)
+    store.close()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602, 0o601])
+def test_a_file_that_others_can_use_is_refused(path, mode):
+    path.chmod(mode)
+    words = f"others can use it (mode {mode:04o}): chmod 600 {path}"
+    with pytest.raises(private_files.PrivateFileError, match=re.escape(words)):
+        Store(path)
+
+
+def test_a_link_a_folder_and_a_file_of_another_user_are_refused(path, monkeypatch):
+    link = path.with_name("link.sqlite")
+    link.symlink_to(path)
+    for wrong in (link, path.parent):
+        with pytest.raises(private_files.PrivateFileError, match="a file has to be"):
+            Store(wrong)
+    monkeypatch.setattr(private_files.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(private_files.PrivateFileError, match="run as its owner"):
+        Store(path)
+
+
+def test_the_settings_that_its_promises_rest_on(path):
+    store = Store(path)
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    found = {each: store.rows(f"PRAGMA {each}")[0][0] for each in wanted}
+    assert found == wanted
+    tables = store.rows("PRAGMA table_list")
+    strict = {row["name"]: row["strict"] for row in tables}
+    ours = {each for each in strict if not each.startswith("sqlite_")}
+    assert len(ours) == 8
+    assert all(strict[each] for each in ours)
+    with (
+        pytest.raises(StoreError, match="cannot store TEXT"),
+        store.writing() as connection,
+    ):
+        connection.execute("INSERT INTO tries VALUES ('a', 'many', 0.0)")
+    with (
+        pytest.raises(StoreError, match=r"a rule of the tables \(FOREIGN"),
+        store.writing() as connection,
+    ):
+        connection.execute("INSERT INTO tokens VALUES (zeroblob(32), 'no', 0.0, 0.0)")
+    assert store.findings() == []
+    store.close()
+
+
+def test_what_fails_half_way_is_undone(path):
+    store = Store(path)
+
+    def write_and_fail():
+        with store.writing() as connection:
+            connection.execute("INSERT INTO settings VALUES ('a', 1)")
+            raise OSError("audit log full")
+
+    with pytest.raises(OSError, match="audit log full"):
+        write_and_fail()
+    assert not store.rows("SELECT * FROM settings WHERE name = 'a'")
+    store.close()
+
+
+def test_a_second_creation_changes_nothing_nor_do_four_at_once(tmp_path):
+    code = (
+        "import pathlib, sys;"
+        "from nebula_jax.security.accounts import identity_store as s;"
+        "p = pathlib.Path(sys.argv[1]); s.create(p); store = s.Store(p);"
+        "print(store.rows('SELECT value FROM settings')[0][0].hex())"
+    )
+    path = tmp_path / "identity.sqlite"
+    children = [python("-c", code, path) for _ in range(4)]
+    salts = {child.communicate(timeout=60)[0] for child in children}
+    assert len(salts) == 1
+    assert len(salts.pop().strip()) == 32
+    before = path.read_bytes()
+    identity_store.create(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["identity.sqlite"]
+
+
+def test_a_missing_file_names_the_command(tmp_path):
+    refused(tmp_path / "identity.sqlite", "not there: nebula init or nebula join")
+    with pytest.raises(StoreError, match="cannot be made"):
+        identity_store.create(tmp_path / "nowhere" / "identity.sqlite")
+
+
+def test_a_newer_version_is_refused_and_stays_as_it_is(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    before = path.read_bytes()
+    words = "has version 2, and this Nebula reads up to 1: install the newer one"
+    refused(path, words)
+    assert path.read_bytes() == before
+
+
+def test_an_older_version_is_brought_forward_once(path, monkeypatch):
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO settings VALUES ('kept', 1)")
+    connection.close()
+    change = "ALTER TABLE accounts ADD COLUMN mail TEXT; CREATE TABLE t (a ANY) STRICT"
+    newer = (*identity_store.MIGRATIONS, change)
+    monkeypatch.setattr(identity_store, "MIGRATIONS", newer)
+    stores = [Store(path), Store(path)]
+    for store in stores:
+        assert store.rows("PRAGMA user_version")[0][0] == 2
+        assert store.rows("SELECT value FROM settings WHERE name = 'kept'")[0][0] == 1
+        assert not store.rows("SELECT mail FROM accounts")
+        store.close()
+
+
+def test_a_change_of_version_that_fails_leaves_the_old_one(path, monkeypatch):
+    newer = (*identity_store.MIGRATIONS, "CREATE TABLE t (a ANY) STRICT; nonsense")
+    with monkeypatch.context() as patch:
+        patch.setattr(identity_store, "MIGRATIONS", newer)
+        refused(path, "nonsense")
+    store = Store(path)
+    assert store.rows("PRAGMA user_version")[0][0] == 1
+    assert not store.rows("SELECT * FROM sqlite_schema WHERE name = 't'")
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (b"", "is no file of accounts"),
+        (b"no database", "the file is damaged: put a copy of it back"),
+        (b"SQLite format 3\x00" + bytes(1000), "identity.sqlite"),
+    ],
+)
+def test_another_file_in_its_place(path, contents, words):
+    path.write_bytes(contents)
+    refused(path, words)
+
+
+def test_the_database_of_another_program(path):
+    path.write_bytes(b"")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE accounts (name)")
+    connection.close()
+    refused(path, "is no file of accounts: put a copy of it back")
+
+
+def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
+    here = tiny_accounts.begin(tmp_path)
+    owner = tiny_accounts.owner(here)
+    tiny_accounts.person(here, "ana")
+    tiny_accounts.handle(here, owner)
+    tiny_accounts.grant(here, owner, "ana", budgets.Budget(1000))
+    token = here.owner_token()
+    here.close()
+    path = tmp_path / "identity.sqlite"
+    whole = path.read_bytes()
+    generator, found = random.Random(0), []
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(40):
+            damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+        for beside in ("-wal", "-shm"):
+            path.with_name(path.name + beside).unlink(missing_ok=True)
+        path.write_bytes(damaged[: generator.choice([len(whole), len(whole) // 2])])
+        try:
+            with tiny_accounts.reopen(tmp_path) as here:
+                here.account_of(token, tiny_accounts.NOW)
+                meter = grant_meter.Meter(here.store)
+                meter.use("ana", "corpus-es", "rows", 1, 1, tiny_accounts.NOW, "ana/m3")
+                here.suspend(owner, "ana")
+                found += here.store.findings()
+        except errors.NebulaError as error:
+            found.append(str(error))
+    assert len(found) > 50
+    assert not [each for each in found if "\n" in each]
+
+
+def test_a_full_disk_changes_nothing(path):
+    store = Store(path)
+    pages = store.rows("PRAGMA page_count")[0][0]
+    store.rows(f"PRAGMA max_page_count = {pages}")
+
+    def write():
+        with store.writing() as connection:
+            connection.execute("INSERT INTO settings VALUES ('a', 1)")
+            connection.execute("INSERT INTO settings VALUES ('b', zeroblob(100000))")
+
+    words = f"{path}: the disk is full: free some of it"
+    with pytest.raises(StoreError, match=re.escape(words)):
+        write()
+    assert not store.rows("SELECT * FROM settings WHERE name IN ('a', 'b')")
+    store.close()
+
+
+def test_a_process_that_hangs_in_a_transaction_is_named(path, monkeypatch):
+    first = Store(path)
+    monkeypatch.setattr(identity_store, "BUSY_SECONDS", 0.05)
+    second = Store(path)
+    with first.writing():
+        with (
+            pytest.raises(StoreError, match="another process has been writing"),
+            second.writing(),
+        ):
+            pass
+        assert second.rows("SELECT name FROM settings")  # readers go on
+    with second.writing():
+        pass
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("action", ["use", "give", "suspend", "activate", "charge"])
+def test_killed_between_any_two_statements_nothing_is_half_done(tmp_path, action):
+    killed_writer.prepare(tmp_path)
+    child = python(killed_writer.__file__, tmp_path, action)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    before, *killed, after = map(json.loads, output.splitlines())
+    assert len(killed) >= 3  # BEGIN, a change at least, COMMIT
+    for state in killed:
+        assert state == before
+    assert after != before
+    assert after["findings"] == []

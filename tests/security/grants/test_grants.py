@@ -1,0 +1,335 @@
+"""Grants: items 81 and 82 of the suite, and processes that share one budget."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import tiny_accounts
+from tiny_accounts import NOW, begin, grant, handle, owner, person
+
+from nebula_jax.security import grants
+from nebula_jax.security.accounts import IdentityError
+from nebula_jax.security.accounts.roles import DeniedError
+from nebula_jax.security.grants import (
+    ExpiredError,
+    GrantError,
+    Grants,
+    NoGrantError,
+    RevokedError,
+    SpentError,
+    data_access,
+    grant_meter,
+)
+from nebula_jax.security.grants.budgets import Budget, BudgetError
+from nebula_jax.security.grants.data_access import DataAccess, DataError
+from nebula_jax.security.grants.grant_meter import Meter
+
+ROOT = pathlib.Path(__file__).parents[3]
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A lab in which ana owns corpus-es, and ben is."""
+    with begin(tmp_path) as here:
+        handle(here, person(here, "ana"))
+        person(here, "ben")
+        yield here
+
+
+def use(here, subject="ben", rows=16, nbytes=64, now=NOW, **changes):
+    call = {"handle": "corpus-es", "operation": "rows", "job": "ben/m3", **changes}
+    return Meter(here.store).use(subject, rows=rows, nbytes=nbytes, now=now, **call)
+
+
+def refused(here, error, words, **call):
+    """Asserts that a use is refused in one line, and that nothing was counted."""
+    before = Grants(here.store).listing()
+    with pytest.raises(error, match=re.escape(words)) as why:
+        use(here, **call)
+    assert type(why.value) is error
+    assert str(why.value).isprintable()
+    assert tiny_accounts.PATH not in str(why.value)
+    assert Grants(here.store).listing() == before
+
+
+def test_a_use_is_counted_and_what_is_left_comes_back(here):
+    given = grant(here, here.find("ana"), "ben", Budget(100, 1000, NOW + DAY))
+    assert use(here, rows=16, nbytes=64) == (given.number, 84, 936, NOW + DAY)
+    assert use(here, rows=84, nbytes=936) == (given.number, 0, 0, NOW + DAY)
+    meter = Meter(here.store)
+    assert meter.uses(given.number) == [
+        (1, given.number, NOW, "rows", 16, 64, "ben/m3"),
+        (2, given.number, NOW, "rows", 84, 936, "ben/m3"),
+    ]
+    assert meter.uses(given.number, after=1)[0].number == 2
+    (found,) = Grants(here.store).listing("ben")
+    assert (found.rows_used, found.nbytes_used) == (100, 1000)
+
+
+def test_what_has_no_bound_has_none(here):
+    grant(here, here.find("ana"), "ben", Budget(until=NOW + DAY))
+    assert use(here, rows=2**40, nbytes=2**40)[1:] == (None, None, NOW + DAY)
+
+
+def test_one_account_cannot_use_the_grant_of_another(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    person(here, "eve")
+    for subject in ("eve", "ben@lab-s", "ana", "root"):  # not even the owner
+        words = f"{subject} has no grant for corpus-es: request one from ana"
+        refused(here, NoGrantError, words, subject=subject)
+    grant(here, here.find("ana"), "ben@lab-s", Budget(100))
+    use(here, "ben@lab-s")
+    refused(here, NoGrantError, "ben@lab-t has no grant", subject="ben@lab-t")
+
+
+def test_what_is_no_subject(here):
+    for subject in [
+        "",
+        "..",
+        "ben@",
+        "ben@lab-s@lab-t",
+        "\ud800",
+        "ben\x00",
+        "' OR 1=1",
+    ]:
+        refused(here, NoGrantError, "is no ", subject=subject)
+
+
+def test_no_path_is_served(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    for name in ["../corpus-es", "/etc/passwd", "corpus-es\x00", "con", "\ud800", "*"]:
+        refused(here, NoGrantError, "is no handle's name", handle=name)
+
+
+def test_a_handle_that_is_not_there(here):
+    refused(here, NoGrantError, "there is no handle corpus-de", handle="corpus-de")
+
+
+def test_a_grant_is_for_its_operations(here):
+    grant(here, here.find("ana"), "ben", Budget(100), ["lengths"])
+    use(here, operation="lengths")
+    words = "grant 1 of ben for corpus-es has lengths, not rows: request it from ana"
+    refused(here, NoGrantError, words)
+    refused(here, NoGrantError, "has lengths, not \ufffd", operation="\x1b")
+
+
+def test_over_budget_nothing_is_served(here):
+    grant(here, here.find("ana"), "ben", Budget(100, 1000))
+    use(here, rows=90)
+    words = "has 10 rows left, and 16 were requested: read fewer, or get another from"
+    refused(here, SpentError, words)
+    refused(here, SpentError, "has 936 bytes left, and 937", rows=1, nbytes=937)
+    use(here, rows=10)
+    words = "grant 1 of ben for corpus-es has no rows left: get another from ana"
+    refused(here, SpentError, words)
+    refused(here, SpentError, "has no rows left", rows=0)
+    with pytest.raises(SpentError):
+        Meter(here.store).remaining("ben", "corpus-es", "rows", NOW)
+
+
+def test_an_expired_grant_ends_at_its_second(here):
+    grant(here, here.find("ana"), "ben", Budget(100, None, NOW + DAY))
+    use(here, now=NOW + DAY - 0.001)
+    words = "ended on 2027-01-16 08:00 UTC with 84 rows left: get another from ana"
+    refused(here, ExpiredError, words, now=NOW + DAY)
+    grant(here, here.find("ana"), "ben", Budget(until=NOW + DAY))
+    words = "ended on 2027-01-16 08:00 UTC: get another from ana"
+    refused(here, ExpiredError, words, now=NOW + DAY)
+
+
+def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
+    given = grant(here, here.find("ana"), "ben", Budget(100))
+    for _ in range(3):
+        use(here)
+    Grants(here.store).revoke(here.find("ana"), given.number)
+    refused(here, RevokedError, "grant 1 of ben for corpus-es was revoked: get another")
+    with pytest.raises(NoGrantError, match="grant 1 is revoked already"):
+        Grants(here.store).revoke(here.find("ana"), given.number)
+    for number in (9, 10**22):
+        with pytest.raises(NoGrantError, match=f"there is no grant {number}"):
+            Grants(here.store).revoke(here.find("ana"), number)
+    grant(here, here.find("ana"), "ben", Budget(5))
+    use(here, rows=5)
+
+
+def test_a_grant_rests_while_its_account_is_suspended(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    here.suspend(owner(here), "ben")
+    refused(here, RevokedError, "rests: the account is suspended")
+    here.resume(owner(here), "ben")
+    use(here)
+    here.suspend(owner(here), "ben")
+    here.remove(owner(here), "ben")
+    refused(here, RevokedError, "rests: the account is removed")
+    with pytest.raises(IdentityError, match="removed, which is final"):
+        grant(here, here.find("ana"), "ben", Budget(100))
+
+
+def test_data_that_are_withdrawn_are_served_no_more(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    DataAccess(here.store).withdraw(here.find("ana"), "corpus-es")
+    refused(here, RevokedError, "has no data any more: corpus-es was withdrawn")
+    with pytest.raises(DataError, match="was withdrawn"):
+        grant(here, here.find("ana"), "ben", Budget(100))
+
+
+def test_who_may_give_and_revoke(here):
+    ben, ana = here.find("ben"), here.find("ana")
+    for subject in ("ben", "eve@lab-s"):
+        with pytest.raises(DeniedError, match=r"grant\.give with data of ana"):
+            grant(here, ben, subject, Budget(100))
+        with pytest.raises(DeniedError, match=r"grant\.give with data of ana"):
+            grant(here, ben._replace(role="owner"), subject, Budget(100))
+    given = grant(here, ana, "ben", Budget(100))
+    with pytest.raises(DeniedError, match=r"grant\.revoke"):
+        Grants(here.store).revoke(ben, given.number)
+    ops = person(here, "ops", "operator")
+    with pytest.raises(DeniedError):
+        grant(here, ops, "ben", Budget(10**6))
+    assert Grants(here.store).revoke(ops, given.number).state == "revoked"
+    assert grant(here, owner(here), "ben", Budget(1)).given_by == "root"
+    with pytest.raises(NoGrantError, match="there is no grant 99"):
+        Grants(here.store).revoke(ops, 99)
+
+
+def test_what_cannot_be_given(here):
+    ana = here.find("ana")
+    with pytest.raises(BudgetError, match="has a bound"):
+        grant(here, ana, "ben", Budget())
+    with pytest.raises(BudgetError, match="over already"):
+        grant(here, ana, "ben", Budget(until=NOW))
+    with pytest.raises(DataError, match="is no operation"):
+        grant(here, ana, "ben", Budget(1), ["write"])
+    with pytest.raises(DataError, match="no handle corpus-de"):
+        grant(here, ana, "ben", Budget(1), name="corpus-de")
+    for subject in ("nobody", "ben@", "ben@.."):
+        with pytest.raises(IdentityError):
+            grant(here, ana, subject, Budget(1))
+    assert Grants(here.store).listing() == []
+
+
+def test_a_later_grant_replaces_an_earlier_one(here):
+    ana = here.find("ana")
+    grant(here, ana, "ben", Budget(100))
+    use(here, rows=90)
+    grant(here, ana, "ben", Budget(20))
+    assert use(here, rows=16).rows == 4
+    listed = Grants(here.store).listing(handle="corpus-es")
+    assert [(each.state, each.rows_used) for each in listed] == [
+        ("replaced", 90),
+        ("active", 16),
+    ]
+    assert Grants(here.store).listing("nobody") == []
+
+
+def test_one_word_for_people(here):
+    ana, now = here.find("ana"), NOW
+    given = grant(here, ana, "ben", Budget(16, until=NOW + DAY))
+    assert grants.status(given, now) == "active"
+    assert grants.status(given, NOW + DAY) == "expired"
+    use(here)
+    (spent,) = Grants(here.store).listing()
+    assert grants.status(spent, now) == "spent"
+    assert grants.status(Grants(here.store).revoke(ana, 1), NOW + DAY) == "revoked"
+
+
+def test_amounts_that_nobody_can_count(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    for count in [-1, 2**53 + 1, 1.5, True, None, "16"]:
+        refused(here, GrantError, "cannot be counted", rows=count)
+        refused(here, GrantError, "cannot be counted", nbytes=count)
+
+
+def test_a_job_without_a_name(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    for job in ["", "m3\n", "a" * 129, "\x1b[2J", "\ud800"]:
+        refused(here, GrantError, "is no name of a job", job=job)
+
+
+def test_what_is_left_is_seen_without_a_use(here):
+    grant(here, here.find("ana"), "ben", Budget(100))
+    meter = Meter(here.store)
+    assert meter.remaining("ben", "corpus-es", "rows", NOW).rows == 100
+    assert meter.uses(1) == []
+    with pytest.raises(NoGrantError):
+        meter.remaining("ana", "corpus-es", "rows", NOW)
+
+
+def test_changes_are_recorded_or_not_made(here):
+    record = tiny_accounts.Records()
+    given = Grants(here.store, record)
+    ana = here.find("ana")
+    given.give(ana, "ben", "corpus-es", ["rows"], Budget(100, None, NOW + DAY), NOW)
+    use(here)
+    given.revoke(ana, 1)
+    (_, who, what), (kind, _, after) = record
+    assert who == "ana"
+    assert what["until"] == "2027-01-16 08:00 UTC"
+    assert (kind, after["rows"], after["rows_used"]) == ("grant.revoke", 100, 16)
+
+    def full(*_, **__):
+        raise OSError("no space left for the audit log")
+
+    for call in (
+        lambda: Grants(here.store, full).give(
+            ana, "ben", "corpus-es", ["rows"], Budget(1), NOW
+        ),
+        lambda: DataAccess(here.store, full).withdraw(ana, "corpus-es"),
+    ):
+        with pytest.raises(OSError, match="audit log"):
+            call()
+    assert len(given.listing()) == 1
+    assert DataAccess(here.store).find("corpus-es").state == data_access.OPEN
+
+
+CONSUMER = """
+import pathlib, sys, time
+import tiny_accounts
+from nebula_jax.security.grants import grant_meter
+with tiny_accounts.reopen(pathlib.Path(sys.argv[1])) as here:
+    meter, served = grant_meter.Meter(here.store), 0
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        while True:
+            rows = 1 + served % 7
+            meter.use("ben", "corpus-es", "rows", rows, 8 * rows, tiny_accounts.NOW,
+                      "ben/m3")
+            served += rows
+            time.sleep(0.002)  # a batch is made and sent
+    except grant_meter.SpentError as error:
+        print(served, flush=True)
+"""
+
+
+def test_four_processes_together_never_get_more_than_the_budget(here):
+    grant(here, here.find("ana"), "ben", Budget(3001))
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONSUMER, str(here.folder)],
+            env=os.environ | {"PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        child.stdin.write("\n")
+        child.stdin.flush()
+    served = [int(child.communicate(timeout=60)[0]) for child in children]
+    (found,) = Grants(here.store).listing()
+    assert sum(served) == found.rows_used <= 3001
+    assert found.rows_used > 3001 - 7
+    assert sum(map(bool, served)) > 1
+    uses = Meter(here.store).uses(found.number, most=10**6)
+    assert sum(each.rows for each in uses) == found.rows_used
+    assert sum(each.nbytes for each in uses) == found.nbytes_used == 8 * sum(served)
+    assert grant_meter.Use(*uses[0]) == uses[0]

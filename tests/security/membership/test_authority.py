@@ -1,0 +1,423 @@
+"""The authority: what it certifies, for whom, and what it revokes."""
+
+import base64
+import concurrent.futures
+import contextlib
+import datetime
+import shutil
+import sqlite3
+import stat
+
+import lab_folders
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
+
+from nebula_jax.security.membership import (
+    authority,
+    invitations,
+    member,
+    revocation,
+    site_folder,
+)
+from nebula_jax.security.tls import credentials
+
+NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=datetime.UTC)
+HOUR = datetime.timedelta(hours=1)
+DAY = datetime.timedelta(days=1)
+
+
+@pytest.fixture
+def issuer(tmp_path):
+    """The authority of lab-s, which has admitted lab-t."""
+    made = authority.LocalAuthority.create(
+        site_folder.Folder(tmp_path / "s"), "lab-s", NOW
+    )
+    made.invitations.admit("lab-t")
+    return made
+
+
+def certify(issuer, lab="lab-t", role="switch", now=NOW, csr=None):
+    csr = csr or member.new_request().csr
+    return x509.load_pem_x509_certificate(issuer.certify(csr, lab, role, now))
+
+
+def request(key, digest=None, names=()):
+    """A request for a key, with names that nobody granted."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lab-s")])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    if names:
+        wanted = x509.SubjectAlternativeName([x509.DNSName(each) for each in names])
+        constraints = x509.BasicConstraints(ca=True, path_length=None)
+        builder = builder.add_extension(wanted, critical=True)
+        builder = builder.add_extension(constraints, critical=True)
+    return builder.sign(key, digest).public_bytes(serialization.Encoding.PEM)
+
+
+def value(certificate, kind):
+    return certificate.extensions.get_extension_for_class(kind).value
+
+
+def listed(issuer, now=NOW):
+    """Number and serials of the revocation list."""
+    found = x509.load_pem_x509_crl(issuer.revocation_list(now))
+    serials = {each.serial_number for each in found}
+    return value(found, x509.CRLNumber).crl_number, serials
+
+
+def test_the_interface_is_what_the_local_authority_has(issuer):
+    def use(any_issuer: authority.Issuer):
+        csr = member.new_request().csr
+        return any_issuer.certify(csr, "lab-t", "switch"), any_issuer.certificate()
+
+    leaf, own = map(x509.load_pem_x509_certificate, use(issuer))
+    leaf.verify_directly_issued_by(own)
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("switch", "lab-t"), ("trainer", "trainer.lab-t")]
+)
+def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_a_day(
+    issuer, role, name
+):
+    found = certify(issuer, role=role)
+    assert list(value(found, x509.SubjectAlternativeName)) == [x509.DNSName(name)]
+    assert list(value(found, x509.ExtendedKeyUsage)) == list(credentials.USAGES)
+    assert not value(found, x509.BasicConstraints).ca
+    assert not value(found, x509.KeyUsage).key_cert_sign
+    assert found.not_valid_before_utc == NOW - datetime.timedelta(seconds=60)
+    assert found.not_valid_after_utc == NOW + 24 * HOUR
+    found.verify_directly_issued_by(
+        x509.load_pem_x509_certificate(issuer.certificate())
+    )
+
+
+def test_names_in_a_request_do_not_count(issuer):
+    key = ec.generate_private_key(ec.SECP256R1())
+    csr = request(key, hashes.SHA256(), ["lab-s", "trainer.lab-s"])
+    found = certify(issuer, csr=csr)
+    assert list(value(found, x509.SubjectAlternativeName)) == [x509.DNSName("lab-t")]
+    assert not value(found, x509.BasicConstraints).ca
+    assert not found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    assert found.public_key() == key.public_key()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP521R1()),
+        ed25519.Ed25519PrivateKey.generate(),
+    ],
+    ids=["P-384", "P-521", "Ed25519"],
+)
+def test_strong_keys_are_certified(issuer, key):
+    is_edwards = isinstance(key, ed25519.Ed25519PrivateKey)
+    csr = request(key, None if is_edwards else hashes.SHA256())
+    assert certify(issuer, csr=csr).public_key() == key.public_key()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        rsa.generate_private_key(65537, 1024),
+        rsa.generate_private_key(65537, 2048),
+        ec.generate_private_key(ec.SECP192R1()),
+        ec.generate_private_key(ec.SECP224R1()),
+        ec.generate_private_key(ec.SECP256K1()),
+    ],
+    ids=["RSA-1024", "RSA-2048", "P-192", "P-224", "secp256k1"],
+)
+def test_other_keys_are_not(issuer, key):
+    with pytest.raises(authority.RequestRefused, match="must be P-256") as error:
+        certify(issuer, csr=request(key, hashes.SHA256()))
+    assert error.value.reason == "weak_key"
+
+
+def test_a_request_must_be_signed_with_its_own_key(issuer):
+    """Who has not the key would be certified for another's."""
+    der = x509.load_pem_x509_csr(member.new_request().csr).public_bytes(
+        serialization.Encoding.DER
+    )
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    point = serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
+    own = x509.load_der_x509_csr(der).public_key().public_bytes(*point)
+    other = der.replace(own, key.public_bytes(*point))
+    assert other != der
+    pem = x509.load_der_x509_csr(other).public_bytes(serialization.Encoding.PEM)
+    with pytest.raises(authority.RequestRefused) as error:
+        certify(issuer, csr=pem)
+    assert error.value.reason == "bad_signature"
+
+
+@pytest.mark.parametrize(
+    "csr",
+    [
+        *(b"no request", b"\xff" * 100, b"-----BEGIN CERTIFICATE REQUEST-----\n"),
+        member.new_request().csr[:-60],
+        member.new_request().csr + b"x" * authority.MOST_REQUEST_BYTES,
+    ],
+)
+def test_what_is_no_request(issuer, csr):
+    with pytest.raises(authority.RequestRefused, match="no certificate request"):
+        certify(issuer, csr=csr)
+
+
+def test_no_flipped_bit_of_a_request_raises_anything_else():
+    csr = x509.load_pem_x509_csr(member.new_request().csr)
+    der = csr.public_bytes(serialization.Encoding.DER)
+    for place in range(8 * len(der)):
+        damaged = bytearray(der)
+        damaged[place // 8] ^= 1 << place % 8
+        pem = (
+            b"-----BEGIN CERTIFICATE REQUEST-----\n%s-----END CERTIFICATE REQUEST-----"
+            % (base64.encodebytes(bytes(damaged)))
+        )
+        with contextlib.suppress(authority.RequestRefused):
+            assert authority.requested_key(pem) == csr.public_key()
+
+
+def test_only_members_are_certified(issuer):
+    for lab in ("lab-u", "trainer.lab-t", "", "lab-t'; --", "x" * 10_000):
+        with pytest.raises(
+            authority.RequestRefused, match="needs an invitation"
+        ) as why:
+            certify(issuer, lab)
+        assert why.value.reason == "no_member"
+        assert len(str(why.value)) < 200
+    assert issuer.invitations.members() == ["lab-s", "lab-t"]
+    with pytest.raises(authority.RequestRefused, match="no lab has a 'authority'"):
+        certify(issuer, role="authority")
+
+
+def test_a_life_is_as_long_as_was_set_and_no_longer_than_the_authoritys(tmp_path):
+    folder = site_folder.Folder(tmp_path / "s")
+    issuer = authority.LocalAuthority.create(folder, "lab-s", NOW, lifetime=HOUR)
+    assert certify(issuer, "lab-s").not_valid_after_utc == NOW + HOUR
+    own = x509.load_pem_x509_certificate(issuer.certificate())
+    last = own.not_valid_after_utc - HOUR / 2
+    assert certify(issuer, "lab-s", now=last).not_valid_after_utc == (
+        own.not_valid_after_utc
+    )
+
+
+def test_the_authority_signs_no_other_authority_and_has_its_labs_name(issuer):
+    own = x509.load_pem_x509_certificate(issuer.certificate())
+    constraints = own.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert constraints.value == x509.BasicConstraints(ca=True, path_length=0)
+    assert member.issuing_lab(own) == issuer.lab == "lab-s"
+    assert own.not_valid_after_utc - NOW == datetime.timedelta(days=3650)
+    assert issuer.fingerprint == site_folder.fingerprint(own)
+
+
+def test_a_revoked_lab_is_on_the_list_and_gets_no_other_certificate(issuer):
+    assert listed(issuer) == (1, set())
+    both = {certify(issuer, role=role).serial_number for role in site_folder.ROLES}
+    other = certify(issuer, "lab-s").serial_number
+    assert issuer.revoke("lab-t", NOW) == 2
+    assert listed(issuer) == (2, both)
+    assert other not in both
+    with pytest.raises(authority.RequestRefused, match="or was revoked"):
+        certify(issuer)
+    issuer.close()
+    again = authority.LocalAuthority(issuer_folder(issuer))
+    with pytest.raises(authority.RequestRefused, match="or was revoked"):
+        certify(again)
+
+
+def issuer_folder(issuer):
+    """Where an authority lies, by its database."""
+    return site_folder.Folder(issuer._store._path.parents[1])
+
+
+def test_a_revoked_lab_that_is_invited_anew_is_certified_once_it_has_come(issuer):
+    old = certify(issuer)
+    issuer.revoke("lab-t", NOW)
+    line = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+    with pytest.raises(authority.RequestRefused):
+        certify(issuer)  # invited, not come
+    issuer.redeem(invitations.parse(line, NOW).secret, "lab-t", NOW)
+    new = certify(issuer)
+    _, serials = listed(issuer)
+    assert old.serial_number in serials
+    assert new.serial_number not in serials
+
+
+def test_a_lab_that_is_revoked_can_be_revoked_again(issuer):
+    serial = certify(issuer).serial_number
+    assert issuer.revoke("lab-t", NOW) == 2
+    assert issuer.revoke("lab-t", NOW) == 3
+    assert listed(issuer) == (3, {serial})
+
+
+def test_no_lab_makes_the_revocation_list_too_long(issuer, monkeypatch):
+    """A list that no lab takes would revoke nobody."""
+    monkeypatch.setattr(authority, "MOST_CERTIFICATES", 3)
+    csr = member.new_request().csr
+    certify(issuer, now=NOW, csr=csr)
+    certify(issuer, now=NOW + DAY, csr=csr)
+    later = NOW + 1.5 * DAY
+    certify(issuer, now=later, csr=csr)
+    with pytest.raises(authority.RequestRefused, match="has 3 certificates") as error:
+        certify(issuer, now=later, csr=csr)
+    assert error.value.reason == "too_many"
+    certify(issuer, "lab-s", now=later, csr=csr)
+    certify(issuer, now=NOW + 2.5 * DAY, csr=csr)
+    issuer.revoke("lab-t", NOW + 2.5 * DAY)
+    assert len(listed(issuer, NOW + 2.5 * DAY)[1]) == 3
+
+
+def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
+    line = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
+    issuer.revoke("lab-u", NOW)
+    with pytest.raises(invitations.InvitationRefused, match="withdrawn"):
+        issuer.redeem(invitations.parse(line, NOW).secret, "lab-u", NOW)
+    with pytest.raises(site_folder.FederationError, match="was not invited"):
+        issuer.revoke("lab-v", NOW)
+    with pytest.raises(site_folder.FederationError, match="cannot be revoked"):
+        issuer.revoke("lab-s", NOW)
+
+
+def test_every_list_has_a_greater_number_and_lasts_a_week(issuer):
+    numbers = []
+    for hour in (0, 1, 23, 24, 25, 47, 48):
+        now = NOW + hour * HOUR
+        found = x509.load_pem_x509_crl(issuer.revocation_list(now))
+        numbers.append(value(found, x509.CRLNumber).crl_number)
+        left = found.next_update_utc - now
+        assert 6 * DAY < left <= 7 * DAY
+        assert found.last_update_utc < now
+    assert numbers == [1, 1, 1, 2, 2, 2, 3]
+    own = x509.load_pem_x509_certificate(issuer.certificate())
+    assert found.is_signature_valid(own.public_key())
+    assert found.issuer == own.subject
+
+
+def test_a_list_is_the_same_bytes_until_it_is_signed_anew(issuer):
+    assert issuer.revocation_list(NOW) == issuer.revocation_list(NOW + HOUR)
+
+
+def test_what_has_expired_leaves_the_list(issuer):
+    serial = certify(issuer).serial_number
+    issuer.revoke("lab-t", NOW)
+    assert listed(issuer, NOW + 1.9 * DAY)[1] == {serial}
+    assert listed(issuer, NOW + 3.5 * DAY)[1] == set()
+
+
+def test_of_a_revocation_and_a_renewal_at_once_no_certificate_escapes(issuer, tmp_path):
+    """Both in processes of their own: a switch renews while a person revokes."""
+    csr = member.new_request().csr
+
+    def renew(handle):
+        serials = []
+        for _ in range(50):
+            try:
+                serials.append(certify(handle, csr=csr).serial_number)
+            except authority.RequestRefused:
+                break
+        return serials
+
+    folder = issuer_folder(issuer)
+    handles = [authority.LocalAuthority(folder) for _ in range(3)]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        renewals = [pool.submit(renew, handle) for handle in handles[:2]]
+        issuer.revoke("lab-t", NOW)
+        issued = {serial for each in renewals for serial in each.result()}
+    assert issued <= listed(handles[2])[1]
+
+
+def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path):
+    """Its database then has an older list, and certificates and labs from before."""
+    labs = lab_folders.copy(tmp_path)
+    issuer, folder = labs.authority, labs.s
+    now = site_folder.utc_now()
+    names = ("lab-t", "lab-u", "lab-v")
+    for lab in names:
+        issuer.invitations.admit(lab)
+    serials = {lab: certify(issuer, lab, now=now).serial_number for lab in names}
+    issuer.close()
+    shutil.copytree(folder.authority, tmp_path / "copy")
+    issuer = authority.LocalAuthority(folder)
+    late = certify(issuer, "lab-u", now=now).serial_number
+    listed = revocation.RevocationList(folder)
+    for lab in names[:2]:
+        issuer.revoke(lab)
+        listed.accept(issuer.revocation_list())
+    assert listed.number == 3
+    issuer.close()
+    shutil.rmtree(folder.authority)
+    shutil.copytree(tmp_path / "copy", folder.authority)
+
+    issuer = authority.LocalAuthority(folder)
+    assert listed.accept(issuer.revocation_list())  # with nobody's doing
+    assert issuer.revoke("lab-v") == 5
+    assert listed.accept(issuer.revocation_list())
+    assert listed.number == 5
+    assert {*serials.values(), late} <= set(listed.revoked())
+    first = x509.load_pem_x509_crl(issuer.revocation_list(now + 1.9 * DAY))
+    later = x509.load_pem_x509_crl(issuer.revocation_list(now + 3.5 * DAY))
+    assert {each.serial_number for each in first} >= {*serials.values(), late}
+    assert not list(later)
+
+
+def test_key_and_database_are_for_this_user_alone(issuer):
+    folder = issuer_folder(issuer)
+    for path in (folder.authority_key, *folder.authority.glob("*.sqlite*")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    folder.authority_key.chmod(0o644)
+    with pytest.raises(site_folder.FederationError, match="chmod 600"):
+        authority.LocalAuthority(folder)
+
+
+def test_a_committed_transaction_is_on_the_disk(issuer):
+    with issuer._store.transaction() as connection:
+        get = lambda name: connection.execute(f"PRAGMA {name}").fetchone()[0]  # noqa: E731
+        assert (get("journal_mode"), get("synchronous")) == ("wal", 2)
+        with pytest.raises(sqlite3.IntegrityError, match="cannot store TEXT"):
+            connection.execute("INSERT INTO labs VALUES ('a', 'member', 'yesterday')")
+
+
+def test_an_authority_is_made_once_and_its_files_are_named_when_damaged(tmp_path):
+    folder = site_folder.Folder(tmp_path / "s")
+    with pytest.raises(
+        site_folder.FederationError, match="where `nebula init` was run"
+    ):
+        authority.LocalAuthority(folder)
+    authority.LocalAuthority.create(folder, "lab-s").close()
+    with pytest.raises(site_folder.FederationError, match="an authority is here"):
+        authority.LocalAuthority.create(folder, "lab-s")
+    key = folder.authority_key.read_bytes()
+    other = member.new_request().key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    for contents, words in (
+        (b"no key", "authority: "),
+        (other, "of another authority"),
+    ):
+        folder.authority_key.write_bytes(contents)
+        with pytest.raises(site_folder.FederationError, match=words):
+            authority.LocalAuthority(folder)
+    folder.authority_key.write_bytes(key)
+    folder.authority_database.write_bytes(b"no database" * 100)
+    with pytest.raises(
+        site_folder.FederationError, match=r"authority\.sqlite: file is"
+    ):
+        authority.LocalAuthority(folder)
+
+
+def test_two_authorities_of_one_lab_have_different_names(tmp_path):
+    """Else a certificate of one would look like a forged one of the other."""
+    names = [
+        x509.load_pem_x509_certificate(
+            authority.LocalAuthority.create(
+                site_folder.Folder(tmp_path / each), "lab-s"
+            ).certificate()
+        ).subject
+        for each in ("one", "two")
+    ]
+    assert names[0] != names[1]

@@ -1,0 +1,156 @@
+"""The checkup of a lab's folder: each thing that is wrong is found, and named."""
+
+import datetime
+import os
+import shutil
+
+import nebula_command
+import pytest
+
+from nebula_jax.security import policy
+from nebula_jax.security.membership import checkup, revocation, site_folder
+
+ORDER = [
+    *("folder", "certificate of the switch", "certificate of the trainer", "clock"),
+    *("revocation list", "policy", "accounts", "audit log", "disk"),
+]
+HOUR = datetime.timedelta(hours=1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return nebula_command.Lab(tmp_path / "s").folder
+
+
+def wrong(folder, now=None):
+    """What is wrong -> why."""
+    found = checkup.folder(folder, now)
+    return {each.what: each.text for each in found if each.state == checkup.WRONG}
+
+
+def joined(folder):
+    """Has the folder be that of a lab whose authority is elsewhere."""
+    text = folder.settings.read_text()
+    assert '"authority": ""' in text
+    changed = text.replace('"authority": ""', '"authority": "lab-x.example:7070"')
+    folder.settings.write_text(changed)
+    return folder
+
+
+def move_back(folder, seconds):
+    """Sets the time of the certificate's file back, and so this machine's clock."""
+    path = folder.switch / "cert.pem"
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_a_new_lab_is_in_order(folder):
+    found = checkup.folder(folder)
+    assert [each.what for each in found] == ORDER
+    assert {each.state for each in found} == {checkup.FINE}
+    assert str(found[-1]).startswith("ok     disk: ")
+
+
+def test_no_check_changes_the_folder(folder):
+    def state():
+        files = [each for each in folder.path.rglob("*") if each.is_file()]
+        return {each: each.read_bytes() for each in files if "sqlite-" not in each.name}
+
+    before = state()
+    checkup.folder(folder)
+    assert state() == before
+
+
+def test_a_folder_that_others_can_read_is_the_only_finding(folder):
+    folder.path.chmod(0o755)
+    assert list(wrong(folder)) == ["folder"]
+    assert "chmod 700" in wrong(folder)["folder"]
+
+
+@pytest.mark.parametrize("name", ["owner.token", "users/ana/token"])
+def test_a_token_that_others_can_read_is_found(folder, name):
+    path = folder.path / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.touch()
+    path.chmod(0o640)
+    assert (
+        f"{name}: others can use it (mode 0640): chmod 600" in wrong(folder)["folder"]
+    )
+
+
+def test_a_work_folder_that_others_can_read_is_found(folder):
+    (folder.users / "ana").mkdir(mode=0o755)
+    assert "users/ana: others can use it" in wrong(folder)["folder"]
+
+
+def test_a_certificate_whose_renewal_is_late_or_that_has_expired(folder):
+    now = site_folder.utc_now()
+    for hours, words in ((17, None), (20, "its renewal is late"), (25, "expired on")):
+        found = wrong(folder, now + hours * HOUR)
+        for role in site_folder.ROLES:
+            text = found.get(f"certificate of the {role}")
+            assert (text is None) if words is None else (words in text)
+    due = checkup.certificate(folder, "switch", now + 17 * HOUR)
+    assert "due for renewal" in due.text or "renewal is due" in due.text
+
+
+def test_a_clock_that_was_off_when_the_certificate_came(folder):
+    joined(folder)
+    assert checkup.clock(folder).state == checkup.FINE
+    move_back(folder, 29)
+    assert checkup.clock(folder).state == checkup.FINE
+    move_back(folder, 11)
+    found = checkup.clock(folder)
+    assert found.state == checkup.WRONG
+    assert "behind the authority's" in found.text
+    move_back(folder, 3600)
+    assert checkup.clock(folder).state == checkup.UNCLEAR  # a copy, or a clock far off
+
+
+def test_a_revocation_list_that_is_old_missing_or_rolled_back(folder):
+    now = site_folder.utc_now()
+    assert "a newer one should have come" in (
+        checkup.revocation_list(folder, now + 49 * HOUR).text
+    )
+    with pytest.raises(revocation.ListRefused, match="expired"):
+        checkup.revocation_list(folder, now + 8 * 24 * HOUR)
+    folder.revocation_number.write_text("7\n")
+    assert "number 7 was here already" in wrong(folder)["revocation list"]
+    folder.revocation_list.rename(folder.path / "away")
+    assert "no revocation list" in wrong(folder)["revocation list"]
+
+
+def test_a_policy_that_cannot_be_read(folder):
+    (folder.path / policy.FILE).write_text("{")
+    assert "cannot be read" in wrong(folder)["policy"]
+    (folder.path / policy.FILE).write_text('{"jobs": {}}')
+    assert not wrong(folder)
+
+
+def test_a_damaged_store_of_accounts(folder):
+    data = bytearray(folder.identity.read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    folder.identity.write_bytes(data)
+    assert str(folder.identity) in wrong(folder)["accounts"]
+
+
+def test_an_altered_entry_of_the_audit_log(folder):
+    log = folder.audit / "log.jsonl"
+    log.write_text(log.read_text().replace("founded", "visited"))
+    assert "entry 0 (line 1) was altered" in wrong(folder)["audit log"]
+
+
+def test_a_disk_that_is_nearly_full(folder, monkeypatch):
+    usage = shutil._ntuple_diskusage(10**12, 10**12 - 10**8, 10**8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert wrong(folder)["disk"].startswith("0.1 GB are free: make room")
+
+
+def test_a_folder_without_a_lab(tmp_path):
+    found = checkup.folder(site_folder.Folder(tmp_path / "none"))
+    assert [each.what for each in found] == ["folder"]
+    assert "nebula init" in found[0].text
+
+
+def test_what_a_file_holds_does_nothing_to_a_terminal():
+    assert str(checkup.Check("x", checkup.FINE, "a\x1b[2Jb\nc")) == "ok     x: a�[2Jb�c"

@@ -1,0 +1,309 @@
+"""Invitations: one use, one hour, one name, and no word of the secret anywhere."""
+
+import base64
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import sqlite3
+import subprocess
+import sys
+
+import lab_folders
+import pytest
+
+from nebula_jax.security.membership import authority, invitations, site_folder
+
+NOW = datetime.datetime(2026, 5, 4, 12, 0, 0, 250_000, tzinfo=datetime.UTC)
+SECOND = datetime.timedelta(seconds=1)
+HOUR = datetime.timedelta(hours=1)
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.fixture
+def issuer(tmp_path):
+    folder = site_folder.Folder(tmp_path / "s")
+    return authority.LocalAuthority.create(folder, "lab-s", NOW)
+
+
+@pytest.fixture
+def line(issuer):
+    return issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+
+
+def refused(issuer, secret, reason, lab="lab-t", now=NOW):
+    members = issuer.invitations.members()
+    with pytest.raises(invitations.InvitationRefused) as error:
+        issuer.redeem(secret, lab, now)
+    assert error.value.reason == reason
+    assert issuer.invitations.members() == members
+
+
+def secret_of(line):
+    return invitations.parse(line, NOW).secret
+
+
+def test_an_invitation_is_one_line_that_has_all_that_a_lab_needs(issuer, line):
+    assert line.isascii()
+    assert len(line.split()) == 1
+    assert line.startswith("nebula1.")
+    assert len(line) < 500
+    found = invitations.parse(f"  {line}\n", NOW)
+    assert (found.lab, found.address) == ("lab-t", lab_folders.ADDRESS)
+    assert found.fingerprint == issuer.fingerprint
+    assert found.expires == NOW.replace(microsecond=0) + HOUR
+    assert len(found.secret) == 32
+    assert found.text() == line
+
+
+def test_an_invitation_admits_a_lab(issuer, line):
+    issuer.redeem(secret_of(line), "lab-t", NOW + HOUR - SECOND)
+    assert issuer.invitations.members() == ["lab-s", "lab-t"]
+
+
+def test_an_invitation_is_used_once(issuer, line):
+    issuer.redeem(secret_of(line), "lab-t", NOW)
+    refused(issuer, secret_of(line), "used")
+    issuer.close()
+    again = authority.LocalAuthority(site_folder.Folder(_folder(issuer)))
+    refused(again, secret_of(line), "used")
+
+
+def _folder(issuer):
+    return issuer._store._path.parents[1]
+
+
+def test_an_invitation_lasts_an_hour(issuer, line):
+    refused(issuer, secret_of(line), "expired", now=NOW + HOUR)
+    refused(issuer, secret_of(line), "expired", now=NOW + 24 * HOUR)
+    with pytest.raises(invitations.InvitationRefused, match="expired at") as error:
+        invitations.parse(line, NOW + HOUR)
+    assert error.value.reason == "expired"
+
+
+def test_an_invitation_is_for_one_name(issuer, line):
+    for other in ("lab-u", "lab-s", "trainer.lab-t", ""):
+        refused(issuer, secret_of(line), "wrong_name", lab=other)
+    issuer.redeem(secret_of(line), "lab-t", NOW)
+
+
+def test_a_newer_invitation_replaces_the_older_one(issuer, line):
+    newer = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+    refused(issuer, secret_of(line), "withdrawn")
+    issuer.redeem(secret_of(newer), "lab-t", NOW)
+
+
+def test_lab_folders_are_invited_at_once(issuer, line):
+    other = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
+    issuer.redeem(secret_of(other), "lab-u", NOW)
+    issuer.redeem(secret_of(line), "lab-t", NOW)
+    assert issuer.invitations.members() == ["lab-s", "lab-t", "lab-u"]
+
+
+def test_guesses_are_counted_and_end(issuer, line):
+    right = secret_of(line)
+    near = bytes([right[0] ^ 1, *right[1:]])
+    for guess in [near, right[:-1], right + b"\0", b""] + 6 * [os.urandom(32)]:
+        refused(issuer, guess, "guessed")
+    assert issuer.invitations.guesses("lab-t") == invitations.MOST_GUESSES == 10
+    refused(issuer, os.urandom(32), "too_many_guesses")
+    refused(issuer, right, "too_many_guesses")
+    assert issuer.invitations.guesses("lab-t") == 10
+    newer = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+    issuer.redeem(secret_of(newer), "lab-t", NOW)
+
+
+def test_guesses_at_names_that_nobody_invited_fill_no_disk(issuer, line):
+    for number in range(20):
+        refused(issuer, os.urandom(32), "guessed", lab=f"lab-{number}")
+    with issuer._store.transaction() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM guesses").fetchone() == (0,)
+
+
+def test_old_invitations_are_forgotten(issuer, line):
+    issuer.invite("lab-u", lab_folders.ADDRESS, NOW + 31 * 24 * HOUR)
+    refused(issuer, secret_of(line), "guessed")
+
+
+def test_the_disk_has_only_a_digest_of_the_secret(issuer, line):
+    issuer.redeem(secret_of(line), "lab-t", NOW)
+    other = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
+    for secret in (secret_of(line), secret_of(other)):
+        for path in _folder(issuer).rglob("*"):
+            if path.is_file():
+                data = path.read_bytes()
+                assert secret not in data
+                assert secret.hex().encode() not in data
+
+
+def test_no_text_of_an_invitation_or_an_error_has_the_secret(issuer, line):
+    found = invitations.parse(line, NOW)
+    parts = (found.secret.hex(), repr(found.secret), line[8:40], line[-40:])
+    texts = [repr(found), str(found), f"{found}"]
+    for damaged in (line[:-1], line + "A", line[:60], line.upper()):
+        with pytest.raises(invitations.InvitationRefused) as error:
+            invitations.parse(damaged, NOW)
+        texts += [str(error.value), repr(error.value)]
+    for lab in ("lab-t", "lab-u", "lab-t"):
+        try:
+            issuer.redeem(found.secret, lab, NOW)
+        except invitations.InvitationRefused as error:
+            texts += [str(error), repr(error)]
+    assert len(texts) > 12
+    assert not [(text, part) for text in texts for part in parts if part in text]
+
+
+def encoded(body, check=None):
+    """The text of an invitation with any body."""
+    check = invitations._check_bytes(body) if check is None else check
+    data = base64.urlsafe_b64encode(body + check).decode().rstrip("=")
+    return f"nebula1.{data}"
+
+
+def changed(line, **values):
+    """An invitation with other values."""
+    data = line.removeprefix("nebula1.")
+    body = base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))[:-4]
+    return encoded(json.dumps(json.loads(body) | values).encode())
+
+
+def test_every_damaged_line_is_refused(line):
+    assert invitations.parse(changed(line), NOW) == invitations.parse(line, NOW)
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    damaged = [line[:count] for count in range(len(line) - 1)]
+    for place in range(8, len(line) - 1):
+        other = alphabet[(alphabet.index(line[place]) + 1) % 64]
+        damaged.append(line[:place] + other + line[place + 1 :])
+    for text in damaged:
+        with pytest.raises(invitations.InvitationRefused) as error:
+            invitations.parse(text, NOW)
+        assert error.value.reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"address": each} for each in (1, "", "host", "a b:1", None, "http://a:1")),
+        *({"fingerprint": each} for each in (1, "", "0f" * 31, "0F" * 32, None)),
+        *({"lab": each} for each in (1, "", "lab:0", "../evil", None, ["lab-t"])),
+        *({"expires": each} for each in ("now", None, 10**20, float("nan"), -(10**20))),
+        *({"secret": each} for each in (1, "", "0f" * 31, "zz" * 32, None)),
+    ],
+    ids=str,
+)
+def test_every_bad_value_is_refused(line, values):
+    with pytest.raises(invitations.InvitationRefused, match="is damaged"):
+        invitations.parse(changed(line, **values), NOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "nebula1", "nebula2.AAAA", "hello", "nebula1." + "A" * 3000, "\0", "ü"),
+        *("nebula1.", "nebula1.ü", "nebula1.A", "nebula1.AA AA"),
+        *(encoded(body) for body in (b"", b"[]", b"null", b"{}", b"{", b"[" * 1000)),
+        encoded(b"\xff"),
+        encoded(b"{}", b"1234"),
+    ],
+)
+def test_what_is_no_invitation(text):
+    with pytest.raises(invitations.InvitationRefused) as error:
+        invitations.parse(text, NOW)
+    assert error.value.reason == "malformed"
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lab", "address"), [("lab:0", "a:1"), ("", "a:1"), ("lab-t", "a"), ("lab-t", "")]
+)
+def test_nobody_is_invited_by_a_bad_name_or_to_a_bad_address(issuer, lab, address):
+    with pytest.raises(site_folder.FederationError):
+        issuer.invite(lab, address, NOW)
+
+
+def test_an_invitation_cannot_be_changed(line):
+    found = invitations.parse(line, NOW)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.lab = "lab-u"
+
+
+def test_of_many_threads_with_one_invitation_one_joins(issuer, line):
+    folder = site_folder.Folder(_folder(issuer))
+    secret = secret_of(line)
+
+    def redeem(handle):
+        try:
+            handle.redeem(secret, "lab-t", NOW)
+        except invitations.InvitationRefused as error:
+            return error.reason
+        return "admitted"
+
+    handles = [issuer, *(authority.LocalAuthority(folder) for _ in range(3))] * 4
+    with concurrent.futures.ThreadPoolExecutor(len(handles)) as pool:
+        found = sorted(pool.map(redeem, handles))
+    assert found == ["admitted"] + ["used"] * 15
+
+
+RACER = """
+import datetime, pathlib, sys
+from nebula_jax.security.membership import authority, invitations, site_folder
+handle = authority.LocalAuthority(site_folder.Folder(pathlib.Path(sys.argv[1])))
+now = datetime.datetime.fromisoformat(sys.argv[2])
+print("ready", flush=True)
+for line in sys.stdin:
+    found = invitations.parse(line, now)
+    try:
+        handle.redeem(found.secret, found.lab, now)
+        print("admitted", flush=True)
+    except invitations.InvitationRefused as error:
+        print(error.reason, flush=True)
+"""
+
+
+def test_of_two_processes_with_one_invitation_one_joins(issuer):
+    command = [sys.executable, "-c", RACER, str(_folder(issuer)), NOW.isoformat()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with contextlib.ExitStack() as stack:
+        racers = [
+            stack.enter_context(subprocess.Popen(command, env=environment, **pipes))
+            for _ in range(2)
+        ]
+        for racer in racers:
+            assert racer.stdout.readline() == "ready\n"
+        for number in range(20):
+            line = issuer.invite(f"lab-{number}", lab_folders.ADDRESS, NOW)
+            for racer in racers:
+                racer.stdin.write(f"{line}\n")
+                racer.stdin.flush()
+            found = {racer.stdout.readline() for racer in racers}
+            assert found == {"admitted\n", "used\n"}
+
+
+def test_a_redemption_that_fails_is_undone(issuer, line):
+    with issuer._store.transaction() as connection:
+        connection.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON labs"
+            " BEGIN SELECT RAISE(ABORT, 'no space'); END"
+        )
+    with pytest.raises(site_folder.FederationError, match="no space"):
+        issuer.redeem(secret_of(line), "lab-t", NOW)
+    with issuer._store.transaction() as connection:
+        connection.execute("DROP TRIGGER full")
+    issuer.redeem(secret_of(line), "lab-t", NOW)
+
+
+def test_a_database_that_another_process_holds_is_named(issuer, line, monkeypatch):
+    path = issuer._store._path
+    with issuer._store._lock:
+        issuer._store._connection.execute("PRAGMA busy_timeout = 50")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(site_folder.FederationError, match="database is locked"):
+        issuer.redeem(secret_of(line), "lab-t", NOW)
+    other.execute("ROLLBACK")
+    other.close()
+    issuer.redeem(secret_of(line), "lab-t", NOW)

@@ -1,0 +1,249 @@
+"""The folder of a lab: its paths and settings, and that nobody else can read it."""
+
+import dataclasses
+import json
+import re
+import stat
+import threading
+import time
+
+import lab_folders
+import pytest
+
+from nebula_jax.security.membership import site_folder
+
+FINGERPRINT = "0f" * 32
+ADDRESS = "lab-s.example:7070"
+
+
+def settings_text(**changes):
+    right = {"name": "a", "authority": "", "fingerprint": FINGERPRINT}
+    return json.dumps(right | changes)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return site_folder.Folder(tmp_path / "federation")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_settings_are_read_as_they_were_written(folder):
+    written = folder.create("lab-t", ADDRESS, FINGERPRINT)
+    assert folder.load() == written
+    assert written == site_folder.Settings("lab-t", ADDRESS, FINGERPRINT)
+    assert json.loads(folder.settings.read_text()) == dataclasses.asdict(written)
+
+
+def test_the_paths_are_those_of_the_design(folder):
+    found = {
+        name: str(getattr(folder, name).relative_to(folder.path))
+        for name, value in vars(site_folder.Folder).items()
+        if isinstance(value, property)
+    }
+    assert found == {
+        "settings": "federation.json",
+        "authority": "authority",
+        "authority_certificate": "authority/ca.pem",
+        "authority_key": "authority/key.pem",
+        "authority_database": "authority/authority.sqlite",
+        "switch": "switch",
+        "trainer": "trainer",
+        "revocation_list": "crl.pem",
+        "revocation_number": "crl.number",
+        "identity": "identity.sqlite",
+        "audit": "audit",
+        "epochs": "epochs",
+        "running_switch": "switch.json",
+        "users": "users",
+    }
+    for name in ("ana", "ana--maria", "ben-", "x" * 32):  # as accounts may be named
+        assert folder.user(name) == folder.path / "users" / name
+    for bad in ("..", "a/b", "", "Ana", "-", "aux"):
+        with pytest.raises(site_folder.FederationError, match="name of a work folder"):
+            folder.user(bad)
+
+
+def test_folders_are_for_this_user_alone(folder):
+    folder.create("lab-s", fingerprint=FINGERPRINT)
+    for path in (folder.path, folder.audit, folder.epochs, folder.users):
+        assert mode(path) == 0o700
+
+
+def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
+    labs = lab_folders.copy(tmp_path)
+    for path in (labs.s.path, labs.t.path):
+        secret = [path / "federation.json", *path.rglob("key.pem")]
+        secret += path.rglob("*.sqlite*")
+        assert len(secret) > 2
+        for each in path.rglob("*"):
+            if each.is_dir():
+                assert mode(each) == 0o700, each
+            elif each in secret[1:]:
+                assert mode(each) == 0o600, each
+
+
+@pytest.mark.parametrize(
+    ("path", "bits", "right"),
+    [
+        ("", 0o750, "700"),
+        ("", 0o701, "700"),
+        ("authority", 0o755, "700"),
+        ("authority/key.pem", 0o640, "600"),
+        ("authority/authority.sqlite", 0o644, "600"),
+        ("switch", 0o710, "700"),
+        ("switch/key.pem", 0o604, "600"),
+        ("trainer/key.pem", 0o620, "600"),
+        ("identity.sqlite", 0o644, "600"),
+        ("audit", 0o755, "700"),
+        ("audit/key.pem", 0o644, "600"),
+        ("switch.json", 0o644, "600"),
+        ("users", 0o755, "700"),
+    ],
+)
+def test_what_others_can_read_is_refused_with_the_command_that_mends_it(
+    tmp_path, path, bits, right
+):
+    folder = lab_folders.copy(tmp_path).s
+    target = folder.path / path
+    if not target.exists():
+        target.touch(0o600)
+    folder.load()
+    target.chmod(bits)
+    words = f"(mode {bits:04o}): chmod {right} {target}"
+    with pytest.raises(site_folder.FederationError, match=re.escape(words)) as error:
+        folder.load()
+    assert "\n" not in str(error.value)
+    target.chmod(int(right, 8))
+    folder.load()
+
+
+def test_the_command_can_be_typed_for_a_path_with_spaces(tmp_path):
+    folder = site_folder.Folder(tmp_path / "two words")
+    folder.create("lab-s", fingerprint=FINGERPRINT)
+    folder.path.chmod(0o755)
+    with pytest.raises(site_folder.FederationError, match=r"chmod 700 '.*two words'"):
+        folder.load()
+
+
+def test_a_folder_that_is_open_already_is_not_filled(folder):
+    folder.path.mkdir(mode=0o755)
+    folder.path.chmod(0o755)
+    with pytest.raises(site_folder.FederationError, match="chmod 700"):
+        folder.create("lab-s", fingerprint=FINGERPRINT)
+    assert not folder.settings.exists()
+
+
+def test_a_second_attempt_replaces_the_first_until_there_are_credentials(tmp_path):
+    folder = site_folder.Folder(tmp_path / "again")
+    folder.create("lab-t", ADDRESS, FINGERPRINT)
+    folder.create("lab-u", ADDRESS, FINGERPRINT)
+    assert folder.load().name == "lab-u"
+    labs = lab_folders.copy(tmp_path)
+    with pytest.raises(site_folder.FederationError, match="lab lab-t is here already"):
+        labs.t.create("lab-u", ADDRESS, FINGERPRINT)
+    assert labs.t.load().name == "lab-t"
+
+
+def test_where_no_lab_is(folder):
+    with pytest.raises(site_folder.FederationError, match="begin with `nebula init`"):
+        folder.load()
+    folder.path.write_text("")
+    with pytest.raises(site_folder.FederationError, match="File exists"):
+        site_folder.Folder(folder.path).prepare()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"name": "lab-s"}', "[" * 100_000, "\xff"),
+        settings_text(fingerprint=1),
+        settings_text(name="../evil"),
+        settings_text(name="a:0"),
+        settings_text(authority="a"),
+        settings_text(fingerprint=FINGERPRINT[:-1]),
+        settings_text(b=1),
+    ],
+)
+def test_settings_that_are_damaged_are_refused_by_name(folder, text):
+    folder.prepare()
+    folder.settings.write_bytes(text.encode("latin-1"))
+    with pytest.raises(site_folder.FederationError) as error:
+        folder.load()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["lab-s", "s", "0", "university-1", "a" * 63])
+def test_names_of_labs(name):
+    assert site_folder.is_lab(name)
+    assert site_folder.parse_name(name) == (name, "switch")
+    assert site_folder.parse_name(f"trainer.{name}") == (name, "trainer")
+    for role in site_folder.ROLES:
+        there = site_folder.dns_name(name, role)
+        assert site_folder.parse_name(there) == (name, role)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "lab:0", "Lab", "lab.s", "-lab", "a" * 64, "*", "..", "lab\n", "ü", "a b"],
+)
+def test_what_is_no_labs_name(name):
+    assert not site_folder.is_lab(name)
+    with pytest.raises(site_folder.FederationError, match="is no lab's name"):
+        site_folder.check_lab(name)
+    assert site_folder.parse_name(name) is None
+    assert site_folder.parse_name(f"trainer.{name}") is None
+
+
+def test_a_trainers_name_is_not_its_labs():
+    assert site_folder.trainer_name("lab-s") == "trainer.lab-s"
+    assert site_folder.parse_name("trainer.trainer.lab-s") is None
+    assert site_folder.parse_name("trainer") == ("trainer", "switch")
+    for unknown in ("", "ca", "Switch"):
+        with pytest.raises(ValueError, match="is none of switch, trainer"):
+            site_folder.dns_name("lab-s", unknown)
+        with pytest.raises(ValueError, match="is none of switch, trainer"):
+            site_folder.Folder(None).credentials(unknown)
+
+
+@pytest.mark.parametrize(
+    "text", ["lab-s.example:7070", "10.0.0.1:1", "[::1]:65535", "localhost:80"]
+)
+def test_addresses(text):
+    assert site_folder.is_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":", "host", "host:", ":80", "host:0", "host:65536", "host:080"),
+        *("a b:80", "a\n:80", "host:80\n", "-a:80", "host:٣", "::1:80:", "a" * 300),
+        "http://host:80",
+    ],
+)
+def test_what_is_no_address(text):
+    assert not site_folder.is_address(text)
+
+
+def test_one_thread_at_a_time_has_the_lock(folder):
+    folder.prepare()
+    order = []
+
+    def enter():
+        with folder.locked():
+            order.append("second")
+
+    with folder.locked():
+        other = threading.Thread(target=enter)
+        other.start()
+        time.sleep(0.05)
+        order.append("first")
+    other.join(5)
+    assert order == ["first", "second"]
+    with (
+        pytest.raises(site_folder.FederationError, match="No such file"),
+        site_folder.Folder(folder.path / "missing").locked(),
+    ):
+        pass

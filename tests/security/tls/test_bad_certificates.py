@@ -1,0 +1,963 @@
+"""The bad-certificate matrix over real sockets: inputs 58 to 77 of the reference.
+
+What counts is the server's own reason. Under TLS 1.3 the handshake of a client that is
+refused succeeds: it notices when it reads first, which is asserted as well.
+"""
+
+import concurrent.futures
+import contextlib
+import datetime
+import pathlib
+import socket
+import ssl
+import threading
+import time
+from typing import NamedTuple
+
+import lab_folders
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from nebula_jax import errors
+from nebula_jax.security import tls
+from nebula_jax.security.membership import issuing, member, revocation, site_folder
+from nebula_jax.security.tls import certificates, credentials, peer_tls
+
+HOUR = datetime.timedelta(hours=1)
+DAY = 24 * HOUR
+PEM = serialization.Encoding.PEM
+PATIENCE = 20.0  # seconds that a test waits for what should come at once
+DEADLINE = 0.15  # seconds for the handshake of a client that stalls
+WELCOME = b"welcome"
+IN_HANDSHAKE, AT_FIRST_READ = "refused in the handshake", "refused at the first read"
+CLIENT_SIDE, SERVER_SIDE = (
+    ExtendedKeyUsageOID.CLIENT_AUTH,
+    ExtendedKeyUsageOID.SERVER_AUTH,
+)
+
+
+# A server, and clients. Each connection has its own two sockets and its own context.
+
+
+def serve_once(make_context, sock, folder, expected=None, deadline=PATIENCE):
+    """Serves one connection as a switch would; the reason for its audit log."""
+    sock.settimeout(deadline)
+    try:
+        with (
+            sock,
+            make_context().wrap_socket(
+                sock, server_side=True, suppress_ragged_eofs=False
+            ) as line,
+        ):
+            line.settimeout(PATIENCE)
+            peer_tls.check_peer(line.getpeercert(True), folder, expected)
+            line.sendall(WELCOME)
+            return "served" if line.recv(1) else "closed"
+    except Exception as error:  # each has to have a reason
+        return peer_tls.reason_of(error)
+
+
+def two_ends():
+    """Two connected TCP sockets: the server's and the client's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), PATIENCE)
+        server, _ = listener.accept()
+    return server, client
+
+
+def meet(make_context, client, folder, **options):
+    """The server's reason, and what the client returns, called with its socket."""
+    server_end, client_end = two_ends()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, client_end:
+        served = pool.submit(serve_once, make_context, server_end, folder, **options)
+        noticed = client(client_end)
+        client_end.close()
+        return served.result(PATIENCE), noticed
+
+
+def visitor(context, name="lab-s", session=None, sessions=None):
+    """A client that reads what it is greeted with."""
+
+    def visit(sock):
+        try:
+            line = context.wrap_socket(
+                sock,
+                server_hostname=name,
+                suppress_ragged_eofs=False,
+                session=session,
+            )
+        except OSError:
+            return IN_HANDSHAKE
+        with line:
+            try:
+                if line.recv(len(WELCOME)) != WELCOME:
+                    return AT_FIRST_READ
+            except OSError:
+                return AT_FIRST_READ
+            if sessions is not None:
+                sessions.append((line.session, line.session_reused))
+            line.sendall(b".")
+            return "welcome"
+
+    return visit
+
+
+# Certificates that no authority of ours would issue.
+
+
+class Pki(NamedTuple):
+    """The labs, the authority that signs for them, and a folder for files."""
+
+    labs: lab_folders.Labs
+    signer: issuing.Signer
+    scratch: pathlib.Path
+
+    def server(self, **options):
+        return lambda: peer_tls.server_context(self.labs.s, **options)
+
+    def client(self, chain=(), key=None):
+        """A client that shows any chain, and sends what a careful one would not."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.load_verify_locations(cadata=self.labs.authority.certificate().decode())
+        if chain:
+            context.load_cert_chain(self.file(chain, key))
+        return context
+
+    def file(self, chain, key):
+        """The path of a chain and its key."""
+        path = self.scratch / f"{chain[0].serial_number}.pem"
+        secret = key.private_bytes(
+            PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        path.write_bytes(b"".join(each.public_bytes(PEM) for each in chain) + secret)
+        return path
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    """Labs of which no test of this module revokes anything."""
+    return new_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def own_pki(tmp_path):
+    """Labs of one test, which may revoke."""
+    return new_pki(tmp_path)
+
+
+def new_pki(path):
+    labs = lab_folders.copy(path)
+    (path / "scratch").mkdir()
+    return Pki(labs, labs.authority._signer, path / "scratch")
+
+
+def strong_key():
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def dns(*names):
+    return [x509.DNSName(name) for name in names]
+
+
+LAB_T = dns("lab-t")
+
+
+def certificate(
+    signer,
+    key,
+    names=LAB_T,
+    begin=-HOUR,
+    end=HOUR,
+    usages=credentials.USAGES,
+    is_authority=False,
+    identifier=True,
+    subject=None,
+):
+    """A certificate with everything at will."""
+    now = site_folder.utc_now()
+    public = key.public_key()
+    issuer = signer.certificate.subject
+    usage = x509.KeyUsage(True, *4 * [False], *2 * [is_authority], *2 * [False])
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=None)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject or issuing._name("lab"))
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + begin)
+        .not_valid_after(now + end)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
+    )
+    if usages:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=True)
+    if names:
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName(names), critical=True
+        )
+    if identifier:
+        own = signer.certificate.extensions.get_extension_for_class(
+            x509.SubjectKeyIdentifier
+        ).value
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), False
+        )
+    return builder.sign(signer.key, hashes.SHA256())
+
+
+def self_signed(pki):
+    key = strong_key()
+    named = certificate(pki.signer, key)  # whose subject is the issuer of the next
+    found = certificate(issuing.Signer(named, key), key, identifier=False)
+    assert found.subject == found.issuer
+    return [found], key
+
+
+def another_authority(pki, same_identifier=False):
+    """An authority that has the name of the right one, and another key."""
+    key = strong_key()
+    name = pki.signer.certificate.subject
+    now = site_folder.utc_now()
+    own = pki.signer.certificate.extensions.get_extension_for_class(
+        x509.SubjectKeyIdentifier
+    ).value
+    other = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    found = (
+        issuing._builder(name, name, key.public_key(), now - HOUR, now + DAY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .add_extension(certificates.key_usage(signs_certificates=True), True)
+        .add_extension(own if same_identifier else other, False)
+        .sign(key, hashes.SHA256())
+    )
+    return issuing.Signer(found, key)
+
+
+def of_another_authority(same_identifier, shows_it):
+    def make(pki):
+        signer, key = another_authority(pki, same_identifier), strong_key()
+        return [
+            certificate(signer, key),
+            *([signer.certificate] if shows_it else []),
+        ], key
+
+    return make
+
+
+def leaf(**options):
+    """A certificate of the right authority."""
+
+    def make(pki):
+        key = options.get("key") or strong_key()
+        rest = {name: value for name, value in options.items() if name != "key"}
+        return [certificate(pki.signer, key, **rest)], key
+
+    return make
+
+
+def issued_by_a_lab(is_authority):
+    """A certificate in lab-t's name that another lab has issued."""
+
+    def make(pki):
+        lab_key, key = strong_key(), strong_key()
+        of_lab = certificate(
+            pki.signer,
+            lab_key,
+            [x509.DNSName("lab-u")],
+            is_authority=is_authority,
+            subject=issuing._name("lab", "lab-u"),
+        )
+        return [certificate(issuing.Signer(of_lab, lab_key), key), of_lab], key
+
+    return make
+
+
+def signed_with_sha1(pki):
+    """A right certificate but for its signature, which no builder makes any more."""
+    key = strong_key()
+    ours = certificate(pki.signer, key)
+    sha256 = bytes.fromhex("300a06082a8648ce3d040302")
+    sha1 = bytes.fromhex("300906072a8648ce3d0401")
+    assert ours.tbs_certificate_bytes[:2] == b"\x30\x82"
+    tbs = sequence(ours.tbs_certificate_bytes[4:].replace(sha256, sha1, 1))
+    signature = pki.signer.key.sign(tbs, ec.ECDSA(hashes.SHA1()))
+    bits = bytes([0x03, len(signature) + 1, 0]) + signature
+    found = x509.load_der_x509_certificate(sequence(tbs + sha1 + bits))
+    assert isinstance(found.signature_hash_algorithm, hashes.SHA1)
+    return [found], key
+
+
+def sequence(body):
+    """The DER of a long sequence."""
+    return b"\x30\x82" + len(body).to_bytes(2) + body
+
+
+BAD = {
+    "60 none": (lambda pki: ([], None), "none"),
+    "61 self-signed": (self_signed, "self_signed"),
+    "62 same name": (of_another_authority(False, False), "unknown_authority"),
+    "62 same name, shown": (of_another_authority(False, True), "unknown_authority"),
+    "62 same name and key id": (of_another_authority(True, False), "unknown_authority"),
+    "63 expired": (leaf(begin=-2 * HOUR, end=-HOUR), "expired"),
+    "63 expired now": (leaf(end=-datetime.timedelta(seconds=1)), "expired"),
+    "64 not yet valid": (leaf(begin=HOUR, end=2 * HOUR), "not_yet_valid"),
+    "65 another lab's": (leaf(names=dns("lab-u")), "wrong_name"),
+    "65 its trainer's": (leaf(names=dns("trainer.lab-t")), "wrong_name"),
+    "65 two names": (leaf(names=dns("lab-t", "lab-u")), "wrong_name"),
+    "65 two kinds": (
+        leaf(names=[*dns("lab-t"), x509.RFC822Name("a@lab-t")]),
+        "wrong_name",
+    ),
+    "65 wildcard": (leaf(names=dns("*")), "wrong_name"),
+    "65 no name": (leaf(names=()), "wrong_name"),
+    "65 common name only": (
+        leaf(
+            names=(),
+            subject=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lab-t")]),
+        ),
+        "wrong_name",
+    ),
+    "66 a server's": (leaf(usages=[SERVER_SIDE]), "wrong_usage"),
+    "66 a client's": (leaf(usages=[CLIENT_SIDE]), "wrong_usage"),
+    "66 code signing": (leaf(usages=[ExtendedKeyUsageOID.CODE_SIGNING]), "wrong_usage"),
+    "66 for anything": (leaf(usages=None), "wrong_usage"),
+    "67 of a lab": (issued_by_a_lab(False), "leaf_as_authority"),
+    "67 of a lab with CA:TRUE": (issued_by_a_lab(True), "leaf_as_authority"),
+    "67 CA:TRUE": (leaf(is_authority=True), "authority_as_leaf"),
+    "68 RSA-1024": (leaf(key=rsa.generate_private_key(65537, 1024)), "weak_key"),
+    "68 RSA-2048": (leaf(key=rsa.generate_private_key(65537, 2048)), "weak_key"),
+    "68 SHA-1": (signed_with_sha1, "weak_digest"),
+    "no issuer's key id": (leaf(identifier=False), "malformed"),
+    "a year": (leaf(end=365 * DAY), "too_long"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), BAD.values(), ids=BAD)
+def test_a_bad_certificate_is_refused_for_what_it_is(pki, make, reason):
+    client = visitor(pki.client(*make(pki)))
+    found, noticed = meet(pki.server(), client, pki.labs.s, expected="lab-t")
+    assert (found, noticed) == (reason, AT_FIRST_READ)
+
+
+@pytest.mark.parametrize(("make", "reason"), BAD.values(), ids=BAD)
+def test_it_is_refused_under_tls_1_2_as_well(pki, make, reason):
+    context = pki.client(*make(pki))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    server = pki.server(floor="1.2")
+    found, noticed = meet(server, visitor(context), pki.labs.s, expected="lab-t")
+    assert found == reason
+    assert noticed in (IN_HANDSHAKE, AT_FIRST_READ)
+
+
+SHOWN = {name: case for name, case in BAD.items() if name != "60 none"}
+
+
+@pytest.mark.parametrize(("make", "reason"), SHOWN.values(), ids=SHOWN)
+def test_a_server_with_a_bad_certificate_is_refused_by_a_client(pki, make, reason):
+    """Either side checks the other alike."""
+    path = pki.file(*make(pki))
+
+    def serve(sock):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.load_cert_chain(path)
+        sock.settimeout(PATIENCE)
+        with (
+            contextlib.suppress(OSError),
+            context.wrap_socket(sock, server_side=True) as line,
+        ):
+            line.recv(1)
+
+    server_end, client_end = two_ends()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, client_end:
+        served = pool.submit(serve, server_end)
+        try:
+            context = peer_tls.client_context(pki.labs.s)
+            with context.wrap_socket(client_end, server_hostname="lab-t") as line:
+                peer_tls.check_peer(line.getpeercert(True), pki.labs.s, "lab-t")
+        except (OSError, site_folder.Refusal) as error:
+            found = peer_tls.reason_of(error)
+        served.result(PATIENCE)
+    assert found == reason
+
+
+@pytest.mark.parametrize("role", site_folder.ROLES)
+@pytest.mark.parametrize("floor", ["1.3", "1.2"])
+def test_labs_meet(pki, role, floor):
+    context = peer_tls.client_context(pki.labs.t, role, floor)
+    server = pki.server(role=role, floor=floor)
+    name = site_folder.dns_name("lab-s", role)
+    expected = site_folder.dns_name("lab-t", role)
+    client = visitor(context, name)
+    assert meet(server, client, pki.labs.s, expected=expected) == ("served", "welcome")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        strong_key(),
+        ec.generate_private_key(ec.SECP384R1()),
+        ed25519.Ed25519PrivateKey.generate(),
+    ],
+    ids=["P-256", "P-384", "Ed25519"],
+)
+def test_strong_keys_are_served(pki, key):
+    client = visitor(pki.client(*leaf(key=key)(pki)))
+    assert meet(pki.server(), client, pki.labs.s) == ("served", "welcome")
+
+
+def test_a_peer_is_a_lab_and_a_role(pki):
+    for role in site_folder.ROLES:
+        found = member.load(pki.labs.t, role).certificate
+        der = found.public_bytes(serialization.Encoding.DER)
+        peer = peer_tls.check_peer(der, pki.labs.s)
+        assert peer == ("lab-t", role, found.serial_number, found.not_valid_after_utc)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason"), [(-50, "served"), (50, "served"), (70, "not_yet_valid")]
+)
+def test_clocks_may_differ_by_a_minute(pki, seconds, reason):
+    """Input 64: the authority's clock is ahead of the server's, or behind."""
+    now = site_folder.utc_now() + datetime.timedelta(seconds=seconds)
+    key, csr = member.new_request()
+    pem = pki.labs.authority.certify(csr, "lab-t", "switch", now)
+    context = pki.client([x509.load_pem_x509_certificate(pem)], key)
+    found, _ = meet(pki.server(), visitor(context), pki.labs.s)
+    assert found == reason
+
+
+# Versions, and what is no TLS.
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("newest", "floor", "reason"),
+    [
+        ("TLSv1", "1.3", "tls_version"),
+        ("TLSv1_1", "1.3", "tls_version"),
+        ("TLSv1_2", "1.3", "tls_version"),
+        ("TLSv1", "1.2", "tls_version"),
+        ("TLSv1_1", "1.2", "tls_version"),
+        ("TLSv1_2", "1.2", "served"),
+    ],
+)
+def test_an_old_version_is_refused(pki, newest, floor, reason):
+    """Input 59."""
+    context = pki.client(*leaf()(pki))
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    context.maximum_version = ssl.TLSVersion[newest]
+    found, noticed = meet(pki.server(floor=floor), visitor(context), pki.labs.s)
+    assert found == reason
+    assert noticed == ("welcome" if reason == "served" else IN_HANDSHAKE)
+
+
+@pytest.mark.parametrize(
+    "ciphers", ["AES128-SHA", "AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-SHA256"]
+)
+def test_a_cipher_without_forward_secrecy_or_authentication_is_refused(pki, ciphers):
+    context = pki.client(*leaf()(pki))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(f"{ciphers}:@SECLEVEL=0")
+    found, noticed = meet(pki.server(floor="1.2"), visitor(context), pki.labs.s)
+    assert (found, noticed) == ("weak_cipher", IN_HANDSHAKE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"GET / HTTP/1.1\r\nHost: lab-s\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"),
+        *(b"CONNECT lab-s:443 HTTP/1.1\r\n\r\n", bytes(64), b"NEBU" * 16),
+    ],
+)
+def test_what_is_no_tls_is_called_plaintext(pki, data):
+    """Input 58."""
+
+    def send(sock):
+        sock.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            while received := sock.recv(100):
+                assert WELCOME not in received
+
+    assert meet(pki.server(), send, pki.labs.s) == ("plaintext", None)
+
+
+# Revoked, and lists that do not serve.
+
+
+def revoke(pki, listed=True):
+    """Revokes lab-t; lab-s has the new list."""
+    pki.labs.authority.revoke("lab-t")
+    if listed:
+        revocation.RevocationList(pki.labs.s).accept(
+            pki.labs.authority.revocation_list()
+        )
+
+
+@pytest.mark.parametrize("role", site_folder.ROLES)
+def test_a_revoked_lab_is_refused(own_pki, role):
+    """Input 69."""
+    labs = own_pki.labs
+    name = site_folder.dns_name("lab-s", role)
+    visit = lambda: visitor(peer_tls.client_context(labs.t, role), name)  # noqa: E731
+    server = own_pki.server(role=role)
+    assert meet(server, visit(), labs.s) == ("served", "welcome")
+    revoke(own_pki, listed=False)
+    assert meet(server, visit(), labs.s) == ("served", "welcome")  # no news yet
+    revoke_list = labs.authority.revocation_list()
+    revocation.RevocationList(labs.s).accept(revoke_list)
+    assert meet(server, visit(), labs.s) == ("revoked", AT_FIRST_READ)
+
+
+def test_a_revoked_server_is_refused_by_a_client(own_pki):
+    labs = own_pki.labs
+    revoke(own_pki)
+    server_end, client_end = two_ends()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, client_end:
+        make = lambda: peer_tls.server_context(labs.t)  # noqa: E731
+        served = pool.submit(serve_once, make, server_end, labs.t)
+        with pytest.raises(ssl.SSLCertVerificationError) as error:
+            peer_tls.client_context(labs.s).wrap_socket(
+                client_end, server_hostname="lab-t"
+            )
+        assert peer_tls.reason_of(error.value) == "revoked"
+        assert served.result(PATIENCE) == "refused_by_peer"
+
+
+def test_a_live_connection_can_be_checked_again(own_pki):
+    """Inputs 71 and 78: TLS does not look again; the switch does, by this."""
+    labs = own_pki.labs
+    found = member.load(labs.t, "switch").certificate
+    der = found.public_bytes(serialization.Encoding.DER)
+    listed = revocation.RevocationList(labs.s)
+    check = lambda **options: peer_tls.check_peer(  # noqa: E731
+        der, labs.s, revoked=listed, **options
+    )
+    check()
+    with pytest.raises(peer_tls.PeerRefused, match="lab-t expired") as error:
+        check(now=site_folder.utc_now() + 25 * HOUR)
+    assert error.value.reason == "expired"
+    revoke(own_pki)
+    with pytest.raises(peer_tls.PeerRefused, match="lab-t was revoked") as error:
+        check()
+    assert error.value.reason == "revoked"
+
+
+def test_a_live_connection_ends_with_the_list_that_admitted_it(own_pki):
+    labs = own_pki.labs
+    found = member.load(labs.t, "switch").certificate
+    der = found.public_bytes(serialization.Encoding.DER)
+    peer_tls.check_peer(der, labs.s)
+    with pytest.raises(peer_tls.PeerRefused, match="not valid before") as error:
+        peer_tls.check_peer(der, labs.s, now=site_folder.utc_now() - HOUR)
+    assert error.value.reason == "not_yet_valid"
+    expired = list_of(own_pki, site_folder.utc_now() - 8 * DAY, 9)
+    labs.s.revocation_list.write_bytes(expired)
+    with pytest.raises(revocation.ListRefused) as error:
+        peer_tls.check_peer(der, labs.s)
+    assert error.value.reason == "revocation_list_expired"
+
+
+def shows_session(own_pki, make_context, version):
+    """Visits, and again after the lab was revoked with the session of the first visit.
+
+    Returns:
+      The server's two reasons, and if the session was resumed.
+    """
+    context = own_pki.client(*_files(own_pki.labs.t))
+    context.minimum_version = context.maximum_version = version
+    sessions, resumed = [], []
+    first, _ = meet(make_context, visitor(context, sessions=sessions), own_pki.labs.s)
+    revoke(own_pki)
+    ((session, _),) = sessions
+
+    def again(sock):
+        with contextlib.suppress(OSError):
+            line = context.wrap_socket(sock, server_hostname="lab-s", session=session)
+            resumed.append(line.session_reused)
+            line.recv(1)
+            line.close()
+
+    second, _ = meet(make_context, again, own_pki.labs.s)
+    return first, second, any(resumed)
+
+
+def _files(folder):
+    """Chain and key of a lab's switch."""
+    own = member.load(folder, "switch")
+    key = (own.folder / "key.pem").read_bytes()
+    return [own.certificate], serialization.load_pem_private_key(key, None)
+
+
+VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_revoked_lab_does_not_come_back_with_its_session(own_pki, version):
+    """Input 70."""
+    server = own_pki.server(floor="1.2")
+    found = shows_session(own_pki, server, version)
+    assert found == ("served", "revoked", False)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_it_would_with_a_context_that_lives_on(own_pki, version):
+    """The trap that the test above is for: R1 of the reference."""
+    context = own_pki.server(floor="1.2")()
+    context.num_tickets = 2
+    context.options &= ~ssl.OP_NO_TICKET
+    _, second, was_resumed = shows_session(own_pki, lambda: context, version)
+    assert was_resumed
+    assert second == "revoked"  # found by `check_peer` alone: OpenSSL has let it in
+
+
+def test_no_context_hands_out_tickets(pki):
+    for floor in peer_tls.FLOORS:
+        context = peer_tls.server_context(pki.labs.s, floor=floor)
+        assert context.num_tickets == 0
+        assert context.options & ssl.OP_NO_TICKET
+
+
+def list_of(pki, now, number, signer=None):
+    made = issuing.revocation_list(signer or pki.signer, number, [], now)
+    return made.public_bytes(PEM)
+
+
+def without_our_check(monkeypatch):
+    """Leaves a list to OpenSSL alone."""
+    monkeypatch.setattr(revocation.RevocationList, "check", lambda *args: None)
+
+
+@pytest.mark.parametrize("by", ["us", "OpenSSL"])
+def test_with_an_expired_list_nobody_is_served(own_pki, monkeypatch, by):
+    """Input 72."""
+    labs = own_pki.labs
+    context = peer_tls.client_context(labs.t)
+    expired = list_of(own_pki, site_folder.utc_now() - 8 * DAY, 9)
+    labs.s.revocation_list.write_bytes(expired)
+    if by == "OpenSSL":
+        without_our_check(monkeypatch)
+    found, noticed = meet(own_pki.server(), visitor(context), labs.s)
+    assert found == "revocation_list_expired"
+    assert noticed == (AT_FIRST_READ if by == "OpenSSL" else IN_HANDSHAKE)
+
+
+@pytest.mark.parametrize("by", ["us", "OpenSSL"])
+def test_with_a_forged_list_nobody_is_served(own_pki, monkeypatch, by):
+    """Input 73: by the name of the authority, with another key."""
+    labs = own_pki.labs
+    context = peer_tls.client_context(labs.t)
+    thief = issuing.Signer(own_pki.signer.certificate, strong_key())
+    forged = list_of(own_pki, site_folder.utc_now(), 9, thief)
+    with pytest.raises(revocation.ListRefused):
+        revocation.RevocationList(labs.s).accept(forged)
+    labs.s.revocation_list.write_bytes(forged)
+    if by == "OpenSSL":
+        without_our_check(monkeypatch)
+    found, _ = meet(own_pki.server(), visitor(context), labs.s)
+    assert found == "revocation_list_forged"
+
+
+@pytest.mark.parametrize("by", ["us", "OpenSSL"])
+def test_without_a_list_nobody_is_served(own_pki, monkeypatch, by):
+    labs = own_pki.labs
+    context = peer_tls.client_context(labs.t)
+    labs.s.revocation_list.rename(labs.s.path / "gone")
+    if by == "OpenSSL":
+        without_our_check(monkeypatch)
+        # It takes no empty file; so the file has something, which is no list of ours.
+        other = lab_folders.make(own_pki.scratch / "other")
+        labs.s.revocation_list.write_bytes(other.authority.revocation_list())
+    found, _ = meet(own_pki.server(), visitor(context), labs.s)
+    assert found == "revocation_list_missing"
+
+
+def test_a_list_rolled_back_over_a_restart_does_not_let_the_revoked_in(own_pki):
+    """Input 74."""
+    labs = own_pki.labs
+    older = labs.s.revocation_list.read_bytes()
+    revoke(own_pki)
+    labs.s.revocation_list.write_bytes(older)
+    found, _ = meet(own_pki.server(), visitor(peer_tls.client_context(labs.t)), labs.s)
+    assert found == "revocation_list_rolled_back"
+
+
+def test_a_certificate_beside_the_list_is_not_trusted(own_pki):
+    labs = own_pki.labs
+    other = lab_folders.make(own_pki.scratch / "other")
+    path = labs.s.revocation_list
+    path.write_bytes(path.read_bytes() + other.authority.certificate())
+    context = own_pki.client(*_files(other.t))
+    found, _ = meet(own_pki.server(), visitor(context), labs.s)
+    assert found == "revocation_list_malformed"
+
+
+# A lab that joins.
+
+
+def test_a_lab_joins_with_the_fingerprint_alone(pki):
+    """It gets the certificate from anybody, and trusts it if the fingerprint fits."""
+    labs = pki.labs
+    anybody = peer_tls.unverified_context()
+    open_server = pki.server(allows_joining=True)
+    found, noticed = meet(open_server, visitor(anybody, "anything"), labs.s)
+    assert (found, noticed) == ("none", AT_FIRST_READ)  # `check_peer` has the last word
+    ca, fingerprint = labs.authority.certificate(), labs.authority.fingerprint
+    context, name = peer_tls.joining_context(ca, fingerprint)
+    assert name == "lab-s"
+    found, noticed = meet(open_server, visitor(context, name), labs.s)
+    assert (found, noticed) == ("none", AT_FIRST_READ)
+    found, noticed = meet(pki.server(), visitor(context, name), labs.s)
+    assert (found, noticed) == ("none", AT_FIRST_READ)
+
+
+def test_another_lab_is_not_taken_for_the_authoritys(pki):
+    """It could use the invitation itself."""
+    labs = pki.labs
+    context, name = peer_tls.joining_context(
+        labs.authority.certificate(), labs.authority.fingerprint
+    )
+    server = lambda: peer_tls.server_context(labs.t, allows_joining=True)  # noqa: E731
+    found, noticed = meet(server, visitor(context, name), labs.t)
+    assert (found, noticed) == ("refused_by_peer", IN_HANDSHAKE)
+
+
+def test_another_authority_is_not_joined(pki, tmp_path):
+    """The last of input 75: a wrong fingerprint."""
+    other = lab_folders.make(tmp_path).authority
+    for ca in (
+        other.certificate(),
+        another_authority(pki).certificate.public_bytes(PEM),
+    ):
+        with pytest.raises(member.CredentialsRefused) as error:
+            peer_tls.joining_context(ca, pki.labs.authority.fingerprint)
+        assert error.value.reason == "unknown_authority"
+    with pytest.raises(member.CredentialsRefused, match="no certificate"):
+        peer_tls.joining_context(b"", pki.labs.authority.fingerprint)
+
+
+def test_who_shows_a_certificate_where_none_is_needed_is_checked(pki):
+    client = visitor(pki.client(*self_signed(pki)))
+    found, _ = meet(pki.server(allows_joining=True), client, pki.labs.s)
+    assert found == "self_signed"
+
+
+# Handshakes that stop, and connections that are cut.
+
+
+def stalling(context, stage, done):
+    """A client that goes so far in the handshake and then waits for `done`."""
+
+    def stall(sock):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(incoming, outgoing, server_hostname="lab-s")
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        hello = outgoing.read()
+        if stage == "half a hello":
+            sock.sendall(hello[: len(hello) // 2])
+        elif stage == "a hello in drops":
+            with contextlib.suppress(ConnectionError):  # closed at the deadline
+                for byte in hello[:-1]:
+                    if done.wait(0.02):
+                        break
+                    sock.sendall(bytes([byte]))
+        elif stage != "nothing":
+            sock.sendall(hello)
+        if stage == "half of its certificate":
+            while not (flight := outgoing.read()):
+                if not (data := sock.recv(1 << 14)):
+                    return "closed"  # this thread had to wait until the deadline
+                incoming.write(data)
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    client.do_handshake()
+            sock.sendall(flight[: len(flight) // 2])
+        assert done.wait(PATIENCE)
+        sock.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(1 << 14):
+                pass
+        return "closed"
+
+    return stall
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "nothing",
+        "half a hello",
+        "a hello in drops",
+        "a hello",
+        "half of its certificate",
+    ],
+)
+def test_a_handshake_that_stalls_ends_at_the_deadline(pki, version, stage):
+    """Input 76: at each flight of the client. The server closes the connection."""
+    context = pki.client(*leaf()(pki))
+    context.minimum_version = context.maximum_version = version
+    done = threading.Event()
+    server_end, client_end = two_ends()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, client_end:
+        client = pool.submit(stalling(context, stage, done), client_end)
+        begin = time.monotonic()
+        make = pki.server(floor="1.2")
+        reason = serve_once(make, server_end, pki.labs.s, deadline=DEADLINE)
+        seconds = time.monotonic() - begin
+        done.set()
+        assert client.result(PATIENCE) == "closed"
+    assert reason == "stalled"
+    assert DEADLINE <= seconds < DEADLINE + PATIENCE
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("is_proper", [True, False])
+def test_a_cut_connection_is_not_a_closed_one(pki, version, is_proper):
+    """Input 77: without close_notify anybody on the line could have ended it."""
+    context = peer_tls.client_context(pki.labs.t, floor="1.2")
+    context.maximum_version = version
+
+    def leave(sock):
+        line = context.wrap_socket(sock, server_hostname="lab-s")
+        assert line.recv(len(WELCOME)) == WELCOME
+        if is_proper:
+            with contextlib.suppress(OSError):
+                line.unwrap()
+        line.close()
+
+    found, _ = meet(pki.server(floor="1.2"), leave, pki.labs.s)
+    assert found == ("closed" if is_proper else "cut_off")
+
+
+def test_a_client_that_goes_away_in_the_handshake_is_cut_off(pki):
+    assert meet(pki.server(), lambda sock: None, pki.labs.s) == ("cut_off", None)
+
+
+# The pieces on their own.
+
+
+def test_a_damaged_certificate_has_a_reason(pki):
+    der = member.load(pki.labs.t, "switch").certificate.public_bytes(
+        serialization.Encoding.DER
+    )
+    for damaged in (der[:-1], der[:40], b"no certificate", b"\x30\x82\xff\xff"):
+        with pytest.raises(peer_tls.PeerRefused) as error:
+            peer_tls.check_peer(damaged, pki.labs.s)
+        assert error.value.reason == "malformed"
+    for nothing in (None, b""):
+        with pytest.raises(peer_tls.PeerRefused) as error:
+            peer_tls.check_peer(nothing, pki.labs.s)
+        assert error.value.reason == "none"
+
+
+@pytest.mark.parametrize("name", ["65 two names", "65 no name", "68 SHA-1"])
+def test_we_refuse_what_openssl_or_an_expected_name_would_as_well(pki, name):
+    make, reason = BAD[name]
+    (found,), _ = make(pki)
+    der = found.public_bytes(serialization.Encoding.DER)
+    with pytest.raises(peer_tls.PeerRefused) as error:
+        peer_tls.check_peer(der, pki.labs.s)
+    assert error.value.reason == reason
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
+def test_no_flipped_bit_of_a_certificate_raises_anything_else(pki):
+    """OpenSSL has refused such ones before; this is what a peer could reach."""
+    found = member.load(pki.labs.t, "switch").certificate
+    der = found.public_bytes(serialization.Encoding.DER)
+    listed = revocation.RevocationList(pki.labs.s)
+    reasons = set()
+    for place in range(8 * len(der)):
+        damaged = bytearray(der)
+        damaged[place // 8] ^= 1 << place % 8
+        try:
+            peer_tls.check_peer(bytes(damaged), pki.labs.s, "lab-t", revoked=listed)
+        except peer_tls.PeerRefused as error:
+            reasons.add(error.reason)
+    assert reasons >= {"malformed", "wrong_name", "wrong_usage"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError("timed out"), "stalled"),
+        (ConnectionResetError(), "cut_off"),
+        (BrokenPipeError(), "cut_off"),
+        (EOFError(), "cut_off"),
+        (ssl.SSLEOFError(8, "EOF occurred"), "cut_off"),
+        (ssl.SSLZeroReturnError(6, "closed"), "closed"),
+        (ConnectionAbortedError("SSL handshake is taking longer than 5 s"), "stalled"),
+        (peer_tls.PeerRefused("revoked", "it was revoked"), "revoked"),
+        (errors.SettingsError("a setting"), "own_folder"),
+        (OSError(24, "Too many open files"), "failed"),
+        (ValueError("check_hostname requires server_hostname"), "failed"),
+    ],
+)
+def test_every_error_has_a_reason_of_one_word(error, reason):
+    assert peer_tls.reason_of(error) == reason
+
+
+def test_the_reasons_are_words_for_a_log():
+    words = {*peer_tls.VERIFY_REASONS.values(), *peer_tls.SSL_REASONS.values()}
+    assert all(word.replace("_", "").isalpha() and word.islower() for word in words)
+
+
+def test_openssls_codes_are_those_of_this_library():
+    """The numbers are OpenSSL's, which `ssl` does not name; each is seen in the matrix.
+
+    Here the one of a name, which the server's side never has.
+    """
+    assert peer_tls.VERIFY_REASONS[62] == "wrong_name"
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code = 99
+    assert peer_tls.reason_of(error) == "certificate_99"
+
+
+def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
+    made = [peer_tls.server_context(pki.labs.s) for _ in range(2)]
+    assert made[0] is not made[1]
+    own = member.load(pki.labs.s, "switch").certificate
+    for context in made:
+        assert isinstance(context, tls.Context)
+        assert context.certificate == own.public_bytes(serialization.Encoding.DER)
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert context.options & ssl.OP_NO_RENEGOTIATION
+        assert context.options & ssl.OP_NO_COMPRESSION
+    client = peer_tls.client_context(pki.labs.s)
+    assert client.check_hostname
+    assert client.verify_mode == ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize("floor", ["1.1", "", "TLSv1_3", "1.4"])
+def test_no_other_floor_can_be_set(pki, floor):
+    with pytest.raises(errors.SettingsError, match=r"it is one of 1\.3, 1\.2"):
+        peer_tls.server_context(pki.labs.s, floor=floor)
+
+
+def test_own_credentials_that_openssl_does_not_take_are_named(own_pki, monkeypatch):
+    labs = own_pki.labs
+    loaded = member.load(labs.s, "switch")
+    monkeypatch.setattr(member, "load", lambda *args: loaded)
+    (loaded.folder / "key.pem").write_bytes(b"no key")
+    with pytest.raises(
+        site_folder.FederationError, match="OpenSSL does not take switch"
+    ):
+        peer_tls.server_context(labs.s)
+
+
+def test_rotated_credentials_are_shown_by_the_next_context(own_pki):
+    labs = own_pki.labs
+    before = peer_tls.server_context(labs.s)
+    lab_folders.renew(labs.authority, labs.s, "switch")
+    after = peer_tls.server_context(labs.s)
+    assert before.certificate != after.certificate
+    for context in (before, after):  # who was given the old one is served by it
+        client = visitor(peer_tls.client_context(labs.t))
+        assert meet(lambda c=context: c, client, labs.s) == ("served", "welcome")
