@@ -18,6 +18,7 @@ from experiments import command_line
 from experiments import shared_flags as _defined_there  # noqa: F401
 from nebula_jax import errors, files
 from nebula_jax.runtime import connect
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import cluster as cluster_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report
@@ -195,6 +196,30 @@ class Run(Generic[AgreedT, LocalT]):
 
     agreed: AgreedT
     local: LocalT
+
+    def context(
+        self, window: int = 0, emulated_seconds: float = 0.0
+    ) -> context_lib.Context:
+        """Returns the context of a training loop of this run.
+
+        Args:
+          window: steps that one cluster may be ahead of another.
+          emulated_seconds: by which each step is made longer.
+        """
+        return context_lib.Context(
+            context_lib.Settings(
+                workdir=self.local.workdir,
+                cluster=self.local.cluster,
+                steps=self.agreed.steps,
+                checkpoint_every=self.agreed.checkpoint_every,
+                window=window,
+                log_every=self.local.log_every,
+                allow_nonfinite=self.local.allow_nonfinite,
+                trace=self.local.trace,
+                emulated_seconds=emulated_seconds,
+                connection=self.local.connection(),
+            )
+        )
 
     def with_agreed(self, **changes: Any) -> "Run[AgreedT, LocalT]":
         """Returns the run with some shared settings changed."""

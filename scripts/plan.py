@@ -113,7 +113,7 @@ def _repeats(given: settings.Settings) -> int:
     """Returns how many micro-batches of `count.Part` a cluster's step has."""
     if given.experiment == "abnet":
         return given.run.agreed.micro_batches
-    return m3.fan_out(given.run)
+    return given.run.agreed.fan_out
 
 
 def _heading(

@@ -8,6 +8,7 @@ Each generator has both on its own link; ids are packed at ceil(log2 V) bits.
 B batch, L length, M mask capacity, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +58,11 @@ def receivers(
     spec, pack = m3.tokens_spec(config, batch_size), codecs.pack_ids(vocab_size)
     more = {"sharding": sharding, "check": check_tokens}
     return Ends(*(carrier.receiver(name, spec, pack, **more) for name in NAMES))
+
+
+def received(ends: Sequence[Ends], step: int, fan_out: int) -> list[m3.Tokens]:
+    """Receives all micro-batches of a step, generator by generator."""
+    return [each for end in ends for each in end.tokens.recv_all(step, fan_out)]
 
 
 def check_tokens(tokens: m3.Tokens) -> None:

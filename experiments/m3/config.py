@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import command_line, configuration
+from experiments import configuration
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start
@@ -14,6 +14,7 @@ from nebula_jax.communication.wire import frames, spool
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import m3
@@ -30,12 +31,12 @@ flags.DEFINE_integer(
     "Steps that a generator may be ahead of the discriminator; 0 takes turns.",
     lower_bound=0,
 )
-flags.DEFINE_string(
+flags.DEFINE_integer(
     "fan_out",
-    "1",
+    1,
     "Micro-batches of --batch_size rows that a generator makes in a step, each sent as"
-    " soon as it is made, for as many replicas of the discriminator; auto measures both"
-    " sides before the first step, and chooses.",
+    " soon as it is made, for as many replicas of the discriminator.",
+    lower_bound=1,
 )
 flags.DEFINE_string(
     "spool",
@@ -115,7 +116,6 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 
-AUTO = "auto"
 EMULATED = (
     "--emulate_compute: sleeps of {} ms for a generator's micro-batch and {} ms for a"
     " step of the discriminator stand in for a larger model; only the rest is measured"
@@ -138,8 +138,8 @@ class Agreed(pretraining_config.Agreed):
     """Languages of each generator: "en de|hi ur"."""
     window: int
     """Steps that a generator may be ahead."""
-    fan_out: str
-    """Micro-batches of a generator's step, n; or `auto`."""
+    fan_out: int
+    """Micro-batches of a generator's step, n."""
     generator_size: str
     discriminator_size: str
     generator_layers: int
@@ -189,11 +189,6 @@ class Local(pretraining_config.Local):
         start = self.discriminator_start or self.hot_start
         return dataclasses.replace(self, hot_start=start)
 
-    def emulated_seconds(self) -> tuple[float, float]:
-        """Returns --emulate_compute in seconds, or zeros."""
-        generator, discriminator = self.emulate_compute or (0, 0)
-        return generator / 1000, discriminator / 1000
-
 
 Run = configuration.Run[Agreed, Local]
 
@@ -203,6 +198,17 @@ FLAGS = configuration.names(Agreed, Local)
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
     return Run(configuration.read(Agreed), configuration.read(Local))
+
+
+def context(run: Run, part: int) -> context_lib.Context:
+    """Returns the context of a training loop.
+
+    Args:
+      run: of this process.
+      part: 0 for a generator, 1 for the discriminator: whose --emulate_compute holds.
+    """
+    emulated = run.local.emulate_compute or (0, 0)
+    return run.context(run.agreed.window, emulated_seconds=emulated[part] / 1000)
 
 
 def with_groups(run: Run, groups: list[list[str]]) -> Run:
@@ -227,15 +233,6 @@ def check(run: Run) -> None:
         if local.cluster == "whole":
             raise errors.SettingsError("--emulate_compute is not for --cluster=whole")
         process.message(EMULATED.format(*local.emulate_compute))
-    number = command_line.whole_number(agreed.fan_out)
-    if agreed.fan_out != AUTO and not number:
-        raise errors.SettingsError(
-            f"--fan_out={agreed.fan_out}: expected a number from 1, or auto"
-        )
-    if agreed.fan_out == AUTO and local.cluster == "whole":
-        raise errors.SettingsError(
-            "--fan_out=auto measures two clusters; with --cluster=whole give a number"
-        )
     agreed.start(agreed.teacher_gate)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     starts = local.of_generator(), local.of_discriminator()
@@ -278,7 +275,7 @@ def model(
             for name in (
                 *("steps", "mask_rate", "mask_policy", "fakes", "temperature"),
                 *("rtd_weight", "clm_weight", "learning_rate", "warmup_steps"),
-                *("weight_decay", "clip_norm", "micro_batches"),
+                *("weight_decay", "clip_norm", "micro_batches", "fan_out"),
             )
         },
     )

@@ -1,135 +1,126 @@
 """The discriminator of M3: receive from every generator, step, send the step token."""
 
 import functools
-import time
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
-from experiments.m3 import channels, config, export, fan_out, models, probes
+from experiments.m3 import channels, config, export, models, probes
 from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared_vocabulary
-from nebula_jax import trace as trace_lib
-from nebula_jax.communication import ranks
-from nebula_jax.communication.wire import activity
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pace
-from nebula_jax.parallel.rules import RULES
-from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import process
-from nebula_jax.runtime.ranks import cluster, devices
-from nebula_jax.runtime.records import checkpoints, progress, run_folder
-from nebula_jax.training import m3, m3_predictions, m3_steps
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.training import m3, m3_predictions
 
 
 def train(run: config.Run) -> int:
     """Trains the discriminator to the end; returns the exit status."""
-    agreed, local, groups = run.agreed, run.local, run.agreed.groups()
-    interrupt = process.Interrupt().install()
-    trace = trace_lib.Trace(local.trace)
-    work = activity.Work(local.stuck_timeout, trace=trace)
-    cluster.watch(work, interrupt)
-    vocabulary = shared_vocabulary.given(local)
+    agreed, context = run.agreed, config.context(run, part=1)
+    vocabulary = shared_vocabulary.given(run.local)
     made = models.load(run, vocabulary)
-
-    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
-    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    mesh = devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
     fresh = models.discriminator_init(mesh, made, agreed.seed)
-    predict = jax.jit(
-        functools.partial(m3_predictions.predict, made.config),
-        in_shardings=(fresh.sharding.params, batch_at),
-        out_shardings=everywhere,
-    )
-
-    probe = probes.Probes(run, made, vocabulary, mesh, fresh)
+    batch_at = mesh_lib.batch_sharding(mesh)
+    train_step = models.discriminator_step(mesh, made, fresh)
+    evaluation = Evaluation(run, made, vocabulary, mesh, fresh)
 
     settings = config.settings(run, vocabulary)
-    saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, settings),
-        *(agreed.checkpoint_every, agreed.window),
-        work=work,
-    )
+    saved = context.open_checkpoints(settings)
     hello = config.hello(run, settings, saved.steps)
-    names = [f"generator:{index}" for index in range(len(groups))]
-    with connect.listen(local.connection(), hello, names, work=work) as links:
+    names = [f"generator:{index}" for index in range(len(agreed.groups()))]
+    with context.listen(hello, names) as links:
+        # All that crosses: what the generators send; their step tokens go back.
         ends = [
             channels.receivers(
                 link, made.config, agreed.batch_size, vocabulary.size, batch_at
             )
             for link in links
         ]
-        measured = [fan_out.discriminator_ends(agreed, link) for link in links]
-        start = checkpoints.newest_of_all(
-            {link.peer.cluster: link.peer.checkpoints for link in links}
-            | {local.cluster: saved.steps},
-            agreed.checkpoint_every,
-            agreed.window,
-        )
-        for link in links:
-            link.welcome(start)
-        n = fan_out.in_discriminator(
-            *(run, measured, start, saved.position(start)),
-            *(made.config, mesh, fresh),
-        )
-        made = models.with_fan_out(made, n)
-        train_step = mesh_lib.jit_step(
-            functools.partial(m3_steps.discriminator_step, made.config),
-            *(mesh, RULES, fresh.shapes),
-        )
+        start = context.welcome(links, saved)
         state, _ = saved.restore(start, fresh)
-        record = progress.Progress(
-            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-            *(links, work),
-            allow_nonfinite=local.allow_nonfinite,
-        )
-        saved.before_save = record.settle
-        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
+        context.begin(start, links)
         received: list[m3.Tokens] = []
-
-        def evaluate(step: int) -> None:
-            found = rtd.RtdAccumulator()
-            with work.busy(activity.Activity.EVALUATING):
-                for end, group in zip(ends, groups, strict=True):
-                    order = text.held_out_order(agreed, group)
-                    for micro_batch, (language, _) in enumerate(order):
-                        corrupted = end.held_out.recv(step, micro_batch)
-                        found.add(language, predict(state.params, corrupted))
-                figures = probe.measure(state.params, received)
-            record.evaluation(step, found.report())
-            record.probe(step, figures)
-
-        def position() -> dict[str, int]:
-            return {"fan_out": n}
-
         if start == 0:
-            evaluate(0)
-        _, emulated = local.emulated_seconds()
-        interrupt.is_graceful = True
-        step = start
-        steps = pace.Lead(
-            *(links, start, agreed.steps, agreed.window),
-            *(interrupt.requested, process.message),
-        )
-        for step in trace.each("wait", ranks.in_step(iter(steps))):
-            received[:] = [
-                each for end in ends for each in end.tokens.recv_all(step, n)
-            ]
-            with trace.span("compute", step=step):
-                state, metrics = trace.ready(train_step(state, received))
-                jax.block_until_ready(metrics)  # the token means: this step is done
-                time.sleep(emulated)
+            evaluation.run(context, 0, ends, state.params, received)
+        steps = context.lead(links)
+        for step in context.each(steps):
+            received = channels.received(ends, step, agreed.fan_out)
+            with context.trace.span("compute", step=step):
+                state, metrics = context.trace.ready(train_step(state, received))
+                # The token promises that this step is done: it waits for the device,
+                # and leaves before anything is recorded, so that generators resume.
+                jax.block_until_ready(metrics)
+                context.emulate_compute()
             steps.done(step)
-            record.step(step, metrics)
+            context.record.step(step, metrics)
             if agreed.is_evaluated(step):
-                evaluate(step)
-            saved.after(step, state, position)
-        saved.at_end(step, state, position)
-        described = models.describe(run, made)
-        ledgers = {link.peer.cluster: link.ledger for link in links}
-        record.finish(step, {"ledgers": ledgers, "models": described})
-    if step >= agreed.steps:
-        folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
-        params = ranks.to_root(state.params)
-        if ranks.is_root():
-            export.write(folder, run, made, vocabulary, params)
-    return interrupt.exit_status(local.cluster, step, agreed.steps)
+                evaluation.run(context, step, ends, state.params, received)
+            saved.after(step, state)
+        saved.at_end(context.step, state)
+        described = {"ledgers": {link.peer.cluster: link.ledger for link in links}}
+        context.finish(described | {"models": models.describe(run, made)})
+    if context.step >= agreed.steps:
+        export.write(context, run, made, vocabulary, state.params)
+    return context.exit_status()
+
+
+class Evaluation:
+    """The evaluation on held-out text, as the generators corrupt it, and probes."""
+
+    def __init__(
+        self,
+        run: config.Run,
+        made: models.Models,
+        vocabulary: vocabularies.Vocabulary,
+        mesh: jax.sharding.Mesh,
+        fresh: mesh_lib.ShardedInit,
+    ) -> None:
+        """Prepares the discriminator's predictions; compiles nothing yet.
+
+        Args:
+          run: of this process.
+          made: the run's models.
+          vocabulary: of the run.
+          mesh: of the discriminator's cluster.
+          fresh: its state at step 0.
+        """
+        self._orders = [
+            text.held_out_order(run.agreed, group) for group in run.agreed.groups()
+        ]
+        self._predict = jax.jit(
+            functools.partial(m3_predictions.predict, made.config),
+            in_shardings=(fresh.sharding.params, mesh_lib.batch_sharding(mesh)),
+            out_shardings=mesh_lib.replicated(mesh),
+        )
+        self._probe = probes.Probes(run, made, vocabulary, mesh, fresh)
+
+    def run(
+        self,
+        context: context_lib.Context,
+        step: int,
+        ends: Sequence[channels.Ends],
+        params: Any,
+        received: Sequence[m3.Tokens],
+    ) -> None:
+        """Receives every generator's held-out text, and records figures.
+
+        Args:
+          context: of this process.
+          step: after which the discriminator is evaluated.
+          ends: of the channels, one for each generator.
+          params: of the discriminator.
+          received: tokens of the step; none before the first.
+        """
+        found = rtd.RtdAccumulator()
+        with context.evaluating():
+            for end, order in zip(ends, self._orders, strict=True):
+                for micro_batch, (language, _) in enumerate(order):
+                    corrupted = end.held_out.recv(step, micro_batch)
+                    found.add(language, self._predict(params, corrupted))
+            figures = self._probe.measure(params, received)
+        context.record.evaluation(step, found.report())
+        context.record.probe(step, figures)

@@ -4,125 +4,110 @@ B rows of a micro-batch, L length, n micro-batches of a step.
 """
 
 import functools
-import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
-from experiments.m3 import channels, config, data, fan_out, models
+from experiments.m3 import channels, config, data, models
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
-from nebula_jax import trace as trace_lib
-from nebula_jax.communication import ranks
 from nebula_jax.communication.channels import Sender
-from nebula_jax.communication.wire import activity, spool
 from nebula_jax.evaluation import unigrams
-from nebula_jax.parallel import fan_out as fan_out_lib
+from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pace
-from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import process
-from nebula_jax.runtime.ranks import cluster, devices
-from nebula_jax.runtime.records import checkpoints, progress, run_folder
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import m3, m3_predictions
 
 
 def train(run: config.Run, index: int) -> int:
     """Trains generator `index` to the end; returns the exit status."""
-    agreed, local = run.agreed, run.local
-    interrupt = process.Interrupt().install()
-    trace = trace_lib.Trace(local.trace)
-    work = activity.Work(local.stuck_timeout, trace=trace)
-    vocabulary = shared_vocabulary.given(local)
-    cluster.watch(work, interrupt)
+    agreed, context = run.agreed, config.context(run, part=0)
+    vocabulary = shared_vocabulary.given(run.local)
+    text = data.text_of(run, index, vocabulary, context.work)
+    context.ends_with(lambda: text.end)
     made = models.load(run, vocabulary)
-
-    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
-    text = data.text_of(run, index, vocabulary, work)
-    batch_at, everywhere = mesh_lib.batch_sharding(mesh), mesh_lib.replicated(mesh)
+    mesh = devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
-    corrupt = jax.jit(
-        functools.partial(m3_predictions.corrupt, made.config),
-        in_shardings=(fresh.sharding.params, everywhere, batch_at),
-        out_shardings=batch_at,
-    )
+    train_step = fan_out.generator_step(made.config, mesh, fresh)
+    corrupt = held_out_corruption(made.config, mesh, fresh)
 
     settings = config.settings(run, vocabulary)
-    saved = checkpoints.Checkpoints(
-        *(local.workdir, local.cluster, settings),
-        *(agreed.checkpoint_every, agreed.window),
-        work=work,
-    )
+    saved = context.open_checkpoints(settings)
     hello = config.hello(run, settings, saved.steps)
-    kept = spool.Spool(
-        spool.from_string(local.spool),
-        run_folder.of_cluster(local.workdir, local.cluster),
-    )
-    with (
-        text,
-        connect.dial(
-            local.connection(), hello, peer="discriminator", work=work, spool=kept
-        ) as link,
-    ):
+    with text, context.dial(hello, peer="discriminator") as link:
+        # All that crosses: corrupted ids, of the text and of what is held out from it.
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
-        measured = fan_out.generator_ends(agreed, link)
-        start = ranks.agree(link.wait_for_welcome(local.connect_timeout))
-        n = fan_out.in_generator(run, measured, start, made.config, mesh, fresh)
-        made = models.with_fan_out(made, n)
-        rows = n * agreed.batch_size
-        train_step = fan_out_lib.generator_step(made.config, mesh, fresh)
+        # The discriminator names the newest step that every cluster has saved.
+        start = context.wait_for_welcome(link)
         state, position = saved.restore(start, fresh)
+        rows = agreed.fan_out * agreed.batch_size
         text.begin(position, rows, mesh_lib.rows_here(mesh, rows))
-        record = progress.Progress(
-            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-            *([link], work),
-            allow_nonfinite=local.allow_nonfinite,
-        )
-        saved.before_save = record.settle
-        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
-
-        def send_held_out(step: int) -> None:
-            with work.busy(activity.Activity.EVALUATING):
-                for micro_batch, (_, batch) in enumerate(text.held_out()):
-                    rng = text_lib.held_out_rng(micro_batch)
-                    batch = mesh_lib.put(batch, batch_at)
-                    held_out.send(step, corrupt(state.params, rng, batch), micro_batch)
-
-        if start == 0:
-            send_held_out(0)
-        emulated, _ = local.emulated_seconds()
+        context.begin(start, [link])
+        send = functools.partial(send_tokens, context, tokens)
         frequencies = unigrams.Unigrams(vocabulary.size)
-        interrupt.is_graceful = True
-        step = start
-        steps = pace.follow(
-            *(link, start, agreed.steps, agreed.window),
-            lambda: interrupt.requested() or text.end is not None,
-        )
-        for step in trace.each("wait", ranks.in_step(steps)):
-            with trace.span("next batch"):
+        if start == 0:
+            send_held_out(context, held_out, 0, corrupt, state.params, text)
+        for step in context.each(context.follow(link)):
+            with context.trace.span("next batch"):
                 ids = next(text.batches)
                 frequencies.add(ids)
                 batch = mesh_lib.put_rows(mesh, ids, rows)
-            with trace.span("compute", step=step):
-                send = functools.partial(_send, tokens, step, emulated)
-                state, metrics = trace.ready(train_step(state, batch, send))
-            record.step(step, metrics)
+            # Each micro-batch leaves as soon as it is made, before the gradient step.
+            state, metrics = context.compute(
+                step, train_step, state, batch, functools.partial(send, step)
+            )
+            context.record.step(step, metrics)
             if agreed.is_evaluated(step):
-                send_held_out(step)
+                send_held_out(context, held_out, step, corrupt, state.params, text)
             saved.after(step, state, text.position)
-        saved.at_end(step, state, text.position)
-        link.wait_for_step(step)
+        saved.at_end(context.step, state, text.position)
+        # The discriminator may still want what was sent last.
+        link.wait_for_step(context.step)
         described = {"ledger": link.ledger, "outages": link.outages}
-        record.finish(step, described | {"unigram_entropy": frequencies.entropy()})
-    if text.end is not None:
-        process.message(str(text.end))
-    return interrupt.exit_status(local.cluster, step, agreed.steps)
+        described["unigram_entropy"] = frequencies.entropy()
+        context.finish(described)
+    return context.exit_status()
 
 
-def _send(
-    channel: Sender, step: int, emulated: float, corrupted: m3.Tokens, number: int
+def held_out_corruption(
+    config: m3.Config, mesh: jax.sharding.Mesh, fresh: mesh_lib.ShardedInit
+) -> Callable[[Any, jax.Array, jax.Array], m3.Tokens]:
+    """Compiles (params, rng, [B, L] int32) -> Tokens, for held-out text."""
+    batch_at = mesh_lib.batch_sharding(mesh)
+    corrupt = jax.jit(
+        functools.partial(m3_predictions.corrupt, config),
+        in_shardings=(fresh.sharding.params, mesh_lib.replicated(mesh), batch_at),
+        out_shardings=batch_at,
+    )
+    return lambda params, rng, ids: corrupt(params, rng, mesh_lib.put(ids, batch_at))
+
+
+def send_tokens(
+    context: context_lib.Context,
+    channel: Sender,
+    step: int,
+    corrupted: m3.Tokens,
+    number: int,
 ) -> None:
-    """Sends a micro-batch, after the seconds of --emulate_compute."""
-    time.sleep(emulated)
+    """Sends micro-batch `number` of a step."""
+    context.emulate_compute()
     channel.send(step, corrupted, number)
+
+
+def send_held_out(
+    context: context_lib.Context,
+    channel: Sender,
+    step: int,
+    corrupt: Callable[[Any, jax.Array, jax.Array], m3.Tokens],
+    params: Any,
+    text: text_lib.Text,
+) -> None:
+    """Sends held-out text, corrupted with parameters after `step`: alike every time."""
+    with context.evaluating():
+        for micro_batch, (_, batch) in enumerate(text.held_out()):
+            rng = text_lib.held_out_rng(micro_batch)
+            channel.send(step, corrupt(params, rng, batch), micro_batch)

@@ -5,7 +5,6 @@ a generator with its first layers, the discriminator with all of them. With
 --generator_start and --discriminator_start each side has its own.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ from experiments.pretraining import hot_start
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.training import m3
+from nebula_jax.parallel.rules import RULES
+from nebula_jax.training import m3, m3_steps
 
 
 class Models(NamedTuple):
@@ -60,11 +60,6 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     return Models(
         config.model(agreed, small.config, large.config), small.params, large.params
     )
-
-
-def with_fan_out(models: Models, fan_out: int) -> Models:
-    """Returns the models with n micro-batches in a generator's step."""
-    return models._replace(config=dataclasses.replace(models.config, fan_out=fan_out))
 
 
 def layers(
@@ -116,6 +111,14 @@ def discriminator_init(mesh: Mesh, models: Models, seed: int) -> mesh_lib.Sharde
         m3.init_discriminator, models.config, seed, models.discriminator
     )
     return _sharded(mesh, models, init)
+
+
+def discriminator_step(
+    mesh: Mesh, models: Models, fresh: mesh_lib.ShardedInit
+) -> Callable[..., Any]:
+    """Compiles (state, tokens of every micro-batch) -> (next state, metrics)."""
+    step = functools.partial(m3_steps.discriminator_step, models.config)
+    return mesh_lib.jit_step(step, mesh, RULES, fresh.shapes)
 
 
 def _sharded(

@@ -1,12 +1,12 @@
 """M3 in one process: every generator and the discriminator, without a line.
 
 The reference that the split run must equal, and the 1.0 of the paper's Table 3. Each
-part is saved where its own cluster saves it, so that a run can begin here and go on
+part is saved where its own cluster saves it, so that a run can begin here and resume
 over several clusters, or the other way round, as the paper's did (Fig. 8).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,141 +14,175 @@ import jax
 from experiments.m3 import config, data, export, models, probes
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
-from nebula_jax import trace as trace_lib
-from nebula_jax.communication.wire import activity
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import rtd, unigrams
-from nebula_jax.parallel import fan_out, pace
+from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel.rules import RULES
-from nebula_jax.runtime.life import process
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import checkpoints, progress, run_folder
-from nebula_jax.training import m3, m3_predictions, m3_steps
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import m3, m3_predictions
 
 
 def train(run: config.Run) -> int:
     """Trains all parts to the end; returns the exit status."""
-    agreed, local, groups = run.agreed, run.local, run.agreed.groups()
-    interrupt = process.Interrupt().install()
-    trace = trace_lib.Trace(local.trace)
-    work = activity.Work(trace=trace)
-    vocabulary = shared_vocabulary.given(local)
-    texts = [data.text_of(run, k, vocabulary) for k in range(len(groups))]
+    agreed, context = run.agreed, config.context(run, part=0)
+    names = ["discriminator", *(f"generator:{k}" for k in range(len(agreed.groups())))]
+    vocabulary = shared_vocabulary.given(run.local)
+    texts = [data.text_of(run, k, vocabulary) for k in range(len(agreed.groups()))]
     made = models.load(run, vocabulary)
-
-    n = int(agreed.fan_out)
-    made, rows = models.with_fan_out(made, n), n * agreed.batch_size
-
-    mesh = devices.mesh(local.layout(), agreed.batch_size, agreed.micro_batches)
-    everywhere = mesh_lib.replicated(mesh)
-    parts = [
-        models.discriminator_init(mesh, made, agreed.seed),
-        *(
-            models.generator_init(mesh, made, agreed.seed, k)
-            for k in range(len(groups))
-        ),
+    mesh = devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
+    fresh = [models.discriminator_init(mesh, made, agreed.seed)]
+    fresh += [
+        models.generator_init(mesh, made, agreed.seed, k) for k in range(len(texts))
     ]
-    generator_step = fan_out.generator_step(made.config, mesh, parts[1])
-    discriminator_step = mesh_lib.jit_step(
-        functools.partial(m3_steps.discriminator_step, made.config),
-        *(mesh, RULES, parts[0].shapes),
-    )
+    generator_step = fan_out.generator_step(made.config, mesh, fresh[1])
+    discriminator_step = models.discriminator_step(mesh, made, fresh[0])
+    predict = predictions(made.config, mesh)
+    probe = probes.Probes(run, made, vocabulary, mesh, fresh[0])
 
-    @functools.partial(jax.jit, out_shardings=everywhere)
-    def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
-        corrupted = m3_predictions.corrupt(made.config, generator, rng, batch)
-        return m3_predictions.predict(made.config, discriminator, corrupted)
-
-    probe = probes.Probes(run, made, vocabulary, mesh, parts[0])
-
-    settings = config.settings(run, vocabulary)
-    names = ["discriminator", *(f"generator:{k}" for k in range(len(groups)))]
-    saved = [
-        checkpoints.Checkpoints(
-            *(local.workdir, name, settings, agreed.checkpoint_every, agreed.window),
-            work=work,
-        )
-        for name in names
-    ]
-    start = checkpoints.newest_of_all(
-        {name: each.steps for name, each in zip(names, saved, strict=True)},
-        *(agreed.checkpoint_every, agreed.window),
-    )
-    restored = [
-        each.restore(start, part) for each, part in zip(saved, parts, strict=True)
-    ]
-    discriminator, *generators = [state for state, _ in restored]
-    for text, (_, position) in zip(texts, restored[1:], strict=True):
-        text.begin(position, rows)
-    del restored
-    record = progress.Progress(
-        *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-        work=work,
-        allow_nonfinite=local.allow_nonfinite,
-    )
-    saved[0].before_save = record.settle
-
-    def evaluate(step: int) -> None:
-        found = rtd.RtdAccumulator()
-        with work.busy(activity.Activity.EVALUATING):
-            for text, generator in zip(texts, generators, strict=True):
-                params = generator.params, discriminator.params
-                for micro_batch, (language, batch) in enumerate(text.held_out()):
-                    rng = text_lib.held_out_rng(micro_batch)
-                    found.add(language, predict(*params, rng, batch))
-            figures = probe.measure(discriminator.params, sent)
-        record.evaluation(step, found.report())
-        record.probe(step, figures)
-
-    def save(step: int, when: Callable[..., None]) -> None:
-        states = (discriminator, *generators)
-        positions = ({"fan_out": n}.copy, *(text.position for text in texts))
-        for each, state, position in zip(saved, states, positions, strict=True):
-            when(each, step, state, position)
-
+    saved = open_checkpoints(run, context, names, vocabulary)
+    start, states = restored(run, names, saved, fresh, texts)
+    context.begin(start)
     frequencies = [unigrams.Unigrams(vocabulary.size) for _ in texts]
     sent: list[m3.Tokens] = []
+    keep = functools.partial(keep_tokens, sent)
     if start == 0:
-        evaluate(0)
-    interrupt.is_graceful = True
-    step = start
-    for step in pace.alone(start, agreed.steps, interrupt.requested):
-        of_generators = []
+        evaluate(context, 0, predict, probe, states, texts, sent)
+    for step in context.each(context.alone()):
         sent.clear()
+        of_generators = []
         for k, text in enumerate(texts):
-            with trace.span("next batch"):
+            with context.trace.span("next batch"):
                 ids = next(text.batches)
                 frequencies[k].add(ids)
-                batch = mesh_lib.put_rows(mesh, ids, rows)
-            with trace.span("compute", step=step, part=names[k + 1]):
-                generators[k], metrics = trace.ready(
-                    generator_step(
-                        *(generators[k], batch), lambda tokens, _: sent.append(tokens)
-                    )
-                )
-            of_generators.append(metrics)
-        with trace.span("compute", step=step, part=names[0]):
-            discriminator, metrics = trace.ready(
-                discriminator_step(discriminator, sent)
+                batch = mesh_lib.put_rows(mesh, ids, len(ids))
+            states[k + 1], metrics = context.compute(
+                step, generator_step, states[k + 1], batch, keep, part=names[k + 1]
             )
-        loss = metrics["loss"] + sum(each["loss"] for each in of_generators)  # eq. 11
-        for each in of_generators:
-            metrics["is_finite"] &= each["is_finite"]
-        of_mlm = {
-            f"generator_{k}_loss": each["loss"] for k, each in enumerate(of_generators)
-        }
-        record.step(step, {**metrics, "loss": loss, **of_mlm})
+            of_generators.append(metrics)
+        states[0], metrics = context.compute(
+            step, discriminator_step, states[0], sent, part=names[0]
+        )
+        context.record.step(step, together(metrics, of_generators))
         if agreed.is_evaluated(step):
-            evaluate(step)
-        save(step, checkpoints.Checkpoints.after)
-    save(step, checkpoints.Checkpoints.at_end)
-    described = {
-        "models": models.describe(run, made),
-        "unigram_entropies": [each.entropy() for each in frequencies],
-    }
-    record.finish(step, described)
-    if step >= agreed.steps:
-        folder = run_folder.of_cluster(local.workdir, local.cluster) / export.FOLDER
-        params = jax.device_get(discriminator.params)
-        export.write(folder, run, made, vocabulary, params)
-    return interrupt.exit_status(local.cluster, step, agreed.steps)
+            evaluate(context, step, predict, probe, states, texts, sent)
+        save(step, saved, states, texts, checkpoints.Checkpoints.after)
+    save(context.step, saved, states, texts, checkpoints.Checkpoints.at_end)
+    described = {"unigram_entropies": [each.entropy() for each in frequencies]}
+    context.finish(described | {"models": models.describe(run, made)})
+    if context.step >= agreed.steps:
+        export.write(context, run, made, vocabulary, states[0].params)
+    return context.exit_status()
+
+
+def open_checkpoints(
+    run: config.Run,
+    context: context_lib.Context,
+    names: Sequence[str],
+    vocabulary: vocabularies.Vocabulary,
+) -> list[checkpoints.Checkpoints]:
+    """Opens the checkpoints of every cluster that would have a part."""
+    settings = config.settings(run, vocabulary)
+    return [context.open_checkpoints(settings, part=name) for name in names]
+
+
+def restored(
+    run: config.Run,
+    names: Sequence[str],
+    saved: Sequence[checkpoints.Checkpoints],
+    fresh: Sequence[mesh_lib.ShardedInit],
+    texts: Sequence[text_lib.Text],
+) -> tuple[int, list[Any]]:
+    """Returns the newest step that all parts have, and their states; texts begin there.
+
+    Args:
+      run: of this process.
+      names: of the clusters that would have the parts; the discriminator's first.
+      saved: their checkpoints.
+      fresh: their states at step 0.
+      texts: of the generators.
+    """
+    start = checkpoints.newest_of_all(
+        {name: each.steps for name, each in zip(names, saved, strict=True)},
+        run.agreed.checkpoint_every,
+        run.agreed.window,
+    )
+    found = [each.restore(start, part) for each, part in zip(saved, fresh, strict=True)]
+    rows = run.agreed.fan_out * run.agreed.batch_size
+    for text, (_, position) in zip(texts, found[1:], strict=True):
+        text.begin(position, rows)
+    return start, [state for state, _ in found]
+
+
+def keep_tokens(sent: list[m3.Tokens], tokens: m3.Tokens, number: int) -> None:
+    """Keeps micro-batch `number` for the discriminator, in place of sending it."""
+    sent.append(tokens)
+
+
+def predictions(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """Compiles (generator, discriminator, rng, [B, L]) -> the discriminator's view."""
+
+    @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(mesh))
+    def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
+        corrupted = m3_predictions.corrupt(config, generator, rng, batch)
+        return m3_predictions.predict(config, discriminator, corrupted)
+
+    return predict
+
+
+def together(
+    discriminator: m3.Metrics, generators: Sequence[m3.Metrics]
+) -> dict[str, jax.Array]:
+    """Returns the metrics of a step of all parts; the loss is that of eq. 11."""
+    found = {**discriminator}
+    for k, each in enumerate(generators):
+        found[f"generator_{k}_loss"] = each["loss"]
+        found["is_finite"] &= each["is_finite"]
+    found["loss"] += sum(each["loss"] for each in generators)
+    return found
+
+
+def evaluate(
+    context: context_lib.Context,
+    step: int,
+    predict: Callable[..., Any],
+    probe: probes.Probes,
+    states: Sequence[Any],
+    texts: Sequence[text_lib.Text],
+    sent: Sequence[m3.Tokens],
+) -> None:
+    """Records figures on every generator's held-out text, and probes.
+
+    Args:
+      context: of this process.
+      step: after which the models are evaluated.
+      predict: see `predictions`.
+      probe: of the discriminator.
+      states: of the discriminator, and of each generator.
+      texts: of each generator.
+      sent: tokens of the step; none before the first.
+    """
+    discriminator, *generators = (state.params for state in states)
+    found = rtd.RtdAccumulator()
+    with context.evaluating():
+        for text, generator in zip(texts, generators, strict=True):
+            for micro_batch, (language, batch) in enumerate(text.held_out()):
+                rng = text_lib.held_out_rng(micro_batch)
+                found.add(language, predict(generator, discriminator, rng, batch))
+        figures = probe.measure(discriminator, sent)
+    context.record.evaluation(step, found.report())
+    context.record.probe(step, figures)
+
+
+def save(
+    step: int,
+    saved: Sequence[checkpoints.Checkpoints],
+    states: Sequence[Any],
+    texts: Sequence[text_lib.Text],
+    when: Callable[..., None],
+) -> None:
+    """Saves every part with its data position, `when` says if."""
+    when(saved[0], step, states[0])
+    for each, state, text in zip(saved[1:], states[1:], texts, strict=True):
+        when(each, step, state, text.position)

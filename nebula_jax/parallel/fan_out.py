@@ -106,10 +106,8 @@ def measure(step: Callable[[Any], Any], state: Any) -> float:
     return min(seconds[1:])
 
 
-def choose(
-    generators: Sequence[float], discriminator: float, replicas: int
-) -> tuple[int, str]:
-    """Returns n, and why.
+def choose(generators: Sequence[float], discriminator: float, replicas: int) -> int:
+    """Returns the n that keeps the discriminator's replicas busy (section 3.3).
 
     Args:
       generators: seconds that each of the K takes for a micro-batch.
@@ -119,15 +117,6 @@ def choose(
 
     Returns:
       As many micro-batches as the slowest generator makes in that time, at least 1 and
-      at most R; and a sentence.
+      at most R.
     """
-    slowest = max(generators)
-    ratio = discriminator / slowest
-    chosen = max(1, min(replicas, round(ratio)))
-    why = (
-        f"--fan_out=auto: {chosen}. The slowest generator makes a micro-batch in"
-        f" {slowest:.3g} s, and the discriminator's {replicas} replica"
-        f"{'s' if replicas > 1 else ''} take {discriminator:.3g} s for one each:"
-        f" {ratio:.2g} generated meanwhile"
-    )
-    return chosen, why
+    return max(1, min(replicas, round(discriminator / max(generators))))

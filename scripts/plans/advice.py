@@ -162,7 +162,7 @@ def fan_out(run: M3, replicas: int) -> tuple[int, float]:
     """
     generators = [each.micro_batch for each in run.generators]
     one_each = run.discriminator.micro_batch * replicas
-    chosen, _ = fan_out_lib.choose(generators, one_each, replicas)
+    chosen = fan_out_lib.choose(generators, one_each, replicas)
     return chosen, one_each / max(generators)
 
 

@@ -55,7 +55,7 @@ def memory(settings: Settings, side: str) -> count.Memory:
 def _m3(settings: Settings, side: str, mesh: Mesh) -> Any:
     agreed = settings.run.agreed
     config = m3_plan.model(settings.run, agreed.micro_batches)
-    if side == "generators" and m3_plan.fan_out(settings.run) > 1:
+    if side == "generators" and settings.run.agreed.fan_out > 1:
         return _micro_batch(settings, mesh)
     if side == "generators":
         fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_generator(config, 0, 0))
@@ -65,9 +65,7 @@ def _m3(settings: Settings, side: str, mesh: Mesh) -> Any:
         fresh = mesh_lib.sharded_init(mesh, lambda: m3.init_discriminator(config, 0))
         step, outputs = m3_steps.discriminator_step, (REPLICATED,)
         one = m3.tokens_spec(config, agreed.batch_size)
-        batch = [one] * (
-            m3_plan.generators(settings.run) * m3_plan.fan_out(settings.run)
-        )
+        batch = [one] * (m3_plan.generators(settings.run) * settings.run.agreed.fan_out)
     compiled = mesh_lib.jit_step(
         functools.partial(step, config), mesh, RULES, fresh.shapes, outputs=outputs
     )
@@ -76,7 +74,7 @@ def _m3(settings: Settings, side: str, mesh: Mesh) -> Any:
 
 def _micro_batch(settings: Settings, mesh: Mesh) -> Any:
     """Lowers the program of --fan_out that computes, as `parallel.fan_out` has it."""
-    agreed, number = settings.run.agreed, m3_plan.fan_out(settings.run)
+    agreed, number = settings.run.agreed, settings.run.agreed.fan_out
     config = dataclasses.replace(
         m3_plan.model(settings.run, agreed.micro_batches), fan_out=number
     )

@@ -32,12 +32,6 @@ def generators(run: m3_config.Run) -> int:
     return len(run.agreed.groups()) if number is None else number
 
 
-def fan_out(run: m3_config.Run) -> int:
-    """Returns n, 1 where it is yet to be found out."""
-    text = run.agreed.fan_out
-    return int(text) if text.isdecimal() else 1
-
-
 def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
     """Returns the configuration of the models, as one batch of one micro-batch.
 
@@ -75,7 +69,7 @@ def model(run: m3_config.Run, micro_batches: int = 1) -> m3.Config:
                 (agreed.discriminator_size, agreed.discriminator_layers),
             )
         ]
-    whole = dataclasses.replace(agreed, micro_batches=micro_batches, fan_out="1")
+    whole = dataclasses.replace(agreed, micro_batches=micro_batches, fan_out=1)
     return m3_config.model(whole, *pair)
 
 
@@ -155,9 +149,9 @@ def memory_of(settings: Settings, side: str) -> Callable[[Settings], count.Memor
     accumulated = count.bytes_on_device(state.params, grid)
     at_once, held = run.agreed.batch_size, 0
     if side == "discriminator":
-        at_once *= generators(run) * fan_out(run)
+        at_once *= generators(run) * run.agreed.fan_out
     else:
-        held = fan_out(run) > 1  # in `m3_steps.Begun`
+        held = run.agreed.fan_out > 1  # in `m3_steps.Begun`
 
     def memory(changed: Settings) -> count.Memory:
         number = changed.run.agreed.micro_batches
@@ -275,12 +269,12 @@ def pace(
         (lines,) * number,
         message_bytes(run),
         run.agreed.window,
-        fan_out(run),
+        run.agreed.fan_out,
     )
 
 
 def tokens_per_step(settings: Settings) -> float:
     """Returns the tokens that a step trains on."""
     run = settings.run
-    rows = generators(run) * fan_out(run) * run.agreed.batch_size
+    rows = generators(run) * run.agreed.fan_out * run.agreed.batch_size
     return float(rows * run.agreed.max_length)

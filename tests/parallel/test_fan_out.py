@@ -112,10 +112,7 @@ def test_several_devices_compute_what_one_does(fsdp):
 def test_n_is_what_a_generator_makes_while_the_discriminator_takes_its_step(
     generators, discriminator, replicas, expected
 ):
-    chosen, why = fan_out.choose(generators, discriminator, replicas)
-    assert chosen == expected
-    assert why.startswith(f"--fan_out=auto: {expected}. The slowest generator")
-    assert f"{max(generators):.3g} s" in why
+    assert fan_out.choose(generators, discriminator, replicas) == expected
 
 
 def test_measuring_forgets_the_step_that_compiles():

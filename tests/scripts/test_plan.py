@@ -598,7 +598,6 @@ def test_the_experiment_is_found_out():
         ("--hot_start=nobody", "--hot_start=nobody: no such folder.*e5-small"),
         ("--generators=0", "--generators=0: expected a number from 1"),
         ("--generators=-2", "--generators=-2: expected a number from 1"),
-        ("--fan_out=0", "--fan_out=0: expected a number from 1, or auto"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line(argument, message):
@@ -643,7 +642,6 @@ def test_what_a_run_or_a_plan_cannot_have_is_refused(common, flagged, message):
     [
         (ABNET_SMALL, ["--cluster=source", "--coordinator=here:7071"], abnet),
         (ABNET_SMALL, ["--cluster=target", "--side_dir=nowhere"], abnet),
-        (M3_SMALL, ["--cluster=whole", "--fan_out=auto", WARM], m3),
         (
             *(M3_SMALL, [WARM, "--discriminator_start=pretrained/minilm-l6"]),
             m3,

@@ -29,7 +29,6 @@ class Checkpoints:
 
     saved = Checkpoints(workdir, "generator:0", settings, 100)
     state, position = saved.restore(start, fresh)
-    saved.before_save = record.settle
     for step in ...:
         saved.after(step, state)
     saved.at_end(step, state)
@@ -44,6 +43,8 @@ class Checkpoints:
         window: int = 0,
         fingerprints: Mapping[str, str] | None = None,
         work: activity.Work | None = None,
+        before_save: Callable[[], None] = _nothing,
+        after_save: Callable[[int, str], None] | None = None,
     ) -> None:
         """Reads the folder's checkpoints; damaged ones are reported and not used.
 
@@ -55,6 +56,10 @@ class Checkpoints:
           window: steps that one cluster may be ahead of another.
           fingerprints: see `check_same_run`.
           work: of this process, which reports to the peers that it saves.
+          before_save: called before a state is saved; raises an error if the state must
+            not be saved.
+          after_save: called in the root with the step and the digest of its manifest,
+            once a state is on the disk.
 
         Raises:
           checkpoint.CheckpointError: if the folder holds a run with other settings, or
@@ -67,11 +72,7 @@ class Checkpoints:
         self._every, self._window = every, window
         self._keep = to_keep(window, every)
         self._start = 0
-        self.before_save: Callable[[], None] = _nothing
-        """Is called before a state is saved: raises an error if it must not be."""
-        self.after_save: Callable[[int, str], None] | None = None
-        """Is called in the root once a state is on the disk, with its step and the
-        digest of its manifest."""
+        self.before_save, self.after_save = before_save, after_save
         self._saved: checkpoint_files.Folder | None = None
         if ranks.is_root():
             check_same_run(workdir, cluster, settings, fingerprints)

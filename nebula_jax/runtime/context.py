@@ -1,0 +1,274 @@
+"""The context of a training loop: what every process of a run needs, wired once.
+
+    context = Context(Settings(workdir=folder, cluster="front", steps=1000, ...))
+    saved = context.open_checkpoints(compared)
+    with context.dial(hello(saved.steps), peer="back") as link:
+        start = context.wait_for_welcome(link)
+        state, position = saved.restore(start, fresh)
+        context.begin(start, [link])
+        for step in context.each(context.follow(link)):
+            ...                                 # next batch, step, send, receive
+            context.record.step(step, metrics)
+            saved.after(step, state, position)
+        saved.at_end(context.step, state, position)
+        context.finish(described)
+    return context.exit_status()
+
+The context knows signals, time, checkpoints and records; it knows no model and no flag.
+What crosses between clusters stays in the loop.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nebula_jax import trace as trace_lib
+from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.parallel import pace
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import cluster
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
+
+Links = Sequence[Link] | Sequence[WorkerLink]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one process of a run, whatever it trains."""
+
+    workdir: pathlib.Path
+    """The run's folder."""
+    cluster: str
+    """Name of this process's cluster."""
+    steps: int
+    """Optimization steps of the whole run."""
+    checkpoint_every: int
+    """Steps between checkpoints."""
+    window: int = 0
+    """Steps that one cluster may be ahead of another."""
+    log_every: int = 1
+    """Steps between progress lines."""
+    allow_nonfinite: int = 0
+    """Steps that may be skipped because a loss or gradient is not finite."""
+    trace: bool = False
+    """True to record what the process does and when."""
+    emulated_seconds: float = 0.0
+    """Seconds by which each step is made longer, to stand for a slower device."""
+    connection: connect.Settings = dataclasses.field(default_factory=connect.Settings)
+    """How this cluster reaches the others."""
+
+
+class Context:
+    """The interrupt, trace, checkpoints and records of one process of a run."""
+
+    record: progress.Progress
+    """The steps taken and their figures; there once the loop has begun."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Catches signals from now on.
+
+        Args:
+          settings: of this process.
+
+        Raises:
+          errors.SettingsError: if the launcher's descriptors cannot be used.
+        """
+        self._settings = settings
+        self._interrupt = process.Interrupt().install()
+        self.trace = trace_lib.Trace(settings.trace)
+        self.work = activity.Work(settings.connection.stuck_timeout, trace=self.trace)
+        # The other processes of this cluster see how far this one is.
+        cluster.watch(self.work, self._interrupt)
+        self.folder = run_folder.of_cluster(settings.workdir, settings.cluster)
+        self.step = 0
+        """The last step that was begun."""
+        self._ends: list[Callable[[], object | None]] = []
+        self._settle: Callable[[], None] | None = None
+
+    def open_checkpoints(
+        self,
+        compared: Mapping[str, Any],
+        fingerprints: Mapping[str, str] | None = None,
+        part: str = "",
+    ) -> checkpoints.Checkpoints:
+        """Opens the checkpoints of this cluster, or of one part of an uncut run.
+
+        Args:
+          compared: settings that are equal in all clusters, and in the saved run.
+          fingerprints: digests of this cluster's text and models.
+          part: name of the cluster that would train this part; this one's if empty.
+
+        Raises:
+          checkpoint.CheckpointError: if the folder holds another run, or nothing that
+            can be used.
+        """
+        settings, name = self._settings, part or self._settings.cluster
+        return checkpoints.Checkpoints(
+            settings.workdir,
+            name,
+            compared,
+            settings.checkpoint_every,
+            settings.window,
+            fingerprints=fingerprints,
+            work=self.work,
+            before_save=self._settle_steps,
+            after_save=connect.recorder(settings.connection, name).saved,
+        )
+
+    def _settle_steps(self) -> None:
+        """Waits for the steps under way: a state that is not finite is not saved."""
+        if self._settle is not None:
+            self._settle()
+
+    def dial(
+        self,
+        hello: frames.Hello,
+        *,
+        peer: str,
+        check: routes.Check = bridge.no_further_check,
+    ) -> Link | WorkerLink:
+        """Connects to the cluster that listens; see `connect.dial`."""
+        connection = self._settings.connection
+        return connect.dial(connection, hello, peer=peer, check=check, work=self.work)
+
+    def listen(
+        self,
+        hello: frames.Hello,
+        clusters: Sequence[str],
+        *,
+        check: routes.Check = bridge.no_further_check,
+    ) -> contextlib.AbstractContextManager[list[Link] | list[WorkerLink]]:
+        """Waits for all clusters that dial; see `connect.listen`."""
+        connection = self._settings.connection
+        return connect.listen(connection, hello, clusters, check=check, work=self.work)
+
+    def welcome(
+        self,
+        links: Sequence[Link] | Sequence[WorkerLink],
+        saved: checkpoints.Checkpoints,
+    ) -> int:
+        """Names the step that the run resumes after, as the cluster that listens.
+
+        Args:
+          links: to all clusters that dialed.
+          saved: this cluster's checkpoints.
+
+        Returns:
+          The newest step that every cluster has saved; 0 to begin anew.
+        """
+        steps = {link.peer.cluster: link.peer.checkpoints for link in links}
+        steps[self._settings.cluster] = saved.steps
+        every, window = self._settings.checkpoint_every, self._settings.window
+        start = checkpoints.newest_of_all(steps, every, window)
+        for link in links:
+            link.welcome(start)
+        return start
+
+    def wait_for_welcome(self, link: Link | WorkerLink) -> int:
+        """Returns the step that the listening cluster named: see `welcome`."""
+        timeout = self._settings.connection.connect_timeout
+        return ranks.agree(link.wait_for_welcome(timeout))
+
+    def begin(self, start: int, links: Links = (), steps: int | None = None) -> None:
+        """Begins the records, and their clock.
+
+        Args:
+          start: step that the run resumes after; 0 at its beginning.
+          links: to the other clusters, whose traffic is recorded.
+          steps: of the whole run as progress lines show them; the settings' if None.
+        """
+        settings, self.step = self._settings, start
+        self.record = progress.Progress(
+            settings.workdir,
+            settings.cluster,
+            start,
+            settings.steps if steps is None else steps,
+            settings.log_every,
+            links,
+            self.work,
+            allow_nonfinite=settings.allow_nonfinite,
+        )
+        self._settle = self.record.settle
+
+    def ends_with(self, end: Callable[[], object | None]) -> None:
+        """Ends the run early once `end` returns a reason, such as text that ran out."""
+        self._ends.append(end)
+
+    def stop_requested(self) -> bool:
+        """Returns True once the run should end: by a signal, or for another reason."""
+        return self._interrupt.requested() or any(
+            end() is not None for end in self._ends
+        )
+
+    def follow(self, link: Link | WorkerLink) -> Iterator[int]:
+        """Returns the steps of a cluster that dialed: see `pace.follow`."""
+        settings, stop = self._settings, self.stop_requested
+        return pace.follow(link, self.step, settings.steps, settings.window, stop)
+
+    def lead(self, links: Links) -> pace.Lead:
+        """Returns the steps of the cluster that listens: see `pace.Lead`."""
+        settings, stop = self._settings, self.stop_requested
+        return pace.Lead(
+            links, self.step, settings.steps, settings.window, stop, process.message
+        )
+
+    def alone(self) -> Iterator[int]:
+        """Returns the steps of a process that trains all parts: see `pace.alone`."""
+        return pace.alone(self.step, self._settings.steps, self.stop_requested)
+
+    def each(self, steps: Iterable[int]) -> Iterator[int]:
+        """Yields steps, the same in all processes of the cluster.
+
+        Args:
+          steps: of `pace`: each as soon as it may begin.
+        """
+        # From here on there is something to save: a first signal ends the run softly.
+        self._interrupt.is_graceful = True
+        for step in self.trace.each("wait", ranks.in_step(iter(steps))):
+            self.step = step
+            yield step
+
+    def finish(self, described: Mapping[str, Any]) -> None:
+        """Closes the records after the last step.
+
+        Args:
+          described: JSON values that belong into the summary.
+        """
+        self.record.finish(self.step, described)
+
+    def compute(
+        self, step: int, function: Callable[..., Any], *arguments: Any, **about: Any
+    ) -> Any:
+        """Returns function(*arguments); a traced run waits for the devices, and notes.
+
+        Args:
+          step: in which this is computed.
+          function: such as a compiled training step.
+          arguments: of the function.
+          about: JSON values that the trace shows with the time that it took.
+        """
+        with self.trace.span("compute", step=step, **about):
+            return self.trace.ready(function(*arguments))
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Reports to the peers, who wait meanwhile, that this process evaluates."""
+        return self.work.busy(activity.Activity.EVALUATING)
+
+    def emulate_compute(self) -> None:
+        """Waits as long as a step is to take longer than it does here."""
+        time.sleep(self._settings.emulated_seconds)
+
+    def exit_status(self) -> int:
+        """Returns the exit status of the process; says why the run ended, if early."""
+        for reason in filter(None, (end() for end in self._ends)):
+            process.message(str(reason))
+        settings = self._settings
+        return self._interrupt.exit_status(settings.cluster, self.step, settings.steps)
