@@ -11,6 +11,7 @@ from experiments import configuration
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import optimizers
 
@@ -114,13 +115,6 @@ flags.DEFINE_enum(
     "Split that is tested, at the end of a run or by --eval_only. With dev no test row"
     " is read, as where one recipe of several is to be chosen.",
 )
-flags.DEFINE_bool(
-    "match_label_shares",
-    False,
-    "Test a second time with each language's log-probabilities moved by a constant for"
-    " each label, such that labels are as frequent on its dev pairs as in training. No"
-    " label of a dev pair is read for that.",
-)
 flags.DEFINE_string(
     "predictions_dir",
     "",
@@ -200,8 +194,6 @@ class Local(configuration.Place):
     eval_batch_size: int
     split: str
     """The one that is tested: dev or test."""
-    match_label_shares: bool
-    """True to test a second time, with labels as frequent on dev as in training."""
     export: bool
     """True to leave the encoder as a checkpoint folder."""
 
@@ -214,6 +206,22 @@ FLAGS = [*configuration.names(Agreed, Local), *COMMAND]
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
     return Run(configuration.read(Agreed), configuration.read(Local))
+
+
+def context(run: Run) -> context_lib.Context:
+    """Returns the context of the training loop."""
+    local = run.local
+    return context_lib.Context(
+        context_lib.Settings(
+            workdir=local.workdir,
+            cluster=NAME,
+            steps=run.agreed.steps,
+            checkpoint_every=run.agreed.checkpoint_every,
+            log_every=local.log_every,
+            allow_nonfinite=local.allow_nonfinite,
+            trace=local.trace,
+        )
+    )
 
 
 def with_epochs(run: Run, steps_per_epoch: int) -> Run:

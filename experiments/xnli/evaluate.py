@@ -5,7 +5,7 @@ N pairs, C classes.
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from experiments.xnli import config, data, models, report, restored
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, nli
-from nebula_jax.evaluation import label_shares
 from nebula_jax.models import classifier
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
@@ -72,40 +71,13 @@ def tested_parts(run: config.Run, text: data.Text) -> dict[str, data.Part]:
     return {name: part for name, part in of_split if name in run.local.languages}
 
 
-class Predictions(NamedTuple):
-    """The probabilities of the tested pairs: language -> [N, C] float32."""
-
-    plain: dict[str, np.ndarray]
-    matched: dict[str, np.ndarray]
-    """With labels as frequent on dev pairs as in training (--match_label_shares);
-    empty without that."""
-
-
 def wanted(run: config.Run) -> dict[str, list[str]]:
     """Returns the pairs that training and test need: split -> languages."""
     split, english = run.local.split, [config.ENGLISH]
-    tested = {split: data.languages(run, split)}
-    if run.local.match_label_shares:
-        tested["dev"] = data.languages(run, "dev")
-    found = {"train": english, "dev": english} | tested
-    found["dev"] = [*dict.fromkeys((*english, *tested.get("dev", ())))]
-    return found
-
-
-def training_shares(text: data.Text) -> np.ndarray:
-    """Returns [C] float64, the share of each label among the training pairs.
-
-    Raises:
-      errors.SettingsError: if there is none of a label, which cannot be matched.
-    """
-    labels = text.parts["train"][config.ENGLISH].labels
-    counts = np.bincount(labels, minlength=len(nli.LABELS))
-    if not counts.all():
-        name = nli.LABELS[int(counts.argmin())]
-        raise errors.SettingsError(
-            f"--match_label_shares: no training pair has the label {name}"
-        )
-    return counts / len(labels)
+    tested = data.languages(run, split)
+    if split == "dev":
+        return {"train": english, "dev": [*dict.fromkeys((*english, *tested))]}
+    return {"train": english, "dev": english, split: tested}
 
 
 def tested(
@@ -114,7 +86,7 @@ def tested(
     params: Any,
     parts: Mapping[str, data.Part],
     text: data.Text,
-) -> Predictions:
+) -> dict[str, np.ndarray]:
     """Predicts as `probabilities` does; reports how long it took.
 
     Args:
@@ -122,23 +94,8 @@ def tested(
       predict, params, text: as for `probabilities`.
       parts: language -> the pairs that are tested.
     """
-    size = run.local.eval_batch_size
     with process.timed(f"testing {len(parts)} languages"):
-        plain = probabilities(predict, params, parts, text, size)
-    if not run.local.match_label_shares:
-        return Predictions(plain, {})
-    of_dev = text.parts["dev"]
-    dev = {language: of_dev[language] for language in parts if language in of_dev}
-    with process.timed(f"predicting dev pairs of {len(dev)} languages"):
-        seen = probabilities(predict, params, dev, text, size)
-    shares = training_shares(text)
-    matched = {
-        language: label_shares.moved(
-            plain[language], label_shares.offsets(seen[language], shares)
-        ).astype(np.float32)
-        for language in dev
-    }
-    return Predictions(plain, matched)
+        return probabilities(predict, params, parts, text, run.local.eval_batch_size)
 
 
 def _check_folder(workdir: pathlib.Path, predictions_dir: str) -> None:
@@ -166,14 +123,11 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
     """
     _check_folder(run.local.workdir, predictions_dir)
     split = run.local.split
-    matches = run.local.match_label_shares  # then by pairs of training and dev
-    needed = wanted(run) if matches else {split: data.languages(run, split)}
+    needed = {split: data.languages(run, split)}
     trained = restored.read(run)
     model, tokenizer = models.load(run)
     whole = trained.with_trained_rows(model)
     text = data.read(run, needed, whole, tokenizer)
-    if matches:
-        training_shares(text)  # an error comes now, not after the predictions
     shape = models.describe(run, text)
     mesh = devices.mesh(run.local.layout(), run.agreed.batch_size)
     fresh = classifier.init(shape, jax.random.key(0), text.model)
@@ -184,9 +138,8 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
 
     folder = run.local.workdir / EVALUATED / f"{split}-{text.digest}"
     out = pathlib.Path(predictions_dir or folder)
-    report.write_predictions(out, split, parts, found.plain)
-    results = report.as_json(report.evaluate(parts, found.plain))
-    matched = report.write_matched(out, split, parts, found.matched)
+    report.write_predictions(out, split, parts, found)
+    results = report.as_json(report.evaluate(parts, found))
     run_report.write(
         out / "summary.json",
         {
@@ -195,11 +148,10 @@ def evaluate(run: config.Run, predictions_dir: str) -> int:
             "pairs_from": text.sources[split],
             "selected_step": trained.step,
             split: results,
-            **matched,
         },
     )
     title = report.title(split, run.agreed.encoder, trained.step)
-    report.show(report.both_markdown(results, matched, title), results["warnings"])
+    report.show(report.results_markdown(results, title), results["warnings"])
     print(f"report: {out}")
     restored.export(run, trained)
     return 0

@@ -142,6 +142,47 @@ def init(
     return mesh_lib.sharded_init_from_arrays(mesh, make)
 
 
+def trained(
+    run: config.Run, mesh: Mesh, shape: classifier.Config, text: data.Text
+) -> tuple[Callable[..., Any], mesh_lib.ShardedInit, Any]:
+    """Compiles the training step, and plans what it begins with.
+
+    Args:
+      run: its configuration.
+      mesh: of this process.
+      shape: of the classifier.
+      text: with the kept pieces.
+
+    Returns:
+      (state, frozen, ids, labels) -> (next state, metrics); what a checkpoint has, at
+      step 0; the frozen parameters on the devices.
+    """
+    optimizer = config.optimizer(run.agreed, shape.encoder.layers)
+    to_train, frozen = split_params(run, shape, text)
+    frozen, frozen_at = place(mesh, frozen)
+    fresh = init(run, mesh, optimizer, to_train, text)
+    step = functools.partial(
+        classification.step, shape, optimizer, run.agreed.micro_batches
+    )
+    inputs = (frozen_at, rules.BATCH, rules.BATCH)
+    state = fresh.shapes["state"]
+    return (
+        mesh_lib.jit_step(step, mesh, rules.RULES, state, inputs=inputs),
+        fresh,
+        frozen,
+    )
+
+
+def to_save(state: Any, best: Any, selected: int, text: data.Text) -> dict[str, Any]:
+    """Returns what a checkpoint has: see `init`."""
+    return {
+        "state": state,
+        "best": best,
+        "selected_step": jnp.asarray(selected, jnp.int32),
+        "keep": jnp.asarray(text.keep),
+    }
+
+
 def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:
     """Returns the compiled classifier.
 

@@ -66,28 +66,6 @@ def write_predictions(
         path.write_text("".join(line + "\n" for line in lines), "utf-8")
 
 
-def write_matched(
-    folder: pathlib.Path,
-    split: str,
-    parts: Mapping[str, xnli_data.Part],
-    probabilities: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
-    """Writes predictions whose label shares were matched, SPLIT_matched.LANG.tsv.
-
-    Args:
-      folder, split, parts: as for `write_predictions`.
-      probabilities: language -> [N, C] of its pairs; empty if none were matched.
-
-    Returns:
-      The entry `matched` of a summary, if there is any.
-    """
-    if not probabilities:
-        return {}
-    parts = {language: parts[language] for language in probabilities}
-    write_predictions(folder, f"{split}_matched", parts, probabilities)
-    return {"matched": as_json(evaluate(parts, probabilities))}
-
-
 def summary(
     text: xnli_data.Text,
     scores: Mapping[str, xnli.Score],
@@ -145,9 +123,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         resumed,
         f"English dev (after step): {', '.join(curve)}. Tested: step {step} of"
         f" {training['last_step']}.",
-        both_markdown(
+        results_markdown(
             summary["test"],
-            summary,
             title(settings.get("split", "test"), settings["encoder"], step),
         ),
     )
@@ -156,23 +133,6 @@ def markdown(summary: Mapping[str, Any]) -> str:
 def title(split: str, encoder: str, step: int) -> str:
     """Names the table of one split."""
     return f"{split} pairs, {encoder} after step {step}"
-
-
-def both_markdown(
-    results: Mapping[str, Any], summary: Mapping[str, Any], title: str
-) -> str:
-    """Renders the accuracies of one split, and those with label shares matched.
-
-    Args:
-      results: from `as_json`.
-      summary: has `matched`, from `write_matched`, if there are any.
-      title: of the table.
-    """
-    tables = [results_markdown(results, title)]
-    if "matched" in summary:
-        both = f"{title}, labels as frequent on dev pairs as in training"
-        tables.append(results_markdown(summary["matched"], both))
-    return run_report.join(*tables)
 
 
 def results_markdown(results: Mapping[str, Any], title: str) -> str:

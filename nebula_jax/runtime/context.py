@@ -90,6 +90,7 @@ class Context:
         self.folder = run_folder.of_cluster(settings.workdir, settings.cluster)
         self.step = 0
         """The last step that was begun."""
+        self._steps = settings.steps
         self._ends: list[Callable[[], object | None]] = []
         self._settle: Callable[[], None] | None = None
 
@@ -183,14 +184,15 @@ class Context:
         Args:
           start: step that the run resumes after; 0 at its beginning.
           links: to the other clusters, whose traffic is recorded.
-          steps: of the whole run as progress lines show them; the settings' if None.
+          steps: of the whole run, where the settings do not have them yet.
         """
         settings, self.step = self._settings, start
+        self._steps = settings.steps if steps is None else steps
         self.record = progress.Progress(
             settings.workdir,
             settings.cluster,
             start,
-            settings.steps if steps is None else steps,
+            self._steps,
             settings.log_every,
             links,
             self.work,
@@ -211,18 +213,18 @@ class Context:
     def follow(self, link: Link | WorkerLink) -> Iterator[int]:
         """Returns the steps of a cluster that dialed: see `pace.follow`."""
         settings, stop = self._settings, self.stop_requested
-        return pace.follow(link, self.step, settings.steps, settings.window, stop)
+        return pace.follow(link, self.step, self._steps, settings.window, stop)
 
     def lead(self, links: Links) -> pace.Lead:
         """Returns the steps of the cluster that listens: see `pace.Lead`."""
         settings, stop = self._settings, self.stop_requested
         return pace.Lead(
-            links, self.step, settings.steps, settings.window, stop, process.message
+            links, self.step, self._steps, settings.window, stop, process.message
         )
 
     def alone(self) -> Iterator[int]:
         """Returns the steps of a process that trains all parts: see `pace.alone`."""
-        return pace.alone(self.step, self._settings.steps, self.stop_requested)
+        return pace.alone(self.step, self._steps, self.stop_requested)
 
     def each(self, steps: Iterable[int]) -> Iterator[int]:
         """Yields steps, the same in all processes of the cluster.
@@ -270,5 +272,5 @@ class Context:
         """Returns the exit status of the process; says why the run ended, if early."""
         for reason in filter(None, (end() for end in self._ends)):
             process.message(str(reason))
-        settings = self._settings
-        return self._interrupt.exit_status(settings.cluster, self.step, settings.steps)
+        name = self._settings.cluster
+        return self._interrupt.exit_status(name, self.step, self._steps)

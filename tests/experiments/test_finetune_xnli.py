@@ -137,7 +137,7 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
     for path in (text / "nli").glob("test.*"):
         path.unlink()
     given = {"data_dir": text, "split": "dev", "workdir": "by_dev", "steps": 4}
-    status, output = runs.run(**given, match_label_shares="true")
+    status, output = runs.run(**given)
     assert status == 0, output
     summary = json.loads((runs.folder / "by_dev" / "summary.json").read_text())
     assert summary["flags"]["split"] == "dev"
@@ -145,18 +145,8 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
     (curve,) = summary["dev"]
     assert summary["test"]["accuracy"]["en"] == pytest.approx(curve["accuracy"])
     files = predictions(runs.folder / "by_dev")
-    assert files.keys() == {
-        f"{split}.{language}.tsv"
-        for language in ("en", "de", "sw")
-        for split in ("dev", "dev_matched")
-    }
+    assert files.keys() == {"dev.en.tsv", "dev.de.tsv", "dev.sw.tsv"}
     assert "dev pairs, models/bert after step 4" in output
-    for language in ("en", "de", "sw"):  # of the training pairs a third has each label
-        rows = [line.split("\t") for line in files[f"dev_matched.{language}.tsv"][1:]]
-        means = np.mean([[float(each) for each in row[3:]] for row in rows], axis=0)
-        np.testing.assert_allclose(means, 1 / 3, atol=1e-4)
-        right = np.mean([row[1] == row[2] for row in rows])
-        assert summary["matched"]["accuracy"][language] == pytest.approx(right)
 
 
 def table(output):
@@ -172,22 +162,6 @@ def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturb
     (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
     for name, lines in predictions(runs.folder / "undisturbed").items():
         assert (folder / name).read_text().splitlines() == lines
-    status, output = runs.run_plain(
-        *("--eval_only", "--run=undisturbed", "--match_label_shares"),
-        "--predictions_dir=matched",
-    )
-    assert status == 0, output
-    assert "labels as frequent on dev pairs as in training" in output
-    both = table(output)
-    assert both[:6] == table(undisturbed)
-    assert len(both) == 12
-    summary = json.loads((runs.folder / "matched" / "summary.json").read_text())
-    assert list(summary["matched"]["accuracy"]) == ["en", "de", "sw"]
-    assert (runs.folder / "matched" / "test_matched.sw.tsv").is_file()
-    matched = {"match_label_shares": "true"}  # to train so would be another run
-    status, output = runs.run(workdir="undisturbed", steps=STEPS, **matched)
-    assert status == 1
-    assert "--eval_only --run=undisturbed" in output
 
 
 @pytest.mark.slow
@@ -293,18 +267,6 @@ def in_line(split, number, old, new):
         path.write_text("\n".join(lines) + "\n")
 
     return damage
-
-
-def test_a_label_that_cannot_be_matched_is_an_error_before_the_training(runs, tmp_path):
-    shutil.copytree(runs.text, tmp_path / "text")
-    path = tmp_path / "text" / "nli" / "train.en.tsv"
-    path.write_text(path.read_text().replace("\tneutral", "\tentailment"))
-    status, output = runs.run(
-        data_dir=tmp_path / "text", workdir="unmatched", match_label_shares="true"
-    )
-    assert status == 2
-    assert "--match_label_shares: no training pair has the label neutral" in output
-    assert not (runs.folder / "unmatched" / "finetune" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
