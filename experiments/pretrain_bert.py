@@ -16,26 +16,30 @@ computation in one process: the reference. The loop is in `bert/cluster`; which 
 this to choose is in `bert/README.md`.
 """
 
-import contextlib
-import dataclasses
-import functools
-import time
-from typing import Any
-
 from absl import flags
 
-from experiments import cluster_process, configuration, shared_flags
+from experiments import cluster_process, shared_flags
 from experiments.bert import cluster as cluster_loop
 from experiments.bert import config, data, report, whole
+from experiments.pretraining import here
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
-from nebula_jax.runtime.life import launcher, process
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import checkpoints, run_folder, traces
+from nebula_jax.runtime.records import run_folder
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
+
+
+EXPERIMENT = here.Experiment(
+    module="experiments.pretrain_bert",
+    settings=config.settings,
+    shared_vocabulary=data.shared_vocabulary,
+    text_of=data.text_of,
+    train_whole=whole.train,
+    report=report.report,
+    reported=("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute"),
+)
 
 
 def main() -> int:
@@ -58,57 +62,10 @@ def main() -> int:
 
 
 def _run_here(run: config.Run) -> int:
-    """Prepares text and vocabulary, runs every cluster here, and reports."""
-    begin = time.monotonic()
     run = data.checked(run)
-    workdir, names = run.local.workdir, config.names(run.agreed)
-    is_whole = run.local.cluster == "whole"
-    with contextlib.ExitStack() as stack:
-        if not is_whole:
-            dials = {
-                name: all_clusters.dialed(name, names, run.agreed.hub) for name in names
-            }
-            launch = stack.enter_context(
-                launcher.prepared(
-                    *(workdir, names, run.local.connection(), run.local.restart),
-                    *(run.local.processes_per_cluster, dials),
-                )
-            )
-        run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
-        vocabulary = vocabularies.given(run.local)
-        settings = config.settings(run, vocabulary)
-        for name in names:
-            checkpoints.check_same_run(workdir, name, settings)
-        configuration.write_run_flags(workdir, run)
-        if not run.local.data:  # who serves it has prepared it
-            with process.timed("preparing the text"):
-                for index in range(len(names)):
-                    data.text_of(run, index, vocabulary)
-        if is_whole:
-            status = whole.train(run)
-        else:
-            arguments = functools.partial(_arguments, run)
-            status = launch("experiments.pretrain_bert", arguments)
-    if status == 0:
-        reported = ["whole"] if is_whole else names
-        clusters = {name: run_folder.of_cluster(workdir, name) for name in reported}
-        traces.gather(workdir, clusters.values(), run.local.traced)
-        values = {**dataclasses.asdict(run.agreed), **_reported(run.local)}
-        seconds = time.monotonic() - begin
-        report.report(workdir, clusters, values, vocabulary.size, seconds)
-    return status
-
-
-def _arguments(run: config.Run, cluster: str, reach: connect.Settings) -> list[str]:
-    """Returns the flags of one cluster's process."""
-    local = run.local.reaching(cluster, reach)
-    return configuration.arguments(configuration.Run(run.agreed, local))
-
-
-def _reported(local: config.Local) -> dict[str, Any]:
-    """Returns what the summary has of this process's own settings."""
-    names = ("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute")
-    return {name: getattr(local, name) for name in names}
+    names = config.names(run.agreed)
+    dials = {name: all_clusters.dialed(name, names, run.agreed.hub) for name in names}
+    return here.run_here(EXPERIMENT, run, names, len(names), dials)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,39 @@ with the languages of each generator written out (--generators="en de|hi ur").
 loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 """
 
-import contextlib
-import dataclasses
 import functools
-import time
-from typing import Any
 
 from absl import flags
 
-from experiments import cluster_process, command_line, configuration, shared_flags
+from experiments import cluster_process, command_line, shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
+from experiments.pretraining import here
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import launcher, process
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import checkpoints, run_folder, traces
+from nebula_jax.runtime.records import run_folder
 
 for _name in config.FLAGS:
     flags.declare_key_flag(_name)
+
+
+EXPERIMENT = here.Experiment(
+    module="experiments.pretrain_m3",
+    settings=config.settings,
+    shared_vocabulary=data.shared_vocabulary,
+    text_of=data.text_of,
+    train_whole=whole.train,
+    report=report.report,
+    reported=(
+        "hot_start",
+        "discriminator_start",
+        "data_dir",
+        "wan",
+        "devices_per_cluster",
+        "emulate_compute",
+    ),
+)
 
 
 def main() -> int:
@@ -64,60 +78,10 @@ def main() -> int:
 
 
 def _run_here(run: config.Run) -> int:
-    """Prepares text and vocabulary, runs every cluster here, and reports."""
-    begin = time.monotonic()
     run = data.checked(run)
-    workdir, generators = run.local.workdir, len(run.agreed.groups())
-    is_whole = run.local.cluster == "whole"
+    generators = len(run.agreed.groups())
     names = ["discriminator", *(f"generator:{k}" for k in range(generators))]
-    with contextlib.ExitStack() as stack:
-        if not is_whole:
-            launch = stack.enter_context(
-                launcher.prepared(
-                    *(workdir, names, run.local.connection(), run.local.restart),
-                    run.local.processes_per_cluster,
-                )
-            )
-        run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
-        vocabulary = shared_vocabulary.given(run.local)
-        settings = config.settings(run, vocabulary)
-        for name in names:
-            checkpoints.check_same_run(workdir, name, settings)
-        configuration.write_run_flags(workdir, run)
-        if not run.local.data:  # who serves it has prepared it
-            with process.timed("preparing the text"):
-                for index in range(generators):
-                    data.text_of(run, index, vocabulary)
-        if is_whole:
-            status = whole.train(run)
-        else:
-            status = launch(
-                "experiments.pretrain_m3", functools.partial(_arguments, run)
-            )
-    if status == 0:
-        reported = ["whole"] if is_whole else names
-        clusters = {name: run_folder.of_cluster(workdir, name) for name in reported}
-        traces.gather(workdir, clusters.values(), run.local.traced)
-        values = {**dataclasses.asdict(run.agreed), **_reported(run.local)}
-        seconds = time.monotonic() - begin
-        report.report(workdir, clusters, values, vocabulary.size, seconds)
-    return status
-
-
-def _arguments(run: config.Run, cluster: str, reach: connect.Settings) -> list[str]:
-    """Returns the flags of one cluster's process."""
-    return configuration.arguments(
-        config.Run(run.agreed, run.local.reaching(cluster, reach))
-    )
-
-
-def _reported(local: config.Local) -> dict[str, Any]:
-    """Returns what the summary has of this process's own settings."""
-    names = (
-        *("hot_start", "discriminator_start", "data_dir", "wan"),
-        *("devices_per_cluster", "emulate_compute"),
-    )
-    return {name: getattr(local, name) for name in names}
+    return here.run_here(EXPERIMENT, run, names, generators)
 
 
 if __name__ == "__main__":

@@ -138,37 +138,14 @@ class Text:
         """
         self._agreed, self._reader = agreed, reader
         self._remote: remote_text.RemoteText | None = None
-        exponents = language_mixture.SamplingExponents(
-            local.mono_alpha, local.parallel_alpha
-        )
         if local.data:
-            reading = remote_text.Reading(
-                *(reader.cluster, vocabulary.digest, vocabulary.size),
-                *(agreed.max_length, reader.rows),
-            )
-            wanted = data_channels.parse(local.data)
-            remote = remote_text.RemoteText(local.connection(), wanted, reading, work)
-            self._remote = remote
-
-            def opened(
-                kind: str, language: str, splits: Sequence[str]
-            ) -> packed_sequences.Prepared:
-                part = remote.part(f"{kind}/{language}", splits)
-                return packed_sequences.Prepared(*part)
-
-            data = language_mixture.mixture(
-                reader.languages, reader.mix, exponents, opened
-            )
-            # Which every evaluation has.
-            rows = agreed.eval_batches * reader.held_out_rows
-            held_out = {name: text[:rows] for name, text in data.held_out.items()}
-            data = data._replace(held_out=held_out)
+            data = self._served(local, vocabulary, work)
         else:
             data = language_mixture.open_generator(
                 folder(local),
                 reader.languages,
                 reader.mix,
-                exponents,
+                _exponents(local),
                 vocabulary=vocabulary,
                 max_length=agreed.max_length,
                 prepared_dir=local.prepared_dir,
@@ -181,6 +158,39 @@ class Text:
         self._sources = data.sources
         self.batches: Any = None
         """Endless [rows, L] int32, once they are begun."""
+
+    def _served(
+        self,
+        local: config.Local,
+        vocabulary: vocabularies.Vocabulary,
+        work: activity.Work | None,
+    ) -> language_mixture.GeneratorData:
+        """Opens the text that another process serves; for the arguments see above."""
+        agreed, reader = self._agreed, self._reader
+        reading = remote_text.Reading(
+            reader.cluster,
+            vocabulary.digest,
+            vocabulary.size,
+            agreed.max_length,
+            reader.rows,
+        )
+        wanted = data_channels.parse(local.data)
+        remote = remote_text.RemoteText(local.connection(), wanted, reading, work)
+        self._remote = remote
+
+        def opened(
+            kind: str, language: str, splits: Sequence[str]
+        ) -> packed_sequences.Prepared:
+            part = remote.part(f"{kind}/{language}", splits)
+            return packed_sequences.Prepared(*part)
+
+        data = language_mixture.mixture(
+            reader.languages, reader.mix, _exponents(local), opened
+        )
+        # Every evaluation reads these rows, and a grant counts every row that is read.
+        rows = agreed.eval_batches * reader.held_out_rows
+        held_out = {name: text[:rows] for name, text in data.held_out.items()}
+        return data._replace(held_out=held_out)
 
     def __enter__(self) -> "Text":
         return self
@@ -224,7 +234,10 @@ class Text:
         if remote is not None:  # a grant pays for each row: none that is not needed
             more = {"fetch": remote.fetch, "most": self._reader.most}
         self.batches = resumable_batches.training_batches(
-            *(self._sources, batch_size, self._agreed.max_length, self._reader.seed),
+            self._sources,
+            batch_size,
+            self._agreed.max_length,
+            self._reader.seed,
             rows,
             **more,
         )
@@ -254,6 +267,10 @@ class Text:
         }
         for language, part in held_out_order(self._agreed, self.languages):
             yield language, parts[language][part]
+
+
+def _exponents(local: config.Local) -> language_mixture.SamplingExponents:
+    return language_mixture.SamplingExponents(local.mono_alpha, local.parallel_alpha)
 
 
 def held_out_order(
