@@ -166,7 +166,7 @@ class Context:
           The newest step that every cluster has saved; 0 to begin anew.
         """
         steps = {link.peer.cluster: link.peer.checkpoints for link in links}
-        steps[self._settings.cluster] = saved.steps
+        steps[self._settings.cluster] = tuple(saved.steps)
         every, window = self._settings.checkpoint_every, self._settings.window
         start = checkpoints.newest_of_all(steps, every, window)
         for link in links:

@@ -11,7 +11,7 @@ from nebula_jax.models.pretrained import folder as checkpoint_folder
 SETTINGS = {
     "--steps": 1000, "--batch_size": 16, "--micro_batches": 1, "--seed": 0,
     "--checkpoint_every": 100, "--generators": "2", "--task_mix": "mrtd=1 trtd=1",
-    "--window": 2, "--fan_out": "1", "--generator_size": "tiny",
+    "--window": 2, "--fan_out": 1, "--generator_size": "tiny",
     "--discriminator_size": "mini", "--generator_layers": 0,
     "--discriminator_layers": 0, "--max_length": 64, "--dtype": "float32",
     "--dropout": 0.1, "--mask_rate": 0.15, "--mask_policy": "electra",
