@@ -10,6 +10,7 @@ seconds, for --minutes: goodput is the steps that remain of that time, beside th
 the same run's own rate between the faults. A line is cut between two ends of the bridge
 in this process, silently or with an end of its connections: the recovery lasts from
 when it is back until a message has crossed.
+With --measure=quorum it is measured what a cluster costs that dies for good.
 The seed draws victims and moments.
 """
 
@@ -37,6 +38,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.runtime.life import process, restarts, sigterm
 from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import config as bench_config
+from scripts.bench import dead_cluster
 from scripts.bench import relay as relay_lib
 
 flags.adopt_module_key_flags(bench_config)
@@ -47,6 +49,13 @@ flags.DEFINE_float(
 )
 flags.DEFINE_float(
     "kill_every", 300.0, "Seconds between two kills in that time.", lower_bound=5.0
+)
+flags.DEFINE_enum(
+    "measure",
+    "faults",
+    ["faults", "quorum"],
+    "Measurement: faults that a run recovers from, or what a cluster that dies for good"
+    " costs with a quorum and without.",
 )
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -273,6 +282,11 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """Renders the record."""
+    if "dead_cluster" in result:
+        return report.join(
+            report.heading(result, f"seed {result['seed']}"),
+            dead_cluster.markdown(result["dead_cluster"]),
+        )
     measured = {f"kill of the {kind}": each for kind, each in result["kills"].items()}
     measured["cut of the line, after it is back"] = result["cuts"]
     rows = [
@@ -290,6 +304,20 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
 
 
+def recoveries(workdir: pathlib.Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures the recovery from each kind of fault, and goodput under kills."""
+    draw = random.Random(given["seed"])
+    result: dict[str, Any] = {"cuts": cuts(given["rounds"], draw)}
+    run = Run(workdir, given["seed"])
+    try:
+        run.steps_since(time.time())
+        result["kills"] = kills(run, given["rounds"], draw)
+        result["goodput"] = disturbed(run, given["minutes"], given["kill_every"], draw)
+    finally:
+        run.stop()
+    return result | {"targets": targets(result)}
+
+
 @sigterm.as_exit()
 def main() -> int:
     """Measures, prints the record, and writes --out."""
@@ -300,16 +328,11 @@ def main() -> int:
     workdir = pathlib.Path(given["workdir"] or "runs/bench_faults")
     if workdir.exists():
         raise errors.SettingsError(f"--workdir={workdir} is there already")
-    begin, draw = time.monotonic(), random.Random(given["seed"])
-    result: dict[str, Any] = {"cuts": cuts(given["rounds"], draw)}
-    run = Run(workdir, given["seed"])
-    try:
-        run.steps_since(time.time())
-        result["kills"] = kills(run, given["rounds"], draw)
-        result["goodput"] = disturbed(run, given["minutes"], given["kill_every"], draw)
-    finally:
-        run.stop()
-    result["targets"] = targets(result)
+    begin = time.monotonic()
+    if flags.FLAGS.measure == "quorum":
+        result = {"dead_cluster": dead_cluster.measure(workdir.absolute())}
+    else:
+        result = recoveries(workdir, given)
     record = report.provenance(time.monotonic() - begin)
     record |= {"seed": given["seed"]} | result
     report.show(markdown(record))
