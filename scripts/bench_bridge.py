@@ -1,6 +1,6 @@
-"""Measures the bridge beside plain sockets and other people's transports.
+"""Measures the bridge beside plain sockets.
 
-    python -m scripts.bench_bridge                         # all that is installed
+    python -m scripts.bench_bridge                         # all of them
     python -m scripts.bench_bridge --transports=tcp,bridge --rounds=2 --nooverlap
     python -m scripts.bench_bridge --netns=60mbit          # on a slow line; needs root
 
@@ -21,7 +21,7 @@ alike. Figures are medians of the rounds, and ratios medians of the rounds' rati
 
 Messages end in the receiver's memory, and are compared before anything is timed.
 --netns shapes in the kernel instead, see scripts/wan_netns.sh, and measures goodput.
-requirements-bench.txt has the optional transports. The exit status is 1 if a transport
+The exit status is 1 if a transport
 failed, else 0, whether targets are met or not.
 """
 
@@ -53,9 +53,7 @@ from scripts.bench.transports.pair import Pair
 
 flags.adopt_module_key_flags(bench_config)
 flags.declare_key_flag("out")
-flags.DEFINE_list(
-    "transports", [], "Transports to measure; empty for all that are installed."
-)
+flags.DEFINE_list("transports", [], "Transports to measure; empty for all.")
 flags.DEFINE_float(
     "megabytes",
     None,
@@ -349,11 +347,11 @@ def chosen(settings: Settings) -> list[str]:
     """Returns the names of the transports to measure.
 
     Raises:
-      errors.SettingsError: for one that is unknown or not installed.
+      errors.SettingsError: for one that is unknown.
     """
     known = transports.TRANSPORTS
     if not settings.transports:
-        names = [name for name in known if known[name].is_installed]
+        names = list(known)
         if settings.netns:  # those that have a target, and their references
             targeted = [name for name in names if known[name].reference]
             names = [*(known[name].reference for name in targeted), *targeted]
@@ -362,11 +360,6 @@ def chosen(settings: Settings) -> list[str]:
         if name not in known:
             raise errors.SettingsError(
                 f"--transports: no {name!r}; there are {', '.join(known)}"
-            )
-        if not known[name].is_installed:
-            raise errors.SettingsError(
-                f"--transports: {name} needs {known[name].needs}, which is not"
-                " installed; see requirements-bench.txt"
             )
     return list(dict.fromkeys(settings.transports))
 

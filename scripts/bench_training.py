@@ -9,7 +9,8 @@ each core, on random weights and text: a rate is that of the median step, a rati
 median of the rounds' ratios. The second step of each turn is timed: the first one after
 another library's is slower, presumably because its memory is gone. bfloat16 is
 PyTorch's autocast, and here that of the operands of matrix products. The gain of each
-optimization is measured by a step without it.
+optimization is measured by a step without it; those of BERT's step are added one after
+another (`bench/bert_levels.py`).
 
 B batch, L length.
 """
@@ -44,8 +45,8 @@ from nebula_jax.training import (
     sampling,
 )
 from nebula_jax.training import state as train_state
+from scripts.bench import bert_levels, interleave, pytorch
 from scripts.bench import config as bench_config
-from scripts.bench import interleave, pytorch
 from scripts.bench import report as bench_report
 from scripts.bench import shapes as bench_shapes
 
@@ -358,17 +359,23 @@ def main() -> int:
     is_small, rounds, out = (
         flags.FLAGS[name].value for name in ("small_shapes", "rounds", "out")
     )
-    shapes = [FINE_TUNING, MLM]
+    shapes = [FINE_TUNING, MLM, bert_levels.SHAPE]
     if is_small:
         shapes = [shape._replace(**SMALL) for shape in shapes]
+    *shapes, of_bert = shapes
     measured = []
     for shape in shapes:
         process.message(f"{shape.what}: compiling, then {rounds} rounds")
         measured.append(measure(shape, rounds))
+    seconds = interleave.time_runs(bert_levels.steps(of_bert), rounds, warm=WARM)
     result = {
         **report.provenance(time.monotonic() - begin),
         "rounds": rounds,
         "measured": measured,
+        "bert": {
+            "shape": of_bert._asdict(),
+            "levels": bert_levels.figures(of_bert, seconds),
+        },
         "targets": targets(measured),
     }
     report.show(bench_report.training(result))

@@ -32,13 +32,11 @@ from scripts import (
     bench_planner,
     bench_security,
     fake_rates,
-    mutation_score,
     scaling,
     table3_throughput,
     table4_speedup,
 )
 from scripts.bench import report as bench_report
-from scripts.ladder import markdown as ladder_markdown
 from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import (
     abnet_markdown,
@@ -75,7 +73,6 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
     "fake_rates": fake_rates.markdown,
-    "bert_ladder": ladder_markdown.markdown,  # before the others of `bert_`
     "bert_": bert_report.markdown,
     "codec_control": codec_control_markdown.markdown,
     "long_run": long_run_markdown.markdown,
@@ -89,11 +86,13 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "leakage": leaks_markdown.markdown,
     "scaling": scaling.markdown,
     "simulation": bench_report.simulation,
-    "mutation_score": mutation_score.markdown,
 }
 """Beginning of a record's name -> the function that renders the record."""
 SECURITY = ("bench_security", "leakage")
 """The records whose blocks are in SECURITY.md."""
+WITHDRAWN = ("bert_ladder", "mutation_score")
+"""The records of withdrawn scripts: their blocks stay as 9c4ae29, the last commit that
+had the scripts, rendered them."""
 PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",
@@ -198,7 +197,7 @@ def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
         experiments / "results",
     )
     for path in sorted(results.glob("*.json")):
-        if path.stem not in SECURITY:
+        if path.stem not in (*SECURITY, *WITHDRAWN):
             text = rewrite(text, path.stem, block(path.stem, results))
     return text
 

@@ -1,4 +1,4 @@
-"""The steps of `bench_training` and `bert_ladder` in PyTorch, with transformers' BERT.
+"""The steps of `bench_training` in PyTorch, with transformers' BERT.
 
 They need the packages of requirements-parity.txt.
 

@@ -136,7 +136,31 @@ def training(result: Mapping[str, Any]) -> str:
     return report.join(
         report.heading(result, f"{result['rounds']} rounds"),
         *(_step(each) for each in result["measured"]),
+        _levels(result["bert"]) if "bert" in result else "",
         report.targets(result["targets"]),
+    )
+
+
+def _levels(found: Mapping[str, Any]) -> str:
+    """Renders BERT's step, one optimization after another."""
+    shape = found["shape"]
+    header = ["step", "ms", "tokens/s", "over the one below", "over the first"]
+    rows = [
+        [
+            each["name"],
+            f"{each['ms']:.0f}",
+            f"{each['tokens_per_second']:,.0f}",
+            report.figure(each["over_below"], ".2f"),
+            report.figure(each["over_first"], ".2f"),
+        ]
+        for each in found["levels"]
+    ]
+    return report.join(
+        f"**{shape['what']}**, one optimization after another: {shape['layers']} layers"
+        f" of width {shape['width']}, {shape['vocab_size']:,} pieces,"
+        f" {shape['batch']} x {shape['length']} tokens, about half of them padding,"
+        " which does not count.",
+        report.table(header, rows, "lrrrr"),
     )
 
 

@@ -72,7 +72,7 @@ def test_processes_end_when_the_benchmark_is_killed(tmp_path):
     out = tmp_path / "killed.json"  # its path tells our processes from others'
     benchmark = subprocess.Popen(
         [
-            *[sys.executable, "-m", "scripts.bench_bridge", "--transports=tcp,asyncio"],
+            *[sys.executable, "-m", "scripts.bench_bridge", "--transports=tcp,bridge"],
             *["--rounds=1000", f"--out={out}"],
         ],
         cwd=ROOT,

@@ -7,7 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from scripts import bench_training
-from scripts.bench import interleave, pytorch, report
+from scripts.bench import bert_levels, interleave, pytorch, report
 
 SMALL = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
 
@@ -89,6 +89,20 @@ def test_a_profile_has_every_part_of_its_step(result):
         rows = {row["part"]: row["ms"] for row in each["profile"]}
         assert rows.keys() == both | more
         assert all(rows[name] > 0 for name in {"attention", *more})
+
+
+def test_every_level_of_berts_step_has_the_same_loss(result):
+    """Joined rows leave nothing out of so small a batch; accumulation adds up alike."""
+    shape = bert_levels.SHAPE._replace(**bench_training.SMALL, batch=16, length=64)
+    losses = {
+        name: float(run()["loss"]) for name, run in bert_levels.steps(shape).items()
+    }
+    first = losses["float32, logits everywhere, padded rows"]
+    assert all(loss == pytest.approx(first, rel=2e-3) for loss in losses.values())
+    levels = result["bert"]["levels"]
+    assert [each["name"] for each in levels] == list(bert_levels.LEVELS)
+    assert levels[0]["over_below"] is None
+    assert levels[-1]["over_first"] == 1 / 6  # as `time_runs` above times them
 
 
 def test_the_target_is_pytorchs_rate():

@@ -10,7 +10,6 @@ To add a transport, write the file and name it in TRANSPORTS.
 
 import contextlib
 import importlib
-import importlib.util
 import pathlib
 import socket
 import time
@@ -50,19 +49,12 @@ class Transport(NamedTuple):
     """The name of its file in this folder."""
     tls: bool = False
     """True if both ends authenticate."""
-    needs: str = ""
-    """The module that must be installed."""
     reference: str = ""
     """The transport that this one is compared with: it has a target."""
     throughput_target: float = 0.0
     """The smallest share of the reference's throughput."""
     emulates: bool = False
     """True if it emulates `Meeting.line`."""
-
-    @property
-    def is_installed(self) -> bool:
-        """True if its module is installed."""
-        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
     def meet(
         self, side: str, meeting: Meeting
@@ -80,12 +72,6 @@ TRANSPORTS = {
     "bridge_tls": Transport(
         "ours", tls=True, reference="tls", throughput_target=0.9, emulates=True
     ),
-    "asyncio": Transport("streams"),
-    "asyncio_tls": Transport("streams", tls=True),
-    "grpc": Transport("grpc_stream", needs="grpc"),
-    "grpc_tls": Transport("grpc_stream", tls=True, needs="grpc"),
-    "zmq": Transport("zmq_pair", needs="zmq"),
-    "gloo": Transport("gloo", needs="torch"),
 }
 
 

@@ -58,14 +58,6 @@ def uniform(draw, least, most):
 
 command.random.Random.uniform = uniform
 """
-LADDER = """
-from scripts import bert_ladder as command
-from scripts.ladder import scaling, settings
-
-for each in settings.DEFAULTS.items():
-    flags.FLAGS.set_default(*each)
-command.measure = lambda given: scaling.execute(given, pathlib.Path("none"), 1)
-"""
 COMMAND = """
 import os, pathlib, signal, sys
 from absl import flags
@@ -78,8 +70,8 @@ sys.exit(command.main())
 
 @pytest.mark.parametrize(
     ("command", "processes"),
-    [(SECURITY, 4), (FLOOD, 2), (KILLS, 1), (CUTS, 1), (LADDER, 1)],
-    ids=["exchange", "flood", "kills", "cuts", "ladder"],
+    [(SECURITY, 4), (FLOOD, 2), (KILLS, 1), (CUTS, 1)],
+    ids=["exchange", "flood", "kills", "cuts"],
 )
 def test_what_a_command_has_started_ends_with_it(tmp_path, command, processes):
     started, temporary = tmp_path / "started", tmp_path / "temporary"
