@@ -21,8 +21,6 @@ def check(run: config.Run) -> None:
     _check_buckets(agreed.length_buckets)
     check_beams(agreed)
     _check_replicas(agreed)
-    if agreed.replicas > 1:
-        local_steps_config.check_line(agreed, local.cluster)
     _check_bottleneck(agreed)
     _check_auto(run)
     _check_staleness(run)

@@ -334,9 +334,7 @@ def settings(agreed: Agreed) -> dict[str, Any]:
         del found["--bottleneck"]
     is_auto = "auto" in (agreed.forward_codec, agreed.backward_codec)
     if not is_auto:
-        del found["--probe_every"]
-    if not is_auto and agreed.delta_codec != local_steps_config.AUTO:
-        del found["--quality"]
+        del found["--probe_every"], found["--quality"]
     if agreed.replicas > 1:
         return found
     unused = {each.name for each in dataclasses.fields(local_steps_config.Settings)}

@@ -1,6 +1,6 @@
 """Several pairs that train one translator: local steps join what their sides train.
 
-Each side has rounds of its own (`parallel.local_rounds`): the targets exchange what
+Each side has rounds of its own (`parallel.rounds`): the targets exchange what
 they train among themselves, and so do the sources, after the same steps. Of one pair
 there are no rounds, and nothing here does anything.
 """
@@ -18,8 +18,8 @@ from nebula_jax import errors
 from nebula_jax.communication import channels, ranks
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, rules
-from nebula_jax.parallel.local_steps import exchange, local_rounds, round_messages
-from nebula_jax.parallel.local_steps import rounds as rounds_lib
+from nebula_jax.parallel.local_steps import exchange, messages, rounds
+from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.training import state as train_state
 
 States = list[train_state.TrainState]
@@ -30,7 +30,7 @@ def member(
     cluster: str,
     half: models.Half,
     folder: pathlib.Path | None = None,
-) -> rounds_lib.Member | None:
+) -> member_lib.Member | None:
     """Returns a cluster's part in the rounds of its side; None if there is one pair.
 
     Args:
@@ -47,11 +47,10 @@ def member(
         return None
     shapes = half.fresh.shapes.params
     try:
-        return rounds_lib.Member(
+        return member_lib.Member(
             *(agreed.local_steps(), agreed.compression().codec),
             *(pairs.names(agreed, pairs.role_of(cluster)), cluster),
             *(shapes, half.fresh.sharding.params),
-            choice=agreed.choice(shapes, folder),
         )
     except ValueError as error:
         field, _, rest = str(error).partition("=")
@@ -60,7 +59,7 @@ def member(
 
 
 def planned(
-    fresh: mesh_lib.ShardedInit, mesh: Mesh, member: rounds_lib.Member | None
+    fresh: mesh_lib.ShardedInit, mesh: Mesh, member: member_lib.Member | None
 ) -> mesh_lib.ShardedInit:
     """Plans a cluster's arrays with those of its rounds, as `rounds`.
 
@@ -87,7 +86,7 @@ class Rounds:
     def __init__(
         self,
         agreed: config.Agreed,
-        members: Sequence[rounds_lib.Member | None],
+        members: Sequence[member_lib.Member | None],
         cluster: str = "",
         links: Mapping[str, channels.Carrier] | None = None,
     ) -> None:
@@ -100,7 +99,7 @@ class Rounds:
           links: to the others; None if all are in this process.
         """
         self._members = [each for each in members if each is not None]
-        self._rounds: local_rounds.LocalRounds | None = None
+        self._rounds: rounds.LocalRounds | None = None
         if not self._members:
             return
         ends = None
@@ -110,7 +109,7 @@ class Rounds:
                 *(pairs.names(agreed, pairs.role_of(cluster)), cluster, links),
                 *(own.specs, own.codec, agreed.compression().zstd),
             )
-        self._rounds = local_rounds.LocalRounds(self._members, ends)
+        self._rounds = rounds.LocalRounds(self._members, ends)
 
     def go_on(self, restored: Sequence[Mapping[str, Any]], positions: Any) -> None:
         """Goes on from a checkpoint of each copy, or from the beginning.
@@ -122,7 +121,7 @@ class Rounds:
         if self._members:
             for each in zip(self._members, restored, positions, strict=True):
                 member, arrays, position = each
-                member.go_on(arrays["rounds"], position)
+                member.resume(arrays["rounds"], position)
 
     def arrays(self, copy: int = 0) -> dict[str, Any]:
         """Returns the arrays that belong into a copy's checkpoint, as planned."""
@@ -136,14 +135,14 @@ class Rounds:
         self,
         step: int,
         states: States,
-        now: local_rounds.Now = local_rounds.no_news,
-    ) -> tuple[States, list[round_messages.Head]]:
+        now: rounds.Now = rounds.no_news,
+    ) -> tuple[States, list[messages.Head]]:
         """Sends what is to be sent after a step, and applies what is due.
 
         Args:
           step: just taken.
           states: after it, of the copies in this process.
-          now: see `local_rounds`.
+          now: see `rounds`.
 
         Returns:
           The states, and the heads of the round that was applied, if any.
@@ -207,7 +206,7 @@ class Ending:
         is_requested = self._is_requested() or self._link.stop_step is not None
         return 0, bool(ranks.agree(int(is_requested)))
 
-    def take(self, step: int, heads: Sequence[round_messages.Head]) -> None:
+    def take(self, step: int, heads: Sequence[messages.Head]) -> None:
         """Takes the heads of a round that was applied after a step, if one was."""
         self._step = step
         self._is_agreed |= any(head.is_stopping for head in heads)

@@ -6,7 +6,6 @@ from typing import Any
 
 from experiments.abnet import config, crossing
 from experiments.abnet import held_out as held_out_lib
-from experiments.local_steps import tape
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
 from nebula_jax.runtime.life import restarts
@@ -263,7 +262,6 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _sizes_markdown(summary["bytes"]),
         _tape_markdown(summary),
         _deltas_markdown(summary.get("deltas", {})),
-        tape.markdown(summary["clusters"]),
         _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
         _held_out_markdown(summary.get("held_out", {})),
         *(

@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from experiments.bert import config, copies, timing
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.parallel.local_steps import (
-    exchange,
-    local_rounds,
-    quorum_hub,
-    quorum_leaf,
-)
+from nebula_jax.parallel.local_steps import exchange
+from nebula_jax.parallel.local_steps import rounds as rounds_lib
+from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
+from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
@@ -32,7 +30,7 @@ def rounds(
     lines: list[all_clusters.AnyLink],
     work: activity.Work,
     timer: timing.Timer,
-) -> local_rounds.Rounds | None:
+) -> rounds_lib.Rounds | None:
     """Opens a cluster's channels; None if there is one cluster.
 
     Args:
@@ -52,11 +50,11 @@ def rounds(
             *(names, own, others.links, copy.member.specs, copy.member.codec),
             *(zstd, agreed.hub),
         )
-        return local_rounds.LocalRounds([copy.member], ends)
+        return rounds_lib.LocalRounds([copy.member], ends)
     if own != agreed.hub:
         link = _of_one_process(others.links[agreed.hub])
         last = timer.most(agreed.steps)
-        return quorum_leaf.Leaf(copy.member, names, own, link, zstd, last)
+        return leaf_lib.Leaf(copy.member, names, own, link, zstd, last)
 
     def newcomer() -> Link | None:
         found = others.newcomer()
@@ -65,12 +63,12 @@ def rounds(
         lines.append(found)
         return _of_one_process(found)
 
-    return quorum_hub.Hub(
+    return hub_lib.Hub(
         *(copy.member, names, own),
         {name: _of_one_process(link) for name, link in others.links.items()},
-        quorum_hub.Rule(agreed.quorum, agreed.grace, local.reconnect_timeout),
+        hub_lib.Rule(agreed.quorum, agreed.grace, local.reconnect_timeout),
         zstd=zstd,
-        newcomer=newcomer,
+        rejoined=newcomer,
         times=timer.latest,
         work=work,
         log=process.message,
@@ -85,7 +83,7 @@ def _of_one_process(link: all_clusters.AnyLink) -> Link:
 def begin(
     run: config.Run,
     others: all_clusters.Others,
-    rounds: local_rounds.Rounds | None,
+    rounds: rounds_lib.Rounds | None,
     saved: Sequence[int],
 ) -> int:
     """Agrees with the others on where the run goes on, once all channels are open.
@@ -104,11 +102,11 @@ def begin(
       the rounds, the state of the run is to come.
 
     Raises:
-      errors.NebulaError: as `all_clusters.agree_start` and `quorum_leaf.Leaf.begin`.
+      errors.NebulaError: as `all_clusters.agree_start` and `leaf_lib.Leaf.begin`.
     """
     every, window = run.agreed.checkpoint_every, run.agreed.window()
     timeout = run.local.connect_timeout
-    if isinstance(rounds, quorum_hub.Hub):
+    if isinstance(rounds, hub_lib.Hub):
         start = max([0, *saved])
         if start == 0:  # else what the others have would be given up
             links = others.links.items()
@@ -116,7 +114,7 @@ def begin(
             checkpoints.newest_of_all(steps | {"the hub": ()}, every, window)
         rounds.begin(start)
         return start
-    if isinstance(rounds, quorum_leaf.Leaf):
+    if isinstance(rounds, leaf_lib.Leaf):
         start = rounds.begin(timeout, saved)
         return max(step for step in (0, *saved) if step <= start)
     return all_clusters.agree_start(others, every, window, timeout)

@@ -17,7 +17,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer
-from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.parallel.local_steps import messages
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import all_reduce, bert, optimizers, warm_start
 
@@ -160,8 +160,8 @@ class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
                 f"--total_time={self.total_time}: expected a time such as 90s, 30m or"
                 " 2h"
             )
-        if 1000 * seconds > round_messages.MOST:
-            most = round_messages.MOST // (1000 * _SECONDS["h"])
+        if 1000 * seconds > messages.MOST:
+            most = messages.MOST // (1000 * _SECONDS["h"])
             raise errors.SettingsError(
                 f"--total_time={self.total_time}: expected at most {most}h"
             )
@@ -243,7 +243,6 @@ def check(run: Run) -> None:
             " steps has --warmup_steps"
         )
     local_steps_config.check(agreed, names(agreed))
-    local_steps_config.check_line(agreed, local.cluster)
     is_one = not local.coordinator and local.processes_per_cluster == 1
     local_steps_config.check_processes(agreed, is_one)
     if len(agreed.rows()) != agreed.clusters or not all(agreed.rows()):
@@ -315,14 +314,8 @@ def check_held_out(agreed: Agreed, replicas: int) -> None:
 
 
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
-    """Returns what a Hello compares, and a checkpoint is checked against.
-
-    With a fixed codec it is what it was before there was `auto`: runs of then go on.
-    """
-    found = pretraining_hello.settings(run.agreed, run.local, vocabulary)
-    if run.agreed.delta_codec != local_steps_config.AUTO:
-        del found["--quality"]
-    return found
+    """Returns what a Hello compares, and a checkpoint is checked against."""
+    return pretraining_hello.settings(run.agreed, run.local, vocabulary)
 
 
 def hello(

@@ -15,13 +15,13 @@ from jax.sharding import Mesh
 from experiments.bert import config, data, models, timing
 from experiments.pretraining import text as text_lib
 from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
 from nebula_jax.data import joined_rows
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
-from nebula_jax.parallel.local_steps import rounds
+from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import bert, partition
 from nebula_jax.training import state as train_state
 
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
     """(state, frozen, *inputs) -> (state, metrics); see `batch`."""
     evaluate: Callable[..., bert.Sums]
     """(trained, frozen, key, [B, L] int32, first row) -> sums."""
-    member: rounds.Member | None
+    member: member_lib.Member | None
     """This cluster's part in rounds of local steps; None if there is one cluster."""
     rows: int
     """B."""
@@ -108,7 +108,7 @@ def begin(
     text.begin(position.text, share.batch_size, share.within(here))
     timer.go_on(position.time)
     if copy.member is not None:
-        copy.member.go_on(arrays, position.rounds)
+        copy.member.resume(arrays, position.rounds)
     return arrays["state"]
 
 
@@ -190,14 +190,21 @@ def plan(run: config.Run, made: models.Models, index: int) -> Copy:
     return Copy(settings, mesh, fresh, frozen, step, evaluate, member, rows)
 
 
-def _member(run: config.Run, index: int, shapes: Any, sharding: Any) -> rounds.Member:
+def _member(
+    run: config.Run, index: int, shapes: Any, sharding: Any
+) -> member_lib.Member:
     agreed, names = run.agreed, config.names(run.agreed)
-    folder = run_folder.of_cluster(run.local.workdir, names[index])
+    codec = agreed.compression().codec
+    assert isinstance(codec, codec_lib.Codec)  # a selector has been refused
     try:
-        return rounds.Member(
-            *(agreed.local_steps(), agreed.compression().codec),
-            *(names, names[index], shapes, sharding, agreed.delta_weights),
-            agreed.choice(shapes, folder),
+        return member_lib.Member(
+            agreed.local_steps(),
+            codec,
+            names,
+            own=names[index],
+            shapes=shapes,
+            sharding=sharding,
+            weights=agreed.delta_weights,
         )
     except ValueError as error:
         field, _, rest = str(error).partition("=")

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.local_steps import tape
 from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import traces
@@ -190,7 +189,6 @@ def markdown(summary: Mapping[str, Any]) -> str:
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
         _bytes_markdown(summary["bytes"]),
-        tape.markdown(summary["clusters"]),
         _left_out_markdown(summary.get("left_out", {})),
         run_report.outages(summary["clusters"]),
         *_held_out_markdown(summary["held_out"]),

@@ -13,7 +13,7 @@ from typing import Any
 
 from nebula_jax.communication import ranks
 from nebula_jax.parallel.local_steps import clock as clock_lib
-from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.parallel.local_steps import messages
 
 EVERY = 10
 """Steps between two looks at the clock, in a run of one cluster."""
@@ -59,7 +59,7 @@ class Timer:
         values = ranks.exchange([own, int(is_requested)])[ranks.ROOT]
         return int(values[0]), bool(values[1])
 
-    def alone(self, step: int, is_requested: bool) -> list[round_messages.Head]:
+    def alone(self, step: int, is_requested: bool) -> list[messages.Head]:
         """Returns what a run of one cluster agrees on with itself, now and then.
 
         Args:
@@ -69,9 +69,9 @@ class Timer:
         if ranks.count() > 1 and step % EVERY:
             return []
         milliseconds, is_stopping = self.now(is_requested)
-        return [round_messages.Head(step, 0, 0, 0, milliseconds, int(is_stopping))]
+        return [messages.Head(step, 0, 0, 0, milliseconds, int(is_stopping))]
 
-    def agree(self, heads: Sequence[round_messages.Head]) -> None:
+    def agree(self, heads: Sequence[messages.Head]) -> None:
         """Takes the times that the clusters have sent, in one round after the other."""
         if self._clock is None:
             return

@@ -18,7 +18,7 @@ from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import pace
-from nebula_jax.parallel.local_steps import local_rounds
+from nebula_jax.parallel.local_steps import rounds as rounds_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import partition
@@ -37,7 +37,7 @@ def train(run: config.Run) -> int:
     shares = [data.share_of(agreed, index) for index in range(len(names))]
     texts = [data.text_of(run, index, vocabulary) for index in range(len(names))]
     members = [copy.member for copy in group if copy.member is not None]
-    rounds = local_rounds.LocalRounds(members) if members else None
+    rounds = rounds_lib.LocalRounds(members) if members else None
 
     settings = config.settings(run, vocabulary)
     saved = [

@@ -4,16 +4,13 @@ An experiment's `Agreed` inherits `Settings`.
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
 from nebula_jax import errors
-from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
-from nebula_jax.parallel.local_steps import delta_control
 from nebula_jax.training import local_steps
 
 STREAMING: dict[str, Any] = {
@@ -78,14 +75,13 @@ flags.DEFINE_string(
     "Codec of what crosses, the difference from the anchor, such as e3m0(256)|zstd(3)."
     " If empty, e3m0(256) with --sync=streaming, and"
     " error_feedback(sparse_loco(64, 4096), 0.95) with --sync=sparse, or without its"
-    " residual where --unsent=parameters. auto with --sync=streaming if the run is to"
-    " choose it by itself, by what it does to the differences and by the line.",
+    " residual where --unsent=parameters.",
 )
 flags.DEFINE_float(
     "quality",
     0.98,
-    "With auto codecs: smallest cosine that a codec may leave. Of gradients it is to"
-    " those by the gentlest codec; of differences from the anchor to themselves.",
+    "Smallest cosine that an auto codec may leave of gradients, to those by the least"
+    " lossy codec.",
     lower_bound=0.0,
     upper_bound=1.0,
 )
@@ -136,10 +132,6 @@ CODECS = {
     "sparse": "error_feedback(sparse_loco(64, 4096), 0.95)",
 }
 """--sync -> the codec of what crosses, if none is given."""
-AUTO = "auto"
-LADDER = ("bf16", "int8(64)", "hadamard|int4(64)|bf16")
-"""Codecs for `auto`, the gentlest first. Not fp16: deltas of a small learning rate, as
-near the end of a run, are below its range."""
 UNSENT_CODEC = "sparse_loco(64, 4096)"
 """The codec of what crosses with --unsent=parameters, if none is given."""
 
@@ -161,7 +153,7 @@ class Settings:
     outer_momentum: float
     """-1 for one that suits `inner_steps`."""
     delta_codec: str
-    """Empty for that of `sync`; auto if the run chooses it."""
+    """Empty for that of `sync`."""
     quality: float
     """Smallest cosine, with `auto` codecs."""
     delta_weights: str
@@ -206,23 +198,6 @@ class Settings:
             keeps_unsent=is_sparse and self.unsent == "parameters",
         )
 
-    def choice(
-        self, shapes: Any, folder: pathlib.Path | None = None
-    ) -> delta_control.Choice | None:
-        """Returns the choice of the codec of what crosses; None if it is fixed.
-
-        Args:
-          shapes: specs of the parameters that train.
-          folder: of the cluster, for what its clock measures.
-        """
-        if self.delta_codec != AUTO:
-            return None
-        sizes = [
-            codec_lib.nbytes(codec_lib.payload_spec(each, shapes))
-            for each in selector.variants(self.compression().codec)
-        ]
-        return delta_control.Choice(sizes, self.quality, folder)
-
     def window(self) -> int:
         """Returns the steps that one cluster may be ahead of another."""
         return self.inner_steps + self.delay
@@ -233,9 +208,6 @@ class Settings:
         Raises:
           errors.NebulaError: if they cannot be read, or are a choice among codecs.
         """
-        if self.delta_codec == AUTO:
-            ladder = [codecs.from_string(text).codec for text in LADDER]
-            return codecs.Compression(selector.by_step(ladder, lambda step: 0))
         found = codecs.from_string(self.codec())
         if isinstance(found.codec, selector.Selector):
             raise errors.SettingsError(
@@ -277,11 +249,6 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
     _check_used(settings)
     if sync == "allreduce":
         return
-    if settings.delta_codec == AUTO and (sync != "streaming" or settings.quorum):
-        raise errors.SettingsError(
-            f"--delta_codec={AUTO} is for --sync=streaming, in rounds that all clusters"
-            " have: not for --sync=sparse, nor for --quorum"
-        )
     try:
         settings.local_steps()
     except ValueError as error:
@@ -295,24 +262,6 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
             " was not sent; give the codec without error_feedback"
         )
     _check_hub(settings, clusters)
-
-
-def check_line(settings: Settings, cluster: str) -> None:
-    """Checks that a run that chooses its codec has a line to choose it for.
-
-    Args:
-      settings: of the run.
-      cluster: of the process, or `whole` for a run in one.
-
-    Raises:
-      errors.SettingsError: if it has none.
-    """
-    is_used = settings.sync != "allreduce"
-    if is_used and settings.delta_codec == AUTO and cluster == "whole":
-        raise errors.SettingsError(
-            f"--delta_codec={AUTO} is for clusters with a line between them: not for"
-            " --cluster=whole"
-        )
 
 
 def check_processes(settings: Settings, is_one: bool) -> None:

@@ -59,7 +59,6 @@ class Policy:
     bad: probes in a row below it, after which a gentler rung is used.
     good: probes in a row, not below it, after which a harder one is.
     sizes: bytes of a micro-batch by the rungs of each direction.
-    lag: probes after a change of rungs whose `line_bound` is of the rungs before.
     """
 
     every: int
@@ -68,7 +67,6 @@ class Policy:
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
     bad: int = 2
     good: int = 4
-    lag: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.delay <= self.every:
@@ -137,7 +135,7 @@ def decide(policy: Policy, history: History) -> Rungs:
     for by, is_due in _MOVES:
         wanted = _further(policy, now, by)
         needed = policy.good * 2 ** _left(policy, history, wanted, -by)
-        last = here[max(policy.lag, len(here) - needed) :]
+        last = here[max(0, len(here) - needed) :]
         is_enough = len(last) == needed and wanted != now
         if is_enough and all(is_due(policy, each) for each in last):
             return wanted

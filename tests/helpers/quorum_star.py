@@ -14,7 +14,9 @@ from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.parallel.local_steps import quorum_hub, quorum_leaf, rounds
+from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
+from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
 from nebula_jax.training import local_steps
 
 NAMES = ["cluster:0", "cluster:1", "cluster:2"]
@@ -44,8 +46,10 @@ def inner_step(own, name, step):
 
 
 def member(name, codec=None, config=CONFIG):
-    made = rounds.Member(config, codec or codec_lib.identity(), NAMES, name, params())
-    made.go_on(made.first(params()), None)
+    made = member_lib.Member(
+        config, codec or codec_lib.identity(), NAMES, name, params()
+    )
+    made.resume(made.first(params()), None)
     return made
 
 
@@ -125,10 +129,10 @@ class Star:
             link = self._listener.accept(LIMIT)
             there[link.peer.cluster] = link
         self.links = {name: each.result(LIMIT) for name, each in coming.items()}
-        end = quorum_hub.Hub(
+        end = hub_lib.Hub(
             *(member(HUB, **more), NAMES, HUB, there),
-            quorum_hub.Rule(quorum, grace, patience),
-            newcomer=self._newcomer,
+            hub_lib.Rule(quorum, grace, patience),
+            rejoined=self._newcomer,
             times=times,
             work=work,
             log=self.log.append,
@@ -162,7 +166,7 @@ class Star:
 
     def _leaf(self, name):
         made = member(name, **self._more)
-        return quorum_leaf.Leaf(made, NAMES, name, self.links[name])
+        return leaf_lib.Leaf(made, NAMES, name, self.links[name])
 
     def _abort(self):
         ours = [leaf.link for leaf in self.clusters[HUB].end._leaves.values()]

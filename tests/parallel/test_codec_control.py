@@ -175,14 +175,6 @@ def test_a_settled_run_is_probed_every_so_many_steps_and_no_more():
     assert np.mean(np.diff(steps[steps > 500]) == 40) > 0.8
 
 
-def test_what_a_probe_has_of_the_rungs_before_does_not_count():
-    late = dataclasses.replace(POLICY, lag=1)
-    history = codec_control.History(probes(*[((0, 0), *GOOD)] * 4))
-    assert codec_control.decide(late, history) == Rungs(0, 0)
-    history = codec_control.History(probes(*[((0, 0), *GOOD)] * 5))
-    assert codec_control.decide(late, history) == Rungs(1, 1)
-
-
 def test_a_long_tape_is_written_in_time_that_grows_with_its_length():
     """As many decisions look at as many probes at its end as at its beginning."""
     policy = codec_control.Policy(1, 1, 0.98, ((4, 2, 1), (0,)))

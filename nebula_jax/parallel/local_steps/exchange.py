@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from nebula_jax.communication import channels, ranks, selector, worker_link
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.parallel.local_steps.round_messages import Key
+from nebula_jax.parallel.local_steps.messages import Key
 
 
 class Exchange:

@@ -32,7 +32,7 @@ from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
 from nebula_jax.parallel import pace
-from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.parallel.local_steps import messages
 from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint
 
@@ -239,9 +239,7 @@ def assert_all_end(every, delay, who, requested):
         step = steps[0]
         if (fragment := local_steps.sent_after(step)) is not None:
             found = (ending.now() for ending in endings)
-            heads[step] = [
-                round_messages.Head(step, fragment, 0, 0, *each) for each in found
-            ]
+            heads[step] = [messages.Head(step, fragment, 0, 0, *each) for each in found]
         for ending in endings:
             is_applied = local_steps.applied_after(step) is not None
             ending.take(step, heads[step - delay] if is_applied else [])

@@ -11,7 +11,7 @@ from quorum_star import LIMIT, NAMES
 from experiments.bert import channels, config, timing
 from nebula_jax import errors
 from nebula_jax.communication.wire import activity
-from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.parallel.local_steps import messages
 
 RUN = {"clusters": 3, "hub": 0, "quorum": 2, "checkpoint_every": 10, "inner_steps": 4}
 
@@ -62,8 +62,8 @@ def test_a_leaf_whose_checkpoints_are_all_later_begins_behind_the_run(star):
 def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
     """Even if the hub has its times of a checkpoint: no round has come since."""
     stopped, hub, leaf = (timing.Timer(100.0) for _ in range(3))
-    stopped.agree([round_messages.Head(86, 0, 0, 0, 93_000)])
-    stopped.agree([round_messages.Head(90, 0, 0, 0, 96_000)])
+    stopped.agree([messages.Head(86, 0, 0, 0, 93_000)])
+    stopped.agree([messages.Head(90, 0, 0, 0, 96_000)])
     hub.go_on(stopped.position)
     star = star(start=91, saved={NAMES[2]: ()}, times=hub.latest)
     star[0].end.poll(92, 0)  # the first look for those that need the state
@@ -77,12 +77,12 @@ def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
 
 
 def test_the_times_that_a_hub_sends_are_those_of_its_timer(monkeypatch):
-    monkeypatch.setattr(channels.quorum_hub, "Hub", lambda *_, **given: given["times"])
+    monkeypatch.setattr(channels.hub_lib, "Hub", lambda *_, **given: given["times"])
     timer, copy = timing.Timer(100.0), types.SimpleNamespace(member=object())
     run = configured.run(config, **RUN, cluster="0")
     others = types.SimpleNamespace(links={})
     times = channels.rounds(run, copy, others, [], activity.Work(), timer)
-    timer.agree([round_messages.Head(4, 0, 0, 0, 700)])
+    timer.agree([messages.Head(4, 0, 0, 0, 700)])
     assert times() == [(4, 700)]
 
 

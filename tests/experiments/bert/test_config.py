@@ -25,7 +25,6 @@ def run(**given):
         {"clusters": 3, "batch_sizes": "8,16,8", "languages": "en de|hi|ur"},
         {"cluster": "1", "hub": "0", "quorum": 1, "delta_codec": "int8(64)|zstd(3)"},
         {"emulate_compute": 50, "languages": "en,de", "cluster": "whole"},
-        {"delta_codec": "auto", "quality": 0.9, "hub": "1"},
     ],
 )
 def test_a_possible_run_comes_back_from_its_arguments(given):
@@ -119,18 +118,6 @@ def test_clusters_have_as_many_rows_as_they_are_given():
             {"total_time": "2h", "head_warmup_steps": 5},
             "--total_time=2h is not for a warm start of heads",
         ),
-        (
-            {"delta_codec": "auto", "cluster": "whole"},
-            "--delta_codec=auto is for clusters with a line between them",
-        ),
-        (
-            {"delta_codec": "auto", "hub": "0", "quorum": 1},
-            "--delta_codec=auto is for --sync=streaming, in rounds that all clusters",
-        ),
-        (
-            {"delta_codec": "auto", "sync": "sparse"},
-            "--delta_codec=auto is for --sync=streaming, in rounds that all clusters",
-        ),
         ({"head_priors": True}, "--head_priors counts in the steps"),
         ({"clusters": 1}, "--sync=streaming is for several clusters"),
         ({"batch_sizes": "8"}, "--batch_sizes=8: expected 2 numbers above 0"),
@@ -163,7 +150,7 @@ def test_what_cannot_be_is_named(given, message):
 def test_flags_of_local_steps_are_not_checked_where_there_are_none():
     """So one flagfile serves both."""
     given = {"clusters": 1, "sync": "allreduce", "cluster": "whole"}
-    config.check(run(delta_codec="auto", **given))
+    config.check(run(delta_codec="fp16", **given))
 
 
 def test_a_cluster_is_checked_for_its_own_rows_alone():

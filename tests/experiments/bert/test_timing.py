@@ -3,11 +3,11 @@
 import json
 
 from experiments.bert import timing
-from nebula_jax.parallel.local_steps import round_messages
+from nebula_jax.parallel.local_steps import messages
 
 
 def head(step, milliseconds):
-    return round_messages.Head(step, 0, 0, 0, milliseconds)
+    return messages.Head(step, 0, 0, 0, milliseconds)
 
 
 def test_rounds_that_are_applied_at_once_count_one_after_the_other():

@@ -1,12 +1,12 @@
 """A leaf of rounds with a quorum: it follows what the hub decides.
 
-    leaf = quorum_leaf.Leaf(member, clusters, own, link)
-    start = leaf.begin(timeout)               # waits for the hub's Welcome
+    end = leaf.Leaf(member, clusters, own, link)
+    start = end.begin(timeout)               # waits for the hub's Welcome
     for step in steps:
-        [params], heads = leaf.after(step, [params])
-        if leaf.step > step:                  # it was late, and skips the steps between
-            step = steps.skip_to(leaf.step)
-    [params] = leaf.finish(step, [params])
+        [params], heads = end.after(step, [params])
+        if end.step > step:                   # it was late, and skips the steps between
+            step = steps.skip_to(end.step)
+    [params] = end.finish(step, [params])
 
 It has a message in a round if it comes to the step before the verdict does. Else it
 applies the round at once without one, and goes on where the hub was then.
@@ -24,14 +24,10 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import frames
-from nebula_jax.parallel.local_steps import (
-    local_rounds,
-    quorum,
-    quorum_log,
-    round_messages,
-    rounds,
-)
-from nebula_jax.parallel.local_steps.round_messages import Key
+from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import messages, rounds
+from nebula_jax.parallel.local_steps.messages import Key
+from nebula_jax.parallel.local_steps.quorum import log as log_lib
 from nebula_jax.training import local_steps
 
 
@@ -40,7 +36,7 @@ class Leaf:
 
     def __init__(
         self,
-        member: rounds.Member,
+        member: member_lib.Member,
         clusters: Sequence[str],
         own: str,
         link: Link,
@@ -60,8 +56,8 @@ class Leaf:
         self._member, self._config = member, member.config
         self._number = list(clusters).index(own)
         self._own, self._link, self._hub = own, link, link.peer.cluster
-        self._log = quorum_log.Log(member, clusters, own, link, zstd, last)
-        self._up = quorum.open_up(link.sender, member, own, zstd)
+        self._log = log_lib.Log(member, clusters, own, link, zstd, last)
+        self._up = log_lib.open_up(link.sender, member, own, zstd)
         self._closed = [0] * self._config.fragments  # step of the latest round of each
         self._sent: tuple[Key, Selected] | None = None
         self._needs_state = self._has_requested = False
@@ -70,7 +66,7 @@ class Leaf:
         """The step at which this cluster is."""
 
     def begin(self, timeout: float, saved: Sequence[int] = ()) -> int:
-        """Waits for the hub's Welcome, and for the state of the run if it is under way.
+        """Waits for the hub's Welcome, and for the state of the run if it has begun.
 
         Args:
           timeout: seconds to wait for the Welcome.
@@ -81,16 +77,15 @@ class Leaf:
           restored; the first `after` then takes the state that has come.
 
         Raises:
-          rounds.RoundError: if that is a step that is not saved here, and no state has
-            come.
+          member_lib.RoundError: if that step is not saved here, and no state has come.
         """
         start = self._link.wait_for_welcome(timeout)
-        if start == quorum.UNDER_WAY:
+        if start == log_lib.IN_FLIGHT:
             self._needs_state = True
             while not self._log.entries:
                 self._wait("the state of the run")
             if not self._log.entries[0].verdict.is_state:
-                raise rounds.RoundError(
+                raise member_lib.RoundError(
                     f"{self._hub} closed a round without the state of the run, which"
                     f" {self._own} waits for"
                 )
@@ -99,7 +94,7 @@ class Leaf:
             self._closed = [start] * len(self._closed)
         else:
             have = ", ".join(map(str, saved)) or "none"
-            raise rounds.RoundError(
+            raise member_lib.RoundError(
                 f"{self._hub} goes on after step {start}; {self._own} has {have}"
             )
         self.step = start
@@ -109,16 +104,16 @@ class Leaf:
         self,
         step: int,
         params: Sequence[Any],
-        now: local_rounds.Now = local_rounds.no_news,
-    ) -> tuple[list[Any], list[round_messages.Head]]:
+        now: rounds.Now = rounds.no_news,
+    ) -> tuple[list[Any], list[messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
         Several rounds may be due: after them `self.step` is the hub's in the last one.
         Their heads are in the order of the rounds; `LocalRounds.finish` has none.
 
         Raises:
-          quorum.LeftOut: if the hub has ended the run without this cluster.
-          rounds.RoundError: if a message cannot be of its round.
+          log_lib.LeftOut: if the hub has ended the run without this cluster.
+          member_lib.RoundError: if a message cannot be of its round.
         """
         self.step = step
         (own,), heads = params, []
@@ -148,12 +143,12 @@ class Leaf:
         """Takes the last rounds, by quorum too, and ends at the anchors.
 
         Raises:
-          quorum.LeftOut, rounds.RoundError: as `after`; also if clusters come to
+          log_lib.LeftOut, member_lib.RoundError: as `after`; also if clusters come to
             different anchors.
         """
         self.step = step
         (own,) = params
-        last = local_rounds.last_rounds(self._config, step)
+        last = rounds.last_rounds(self._config, step)
         last.append((step, self._config.fragments))
         while True:
             self._log.receive()
@@ -190,7 +185,7 @@ class Leaf:
         """Waits for more of the log.
 
         Raises:
-          quorum.LeftOut: if there is no more.
+          log_lib.LeftOut: if there is no more.
         """
         if not self._link.wait_for_any(what):
             raise self._left_out()
@@ -211,7 +206,7 @@ class Leaf:
         is_own = self._sent is not None and self._sent[0] == entries[0].verdict[2:4]
         return not is_own or len(entries) > 1
 
-    def _apply(self, params: Any) -> tuple[Any, list[round_messages.Head]]:
+    def _apply(self, params: Any) -> tuple[Any, list[messages.Head]]:
         """Applies the next entry of the log."""
         entry = self._log.entries.popleft()
         if entry.verdict.is_state:
@@ -219,13 +214,13 @@ class Leaf:
         _, after, step, fragment, version, is_last = entry.verdict
         follows, _ = self._config.next_sent(1 + max(self._closed))
         if step != follows and not is_last:
-            raise rounds.RoundError(
+            raise member_lib.RoundError(
                 f"{self._hub} closed the round of step {step}, where that of step"
                 f" {follows} follows"
             )
         own_version = self._member.versions[fragment]
         if version != own_version:
-            raise rounds.RoundError(
+            raise member_lib.RoundError(
                 f"the hub closed the round of step {step} at version {version} of"
                 f" fragment {fragment}; {self._own} has version {own_version}"
             )
@@ -236,7 +231,7 @@ class Leaf:
         self._log.forget(self._closed)
         return params, [] if is_last else heads
 
-    def _payloads(self, entry: quorum.Entry) -> list[Selected | None]:
+    def _payloads(self, entry: log_lib.Entry) -> list[Selected | None]:
         """Returns R payloads of a round, None of those that are not in it."""
         if self._sent is not None:
             self._log.add_own(*self._sent)
@@ -245,8 +240,8 @@ class Leaf:
         return payloads
 
     def _take_state(
-        self, params: Any, entry: quorum.Entry
-    ) -> tuple[Any, list[round_messages.Head]]:
+        self, params: Any, entry: log_lib.Entry
+    ) -> tuple[Any, list[messages.Head]]:
         """Goes on from the state of the run, unless nothing of it was missed."""
         states = self._log.states(entry)
         versions = [int(state["about"][0]) for state in states]
@@ -256,7 +251,7 @@ class Leaf:
             jax.tree.map(_placed, state["outer"], outer)
             for state, outer in zip(states, self._member.outers, strict=True)
         ]
-        self._member.go_on(
+        self._member.resume(
             {"outers": outers, "codecs": self._member.codecs},
             {"versions": versions, "tokens": [0] * len(versions)},
         )
@@ -268,7 +263,7 @@ class Leaf:
         self.step = max(self.step, entry.verdict.after)
         self._log.forget(self._closed)
         return params, [
-            round_messages.Head(step, 0, 0, 0, milliseconds)
+            messages.Head(step, 0, 0, 0, milliseconds)
             for step, milliseconds in entry.times
         ]
 
@@ -276,15 +271,15 @@ class Leaf:
         entry = self._log.entries.popleft()
         return self._member.close(entry.verdict.step, params, self._payloads(entry))
 
-    def _left_out(self) -> quorum.LeftOut:
-        return quorum.LeftOut(
+    def _left_out(self) -> log_lib.LeftOut:
+        return log_lib.LeftOut(
             f"the run has ended without {self._own}, which was too far behind at step"
             f" {self.step}: it has no state of the end, and writes no model"
         )
 
     # What this cluster sends.
 
-    def _request_end(self, now: local_rounds.Now) -> None:
+    def _request_end(self, now: rounds.Now) -> None:
         """Requests the end of the run of the hub, once, if it is requested here.
 
         Heads are not enough: a cluster that is always late has no message in any round.
@@ -293,7 +288,7 @@ class Leaf:
             self._link.stop()
             self._has_requested = True
 
-    def _send(self, key: Key, params: Any, now: local_rounds.Now) -> None:
+    def _send(self, key: Key, params: Any, now: rounds.Now) -> None:
         step, fragment = key
         self._put(key, self._member.outgoing(step, fragment, params, *now()))
         self._messages += 1
@@ -311,7 +306,7 @@ class Leaf:
         if key[1] == self._config.fragments:
             self._put(key, self._member.closing(key[0]))
         else:
-            self._send(key, params, local_rounds.no_news)
+            self._send(key, params, rounds.no_news)
 
     def _put(self, key: Key, message: Selected) -> None:
         step, fragment = key

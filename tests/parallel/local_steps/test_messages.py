@@ -6,16 +6,14 @@ import pytest
 
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
-from nebula_jax.parallel.local_steps import delta_codecs
+from nebula_jax.parallel.local_steps import messages
 
 
 def test_a_codec_whose_receiver_remembers_is_refused():
-    delta_codecs.check_codec(codecs.int8("row", "stochastic"))
-    delta_codecs.check_codec(
-        codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec
-    )
+    messages.check_codec(codecs.int8("row", "stochastic"))
+    messages.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec)
     with pytest.raises(ValueError, match="its receiver remembers what came before"):
-        delta_codecs.check_codec(remembering())
+        messages.check_codec(remembering())
 
 
 def remembering() -> codec_lib.Codec:

@@ -9,7 +9,8 @@ import quorum_star
 from quorum_star import HUB, NAMES
 
 from nebula_jax.communication import codecs
-from nebula_jax.parallel.local_steps import local_rounds, quorum
+from nebula_jax.parallel.local_steps import rounds
+from nebula_jax.parallel.local_steps.quorum import log as log_lib
 
 
 @pytest.fixture
@@ -30,20 +31,20 @@ def assert_alike(*clusters):
 @pytest.mark.parametrize("members", [(True, False, True), (False, False, False)])
 @pytest.mark.parametrize("times", [(), ((4, 70),), ((4, 70), (6, 90))])
 def test_an_entry_of_the_log_comes_back_from_its_arrays(members, times):
-    entry = quorum.Entry(quorum.Verdict(0, 9, 8, 1, 2**32 - 1), members, times)
-    arrays = quorum.arrays_of_entry(entry)
-    spec = quorum.spec_of_entry(3)
+    entry = log_lib.Entry(log_lib.Verdict(0, 9, 8, 1, 2**32 - 1), members, times)
+    arrays = log_lib.arrays_of_entry(entry)
+    spec = log_lib.spec_of_entry(3)
     assert_same(
         jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays),
         jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), spec),
     )
-    assert quorum.entry_of_arrays(arrays) == entry
+    assert log_lib.entry_of_arrays(arrays) == entry
 
 
 def test_a_state_has_all_that_clusters_have_alike():
     member = quorum_star.member(HUB)
     for fragment, outer in enumerate(member.outers):
-        spec = quorum.spec_of_state(member, fragment)
+        spec = log_lib.spec_of_state(member, fragment)
         assert jax.eval_shape(lambda outer=outer: outer) == spec["outer"]
 
 
@@ -54,7 +55,7 @@ def test_if_all_are_in_time_it_is_the_run_without_a_quorum(star, codec):
     star.together(9)
     star.finish()
     group = [quorum_star.member(name, made) for name in NAMES]
-    alone = local_rounds.LocalRounds(group)
+    alone = rounds.LocalRounds(group)
     own = [quorum_star.params()] * 3
     for step in range(1, 10):
         moved = [

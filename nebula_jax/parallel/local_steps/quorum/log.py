@@ -15,6 +15,7 @@ own, and goes on at the step where the hub was then.
 R clusters, P fragments.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,11 +27,15 @@ import numpy as np
 from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, selector
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import frames
-from nebula_jax.parallel.local_steps import local_rounds, rounds
+from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import rounds
+from nebula_jax.parallel.local_steps.messages import Key
 from nebula_jax.training import local_steps
 
-UNDER_WAY = frames.MAX_STEP
+IN_FLIGHT = frames.MAX_STEP
 """The step of a Welcome to a leaf that is to wait for the state of the run."""
 REMEMBERED = 2  # rounds whose times a leaf needs to follow the run's clock
 
@@ -126,7 +131,7 @@ def check(verdict: Verdict, config: local_steps.Config, last: int) -> None:
         return
     allowed: list[tuple[int, int | None]]
     if is_last:
-        allowed = [*local_rounds.last_rounds(config, after), (after, config.fragments)]
+        allowed = [*rounds.last_rounds(config, after), (after, config.fragments)]
     else:
         allowed = [(after - config.delay, config.applied_after(after))]
     if (step, fragment) not in allowed:
@@ -136,7 +141,7 @@ def check(verdict: Verdict, config: local_steps.Config, last: int) -> None:
         )
 
 
-def spec_of_state(member: rounds.Member, fragment: int) -> dict[str, Any]:
+def spec_of_state(member: member_lib.Member, fragment: int) -> dict[str, Any]:
     """Returns the specs of a fragment's whole state, for its channel.
 
     Args:
@@ -192,7 +197,7 @@ Opens = Callable[[str, codec_lib.Spec, selector.CodecOrSelector, int | None], En
 
 def open_down(
     opens: Opens[EndT],
-    member: rounds.Member,
+    member: member_lib.Member,
     clusters: Sequence[str],
     zstd: int | None,
 ) -> Down[EndT]:
@@ -216,7 +221,7 @@ def open_down(
 
 
 def open_up(
-    opens: Opens[EndT], member: rounds.Member, origin: str, zstd: int | None
+    opens: Opens[EndT], member: member_lib.Member, origin: str, zstd: int | None
 ) -> list[EndT]:
     """Opens one end of the channels for a cluster's messages, P + 1.
 
@@ -235,3 +240,139 @@ def nbytes(ends: Sequence[channels.Sender]) -> int:
     sizes = [size for each in ends for size in each.format.buffer_sizes()[0]]
     table = np.dtype(np.uint64).itemsize  # an entry of zstd's, with a checksum a tensor
     return sum(sizes) + table * (len(sizes) + len(ends))
+
+
+class Log:
+    """The entries of the log that a leaf has yet to apply, and what came with them."""
+
+    def __init__(
+        self,
+        member: member_lib.Member,
+        clusters: Sequence[str],
+        own: str,
+        link: Link,
+        zstd: int | None,
+        last: int,
+    ) -> None:
+        """Opens the channels; the arguments are those of `leaf.Leaf`."""
+        self._config, self._clusters, self._own = member.config, list(clusters), own
+        self._link, self._hub, self._last = link, link.peer.cluster, last
+        self._down: Down[channels.Receiver] = open_down(
+            link.receiver, member, clusters, zstd
+        )
+        self.entries: collections.deque[Entry] = collections.deque()
+        """Those that are yet to be applied, the oldest first."""
+        self._deltas: dict[tuple[str, Key], Selected] = {}
+        self._states: list[collections.deque[Any]] = [
+            collections.deque() for _ in self._down.states
+        ]
+
+    def receive(self) -> bool:
+        """Takes all that has arrived; returns False if no more can come.
+
+        Raises:
+          member_lib.RoundError: if a verdict cannot be.
+        """
+        is_there = not self._link.notices.has_ended
+        # Verdicts first: what comes with one has come before it.
+        for arrays in _all_of(self._down.verdicts):
+            self.entries.append(self._checked(entry_of_arrays(arrays)))
+        for queue, end in zip(self._states, self._down.states, strict=True):
+            queue.extend(_all_of(end))
+        for origin, ends in self._down.deltas.items():
+            for fragment, end in enumerate(ends):
+                while (step := end.next_step) is not None:
+                    message = end.recv_payload(step)
+                    self._deltas[origin, (step, fragment)] = message
+        return is_there
+
+    def _checked(self, entry: Entry) -> Entry:
+        """Returns an entry that the hub can have sent; raises member_lib.RoundError."""
+        try:
+            check(entry.verdict, self._config, self._last)
+        except ValueError as error:
+            raise member_lib.RoundError(
+                f"{self._hub} sent a verdict that cannot be: {error}"
+            ) from None
+        return entry
+
+    def add_own(self, key: Key, message: Selected) -> None:
+        """Adds the message that this leaf has sent of a round.
+
+        The hub may have sent it back: then it is the same, and replaces what came. One
+        that differs stays: the process before has sent it, and the round has it.
+        """
+        came = self._deltas.get((self._own, key))
+        if came is None or _is_same(came, message):
+            self._deltas[self._own, key] = message
+
+    def payloads(self, entry: Entry) -> list[Selected | None]:
+        """Returns R payloads of a round, None of those that are not in it.
+
+        Raises:
+          member_lib.RoundError: if one that is in it has not come.
+        """
+        key = entry.verdict.step, entry.verdict.fragment
+        is_in = dict(zip(self._clusters, entry.members, strict=True))
+        if not is_in[self._hub]:
+            raise member_lib.RoundError(
+                f"{self._hub} counts no message of its own in the round of step"
+                f" {key[0]}"
+            )
+        for name in self._clusters:
+            if is_in[name] and (name, key) not in self._deltas:
+                raise member_lib.RoundError(
+                    f"the hub counts a message of {name} in the round of step {key[0]}"
+                    f" that {self._own} does not have"
+                )
+        return [
+            self._deltas[name, key] if is_in[name] else None for name in self._clusters
+        ]
+
+    def states(self, entry: Entry) -> list[Any]:
+        """Returns the states of all fragments that came with an entry, P.
+
+        Raises:
+          member_lib.RoundError: if one has not come, or cannot be.
+        """
+        if not all(self._states):
+            raise member_lib.RoundError(
+                f"{self._hub} sent a verdict on states of the run that did not come"
+            )
+        states = [queue.popleft() for queue in self._states]
+        try:
+            check_states(states, entry.verdict.after)
+        except ValueError as error:
+            raise member_lib.RoundError(
+                f"{self._hub} sent a state that cannot be: {error}"
+            ) from None
+        return states
+
+    def forget(self, closed: Sequence[int]) -> None:
+        """Drops messages of rounds that are over: those that were not in them.
+
+        Args:
+          closed: step of the latest round of each fragment, P.
+        """
+        self._deltas = {
+            (origin, (step, fragment)): payload
+            for (origin, (step, fragment)), payload in self._deltas.items()
+            if fragment == self._config.fragments or step > closed[fragment]
+        }
+
+
+def _is_same(one: Selected, two: Selected) -> bool:
+    """Returns True if two messages of one fragment are the same on the line."""
+    leaves = [jax.tree.leaves(each.payload) for each in (one, two)]
+    return one.option == two.option and all(
+        np.array_equal(channels.as_bytes(a), channels.as_bytes(b))
+        for a, b in zip(*leaves, strict=True)
+    )
+
+
+def _all_of(end: channels.Receiver) -> list[Any]:
+    """Returns the arrays of all tensors that have arrived on a channel."""
+    found = []
+    while (step := end.next_step) is not None:
+        found.append(end.recv_payload(step).payload)
+    return found

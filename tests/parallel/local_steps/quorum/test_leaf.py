@@ -12,7 +12,9 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication import codecs
 from nebula_jax.communication.wire import inbox, send_window, session
-from nebula_jax.parallel.local_steps import quorum, quorum_hub, rounds
+from nebula_jax.parallel.local_steps.member import RoundError
+from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
+from nebula_jax.parallel.local_steps.quorum import log as log_lib
 from nebula_jax.training import local_steps
 
 
@@ -112,14 +114,14 @@ def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch)
     monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)
     monkeypatch.setattr(inbox, "MAX_BYTES", 1)
     # Else there may be room for the state of the end before the run has ended.
-    monkeypatch.setattr(quorum_hub.Hub, "_bring", lambda *_: None)
+    monkeypatch.setattr(hub_lib.Hub, "_bring", lambda *_: None)
     star = star()
     star.together(25, (0, 1))
     star.finish((0, 1))
     closing = star._pool.submit(star[0].end._leaves[NAMES[2]].link.close)
     late = star[2]
     wait_until(lambda: not late.end._log.receive())
-    with pytest.raises(quorum.LeftOut, match="has ended without cluster:2, which was"):
+    with pytest.raises(log_lib.LeftOut, match="has ended without cluster:2, which was"):
         late.to(100)
     # As soon as it has read all, not when it needs more.
     assert CONFIG.applied_after(late.step) is None
@@ -205,7 +207,7 @@ def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch
         if not has_room:
             leaf.follows = False
             with monkeypatch.context() as patch:
-                patch.setattr(quorum_hub.Hub, "_bring", lambda *_: None)
+                patch.setattr(hub_lib.Hub, "_bring", lambda *_: None)
                 run.have_arrived(2, 1, 3)
         run.together(3)
         assert run[2].end.described["missed"] == 0
@@ -333,12 +335,12 @@ def test_a_verdict_that_cannot_be_is_an_error_of_the_hub(star, change, words):
         members = change.get("members", entry.members)
         fields = {name: value for name, value in change.items() if name != "members"}
         verdict = entry.verdict._replace(**fields)
-        announce(leaf, quorum.Entry(verdict, members, entry.times))
+        announce(leaf, log_lib.Entry(verdict, members, entry.times))
 
     hub._announce = altered
     star.together(3, (0,))
     star.arrive(2)
-    with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
+    with pytest.raises(RoundError, match=f"^cluster:0 .*{words}"):
         star[2].to(1)
 
 
@@ -354,24 +356,24 @@ def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
     star.together(3, (0,))
     star.arrive(2)
     star[2].end._log._last = 2
-    with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
+    with pytest.raises(RoundError, match="after step 3; the run has 2 steps"):
         star[2].to(1)
     leaf = star.start_anew(1)
     leaf._log._last = 2
     star[0].to(4)
     has_been_sent(star, NAMES[1])
-    with pytest.raises(rounds.RoundError, match="after step 3; the run has 2 steps"):
+    with pytest.raises(RoundError, match="after step 3; the run has 2 steps"):
         leaf.begin(LIMIT)
 
 
 def test_states_that_did_not_come_are_an_error_of_the_hub(star):
     star = star()
     hub = star[0].end
-    verdict = quorum.Verdict(1, 0, 0, 0, 0)
-    nothing = quorum.Entry(verdict, (False,) * 3, ())
+    verdict = log_lib.Verdict(1, 0, 0, 0, 0)
+    nothing = log_lib.Entry(verdict, (False,) * 3, ())
     hub._announce(hub._leaves[NAMES[2]], nothing)
     star.arrive(2)
-    with pytest.raises(rounds.RoundError, match="on states of the run that did not"):
+    with pytest.raises(RoundError, match="on states of the run that did not"):
         star[2].to(1)
 
 
@@ -396,7 +398,7 @@ def test_a_state_that_cannot_be_is_an_error_of_the_hub(
     has_been_sent(star, NAMES[2])
     assert leaf.begin(LIMIT) == 3
     anew = quorum_star.Cluster(NAMES[2], leaf)
-    with pytest.raises(rounds.RoundError, match=f"^cluster:0 .*{words}"):
+    with pytest.raises(RoundError, match=f"^cluster:0 .*{words}"):
         anew.to(1)
 
 
@@ -404,11 +406,11 @@ def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
     star = star(start=9, saved={NAMES[1]: (5, 9), NAMES[2]: (5,)}, is_begun=False)
     hub = star[0].end
     hub._welcome(hub._leaves[NAMES[1]], 7)
-    with pytest.raises(rounds.RoundError, match="cluster:0 goes on after step 7; cl"):
+    with pytest.raises(RoundError, match="cluster:0 goes on after step 7; cl"):
         star[1].end.begin(LIMIT, (5, 9))
     leaf = hub._leaves[NAMES[2]]
-    hub._welcome(leaf, quorum.UNDER_WAY)
-    closed = quorum.Verdict(0, 3, 2, 1, 0)
-    hub._announce(leaf, quorum.Entry(closed, (True,) * 3, ()))
-    with pytest.raises(rounds.RoundError, match="a round without the state of the run"):
+    hub._welcome(leaf, log_lib.IN_FLIGHT)
+    closed = log_lib.Verdict(0, 3, 2, 1, 0)
+    hub._announce(leaf, log_lib.Entry(closed, (True,) * 3, ()))
+    with pytest.raises(RoundError, match="a round without the state of the run"):
         star[2].end.begin(LIMIT, (5,))

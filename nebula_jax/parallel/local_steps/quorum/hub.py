@@ -1,14 +1,14 @@
 """The hub of rounds with a quorum: it decides which clusters a round has.
 
-    hub = quorum_hub.Hub(member, clusters, own, links, rule, newcomer=..., ...)
-    hub.begin(start)                          # welcomes the leaves
+    end = hub.Hub(member, clusters, own, links, rule, rejoined=..., ...)
+    end.begin(start)                          # welcomes the leaves
     for step in ...:
-        [params], heads = hub.after(step, [params])
-    [params] = hub.finish(step, [params])
+        [params], heads = end.after(step, [params])
+    [params] = end.finish(step, [params])
 
 It never waits for a leaf but within a round, and there for a quorum only, and then for
 `grace` seconds. A leaf whose line takes no more is sent nothing until it does again;
-then it is sent the state of the run, as is one that has come anew.
+then it is sent the state of the run, as is one that has rejoined.
 
 R clusters, P fragments.
 """
@@ -23,11 +23,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from nebula_jax.communication import bridge, channels, selector
+from nebula_jax.communication import bridge, channels
 from nebula_jax.communication.link import Link
+from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import activity, send_window
-from nebula_jax.parallel.local_steps import local_rounds, quorum, round_messages, rounds
-from nebula_jax.parallel.local_steps.round_messages import Key
+from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import messages, rounds
+from nebula_jax.parallel.local_steps.messages import Key
+from nebula_jax.parallel.local_steps.quorum import log as log_lib
 
 POLL_SECONDS = 0.005  # between looks at what has arrived, while a round waits for more
 STATES = 2
@@ -53,7 +56,7 @@ class _Leaf:
 
     name: str
     link: Link
-    down: quorum.Down[channels.Sender]
+    down: log_lib.Down[channels.Sender]
     up: list[channels.Receiver]
     follows: bool = False
     """True if it is sent the log: it has had all before."""
@@ -64,14 +67,14 @@ class Hub:
 
     def __init__(
         self,
-        member: rounds.Member,
+        member: member_lib.Member,
         clusters: Sequence[str],
         own: str,
         links: Mapping[str, Link],
         rule: Rule,
         *,
         zstd: int | None = None,
-        newcomer: Callable[[], Link | None] = lambda: None,
+        rejoined: Callable[[], Link | None] = lambda: None,
         times: Callable[[], Sequence[tuple[int, int]]] = lambda: (),
         work: activity.Work | None = None,
         log: Callable[[str], None] = print,
@@ -85,16 +88,16 @@ class Hub:
           links: name -> link, to all leaves.
           rule: of the rounds.
           zstd: level for messages, or None.
-          newcomer: returns the link to a cluster that has come anew, or None.
-          times: returns step and milliseconds of the latest rounds, `quorum.REMEMBERED`
+          rejoined: returns the link to a cluster that has rejoined, or None.
+          times: returns step and milliseconds of the latest rounds, `log.REMEMBERED`
             at most, for a leaf that has to follow the run's clock.
           work: of this process.
           log: takes a line when a leaf is away, or is back.
         """
-        self._rounds = local_rounds.LocalRounds([member], self)
+        self._rounds = rounds.LocalRounds([member], self)
         self._member, self._clusters, self._own = member, list(clusters), own
         self._rule, self._zstd, self._log = rule, zstd, log
-        self._newcomer, self._times = newcomer, times
+        self._rejoined, self._times = rejoined, times
         self._work = work or activity.Work()
         self.step = 0
         """The step at which the hub is."""
@@ -102,24 +105,24 @@ class Hub:
         self._applied = 0  # the step at which the latest round was applied
         self._closed = [0] * len(member.specs)  # step of each fragment's latest round
         self._key: Key | None = None  # of the round for which there was room
-        self._taken: dict[str, selector.Selected] = {}  # of that round
+        self._taken: dict[str, Selected] = {}  # of that round
         self._without: collections.Counter[str] = collections.Counter()
         self._absent: set[str] = set()  # those that are not in the latest round
         self._few_since: float | None = None
         self._leaves = {name: self._opened(name, link) for name, link in links.items()}
 
     def _opened(self, name: str, link: Link) -> _Leaf:
-        down = quorum.open_down(link.sender, self._member, self._clusters, self._zstd)
-        up = quorum.open_up(link.receiver, self._member, name, self._zstd)
+        down = log_lib.open_down(link.sender, self._member, self._clusters, self._zstd)
+        up = log_lib.open_up(link.receiver, self._member, name, self._zstd)
         leaf = _Leaf(name, link, down, up)
         most = max(self._round_bytes(leaf, each) for each in range(len(up)))
-        states = STATES * quorum.nbytes(down.states)
+        states = STATES * log_lib.nbytes(down.states)
         link.reserve(states + 2 * most + send_window.WINDOW_BYTES)
         return leaf
 
     def _round_bytes(self, leaf: _Leaf, fragment: int) -> int:
         deltas = [each[fragment] for each in leaf.down.deltas.values()]
-        return quorum.nbytes([*deltas, leaf.down.verdicts])
+        return log_lib.nbytes([*deltas, leaf.down.verdicts])
 
     def begin(self, start: int) -> None:
         """Lets the run go on after a step; leaves that do not have it get its state.
@@ -131,7 +134,7 @@ class Hub:
         self._closed = [start] * len(self._closed)
         for leaf in self._leaves.values():
             leaf.follows = start in (0, *leaf.link.peer.checkpoints)
-            self._welcome(leaf, start if leaf.follows else quorum.UNDER_WAY)
+            self._welcome(leaf, start if leaf.follows else log_lib.IN_FLIGHT)
 
     def _welcome(self, leaf: _Leaf, step: int) -> None:
         with self._unless_ended(leaf):
@@ -141,14 +144,14 @@ class Hub:
         self,
         step: int,
         params: Sequence[Any],
-        now: local_rounds.Now = local_rounds.no_news,
-    ) -> tuple[list[Any], list[round_messages.Head]]:
+        now: rounds.Now = rounds.no_news,
+    ) -> tuple[list[Any], list[messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
         Its own messages also have the requests of leaves to end the run.
 
         Raises:
-          quorum.TooFew: if fewer clusters than the quorum are left for too long.
+          log_lib.TooFew: if fewer clusters than the quorum are left for too long.
         """
         self.step = step
 
@@ -172,7 +175,7 @@ class Hub:
 
     # The ends of the channels.
 
-    def send(self, step: int, fragment: int, message: selector.Selected) -> None:
+    def send(self, step: int, fragment: int, message: Selected) -> None:
         """Sends the hub's message of a round to all leaves that follow."""
         self._look((step, fragment))
         self._pass_on(self._own, (step, fragment), message)
@@ -182,24 +185,29 @@ class Hub:
         self._look((step, fragment))
 
     def receive(
-        self, step: int, fragment: int, message: selector.Selected
-    ) -> list[selector.Selected | None]:
+        self, step: int, fragment: int, message: Selected
+    ) -> list[Selected | None]:
         """Closes a round: waits as the rule has it, and sends the verdict.
 
         Returns:
           R payloads, None of the clusters that the round goes on without.
 
         Raises:
-          quorum.TooFew: see `after`.
+          log_lib.TooFew: see `after`.
         """
         self._gather((step, fragment))
         versions = [*self._member.versions, 0]
         members = tuple(name in self._taken for name in self._clusters)
-        verdict = quorum.Verdict(
-            *(0, self.step, step, fragment, versions[fragment]), int(self._is_ending)
+        verdict = log_lib.Verdict(
+            is_state=0,
+            after=self.step,
+            step=step,
+            fragment=fragment,
+            version=versions[fragment],
+            is_last=int(self._is_ending),
         )
         for leaf in self._following():
-            self._announce(leaf, quorum.Entry(verdict, members, ()))
+            self._announce(leaf, log_lib.Entry(verdict, members, ()))
         self._count_absent(step)
         self._closed[fragment], self._applied = step, self.step
         taken, self._taken = self._taken, {}
@@ -222,13 +230,13 @@ class Hub:
     def _following(self) -> list[_Leaf]:
         return [leaf for leaf in self._leaves.values() if leaf.follows]
 
-    def _announce(self, leaf: _Leaf, entry: quorum.Entry) -> None:
-        arrays = quorum.arrays_of_entry(entry)
-        message = selector.Selected(arrays)
+    def _announce(self, leaf: _Leaf, entry: log_lib.Entry) -> None:
+        arrays = log_lib.arrays_of_entry(entry)
+        message = Selected(arrays)
         self._send(leaf, leaf.down.verdicts, entry.verdict.after, message)
 
     def _send(
-        self, leaf: _Leaf, end: channels.Sender, step: int, message: selector.Selected
+        self, leaf: _Leaf, end: channels.Sender, step: int, message: Selected
     ) -> None:
         with self._unless_ended(leaf):
             end.send_payload(step, message)
@@ -242,7 +250,7 @@ class Hub:
             self._leave_out(leaf, str(error))
             leaf.link.abort(str(error))
 
-    def _pass_on(self, origin: str, key: Key, message: selector.Selected) -> None:
+    def _pass_on(self, origin: str, key: Key, message: Selected) -> None:
         step, fragment = key
         self._taken[origin] = message
         for leaf in self._following():
@@ -251,10 +259,10 @@ class Hub:
 
     def _look(self, key: Key) -> None:
         """Takes what is new: clusters, room on the lines, messages of the round."""
-        while (link := self._newcomer()) is not None:
+        while (link := self._rejoined()) is not None:
             name = link.peer.cluster
             self._leaves[name] = self._opened(name, link)
-            self._welcome(self._leaves[name], quorum.UNDER_WAY)
+            self._welcome(self._leaves[name], log_lib.IN_FLIGHT)
         if key != self._key:
             # At the end of a run there may be some of a round that never comes.
             self._key, self._taken = key, {}
@@ -279,7 +287,7 @@ class Hub:
     def _bring(self, leaf: _Leaf, key: Key) -> None:
         """Sends a leaf the state of the run, once there is room on its line."""
         step, fragment = key
-        states = STATES * quorum.nbytes(leaf.down.states)
+        states = STATES * log_lib.nbytes(leaf.down.states)
         size = states + self._round_bytes(leaf, fragment)
         tensors = len(leaf.down.states) + len(self._clusters) + 2
         if leaf.link.is_away or not leaf.link.has_room(size, tensors):
@@ -290,11 +298,11 @@ class Hub:
                 "about": np.array([versions[number], self._closed[number]], np.uint32),
                 "outer": self._member.outers[number],
             }
-            end.send_payload(self._applied, selector.Selected(jax.device_get(state)))
+            end.send_payload(self._applied, Selected(jax.device_get(state)))
         leaf.follows = True
         nobody = (False,) * len(self._clusters)
-        verdict = quorum.Verdict(1, self._applied, 0, 0, 0)
-        self._announce(leaf, quorum.Entry(verdict, nobody, tuple(self._times())))
+        verdict = log_lib.Verdict(1, self._applied, 0, 0, 0)
+        self._announce(leaf, log_lib.Entry(verdict, nobody, tuple(self._times())))
         for origin, message in self._taken.items():
             self._send(leaf, leaf.down.deltas[origin][fragment], step, message)
         self._log(f"{leaf.name} is sent the state after step {self._applied}")
@@ -339,7 +347,7 @@ class Hub:
     def _wait_for(
         self, first: list[_Leaf], key: Key, what: str, is_done: Callable[[], bool]
     ) -> None:
-        """Waits for a leaf, whose peer has to get something done, or for newcomers."""
+        """Waits for a leaf, whose peer has to get something done, or for rejoineds."""
         with contextlib.ExitStack() as stack:
             waits = [stack.enter_context(leaf.link.waiting(what)) for leaf in first]
             while self._due()[:1] == first and not is_done():
@@ -358,7 +366,7 @@ class Hub:
         ]
 
     def _check_left(self) -> None:
-        """Raises quorum.TooFew if there has been no quorum for too long."""
+        """Raises log_lib.TooFew if there has been no quorum for too long."""
         there = [leaf for leaf in self._leaves.values() if not leaf.link.is_away]
         left, now = 1 + len(there), time.monotonic()
         if left >= self._rule.quorum:
@@ -366,8 +374,7 @@ class Hub:
             return
         self._few_since = self._few_since or now
         if now - self._few_since >= self._rule.patience:
-            raise quorum.TooFew(
+            raise log_lib.TooFew(
                 f"{left} of {len(self._clusters)} clusters are left, for"
-                f" {self._rule.patience:g} s (--reconnect_timeout); a round needs"
-                f" {self._rule.quorum} (--quorum)"
+                f" {self._rule.patience:g} s; a round needs {self._rule.quorum}"
             )

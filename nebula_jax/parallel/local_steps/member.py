@@ -1,0 +1,351 @@
+"""One cluster's part in the rounds of local steps, whatever carries the messages.
+
+After H inner steps a cluster sends how far its parameters of a fragment are from the
+anchor. Every message names the round, the fragment, and the anchor that it counts from,
+by version and by digest. A message about any other is refused. So a divergence of two
+clusters shows in the next round, and never enters the parameters.
+
+    part = member.Member(config, codec, clusters, own, fresh.params, sharding)
+    payload = part.outgoing(step, fragment, params)          # to all others
+    params = part.incoming(step, fragment, params, payloads) # of all, in their order
+
+The outer step itself, DiLoCo's, is `training.local_steps.outer_step`.
+
+R clusters, P fragments.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import ranks
+from nebula_jax.communication.selector import Selected
+from nebula_jax.parallel.local_steps import messages
+from nebula_jax.training import local_steps
+
+
+class RoundError(errors.NebulaError):
+    """A message that cannot be of this round; the text names round and fragment."""
+
+
+class _Message(NamedTuple):
+    """A message that has been checked."""
+
+    head: messages.Head
+    delta: local_steps.Fragment
+
+
+class Member:
+    """One cluster's part in the rounds; also of those that one process simulates.
+
+    outers: P states that all clusters have alike.
+    codecs: P states of the codec, this cluster's own.
+    Both are arrays of the checkpoint; `position` is the rest.
+    """
+
+    def __init__(
+        self,
+        config: local_steps.Config,
+        codec: codec_lib.Codec,
+        clusters: Sequence[str],
+        own: str,
+        shapes: Any,
+        sharding: Any = None,
+        weights: str = "equal",
+    ) -> None:
+        """Begins without arrays: `first` makes those of step 0.
+
+        Args:
+          config: of the run.
+          codec: of the deltas.
+          clusters: names of all, in the order in which their deltas are added.
+          own: name of this one.
+          shapes: specs of the parameters that train.
+          sharding: of these, on this cluster's devices; None for one device.
+          weights: of the clusters: `equal`, or by the `tokens` of a round.
+
+        Raises:
+          ValueError: as `local_steps.split` and `messages.check_codec`.
+        """
+        messages.check_codec(codec)
+        self.config, self._clusters, self._own = config, list(clusters), own
+        self._by_tokens = weights == "tokens"
+        parts = local_steps.split(shapes, config.fragments)
+        self.fingerprint = local_steps.fingerprint(parts)
+        self.specs = [messages.spec(part) for part in [*parts, {}]]
+        """P + 1, of the messages; that of the last one, at the end, has no delta."""
+        self.codec = codec
+        """The codec of the messages."""
+        places = sharding and local_steps.split(sharding, config.fragments)
+        self._coder = messages.Coder(codec, self.specs, places)
+        self.outers: list[local_steps.Outer] = []
+        self.codecs: list[Any] = []
+        # Of each fragment, the message that is in flight.
+        self._sent: list[Selected | None] = [None for _ in parts]
+        self.versions = [0 for _ in parts]
+        """The outer steps that made each fragment's anchor, P."""
+        self._tokens = Tokens([0 for _ in parts])
+
+    def first(self, params: Any) -> dict[str, Any]:
+        """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
+        parts = local_steps.split(params, self.config.fragments)
+        outers = [
+            local_steps.begin(self.config, jax.tree.map(jnp.copy, part))
+            for part in parts
+        ]
+        return {
+            "outers": outers,
+            "codecs": [self.codec.init(spec) for spec in self.specs[:-1]],
+        }
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that belong into a checkpoint."""
+        return {"outers": self.outers, "codecs": self.codecs}
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The rest of the state, as JSON values."""
+        return {"versions": list(self.versions), "tokens": self._tokens.counts()}
+
+    def resume(
+        self, arrays: Mapping[str, Any], position: Mapping[str, Any] | None
+    ) -> None:
+        """Resumes from a checkpoint, or begins with `first`.
+
+        Args:
+          arrays: like `arrays`.
+          position: like `position`; None at step 0.
+        """
+        self.outers, self.codecs = list(arrays["outers"]), list(arrays["codecs"])
+        if position is not None:
+            self.versions = list(position["versions"])
+        self._sent = [None for _ in self.versions]
+        counts = [0] * len(self.versions) if position is None else position["tokens"]
+        self._tokens = Tokens(counts)
+
+    def took(self, tokens: Any) -> None:
+        """Counts the tokens of an inner step, [] integers on any device."""
+        self._tokens.took(tokens)
+
+    def outgoing(
+        self,
+        step: int,
+        fragment: int,
+        params: Any,
+        milliseconds: int = 0,
+        is_stopping: bool = False,
+    ) -> Selected:
+        """Returns this cluster's message of a round, encoded.
+
+        Args:
+          step: after which it is sent.
+          fragment: its number.
+          params: of this cluster, those that train.
+          milliseconds: as in `Head`.
+          is_stopping: True to request the end of the run.
+        """
+        own = local_steps.split(params, self.config.fragments)[fragment]
+        head = messages.Head(
+            step,
+            fragment,
+            self.versions[fragment],
+            min(self._tokens.send(fragment), messages.MOST),
+            min(milliseconds, messages.MOST),
+            int(is_stopping),
+        )
+        message = {
+            "head": np.asarray(head, np.uint32),
+            "anchor": self.digest(fragment),
+            "delta": local_steps.outer_gradient(self.outers[fragment].anchor, own),
+        }
+        # The codec's state keeps what this message leaves out, such as a residual.
+        payload, self.codecs[fragment] = self._coder.encode(
+            message, self.codecs[fragment]
+        )
+        self._sent[fragment] = sent = Selected(payload)
+        return sent
+
+    def digest(self, fragment: int) -> np.ndarray:
+        """Returns the digest of a fragment's anchor, [32] uint8."""
+        anchor = ranks.everywhere(self.outers[fragment].anchor)
+        return np.frombuffer(local_steps.digest(jax.device_get(anchor)), np.uint8)
+
+    def incoming(
+        self,
+        step: int,
+        fragment: int,
+        params: Any,
+        payloads: Sequence[Selected | None],
+    ) -> tuple[Any, list[messages.Head]]:
+        """Takes the outer step of a round, and mixes the anchor into the parameters.
+
+        Args:
+          step: after which the messages were sent.
+          fragment: their number.
+          params: of this cluster now, those that train.
+          payloads: R, of all clusters in their order, this one's own too, as `outgoing`
+            has returned it; None of those that the round goes on without.
+
+        Returns:
+          The parameters, and the heads of the messages that there were.
+
+        Raises:
+          RoundError: if one is of another round or fragment, counts from another
+            anchor, or is not finite.
+        """
+        version = self.versions[fragment]
+        expected = messages.Head(step, fragment, version, 0)
+        found = self._checked(expected, self.digest(fragment), payloads)
+        heads = [each.head for each in found.values()]
+        tokens = [head.tokens if self._by_tokens else 1 for head in heads]
+        # Deltas are added in the clusters' order: everywhere to the same bits.
+        outer = local_steps.outer_step(
+            self.config,
+            self.outers[fragment],
+            [each.delta for each in found.values()],
+            local_steps.weights_of(tokens),
+            is_first=version == 0,
+        )
+        before, self.outers[fragment] = self.outers[fragment].anchor, outer
+        self.versions[fragment] += 1
+        # After a restart, the round may have a message of the process before: its
+        # content has never been in these parameters.
+        ours = payloads[self._clusters.index(self._own)]
+        is_in = ours is not None and ours is self._sent[fragment]
+        self._sent[fragment] = None
+        # Of what the parameters had learned, `mix` leaves a share.
+        kept = 1.0 if self.config.keeps_unsent else self.config.mixing
+        self._tokens.close(fragment, is_in, kept)
+        own = local_steps.split(params, self.config.fragments)[fragment]
+        if self.config.keeps_unsent:
+            counted = found[self._own].delta if is_in else None
+            after = local_steps.follow(own, counted, before, outer.anchor)
+        else:
+            after = local_steps.mix(self.config, own, outer.anchor)
+        return local_steps.replace(params, after), heads
+
+    def _checked(
+        self,
+        expected: messages.Head,
+        digest: np.ndarray,
+        payloads: Sequence[Selected | None],
+    ) -> dict[str, _Message]:
+        """Returns those messages that there are, by name, in the clusters' order."""
+        found = {}
+        where = f"of fragment {expected.fragment} in the round of step {expected.step}"
+        decode = self._coder.decode[expected.fragment]
+        for name, payload in zip(self._clusters, payloads, strict=True):
+            if payload is None:
+                continue
+            message, is_finite = decode(payload.payload)
+            delta = message.pop("delta")
+            about = jax.device_get(message)
+            head = messages.Head(*map(int, about["head"]))
+            if (head.step, head.fragment) != (expected.step, expected.fragment):
+                raise RoundError(
+                    f"{name} sent a delta of fragment {head.fragment} in the round of"
+                    f" step {head.step}; expected one {where}"
+                )
+            if head.version != expected.version:
+                raise RoundError(
+                    f"{name} sent a delta {where} from version {head.version} of the"
+                    f" anchor; {self._own} has version {expected.version}"
+                )
+            if not np.array_equal(about["anchor"], digest):
+                raise RoundError(
+                    f"{name} and {self._own} have diverged: their anchors {where},"
+                    f" version {expected.version}, differ"
+                )
+            if not bool(is_finite):
+                raise RoundError(f"{name} sent a delta {where} that is not finite")
+            found[name] = _Message(head, delta)
+        return found
+
+    def closing(self, step: int) -> Selected:
+        """Returns the message after the last round: a digest of all anchors.
+
+        Args:
+          step: the last one.
+        """
+        head = messages.Head(step, len(self.outers), sum(self.versions), 0)
+        message = {
+            "head": np.asarray(head, np.uint32),
+            "anchor": self._digest_of_all(),
+            "delta": {},
+        }
+        state = self.codec.init(self.specs[-1])
+        return Selected(self._coder.encode(message, state)[0])
+
+    def close(self, step: int, params: Any, payloads: Sequence[Any]) -> Any:
+        """Returns the parameters at the anchors, which all clusters have alike.
+
+        Args:
+          step: the last one.
+          params: of this cluster, those that train.
+          payloads: R, closing messages of all clusters in their order.
+
+        Raises:
+          RoundError: if some cluster has others.
+        """
+        expected = messages.Head(step, len(self.outers), sum(self.versions), 0)
+        self._checked(expected, self._digest_of_all(), payloads)
+        for outer in self.outers:
+            params = local_steps.replace(params, jax.tree.map(jnp.copy, outer.anchor))
+        return params
+
+    def _digest_of_all(self) -> np.ndarray:
+        parts = {str(f): self.digest(f) for f in range(len(self.outers))}
+        return np.frombuffer(local_steps.digest(parts), np.uint8)
+
+
+class Tokens:
+    """The tokens of a cluster's inner steps since its latest message of each fragment.
+
+    A message takes them along. Those of one that a round goes on without come back.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        """Begins where no message is in flight, as whenever a checkpoint is saved.
+
+        Args:
+          counts: P, of each fragment until now.
+        """
+        self._counts = list(counts)
+        self._sent = [0] * len(self._counts)  # with a message that is in flight
+        self._steps: list[Any] = []  # on the devices, perhaps still being computed
+
+    def took(self, tokens: Any) -> None:
+        """Counts those of an inner step, [] integers on any device."""
+        self._steps.append(tokens)
+
+    def counts(self) -> list[int]:
+        """Returns those of each fragment until now, P; waits for steps in flight."""
+        tokens = sum(int(each) for each in jax.device_get(self._steps))
+        self._steps.clear()
+        self._counts = [each + tokens for each in self._counts]
+        return list(self._counts)
+
+    def send(self, fragment: int) -> int:
+        """Returns those that a fragment's message takes along."""
+        tokens = self.counts()[fragment]
+        self._counts[fragment], self._sent[fragment] = 0, tokens
+        return tokens
+
+    def close(self, fragment: int, is_in: bool, kept: float) -> None:
+        """Counts for the next round what the parameters still have of a closed one.
+
+        Args:
+          fragment: of the round.
+          is_in: True if this cluster's message is in it.
+          kept: share of what the parameters had learned that they keep without it.
+        """
+        sent, self._sent[fragment] = self._sent[fragment], 0
+        if not is_in:
+            tokens = self.counts()[fragment] + sent
+            self._counts[fragment] = round(tokens * kept)

@@ -1,0 +1,118 @@
+"""The messages of rounds: what they have beside a delta, and how they are encoded.
+
+A message is self-contained: it decodes to the same values whatever was sent before it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.training import local_steps
+
+MOST = 2**32 - 1
+"""The largest number in a head."""
+DIGEST_BYTES = 32
+
+Key = tuple[int, int]
+"""Step after which a round's messages are sent, and its fragment."""
+
+
+class Head(NamedTuple):
+    """The facts of a message beside its delta; integers from 0 to MOST."""
+
+    step: int
+    """After which it was sent: this names the round."""
+    fragment: int
+    version: int
+    """Outer steps that made the anchor it counts from."""
+    tokens: int
+    """Trained on since this cluster's message before of the same fragment. Of a round
+    that went on without it, the share that its parameters have kept."""
+    milliseconds: int = 0
+    """That the run has lasted in this cluster; with a schedule by time."""
+    is_stopping: int = 0
+    """1 if this cluster requests the end of the run."""
+
+
+def spec(fragment: local_steps.Fragment) -> dict[str, Any]:
+    """Returns the specs of a message's arrays, for its channel.
+
+    Args:
+      fragment: specs of its parameters.
+    """
+    return {
+        "head": jax.ShapeDtypeStruct((len(Head._fields),), jnp.uint32),
+        "anchor": jax.ShapeDtypeStruct((DIGEST_BYTES,), jnp.uint8),
+        "delta": {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for name, leaf in fragment.items()
+        },
+    }
+
+
+def check_codec(codec: codec_lib.Codec) -> None:
+    """Checks that a message can be decoded by itself, whatever was sent before.
+
+    Raises:
+      ValueError: if the receiver of this codec has a state that changes its results.
+    """
+    first = {
+        "vector": jnp.linspace(-1.0, 1.0, 64),
+        "matrix": jnp.cos(jnp.arange(256.0)).reshape(16, 16),
+    }
+    second = jax.tree.map(lambda leaf: leaf**2, first)
+    state = codec.init(jax.eval_shape(lambda: first))
+    _, after = codec.encode(first, state)
+    payload, _ = codec.encode(second, after)
+    one, two = (codec.decode(payload, each)[0] for each in (state, after))
+    if not all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
+        raise ValueError(f"{codec.name}: its receiver remembers what came before")
+
+
+class Coder:
+    """A codec of the messages, compiled for each fragment."""
+
+    def __init__(
+        self, codec: codec_lib.Codec, specs: Sequence[Any], sharding: Any = None
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          codec: of the messages.
+          specs: of the messages of each fragment, and of the closing one.
+          sharding: of each fragment's parameters, P; None for one device.
+        """
+        everywhere, places = None, [None for _ in specs]
+        if sharding is not None:
+            everywhere = _replicated(sharding)
+            places = [
+                {name: everywhere for name in each} | {"delta": part}
+                for each, part in zip(specs, [*sharding, {}], strict=True)
+            ]
+        self.encode = jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
+        self.decode = [
+            jax.jit(_decode_of(codec, each), out_shardings=(place, None))
+            for each, place in zip(specs, places, strict=True)
+        ]
+        """For each spec: payload -> (message, True if its delta is finite)."""
+
+
+def _decode_of(codec: codec_lib.Codec, of: Any) -> Any:
+    def decode(payload: Any) -> tuple[Any, jax.Array]:
+        message, _ = codec.decode(payload, codec.init(of))
+        is_finite = jnp.asarray(True)
+        for leaf in jax.tree.leaves(message["delta"]):
+            is_finite &= jnp.all(jnp.isfinite(leaf))
+        return message, is_finite
+
+    return decode
+
+
+def _replicated(sharding: Any) -> jax.sharding.NamedSharding:
+    """Returns the sharding of a copy on every device of the mesh."""
+    mesh = jax.tree.leaves(sharding)[0].mesh
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

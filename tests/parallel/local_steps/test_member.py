@@ -1,0 +1,350 @@
+"""Rounds of local steps: clusters stay alike, and refuse what is of another anchor."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, selector
+from nebula_jax.parallel.local_steps import member, messages
+from nebula_jax.training import local_steps
+
+CLUSTERS = ["cluster:0", "cluster:1", "cluster:2"]
+CONFIG = local_steps.Config(inner_steps=4, fragments=2, delay=1)
+
+
+def params(seed: int = 0):
+    random = np.random.default_rng(seed)
+
+    def array(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    return {
+        "embeddings": {"table": array(5, 4)},
+        "encoder": {f"layer_{k}": {"kernel": array(4, 4)} for k in range(2)},
+    }
+
+
+def members(codec=None, config=CONFIG, **more):
+    found = [
+        member.Member(
+            *(config, codec or codec_lib.identity(), CLUSTERS, name, params()), **more
+        )
+        for name in CLUSTERS
+    ]
+    for each in found:
+        each.resume(each.first(params()), None)
+    return found
+
+
+def moved(seed: int):
+    """Returns parameters after some inner steps of a cluster."""
+    return jax.tree.map(lambda a, b: a + 0.1 * b, params(), params(seed))
+
+
+def a_round(group, copies, step=4, fragment=0):
+    payloads = [
+        each.outgoing(step, fragment, own)
+        for each, own in zip(group, copies, strict=True)
+    ]
+    return [
+        each.incoming(step, fragment, own, payloads)[0]
+        for each, own in zip(group, copies, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "codec", ["identity", "int8(row)", "error_feedback(top_k(0.3)|fp16)"]
+)
+def test_all_clusters_come_to_the_same_bits(codec):
+    group = members(codecs.from_string(codec).codec)
+    copies = [moved(1), moved(2), moved(3)]
+    for step, fragment in [(2, 1), (4, 0), (6, 1), (8, 0)]:
+        copies = a_round(group, copies, step, fragment)
+        digests = {each.digest(fragment).tobytes() for each in group}
+        assert len(digests) == 1
+    assert not np.array_equal(
+        copies[0]["encoder"]["layer_0"]["kernel"],
+        copies[1]["encoder"]["layer_0"]["kernel"],
+    )
+    closing = [each.closing(8) for each in group]
+    ends = [
+        each.close(8, own, closing) for each, own in zip(group, copies, strict=True)
+    ]
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, ends[0], ends[1])))
+
+
+def test_a_round_is_the_outer_step_on_what_was_received():
+    group = members(codecs.int8("row"))
+    copies = [moved(1), moved(2), moved(3)]
+    anchor = local_steps.split(params(), 2)[0]
+    received = []
+    for own in copies:
+        delta = local_steps.outer_gradient(anchor, local_steps.split(own, 2)[0])
+        payload, _ = codecs.int8("row").encode(delta, ())
+        received.append(codecs.int8("row").decode(payload, ())[0])
+    expected = local_steps.outer_step(
+        CONFIG, local_steps.begin(CONFIG, anchor), received, [1 / 3] * 3, True
+    )
+    after = a_round(group, copies)
+    for name, leaf in expected.anchor.items():
+        assert np.array_equal(group[1].outers[0].anchor[name], leaf)
+    mixed = local_steps.mix(CONFIG, local_steps.split(copies[1], 2)[0], expected.anchor)
+    table = after[1]["embeddings"]["table"]
+    assert np.array_equal(table, mixed["embeddings/table"])
+    # The other fragment is as it was.
+    kernel = after[1]["encoder"]["layer_1"]["kernel"]
+    assert np.array_equal(kernel, copies[1]["encoder"]["layer_1"]["kernel"])
+
+
+def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
+    """A part of the values a round, the largest first; in the end all were sent."""
+    config = local_steps.Config(
+        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
+    )
+    group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
+    copies = [moved(1), moved(2), moved(3)]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
+    once = a_round(group, copies)[0]["embeddings"]["table"]
+    assert not np.array_equal(once, group[0].outers[0].anchor["embeddings/table"])
+    copies = [moved(1), moved(2), moved(3)]
+    group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
+    for step in range(2, 162, 2):
+        copies = a_round(group, copies, step, step // 2 % 2)
+        assert len({each.digest(step // 2 % 2).tobytes() for each in group}) == 1
+    for own in copies:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, mean
+        )
+
+
+def test_weights_by_tokens():
+    group = members(weights="tokens")
+    for each, tokens in zip(group, [30, 10, 0], strict=True):
+        each.took(jnp.asarray(tokens // 2))
+        each.took(jnp.asarray(tokens - tokens // 2))
+    copies = [moved(1), moved(2), moved(3)]
+    a_round(group, copies)
+    anchor, own = (
+        params()["embeddings"]["table"],
+        [each["embeddings"]["table"] for each in copies],
+    )
+    mean = (anchor - own[0]) * 0.75 + (anchor - own[1]) * 0.25
+    expected = anchor - 0.7 * mean
+    found = group[2].outers[0].anchor["embeddings/table"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_tokens_are_counted_for_each_fragment():
+    (one, *_) = members()
+    one.took(jnp.asarray(7))
+    one.outgoing(2, 1, params())
+    one.took(jnp.asarray(5))
+    assert one.position == {"versions": [0, 0], "tokens": [12, 5]}
+
+
+@pytest.mark.parametrize("codec", ["identity", "error_feedback(top_k(0.3)|fp16)"])
+def test_a_member_goes_on_from_what_was_saved(codec):
+    made = codecs.from_string(codec).codec
+    group, again = members(made), members(made)
+    copies = [moved(1), moved(2), moved(3)]
+    copies = a_round(group, copies, 2, 1)
+    for each, old in zip(again, group, strict=True):
+        each.resume(jax.tree.map(jnp.copy, old.arrays), old.position)
+    straight = a_round(group, copies, 4, 0)
+    resumed = a_round(again, copies, 4, 0)
+    for one, two in zip(
+        jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True
+    ):
+        assert np.array_equal(one, two)
+
+
+def test_a_round_goes_on_without_a_cluster():
+    group = members()
+    copies = [moved(1), moved(2), moved(3)]
+    payloads = [
+        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
+    ]
+    payloads[1] = None
+    for each, own in zip(group, copies, strict=True):
+        _, heads = each.incoming(4, 0, own, payloads)
+        assert len(heads) == 2
+    anchor, own = (
+        params()["embeddings"]["table"],
+        [each["embeddings"]["table"] for each in copies],
+    )
+    expected = anchor - 0.7 * ((anchor - own[0]) + (anchor - own[2])) / 2
+    for each in group:
+        found = each.outers[0].anchor["embeddings/table"]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
+    """It is in the round in place of what this one has sent, which came second."""
+    config = local_steps.Config(
+        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
+    )
+    group, before = members(config=config), members(config=config)[0]
+    copies = [moved(1), moved(2), moved(3)]
+    for each in group:
+        each.took(jnp.asarray(10))
+    payloads = [
+        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
+    ]
+    payloads[0] = before.outgoing(4, 0, moved(4))
+    after = [
+        each.incoming(4, 0, own, payloads)[0]
+        for each, own in zip(group, copies, strict=True)
+    ]
+    anchor = params()["embeddings"]["table"]
+    moves = [each["embeddings"]["table"] - anchor for each in (*copies, moved(4))]
+    mean = (moves[3] + moves[1] + moves[2]) / 3
+    # The first has all of its own still, the others have sent theirs.
+    for each, left in zip(after, [moves[0], 0.0, 0.0], strict=True):
+        found = each["embeddings"]["table"]
+        np.testing.assert_allclose(found, anchor + mean + left, atol=1e-6)
+    assert [each.position["tokens"][0] for each in group] == [10, 0, 0]
+
+
+def test_a_head_has_the_most_that_it_can_of_what_is_more():
+    (one, *_) = members()
+    one.took(jnp.asarray(2**31 - 1))
+    one.took(jnp.asarray(2**31 - 1))
+    one.took(jnp.asarray(2))
+    head = one.outgoing(4, 0, params(), milliseconds=2**32).payload["head"]
+    found = messages.Head(*map(int, head))
+    assert (found.tokens, found.milliseconds) == (2**32 - 1, 2**32 - 1)
+
+
+@pytest.mark.parametrize("has_sent", [True, False])
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [({"mixing": 0.0}, 0), ({"mixing": 0.25}, 50), ({"keeps_unsent": True}, 200)],
+)
+def test_a_round_without_a_cluster_leaves_it_the_tokens_of_what_it_keeps(
+    change, left, has_sent
+):
+    """Else its next delta, of one round's work, would count as that of two."""
+    config = local_steps.Config(inner_steps=4, fragments=2, delay=1, **change)
+    group = members(config=config, weights="tokens")
+    for each in group:
+        each.took(jnp.asarray(100))
+    payloads = [
+        each.outgoing(4, 0, moved(1)) for each in (group if has_sent else group[1:])
+    ]
+    for each in group:
+        each.took(jnp.asarray(100))
+    for each in group:
+        each.incoming(4, 0, moved(1), [None, *payloads[-2:]])
+    assert [each.position["tokens"][0] for each in group] == [left, 100, 100]
+    assert group[0].position["tokens"][1] == 200  # no round of this one yet
+    head = group[0].outgoing(8, 0, moved(1)).payload["head"]
+    assert messages.Head(*head).tokens == left
+
+
+def altered(payload, field: str, value: int):
+    head = np.array(payload["head"])
+    head[messages.Head._fields.index(field)] = value
+    return {**payload, "head": head}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda payload: altered(payload, "version", 3),
+            "cluster:1 sent a delta of fragment 0 in the round of step 4 from version 3"
+            " of the anchor; cluster:0 has version 0",
+        ),
+        (
+            lambda payload: altered(payload, "step", 8),
+            "cluster:1 sent a delta of fragment 0 in the round of step 8; expected one"
+            " of fragment 0 in the round of step 4",
+        ),
+        (
+            lambda payload: altered(payload, "fragment", 1),
+            "cluster:1 sent a delta of fragment 1 in the round of step 4; expected one"
+            " of fragment 0 in the round of step 4",
+        ),
+        (
+            lambda payload: {**payload, "anchor": payload["anchor"] ^ 1},
+            "cluster:1 and cluster:0 have diverged: their anchors of fragment 0 in the"
+            " round of step 4, version 0, differ",
+        ),
+        (
+            lambda payload: {
+                **payload,
+                "delta": jax.tree.map(lambda leaf: leaf * np.inf, payload["delta"]),
+            },
+            "cluster:1 sent a delta of fragment 0 in the round of step 4 that is not"
+            " finite",
+        ),
+    ],
+    ids=["version", "step", "fragment", "anchor", "infinite"],
+)
+def test_what_is_of_no_such_round_is_refused(change, reason):
+    group = members()
+    copies = [moved(1), moved(2), moved(3)]
+    payloads = [
+        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
+    ]
+    payloads[1] = selector.Selected(change(payloads[1].payload))
+    before = group[0].digest(0).tobytes()
+    with pytest.raises(member.RoundError, match=f"^{reason}$"):
+        group[0].incoming(4, 0, copies[0], payloads)
+    assert group[0].digest(0).tobytes() == before
+
+
+def test_a_divergence_shows_in_the_next_round():
+    group = members()
+    copies = a_round(group, [moved(1), moved(2), moved(3)])
+    table = group[2].outers[0].anchor["embeddings/table"]
+    group[2].outers[0].anchor["embeddings/table"] = table.at[0, 0].add(1e-6)
+    with pytest.raises(
+        member.RoundError,
+        match="cluster:2 and cluster:0 have diverged: their anchors of fragment 0 in"
+        " the round of step 8, version 1, differ",
+    ):
+        a_round(group, copies, 8, 0)
+
+
+def test_a_divergence_of_the_last_round_shows_at_the_end():
+    group = members()
+    copies = a_round(group, [moved(1), moved(2), moved(3)])
+    table = group[1].outers[0].anchor["embeddings/table"]
+    group[1].outers[0].anchor["embeddings/table"] = table.at[0, 0].add(1e-6)
+    with pytest.raises(
+        member.RoundError,
+        match="cluster:1 and cluster:0 have diverged: their anchors of fragment 2 in"
+        " the round of step 4, version 1, differ",
+    ):
+        group[0].close(4, copies[0], [each.closing(4) for each in group])
+
+
+def test_a_message_takes_along_what_its_fragment_has():
+    tokens = member.Tokens([5, 0])
+    tokens.took(jnp.asarray(2))
+    tokens.took(jnp.asarray(3))
+    assert tokens.send(0) == 10
+    tokens.took(jnp.asarray(4))
+    assert tokens.counts() == [4, 9]
+    tokens.close(0, is_in=True, kept=0.5)
+    assert tokens.counts() == [4, 9]
+
+
+@pytest.mark.parametrize(("kept", "left"), [(1.0, 14), (0.5, 7), (0.0, 0)])
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_those_of_a_round_without_it_come_back(kept, left, is_sent):
+    tokens = member.Tokens([10, 20])
+    if is_sent:
+        tokens.send(0)
+    tokens.took(jnp.asarray(4))
+    tokens.close(0, is_in=False, kept=kept)
+    assert tokens.counts() == [left, 24]
+
+
+def test_the_counts_are_a_copy():
+    tokens = member.Tokens([1])
+    tokens.counts()[0] = 9
+    assert tokens.counts() == [1]
