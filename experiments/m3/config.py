@@ -10,7 +10,7 @@ from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames, spool
+from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
@@ -37,13 +37,6 @@ flags.DEFINE_integer(
     "Micro-batches of --batch_size rows that a generator makes in a step, each sent as"
     " soon as it is made, for as many replicas of the discriminator.",
     lower_bound=1,
-)
-flags.DEFINE_string(
-    "spool",
-    "0",
-    "Bytes, such as 2GB, that a generator keeps while the line is down or too slow, to"
-    " go on to the end of --window. What exceeds 256 MB of them waits in a file in its"
-    " folder of --workdir. 0 for as much as is under way on a good line.",
 )
 flags.DEFINE_enum(
     "generator_size", "tiny", list(transformer.SIZES), "Size of each generator."
@@ -173,8 +166,6 @@ class Local(pretraining_config.Local):
     """A name or a folder; empty for `hot_start`."""
     probe_pairs: int
     """Pairs of each language on which the discriminator is probed; 0 for none."""
-    spool: str
-    """Bytes, such as 2GB, that a generator keeps while the line is down."""
 
     def of_generator(self) -> "Local":
         """Returns the settings with the generators' start as --hot_start."""
@@ -219,11 +210,6 @@ def with_groups(run: Run, groups: list[list[str]]) -> Run:
 def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
-    if spool.from_string(local.spool) and not agreed.window:
-        raise errors.SettingsError(
-            f"--spool={local.spool} needs --window above 0: generators that take turns"
-            " with the discriminator have nothing to send while the line is down"
-        )
     if local.emulate_compute:
         if len(local.emulate_compute) != 2:
             given = ",".join(map(str, local.emulate_compute))

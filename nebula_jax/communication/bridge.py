@@ -27,7 +27,6 @@ from nebula_jax.communication.wire import (
     session,
     states,
 )
-from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.security import names as names_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
@@ -117,7 +116,6 @@ def connect(
     log: Callable[[str], None] = print,
     check: Callable[[frames.Hello], None] = no_further_check,
     work: activity.Work | None = None,
-    spool: spool_lib.Spool | None = None,
     reach: Reach | None = None,
     finish: greeting.Finish = greeting.inside_tls,
 ) -> Link:
@@ -139,7 +137,6 @@ def connect(
         what only the caller can compare. To be given on both sides, so that each
         reports what it finds, however soon the other one leaves.
       work: what this process does: peers are patient accordingly.
-      spool: for what is sent while the line is down; none if not given.
       reach: the way to the listener, if not `directly`.
       finish: takes the steps between a TLS handshake and the first frame.
 
@@ -175,7 +172,6 @@ def connect(
         log=log,
         dial=dial,
         work=work,
-        spool=spool,
     )
     link.start(connected)
 

@@ -7,7 +7,6 @@ socket is not read while enough waits to be used, so that TCP holds the sender b
 """
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,6 @@ from nebula_jax.communication.wire import activity, driver, frames, greeting, in
 from nebula_jax.communication.wire import notices as notices_lib
 from nebula_jax.communication.wire import patience as patience_lib
 from nebula_jax.communication.wire import session as session_lib
-from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.wire import zstd as zstd_lib
 
 STUCK_SECONDS = 60.0  # that both sides send, and neither receives
@@ -38,8 +36,8 @@ class Link:
     session.PeerStuck if it lives and gets nothing done, session.PeerAborted if it has
     given up, session.RemoteProtocolError if it breaks the protocol, sends End too early
     or floods another channel, session.SessionOver if this side has ended the session,
-    driver.LineFailed or spool.SpoolError if this side fails, and Timeout. Before
-    `welcome`, or `wait_for_welcome`, whatever sends or waits for more raises
+    driver.LineFailed if this side fails, and Timeout. Before `welcome`, or
+    `wait_for_welcome`, whatever sends or waits for more raises
     session.LocalProtocolError.
     """
 
@@ -53,14 +51,13 @@ class Link:
         log: Callable[[str], None],
         dial: Callable[[float], greeting.Connected] | None = None,
         work: activity.Work | None = None,
-        spool: spool_lib.Spool | None = None,
     ) -> None:
         """Makes a link of a session that has met its peer, without a connection yet.
 
         Args:
           session: whose peer's Hello has come.
           cluster: name of this side.
-          reconnect_timeout, line, log, work, spool: see `bridge.connect`.
+          reconnect_timeout, line, log, work: see `bridge.connect`.
           dial: connector: makes a new connection, see `driver.Driver`.
         """
         self.session_id = session.session_id
@@ -70,9 +67,6 @@ class Link:
         self._inbox = inbox.Inbox()
         session.trace = self.trace
         session.report = lambda: self.work.report(bool(self._inbox.waiting))
-        if spool is not None:
-            session.window.spool = spool
-        self._storing = threading.Lock()  # so that it stores in the order of sending
         self._driver = driver.Driver(
             session,
             line,
@@ -162,7 +156,7 @@ class Link:
     def outages(self) -> dict[str, float]:
         """The times that the line was down and what waited for it meanwhile, at most.
 
-        count, seconds, tensors, bytes, and the bytes_on_disk of these.
+        count, seconds, tensors and bytes.
         """
         return self._driver.outages
 
@@ -268,16 +262,12 @@ class Link:
                     raise
                 self._driver.wait(lambda: False, waiting.pause(), past_end=True)
         self._driver.join()
-        self._free()
+        self.release()
         self._driver.check()
 
     def abort(self, reason: str) -> None:
         """Sends the reason for giving up to the peer, and closes."""
         self._driver.abort(reason)
-        self._free()
-
-    def _free(self) -> None:
-        self._session.window.spool.close()
         self.release()
 
     def __enter__(self) -> "Link":
@@ -292,19 +282,14 @@ class Link:
     # For channels.
 
     def put_tensor(self, message: frames.Tensor) -> None:
-        """Queues a tensor; blocks while too much is not acknowledged.
-
-        Raises:
-          spool.SpoolError: if it had to be stored, and could not.
-        """
+        """Queues a tensor; blocks while too much is not acknowledged."""
         self._session.check_open()
         if self._formats.sent[message.channel].zstd is not None:
             message = message._replace(buffers=zstd_lib.with_table(message.buffers))
         window, size = self._session.window, frames.tensor_bytes(message)
         if not window.has_room(size):
             self._wait(lambda: window.has_room(size), "room to send", STUCK_SECONDS)
-        with self._storing:
-            self._driver.enqueue(window.stored(message), size)
+        self._driver.enqueue(message, size)
 
     def take_tensor(self, channel: int, what: str = "a tensor") -> frames.Tensor:
         """Waits for the next tensor of a channel; `what` names it in errors."""
@@ -323,7 +308,7 @@ class Link:
 
     def reserve(self, nbytes: int) -> None:
         """Lets so many bytes wait in memory to be sent; before the run begins."""
-        self._session.window.spool = spool_lib.Spool(nbytes, memory=nbytes)
+        self._session.window.reserved = nbytes
 
     def has_room(self, nbytes: int, tensors: int = 1) -> bool:
         """Returns True if so many tensors, of `nbytes` together, can be sent now."""

@@ -626,7 +626,6 @@ WARM = "--hot_start=e5-small"
         (M3_SMALL, ["--generator_start=e5-small"], "go together"),
         (M3_SMALL, [WARM, "--generator_layers=13"], "--generator_layers=13: .* has 12"),
         (M3_SMALL, [WARM, "--max_length=1024"], "--max_length=1024: .* has 512"),
-        (M3_SMALL, ["--spool=1GB", "--window=0"], "--spool=1GB needs --window above 0"),
         (M3_SMALL, ["--pipeline=2", "--fsdp=2"], "--pipeline=2: a plan has no"),
         (M3_SMALL, ["--emulate_compute=50,400"], "--emulate_compute=50,400: a plan is"),
     ],

@@ -24,7 +24,6 @@ from nebula_jax.communication.wire import (
     reconnect,
     session,
     socket_io,
-    spool,
     waiters,
     waker,
 )
@@ -37,7 +36,7 @@ class LineFailed(errors.NebulaError):
     """A failure of this process in the work of a line, such as of its memory."""
 
 
-REPORTED = (session.RemoteProtocolError, LineFailed, spool.SpoolError)
+REPORTED = (session.RemoteProtocolError, LineFailed)
 """The errors that the peer is sent: those of the line itself it finds out."""
 
 
@@ -156,7 +155,6 @@ class Driver:
             "seconds": policy.seconds,
             "tensors": window.most_tensors,
             "bytes": window.most_bytes,
-            "bytes_on_disk": window.spool.most_on_disk,
         }
 
     @property

@@ -3,7 +3,6 @@
 import collections
 
 from nebula_jax.communication.wire import frames
-from nebula_jax.communication.wire import spool as spool_lib
 
 WINDOW_BYTES = 16 << 20  # not acknowledged; 170 Mbit/s fill it in 0.8 s
 WINDOW_TENSORS = 2  # however large: one on its way while the other is acknowledged
@@ -18,8 +17,8 @@ class SendWindow:
     """
 
     def __init__(self) -> None:
-        self.spool = spool_lib.Spool()
-        """The room for more, while the window is full."""
+        self.reserved = 0
+        """Bytes of tensors that may wait although the window is full."""
         self.most_tensors = self.most_bytes = 0
         """The most that waited for a line that was down, or beyond a full window."""
         self.acknowledged = self.cursor = self.next_sequence = 0
@@ -29,35 +28,21 @@ class SendWindow:
 
     @property
     def can_send(self) -> bool:
-        """True if one more tensor may be sent before others are acknowledged.
-
-        Even without a spool.
-        """
+        """True if the window takes one more tensor, without the reserved bytes."""
         return self.next_sequence - self.acknowledged < WINDOW_FRAMES and (
             self._tensors < WINDOW_TENSORS or self._bytes < WINDOW_BYTES
         )
 
     def has_room(self, size: int, tensors: int = 1) -> bool:
-        """Returns True if `size` bytes more may be sent, now or by the spool.
+        """Returns True if tensors of `size` bytes together may be sent now.
 
         Args:
           size: of all tensors together.
-          tensors: their number. Of several, all but the first need the spool's room.
+          tensors: their number. Of several, all but the first need reserved bytes.
         """
         waiting = self.next_sequence - self.acknowledged
-        fits = self._bytes + size <= self.spool.limit
+        fits = self._bytes + size <= self.reserved
         return waiting + tensors <= WINDOW_FRAMES and (self.can_send or fits)
-
-    def stored(self, message: frames.Tensor) -> frames.Tensor:
-        """Returns a tensor that there is room for, in the spool's file if need be.
-
-        Raises:
-          spool.SpoolError: if the file cannot be written.
-        """
-        in_memory = self._bytes - self.spool.on_disk + frames.tensor_bytes(message)
-        if self.can_send or in_memory <= self.spool.memory:
-            return message
-        return self.spool.store(message)
 
     def note_waiting(self) -> None:
         """Records how much waits for a line that is down."""
@@ -93,8 +78,6 @@ class SendWindow:
     def next(self) -> frames.Message:
         """Hands out the next message; its number is `cursor` before the call."""
         message = self._messages[self.cursor - self.acknowledged]
-        if type(message) is frames.Tensor:
-            message = self.spool.load(message)
         self.cursor += 1
         self._ever_sent = max(self._ever_sent, self.cursor)
         return message
@@ -124,6 +107,5 @@ class SendWindow:
             if type(message) is frames.Tensor:
                 self._tensors -= 1
                 self._bytes -= frames.tensor_bytes(message)
-                self.spool.release(message)
         self.acknowledged = count
         self.cursor = max(self.cursor, count)

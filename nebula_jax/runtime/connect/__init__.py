@@ -19,7 +19,6 @@ from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.federation import inner, switch_client
 from nebula_jax.runtime.connect import addresses, routes
@@ -137,7 +136,6 @@ def dial(
     peer: str,
     check: routes.Check = bridge.no_further_check,
     work: activity.Work | None = None,
-    spool: spool_lib.Spool | None = None,
 ) -> Link | WorkerLink:
     """Connects to the listener; in a cluster of many processes its root does.
 
@@ -148,7 +146,6 @@ def dial(
       check: compares the peer's Hello with what only the caller has; raises
         bridge.Mismatch.
       work: what this process does; a new one if not given.
-      spool: for what is sent while the line is down; none if not given.
 
     Returns:
       A link whose peer sent a Hello that agrees with this one.
@@ -169,7 +166,6 @@ def dial(
             *(settings, hello, peer, address, trainer),
             check=check,
             work=work or activity.Work(settings.stuck_timeout),
-            spool=spool,
         )
         unless_reached.pop_all()
     if trainer is not None:

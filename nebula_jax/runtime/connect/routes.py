@@ -18,7 +18,6 @@ from nebula_jax.communication import bridge, endpoints, ranks, wan
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
-from nebula_jax.communication.wire import spool as spool_lib
 from nebula_jax.communication.worker_link import WorkerLink, share_peer
 from nebula_jax.federation import inner, requests, switch_client
 from nebula_jax.runtime.connect import addresses
@@ -120,14 +119,13 @@ def reached(
     *,
     check: Check,
     work: activity.Work,
-    spool: spool_lib.Spool | None = None,
     seconds: float | None = None,
     gate: Callable[[], None] | None = None,
 ) -> Link:
     """Connects this process to a listening cluster.
 
     Args:
-      settings, hello, peer, check, work, spool: as in `connect.dial`.
+      settings, hello, peer, check, work: as in `connect.dial`.
       address: host and port of the listener; None in a federation.
       trainer: this process's part in a federation.
       seconds: to keep trying for, if not as long as the settings have it.
@@ -168,7 +166,6 @@ def reached(
         log=process.message,
         check=check,
         work=work,
-        spool=spool,
         reach=reach,
         **more,
     )

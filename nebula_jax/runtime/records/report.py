@@ -167,12 +167,11 @@ def outages(clusters: Iterable[Mapping[str, Any]]) -> str:
         if not lost.get("count") and not lost.get("tensors"):
             continue
         count, tensors = lost["count"], lost["tensors"]
-        size, on_disk = map(metrics.in_bytes, (lost["bytes"], lost["bytes_on_disk"]))
+        size = metrics.in_bytes(lost["bytes"])
         found.append(
             f"{each['cluster']} lost its line {count} time{'s' * (count != 1)}, for"
             f" {lost['seconds']:.1f} s in all. At most {tensors}"
-            f" tensor{'s' * (tensors != 1)} of {size} waited for it, {on_disk} of them"
-            " on disk."
+            f" tensor{'s' * (tensors != 1)} of {size} waited for it."
         )
     return join(*found) if found else ""
 

@@ -76,7 +76,6 @@ def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
         wan="cut=2s@1s,cut=2s@5s",
         peer_timeout=0.6,
         window=8,
-        spool="1MB",
     )
     assert status == 0, output
     assert "waiting for it to come back" in output
