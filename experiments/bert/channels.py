@@ -9,25 +9,42 @@ verdict         the clusters that a round has     hub -> all others
 anchor p        the state of fragment p           hub -> those that have missed rounds
 """
 
+import contextlib
+import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
-from experiments.bert import config, copies, timing
+from experiments.bert import config, models, timing
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity
-from nebula_jax.parallel.local_steps import exchange
+from nebula_jax.communication.wire import activity, frames
+from nebula_jax.parallel.local_steps import exchange as exchange_lib
+from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import rounds as rounds_lib
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import state as train_state
+
+
+def connected(
+    run: config.Run, context: context_lib.Context, hello: frames.Hello
+) -> contextlib.AbstractContextManager[all_clusters.Others]:
+    """Connects to all other clusters; with --quorum they may rejoin during the run."""
+    agreed = run.agreed
+    may_return = agreed.clusters > 1 and agreed.quorum > 0
+    return context.meet(
+        hello, config.names(agreed), hub=agreed.hub, may_return=may_return
+    )
 
 
 def rounds(
     run: config.Run,
-    copy: copies.Copy,
+    member: member_lib.Member | None,
     others: all_clusters.Others,
-    lines: list[all_clusters.AnyLink],
     work: activity.Work,
     timer: timing.Timer,
 ) -> rounds_lib.Rounds | None:
@@ -35,48 +52,45 @@ def rounds(
 
     Args:
       run: of this process.
-      copy: of the cluster.
+      member: the cluster's part in the rounds; None if there are none.
       others: the other clusters.
-      lines: links of this cluster so far; those of clusters that come anew are added.
       work: of this process.
       timer: of the cluster.
     """
-    if copy.member is None:
+    if member is None:
         return None
-    agreed, local = run.agreed, run.local
-    names, own, zstd = config.names(agreed), local.cluster, agreed.compression().zstd
+    agreed, own = run.agreed, run.local.cluster
+    names, zstd = config.names(agreed), agreed.compression().zstd
     if not agreed.quorum:
-        ends = exchange.Exchange(
-            *(names, own, others.links, copy.member.specs, copy.member.codec),
-            *(zstd, agreed.hub),
+        ends = exchange_lib.Exchange(
+            names,
+            own,
+            others.links,
+            member.specs,
+            member.codec,
+            zstd=zstd,
+            hub=agreed.hub,
         )
-        return rounds_lib.LocalRounds([copy.member], ends)
+        return rounds_lib.LocalRounds([member], ends)
     if own != agreed.hub:
         link = _of_one_process(others.links[agreed.hub])
-        last = timer.most(agreed.steps)
-        return leaf_lib.Leaf(copy.member, names, own, link, zstd, last)
-
-    def newcomer() -> Link | None:
-        found = others.newcomer()
-        if found is None:
-            return None
-        lines.append(found)
-        return _of_one_process(found)
-
+        return leaf_lib.Leaf(member, names, own, link, zstd, timer.most)
     return hub_lib.Hub(
-        *(copy.member, names, own),
+        member,
+        names,
+        own,
         {name: _of_one_process(link) for name, link in others.links.items()},
-        hub_lib.Rule(agreed.quorum, agreed.grace, local.reconnect_timeout),
+        hub_lib.Rule(agreed.quorum, agreed.grace, run.local.reconnect_timeout),
         zstd=zstd,
-        rejoined=newcomer,
+        rejoined=lambda: _of_one_process(others.newcomer()),
         times=timer.latest,
         work=work,
         log=process.message,
     )
 
 
-def _of_one_process(link: all_clusters.AnyLink) -> Link:
-    assert isinstance(link, Link)  # else --quorum would have been refused
+def _of_one_process(link: Any) -> Any:
+    assert link is None or isinstance(link, Link)  # else --quorum would be refused
     return link
 
 
@@ -85,8 +99,8 @@ def begin(
     others: all_clusters.Others,
     rounds: rounds_lib.Rounds | None,
     saved: Sequence[int],
-) -> int:
-    """Agrees with the others on where the run goes on, once all channels are open.
+) -> tuple[int, bool]:
+    """Agrees with the others on where the run resumes, once all channels are open.
 
     With --quorum that is the hub's newest checkpoint. A cluster that does not have it
     gets the state of the run.
@@ -98,11 +112,11 @@ def begin(
       saved: steps that this cluster has saved.
 
     Returns:
-      The step whose checkpoint is to be restored; 0 for none. If it is below `step` of
-      the rounds, the state of the run is to come.
+      The step whose checkpoint is to be restored, 0 for none; and True if the run is at
+      a later step, whose state is to come.
 
     Raises:
-      errors.NebulaError: as `all_clusters.agree_start` and `leaf_lib.Leaf.begin`.
+      errors.NebulaError: as `all_clusters.agree_start` and `leaf.Leaf.begin`.
     """
     every, window = run.agreed.checkpoint_every, run.agreed.window()
     timeout = run.local.connect_timeout
@@ -113,8 +127,61 @@ def begin(
             steps = {name: link.peer.checkpoints for name, link in links}
             checkpoints.newest_of_all(steps | {"the hub": ()}, every, window)
         rounds.begin(start)
-        return start
+        return start, False
     if isinstance(rounds, leaf_lib.Leaf):
-        start = rounds.begin(timeout, saved)
-        return max(step for step in (0, *saved) if step <= start)
-    return all_clusters.agree_start(others, every, window, timeout)
+        there = rounds.begin(timeout, saved)
+        start = max(step for step in (0, *saved) if step <= there)
+        return start, start < there
+    return all_clusters.agree_start(others, every, window, timeout), False
+
+
+def exchange(
+    rounds: rounds_lib.Rounds | None,
+    timer: timing.Timer,
+    step: int,
+    states: Sequence[train_state.TrainState],
+    is_requested: bool,
+) -> tuple[int, list[train_state.TrainState]]:
+    """Sends and applies what is due after a step; after the last one, all fragments.
+
+    Args:
+      rounds: with the other clusters; None if there is one cluster.
+      timer: of the run.
+      step: just taken.
+      states: of the replicas of this process.
+      is_requested: True if the run shall end.
+
+    Returns:
+      The step at which the run is, with --quorum perhaps a later one; and the states.
+    """
+    if rounds is None:
+        timer.agree(timer.alone(step, is_requested))
+        return step, list(states)
+    now = functools.partial(timer.now, is_requested)
+    params, heads = rounds.after(step, [each.params for each in states], now)
+    if rounds.step > step:
+        states = [each.at_step(rounds.step) for each in states]
+    # The heads of all clusters: each agrees on the time, and on a stop, as all others.
+    timer.agree(heads)
+    if timer.is_last(rounds.step):
+        params = rounds.finish(rounds.step, params)
+    return rounds.step, [
+        dataclasses.replace(state, params=own)
+        for state, own in zip(states, params, strict=True)
+    ]
+
+
+def described(
+    run: config.Run,
+    made: models.Models,
+    rounds: rounds_lib.Rounds | None,
+    others: all_clusters.Others | None = None,
+) -> dict[str, Any]:
+    """Returns what a summary has of the model, the rounds and the other clusters."""
+    found = {
+        "models": models.describe(run, made),
+        "rounds": rounds.described if rounds is not None else {},
+    }
+    if others is not None:
+        found["ledgers"] = {name: each.ledger for name, each in others.links.items()}
+    return found

@@ -18,6 +18,7 @@ from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer
 from nebula_jax.parallel.local_steps import messages
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import all_reduce, bert, optimizers, warm_start
 
@@ -145,6 +146,12 @@ class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
         """Returns the examples of a step of each cluster."""
         return self.batch_sizes or (self.batch_size,) * self.clusters
 
+    def is_saved_after(self, step: int) -> bool:
+        """Returns True if a checkpoint is due after a step, unless it is the last."""
+        if self.clusters == 1:
+            return step % self.checkpoint_every == 0
+        return self.local_steps().is_saved_after(step, self.checkpoint_every)
+
     def seconds(self) -> float | None:
         """Returns --total_time; None if the schedule is by steps.
 
@@ -192,6 +199,17 @@ def from_flags() -> Run:
         dataclasses.replace(agreed, hub=full_name(agreed.hub)),
         dataclasses.replace(local, cluster=full_name(local.cluster)),
     )
+
+
+def context(run: Run, steps: int) -> context_lib.Context:
+    """Returns the context of a training loop.
+
+    Args:
+      run: of this process.
+      steps: after which there is none.
+    """
+    window, seconds = run.agreed.window(), run.local.emulated_seconds()
+    return run.with_agreed(steps=steps).context(window, emulated_seconds=seconds)
 
 
 def name_of(index: int) -> str:

@@ -1,14 +1,21 @@
-"""The model that a BERT run begins with: random, or a pretrained encoder's layers."""
+"""The model of a BERT run: what it begins with, and the encoder that it leaves.
+
+It begins random, or with a pretrained encoder's layers.
+"""
 
 import dataclasses
+import pathlib
 from typing import Any, NamedTuple
 
 from experiments.bert import config
+from experiments.pretraining import export as pretraining_export
 from experiments.pretraining import hot_start
 from nebula_jax import errors
+from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
 from nebula_jax.parallel import rules
+from nebula_jax.runtime.life import process
 from nebula_jax.training import bert
 
 
@@ -35,7 +42,7 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     trimmed = hot_start.load(agreed, local, vocabulary)
     if trimmed is None:
         shape = hot_start.shape_of_size(
-            *(agreed, local, agreed.model_size, agreed.layers), vocabulary.size
+            agreed, local, agreed.model_size, agreed.layers, vocabulary.size
         )
         params = None
     else:
@@ -65,3 +72,44 @@ def describe(run: config.Run, made: Models) -> dict[str, Any]:
         "hot_start": run.local.hot_start,
         "encoder": {"layers": shape.layers, "width": shape.width},
     }
+
+
+def export(
+    folder: pathlib.Path,
+    run: config.Run,
+    made: Models,
+    vocabulary: vocabularies.Vocabulary,
+    params: Any,
+) -> bool:
+    """Writes the encoder and its tokenizer, unless only adapters have trained.
+
+    No checkpoint format has adapters between layers, and the encoder is as it was.
+
+    Args:
+      folder: of the cluster; `encoder` in it is replaced if it is there.
+      run: of this process.
+      made: the run's model.
+      vocabulary: of the run.
+      params: of the model, on the host, with `embeddings` and `encoder`; in the root
+        of the cluster alone.
+
+    Returns:
+      True if it was written; else a message gives the reason.
+    """
+    if not ranks.is_root():
+        return False
+    if run.agreed.trains != "all":
+        process.message(
+            f"--trains={run.agreed.trains}: no encoder is exported, since it has not"
+            " trained; the adapters are in the checkpoints"
+        )
+        return False
+    pretraining_export.write(
+        folder / pretraining_export.FOLDER,
+        run.agreed,
+        run.local,
+        made.config.encoder,
+        vocabulary,
+        params,
+    )
+    return True

@@ -1,8 +1,8 @@
 """The time of a BERT run: its progress, its end, and requests to stop.
 
 With --total_time a run ends at a step on which all clusters agree, from the times that
-they send each other (`parallel.clock`). A process that goes on from a checkpoint counts
-on from the time there.
+they send each other (`parallel.local_steps.clock`). A process that resumes from a
+checkpoint counts on from the time there.
 """
 
 import dataclasses
@@ -23,14 +23,20 @@ MOST_STEPS = 2**31 - 1  # optimizers count in int32
 class Timer:
     """The time of one cluster's run, and what all have agreed on."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, steps: int = 0) -> None:
         """Begins now.
 
         Args:
           seconds: that the run may take; None if its steps count.
+          steps: of the run, unless it ends by time.
         """
         self._began, self._before = time.monotonic(), 0
         self._clock = None if seconds is None else clock_lib.of_seconds(seconds)
+        self._is_stopping = False
+        self.shown = steps if self._clock is None else 0
+        """The steps of the run for its progress lines; 0 if not known."""
+        self.most = steps if self._clock is None else MOST_STEPS
+        """A step after which there is none."""
 
     @property
     def position(self) -> dict[str, Any]:
@@ -38,8 +44,8 @@ class Timer:
         clock = dataclasses.asdict(self._clock) if self._clock else None
         return {"milliseconds": self._milliseconds(), "clock": clock}
 
-    def go_on(self, position: dict[str, Any] | None) -> None:
-        """Goes on from a checkpoint; None to begin."""
+    def resume(self, position: dict[str, Any] | None) -> None:
+        """Resumes from a checkpoint; None to begin."""
         if position is None:
             return
         self._before = position["milliseconds"]
@@ -72,7 +78,8 @@ class Timer:
         return [messages.Head(step, 0, 0, 0, milliseconds, int(is_stopping))]
 
     def agree(self, heads: Sequence[messages.Head]) -> None:
-        """Takes the times that the clusters have sent, in one round after the other."""
+        """Takes the times and requests that the clusters have sent, round by round."""
+        self._is_stopping |= any(head.is_stopping for head in heads)
         if self._clock is None:
             return
         for step, group in itertools.groupby(heads, lambda head: head.step):
@@ -95,30 +102,15 @@ class Timer:
             return min(1.0, own / self._clock.total_ms)
         return self._clock.progress(step)
 
-    def is_last(self, step: int, steps: int) -> bool:
-        """Returns True if the run is done after a step.
-
-        Args:
-          step: just taken.
-          steps: of the run, unless it ends by time.
-        """
+    def is_last(self, step: int) -> bool:
+        """Returns True if the run is complete after a step: taken, or restored."""
         if self._clock is None:
-            return step >= steps
+            return step >= self.most
         return bool(self._clock.agreed_step) and self._clock.is_over(step)
 
-    def has_ended(self, start: int, steps: int) -> bool:
-        """Returns True if nothing is left to do after the step of a checkpoint.
+    def is_over(self, step: int) -> bool:
+        """Returns True if no step follows: the run is complete, or a cluster stops it.
 
-        Args:
-          start: the step, from whose time the run goes on; 0 without a checkpoint.
-          steps: as for `is_last`.
+        All clusters have the same answer: requests travel in the heads of messages.
         """
-        return start > 0 and self.is_last(start, steps)
-
-    def shown(self, steps: int) -> int:
-        """Returns the steps of the run for its progress lines; 0 if not known."""
-        return steps if self._clock is None else 0
-
-    def most(self, steps: int) -> int:
-        """Returns a step after which there is none; `steps` as for `is_last`."""
-        return steps if self._clock is None else MOST_STEPS
+        return self._is_stopping or self.is_last(step)

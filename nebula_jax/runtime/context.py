@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication.link import Link
@@ -32,7 +34,7 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime.connect import all_clusters, routes
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
@@ -151,6 +153,24 @@ class Context:
         connection = self._settings.connection
         return connect.listen(connection, hello, clusters, check=check, work=self.work)
 
+    def meet(
+        self,
+        hello: frames.Hello,
+        clusters: Sequence[str],
+        *,
+        hub: str = "",
+        may_return: bool = False,
+    ) -> contextlib.AbstractContextManager[all_clusters.Others]:
+        """Connects to clusters of which each does the same; see `all_clusters.meet`."""
+        return all_clusters.meet(
+            self._settings.connection,
+            hello,
+            clusters,
+            hub=hub,
+            work=self.work,
+            may_return=may_return,
+        )
+
     def welcome(
         self,
         links: Sequence[Link] | Sequence[WorkerLink],
@@ -184,7 +204,8 @@ class Context:
         Args:
           start: step that the run resumes after; 0 at its beginning.
           links: to the other clusters, whose traffic is recorded.
-          steps: of the whole run, where the settings do not have them yet.
+          steps: of the whole run, where the settings do not have them yet; 0 for a run
+            that ends by time.
         """
         settings, self.step = self._settings, start
         self._steps = settings.steps if steps is None else steps
@@ -264,13 +285,20 @@ class Context:
         """Reports to the peers, who wait meanwhile, that this process evaluates."""
         return self.work.busy(activity.Activity.EVALUATING)
 
-    def emulate_compute(self) -> None:
-        """Waits as long as a step is to take longer than it does here."""
-        time.sleep(self._settings.emulated_seconds)
+    def emulate_compute(self, computed: Any = None) -> None:
+        """Waits as long as a step is to take longer than it does here.
+
+        Args:
+          computed: arrays of the step, which the devices finish first.
+        """
+        if self._settings.emulated_seconds:
+            jax.block_until_ready(computed)
+            time.sleep(self._settings.emulated_seconds)
 
     def exit_status(self) -> int:
         """Returns the exit status of the process; says why the run ended, if early."""
         for reason in filter(None, (end() for end in self._ends)):
             process.message(str(reason))
         name = self._settings.cluster
-        return self._interrupt.exit_status(name, self.step, self._steps)
+        steps = self._steps or self.step + 1  # a run by time that comes here is stopped
+        return self._interrupt.exit_status(name, self.step, steps)

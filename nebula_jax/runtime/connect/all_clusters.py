@@ -133,6 +133,8 @@ class Others:
         """The Hello of this cluster."""
         self.links = links
         """The links by the clusters' names, in the order of the clusters."""
+        self.lines: list[AnyLink] = list(links.values())
+        """The links so far: also the former ones of clusters that have rejoined."""
         self.dialed = tuple(dialed)
         """The names of those whose Welcome this cluster waits for; it sends one to the
         rest."""
@@ -160,6 +162,7 @@ class Others:
             routes.share(link)
             came = link
         self.links[came.peer.cluster] = came
+        self.lines.append(came)
         return came
 
     def _accepted(self) -> Link | None:

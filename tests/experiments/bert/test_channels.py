@@ -29,7 +29,7 @@ def begun(star, number, saved):
     others = types.SimpleNamespace(
         links={name: leaf.link for name, leaf in leaves},
     )
-    return channels.begin(run, others, star[number].end, saved)
+    return channels.begin(run, others, star[number].end, saved)[0]
 
 
 @pytest.mark.parametrize("saved", [(5, 9, 13), (5, 9), (9,)])
@@ -64,7 +64,7 @@ def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
     stopped, hub, leaf = (timing.Timer(100.0) for _ in range(3))
     stopped.agree([messages.Head(86, 0, 0, 0, 93_000)])
     stopped.agree([messages.Head(90, 0, 0, 0, 96_000)])
-    hub.go_on(stopped.position)
+    hub.resume(stopped.position)
     star = star(start=91, saved={NAMES[2]: ()}, times=hub.latest)
     star[0].end.poll(92, 0)  # the first look for those that need the state
     assert star[2].end.begin(LIMIT) == 91
@@ -73,15 +73,15 @@ def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
     leaf.agree(star[2].heads)
     assert leaf.progress(92) == hub.progress(92) > 0.9
     for step, is_last in ((91, False), (92, True)):
-        assert hub.is_last(step, 0) is leaf.is_last(step, 0) is is_last
+        assert hub.is_last(step) is leaf.is_last(step) is is_last
 
 
 def test_the_times_that_a_hub_sends_are_those_of_its_timer(monkeypatch):
     monkeypatch.setattr(channels.hub_lib, "Hub", lambda *_, **given: given["times"])
-    timer, copy = timing.Timer(100.0), types.SimpleNamespace(member=object())
+    timer = timing.Timer(100.0)
     run = configured.run(config, **RUN, cluster="0")
     others = types.SimpleNamespace(links={})
-    times = channels.rounds(run, copy, others, [], activity.Work(), timer)
+    times = channels.rounds(run, object(), others, activity.Work(), timer)
     timer.agree([messages.Head(4, 0, 0, 0, 700)])
     assert times() == [(4, 700)]
 

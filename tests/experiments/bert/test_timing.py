@@ -40,23 +40,16 @@ def test_the_times_of_the_latest_rounds_are_kept_in_a_checkpoint():
     assert timer.latest() == [(10, 1000)]
     timer.agree([head(20, 1400), head(20, 1500), head(30, 3000)])
     again, anew = timing.Timer(60.0), timing.Timer(60.0)
-    again.go_on(json.loads(json.dumps(timer.position)))
+    again.resume(json.loads(json.dumps(timer.position)))
     assert again.latest() == [(20, 1500), (30, 3000)]
     anew.agree([head(*each) for each in again.latest()])
     assert anew.position["clock"] == timer.position["clock"]
 
 
-def test_a_checkpoint_without_the_round_before_the_last_goes_on():
-    timer = timing.Timer(60.0)
-    clock = {"total_ms": 5, "agreed_ms": 3, "agreed_step": 9, "per_step_ms": 0.3}
-    timer.go_on({"milliseconds": 3, "clock": clock})
-    assert timer.latest() == [(9, 3)]
-
-
 def test_a_run_without_a_time_sends_none():
     """Its milliseconds do not fit a message for ever."""
     timer = timing.Timer(None)
-    timer.go_on({"milliseconds": 2**32, "clock": None})
+    timer.resume({"milliseconds": 2**32, "clock": None})
     assert timer.now(True) == (0, True)
     assert timer.position["milliseconds"] >= 2**32
 
@@ -69,8 +62,15 @@ def test_a_run_that_was_over_when_it_saved_has_ended():
     over = timer.position
     for position, step, has_ended in ((under_way, 10, False), (over, 20, True)):
         again = timing.Timer(10.0)
-        again.go_on(position)
-        assert again.has_ended(step, 1) is has_ended
-    assert not timing.Timer(10.0).has_ended(0, 1)
-    assert timing.Timer(None).has_ended(20, 20)
-    assert not timing.Timer(None).has_ended(19, 20)
+        again.resume(position)
+        assert again.is_over(step) is has_ended
+    assert not timing.Timer(10.0).is_over(0)
+    assert timing.Timer(None, steps=20).is_over(20)
+    assert not timing.Timer(None, steps=20).is_over(19)
+
+
+def test_a_run_is_over_once_a_cluster_has_requested_it():
+    timer = timing.Timer(None, steps=20)
+    timer.agree([head(5, 0), messages.Head(5, 0, 0, 0, is_stopping=1)])
+    assert timer.is_over(5)
+    assert not timer.is_last(5)

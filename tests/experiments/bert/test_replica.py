@@ -1,9 +1,9 @@
-"""The copy of a cluster: what others must have alike, and what cannot be."""
+"""The replica of a cluster: what others must have alike, and what cannot be."""
 
 import configured
 import pytest
 
-from experiments.bert import config, copies, models
+from experiments.bert import config, models, replica
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.communication import bridge
 from nebula_jax.data.tokenizers import vocabulary as vocabulary_lib
@@ -30,12 +30,12 @@ def plan(vocabulary, **flags):
     }
     run = configured.run(config, **given)
     words = vocabularies.given(run.local)
-    return run, words, copies.plan(run, models.load(run, words), 0)
+    return run, words, replica.plan(run, models.load(run, words), 0)
 
 
 def test_clusters_with_other_layouts_part_in_words_that_name_it(vocabulary):
     """Layers that only one cluster's checkpoint has, such as of another hot start."""
-    one, two = (copies.layout(plan(vocabulary, layers=layers)[2]) for layers in (1, 2))
+    one, two = (plan(vocabulary, layers=layers)[2].layout() for layers in (1, 2))
     hellos = [
         bridge.frames.Hello(f"cluster:{k}", "0.1", each)
         for k, each in enumerate((one, two))
@@ -64,6 +64,6 @@ def test_another_sync_is_named(vocabulary):
 
 
 def test_one_cluster_has_no_rounds(vocabulary):
-    _, _, copy = plan(vocabulary, clusters=1, sync="allreduce")
-    assert copy.member is None
-    assert copies.layout(copy) == {}
+    _, _, own = plan(vocabulary, clusters=1, sync="allreduce")
+    assert own.member is None
+    assert own.layout() == {}

@@ -1,0 +1,246 @@
+"""The replica of the model that one cluster trains, planned on its devices.
+
+B rows of a cluster's batch, L length, P fragments.
+"""
+
+import collections
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.bert import config, data, models, timing
+from experiments.pretraining import text as text_lib
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import ranks
+from nebula_jax.data import joined_rows
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.parallel import rules
+from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.training import bert, partition
+from nebula_jax.training import state as train_state
+
+
+class Batch(NamedTuple):
+    """A batch of a cluster, on its devices."""
+
+    inputs: tuple[Any, ...]
+    """The last arguments of `Replica.step`."""
+    left_out: jax.Array
+    """[] int32, sequences of all processes that found no room in the rows of the layout
+    `joined`."""
+
+
+class Position(NamedTuple):
+    """The place of a run that is no array, in a checkpoint; JSON values."""
+
+    text: Any = None
+    time: Any = None
+    rounds: Any = None
+
+
+class Replica(NamedTuple):
+    """The programs and the first state of one cluster's replica."""
+
+    config: bert.Config
+    mesh: Mesh
+    fresh: mesh_lib.ShardedInit
+    """`state`, and with local steps `outers` and `codecs`, at step 0."""
+    frozen: Any
+    """The parameters that do not train."""
+    step: Callable[..., Any]
+    """(state, frozen, *inputs) -> (state, metrics); see `batch`."""
+    evaluate: Callable[..., bert.Sums]
+    """(trained, frozen, key, [B, L] int32, first row) -> sums."""
+    member: member_lib.Member | None
+    """This cluster's part in rounds of local steps; None if there is one cluster."""
+    share: data.Share
+    """The rows of the cluster, B, in the batches of its stream."""
+
+    def layout(self) -> dict[str, Any]:
+        """Returns what must be equal in all clusters beside the settings.
+
+        The layout of what crosses: names, shapes and dtypes in each fragment.
+        """
+        return {} if self.member is None else {"layout": self.member.fingerprint}
+
+    def resume(
+        self,
+        arrays: dict[str, Any],
+        saved: dict[str, Any] | None,
+        text: text_lib.Text,
+        timer: timing.Timer,
+    ) -> train_state.TrainState:
+        """Resumes from a checkpoint, or begins at step 0; returns the state.
+
+        Args:
+          arrays: restored, like `fresh`.
+          saved: the position beside them; None at step 0.
+          text, timer: of the cluster.
+        """
+        position = Position() if saved is None else Position(**saved)
+        here = mesh_lib.rows_here(self.mesh, self.share.rows)
+        text.begin(position.text, self.share.batch_size, self.share.within(here))
+        timer.resume(position.time)
+        if self.member is not None:
+            self.member.resume(arrays, position.rounds)
+        return arrays["state"]
+
+    def to_save(
+        self, state: train_state.TrainState, text: text_lib.Text, timer: timing.Timer
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns what `resume` takes: arrays, and the position beside them."""
+        arrays: dict[str, Any] = {"state": state}
+        position = Position(text.position(), timer.position)
+        if self.member is not None:
+            arrays |= self.member.arrays
+            position = position._replace(rounds=self.member.position)
+        return arrays, position._asdict()
+
+    def took(self, metrics: Any) -> None:
+        """Counts the tokens of a step for the weights of the next round."""
+        if self.member is not None:
+            self.member.took(metrics["tokens"])
+
+    def params(self, state: train_state.TrainState) -> Any:
+        """Returns all parameters, on the root's host; None in other processes."""
+        return ranks.to_root(partition.merge(state.params, self.frozen))
+
+    def batch(self, input_ids: np.ndarray, progress: float) -> Batch:
+        """Puts a batch on the devices.
+
+        Args:
+          input_ids: [rows of this process, L] int32.
+          progress: share of the run's time that is over.
+        """
+        everywhere, rows = mesh_lib.replicated(self.mesh), self.share.rows
+        batch = mesh_lib.put_rows(self.mesh, input_ids, rows)
+        # Masks are drawn by a row's number in the batch of all clusters.
+        numbers = np.int32(self.share.number), np.float32(progress)
+        more = mesh_lib.put(numbers, everywhere)
+        if self.config.layout == "padded":
+            return Batch((batch, *more), jnp.zeros((), jnp.int32))
+        replicas, here = mesh_lib.replicas(self.mesh), len(input_ids)
+        groups = replicas * here // rows
+        joined = self.config.rows(rows, replicas) * here // rows
+        lengths = joined_rows.lengths(input_ids, vocabularies.SPECIAL.pad)
+        plan = joined_rows.plan(lengths, input_ids.shape[1], joined, groups)
+        where = mesh_lib.put_rows(self.mesh, plan.where, joined * rows // here)
+        left_out = mesh_lib.total(self.mesh, plan.left_out)
+        return Batch((batch, *more, where), left_out)
+
+    def held_out(
+        self, trained: Any, text: text_lib.Text
+    ) -> dict[str, dict[str, float]]:
+        """Evaluates on held-out text, with the same masks every time.
+
+        Args:
+          trained: the parameters that train.
+          text: of the cluster, of which every process has what is held out.
+
+        Returns:
+          Language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
+        """
+        sums: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(3))
+        everywhere = mesh_lib.replicated(self.mesh)
+        for number, (language, batch) in enumerate(text.held_out()):
+            rng = text_lib.held_out_rng(number)
+            ids = mesh_lib.put(batch, everywhere)
+            found = self.evaluate(trained, self.frozen, rng, ids)
+            sums[language] += np.asarray(jax.device_get(tuple(found)))
+        return {
+            language: {"mlm_loss": loss / masked, "mlm_accuracy": correct / masked}
+            for language, (loss, masked, correct) in sums.items()
+        }
+
+
+def plan(run: config.Run, made: models.Models, index: int) -> Replica:
+    """Plans the replica of a cluster.
+
+    Args:
+      run: of this process.
+      made: the run's model.
+      index: of the cluster, from 0.
+
+    Raises:
+      errors.SettingsError: if fragments do not divide the layers, a batch the devices,
+        or a receiver of the codec remembers what came before.
+    """
+    agreed, settings = run.agreed, made.config
+    share = data.share_of(agreed, index)
+    mesh = devices.mesh(run.local.layout(), share.rows, agreed.micro_batches)
+    init = functools.partial(bert.init, settings, agreed.seed, made.encoder)
+    planned = mesh_lib.sharded_init
+    if made.encoder is not None:
+        planned = mesh_lib.sharded_init_from_arrays
+    whole = planned(mesh, init)
+    (shapes, frozen_shapes), (sharding, frozen_at) = whole.shapes, whole.sharding
+    frozen = whole.init()[1] if jax.tree.leaves(frozen_shapes) else frozen_shapes
+    inputs = [frozen_at, rules.BATCH, rules.REPLICATED, rules.REPLICATED]
+    if settings.layout == "joined":
+        inputs.append(rules.BATCH)
+    step = functools.partial(bert.step, settings)
+    member = None
+    if agreed.clusters > 1:
+        member = _member(run, index, shapes.params, sharding.params)
+
+    def with_rounds(state: train_state.TrainState) -> dict[str, Any]:
+        rounds = {} if member is None else member.first(state.params)
+        return {"state": state} | rounds
+
+    all_shapes = jax.eval_shape(with_rounds, shapes)
+    fresh = mesh_lib.ShardedInit(
+        lambda: with_rounds(whole.init()[0]),
+        all_shapes,
+        rules.shardings(mesh, rules.RULES, all_shapes),
+    )
+    return Replica(
+        config=settings,
+        mesh=mesh,
+        fresh=fresh,
+        frozen=frozen,
+        step=mesh_lib.jit_step(step, mesh, rules.RULES, shapes, inputs=inputs),
+        evaluate=_evaluation(settings, mesh),
+        member=member,
+        share=share,
+    )
+
+
+def _evaluation(settings: bert.Config, mesh: Mesh) -> Callable[..., bert.Sums]:
+    """Compiles the evaluation of a batch that every device has."""
+
+    @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(mesh))
+    def evaluate(trained: Any, frozen: Any, *batch: Any) -> bert.Sums:
+        params = partition.merge(trained, frozen)
+        return bert.evaluate(settings, params, *batch)
+
+    return evaluate
+
+
+def _member(
+    run: config.Run, index: int, shapes: Any, sharding: Any
+) -> member_lib.Member:
+    agreed, names = run.agreed, config.names(run.agreed)
+    codec = agreed.compression().codec
+    assert isinstance(codec, codec_lib.Codec)  # a selector has been refused
+    try:
+        return member_lib.Member(
+            agreed.local_steps(),
+            codec,
+            names,
+            own=names[index],
+            shapes=shapes,
+            sharding=sharding,
+            weights=agreed.delta_weights,
+        )
+    except ValueError as error:
+        field, _, rest = str(error).partition("=")
+        flag = "--fragments" if field == "fragments" else "--delta_codec"
+        raise errors.SettingsError(f"{flag}={rest or error}") from None
