@@ -1,6 +1,6 @@
 """Admission to a listener: which clusters may come, and come as what.
 
-A certificate names its cluster. Without TLS, a name is all that a newcomer has to show.
+A certificate names its cluster. Without TLS, a name is all that a peer has to show.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Rules:
     clusters: Collection[str] | None = None
     """Names of those that may come, each once; None for any."""
     may_return: bool = False
-    """True if a newcomer may take the place of a cluster that is there, or away."""
+    """True if a cluster may rejoin: take the place of its former link."""
 
     def check_certificate(self, connected: greeting.Connected) -> None:
         """Raises Refused unless a cluster that may come can have this certificate."""

@@ -158,7 +158,7 @@ def connect(
 
     session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
     session_.send(hello)
-    patience = max(PATIENCE_SECONDS, min(peer_timeout, greeting.NEWCOMER_SECONDS))
+    patience = max(PATIENCE_SECONDS, min(peer_timeout, greeting.PENDING_SECONDS))
 
     def attempt(by: float) -> greeting.Connected:
         return _attempt(session_, dial, by, patience)

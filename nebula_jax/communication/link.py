@@ -15,9 +15,14 @@ from nebula_jax import errors
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import agreement, channels, selector, wan
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import activity, driver, frames, greeting, inbox
-from nebula_jax.communication.wire import notices as notices_lib
-from nebula_jax.communication.wire import patience as patience_lib
+from nebula_jax.communication.wire import (
+    activity,
+    driver,
+    frames,
+    greeting,
+    receive_queue,
+    stuck_peers,
+)
 from nebula_jax.communication.wire import session as session_lib
 from nebula_jax.communication.wire import zstd as zstd_lib
 
@@ -32,12 +37,12 @@ class Timeout(errors.PeerAbsent):
 class Link:
     """One conversation with another cluster; `bridge` and `listener` make them.
 
-    Whatever waits for the peer raises session.PeerGone if it cannot be reached,
-    session.PeerStuck if it lives and gets nothing done, session.PeerAborted if it has
-    given up, session.RemoteProtocolError if it breaks the protocol, sends End too early
-    or floods another channel, session.SessionOver if this side has ended the session,
-    driver.LineFailed if this side fails, and Timeout. Before `welcome`, or
-    `wait_for_welcome`, whatever sends or waits for more raises
+    A call that waits for the peer raises session.PeerGone if the peer cannot be
+    reached, stuck_peers.PeerStuck if it lives and gets nothing done,
+    session.PeerAborted if it has given up, session.RemoteProtocolError if it breaks the
+    protocol, sends End too early or floods another channel, session.SessionOver if this
+    side has ended the session, driver.LineFailed if this side fails, and Timeout. A
+    call that sends or waits for tensors before `welcome`, or `wait_for_welcome`, raises
     session.LocalProtocolError.
     """
 
@@ -64,21 +69,21 @@ class Link:
         self.work = work or activity.Work()
         """The work of this process."""
         self._session, self._name = session, cluster
-        self._inbox = inbox.Inbox()
+        self._queue = receive_queue.ReceiveQueue()
         session.trace = self.trace
-        session.report = lambda: self.work.report(bool(self._inbox.waiting))
+        session.report = lambda: self.work.report(bool(self._queue.waiting))
         self._driver = driver.Driver(
             session,
             line,
             receive=self._receive,
-            has_room=self._inbox.has_room,
+            has_room=self._queue.has_room,
             dial=dial,
             reconnect_timeout=reconnect_timeout,
             log=log,
         )
         self._formats = agreement.Formats(cluster)
-        self.notices = notices_lib.Notices()
-        """The messages of the peer that are no tensors."""
+        self.control = receive_queue.ControlMessages()
+        """The latest control messages of the peer."""
         self.waited = 0.0
         """Seconds that callers spent waiting for the peer or the line."""
         self.has_begun = False
@@ -206,7 +211,7 @@ class Link:
         )
         sizes = made.format.buffer_sizes()
         self._session.add_receiver(name, sizes, is_compressed=zstd is not None)
-        self._inbox.add_channel()
+        self._queue.add_channel()
         self._formats.received.append(made.format)
         return made
 
@@ -223,11 +228,11 @@ class Link:
           agreement.Mismatch: if the listener's channels are not this side's.
         """
         what = "the other clusters"
-        self._wait(lambda: self.notices.welcome is not None, what, timeout=timeout)
-        self._formats.compare(self.notices.formats, self.peer.cluster)
+        self._wait(lambda: self.control.welcome is not None, what, timeout=timeout)
+        self._formats.compare(self.control.formats, self.peer.cluster)
         self._driver.channels_ready()
-        assert self.notices.welcome is not None  # the wait was for this
-        return self.notices.welcome
+        assert self.control.welcome is not None  # the wait was for this
+        return self.control.welcome
 
     def step_done(self, step: int) -> None:
         """Sends the step token of `step` (listener only)."""
@@ -236,7 +241,7 @@ class Link:
     def wait_for_step(self, step: int) -> None:
         """Waits for the step token of `step` or a later one."""
         self._session.check_open()
-        self._wait(lambda: self.notices.step_done >= step, f"the token of step {step}")
+        self._wait(lambda: self.control.step_done >= step, f"the token of step {step}")
 
     def stop(self, step: int = 0) -> None:
         """Ends the run after `step`; a connector only requests its end, with 0."""
@@ -245,11 +250,11 @@ class Link:
     @property
     def stop_step(self) -> int | None:
         """The step of the peer's last Stop, if any."""
-        return self.notices.stop
+        return self.control.stop
 
     def close(self) -> None:
         """Sends End, waits for the peer's, and closes. Nothing queued is lost."""
-        self._inbox.is_closed = True  # what comes is read and dropped
+        self._queue.is_closed = True  # what comes is read and dropped
         if self._session.is_paused:
             self._driver.channels_ready()
         self._driver.enqueue(frames.End())
@@ -257,7 +262,7 @@ class Link:
             while not self._driver.is_dead:
                 try:
                     waiting.check()
-                except session_lib.PeerStuck as error:
+                except stuck_peers.PeerStuck as error:
                     self.abort(str(error))
                     raise
                 self._driver.wait(lambda: False, waiting.pause(), past_end=True)
@@ -294,15 +299,15 @@ class Link:
     def take_tensor(self, channel: int, what: str = "a tensor") -> frames.Tensor:
         """Waits for the next tensor of a channel; `what` names it in errors."""
         self._session.check_open()
-        if self._inbox.next(channel) is None:
-            self._wait(lambda: self._inbox.next(channel), what)
-        message = self._inbox.take(channel)
+        if self._queue.next(channel) is None:
+            self._wait(lambda: self._queue.next(channel), what)
+        message = self._queue.take(channel)
         self._driver.notify_space()
         return message
 
     def arrived(self, channel: int) -> frames.Tensor | None:
         """Returns what `take_tensor` would return at once; None if it would wait."""
-        return self._inbox.next(channel)
+        return self._queue.next(channel)
 
     # For who must not wait for one cluster of many.
 
@@ -316,8 +321,8 @@ class Link:
 
     def wait_for_any(self, what: str) -> bool:
         """Waits for a tensor of any channel; returns False if none comes any more."""
-        self._wait(lambda: self._inbox.tensors or self.notices.has_ended, what)
-        return bool(self._inbox.tensors)
+        self._wait(lambda: self._queue.tensors or self.control.has_ended, what)
+        return bool(self._queue.tensors)
 
     def _wait(
         self,
@@ -343,25 +348,26 @@ class Link:
                 elif waiting.seconds >= timeout:
                     text = f"waited {timeout:g} s for {what} (--connect_timeout)"
                     raise Timeout(f"{self._session.peer}: {text}")
-                if not self._inbox.has_room():
+                if not self._queue.has_room():
                     if waiting.seconds > patience:
                         raise session_lib.RemoteProtocolError(
-                            f"{self._session.peer} sent {self._inbox.tensors} tensors"
+                            f"{self._session.peer} sent {self._queue.tensors} tensors"
                             f" that nobody waits for, while we wait for {what}"
                         )
                     time.sleep(RECHECK_SECONDS)
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[patience_lib.Patience]:
+    def waiting(self, what: str) -> Iterator[stuck_peers.Wait]:
         """Reports to the peers that this process waits, and counts for how long."""
-        waiting = patience_lib.Patience(self._name, what, self._session, self.work)
-        self._inbox.waiting.append(what)
+        peer, watch = self._session.peer, self._session.watch
+        waiting = stuck_peers.Wait(self._name, what, peer, watch, self.work)
+        self._queue.waiting.append(what)
         self.work.waiting.append(what)
         try:
             with self.trace.span("wait", what=what):
                 yield waiting
         finally:
-            self._inbox.waiting.remove(what)
+            self._queue.waiting.remove(what)
             self.work.waiting.remove(what)
             self.waited += waiting.seconds
 
@@ -369,7 +375,7 @@ class Link:
         """Raises the reason if nothing more can come; `what` is due."""
         self._driver.check()
         peer = self._session.peer
-        if self.notices.has_ended:
+        if self.control.has_ended:
             raise session_lib.RemoteProtocolError(f"{peer} sent End while more was due")
         if self._driver.is_dead:
             text = f"the session with {peer} was ended while we waited for {what}"
@@ -379,6 +385,6 @@ class Link:
 
     def _receive(self, message: frames.Message) -> None:
         if isinstance(message, frames.Tensor):
-            self._inbox.put(message)
+            self._queue.put(message)
         else:
-            self.notices.take(message)
+            self.control.take(message)

@@ -4,7 +4,7 @@ with listener.Listener(endpoints.listen(address), hello, ...) as listening:
     link = listening.accept(timeout)
 
 One thread takes all connections, reads what they begin with as it comes, and waits for
-none of them: see `wire.greeting` for the steps, `newcomers` for the bounds.
+none of them: see `wire.greeting` for the steps, `pending_connections` for the bounds.
 """
 
 import contextlib
@@ -18,7 +18,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nebula_jax.communication import admission, bridge, drops, endpoints, newcomers, wan
+from nebula_jax.communication import (
+    admission,
+    bridge,
+    endpoints,
+    pending_connections,
+    wan,
+)
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.wire import (
     activity,
@@ -26,13 +32,13 @@ from nebula_jax.communication.wire import (
     greeting,
     session,
     states,
-    waker,
+    wakeups,
 )
 
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
 MAX_ACCEPTED = 64  # at a time, before those that are there go on
-TURN_SECONDS = 0.05  # of work before newcomers are put in order again
+TURN_SECONDS = 0.05  # of work before pending connections are put in order again
 RETRY_SECONDS = 0.2  # after the system refused a connection
 LONGEST_SLEEP = 60.0  # seconds
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -92,13 +98,16 @@ class Listener:
             "log": log,
             "work": work or activity.Work(),
         }
-        self._drops, self._refusals = drops.Drops(log), drops.Drops(log)
+        self._dropped, self._refused = (
+            pending_connections.RejectedLog(log),
+            pending_connections.RejectedLog(log),
+        )
         self._sessions: dict[bytes, link_lib.Link] = {}
         self._hosts: dict[bytes, str] = {}  # session -> group of its peer's address
         self._came: queue.Queue[link_lib.Link] = queue.Queue(MAX_WAITING)
-        self._newcomers = newcomers.Newcomers(newcomers.most())
+        self._pending = pending_connections.Pool(pending_connections.most())
         self._is_closed = False
-        self._waker = waker.Waker()
+        self._waker = wakeups.Waker()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._waker, selectors.EVENT_READ)
         self._selector.register(listening, selectors.EVENT_READ)
@@ -140,13 +149,13 @@ class Listener:
         self._is_closed = True
         self._waker.wake()
         self._thread.join()
-        for newcomer in self._newcomers:
-            self._forget(newcomer)
+        for pending in self._pending:
+            self._forget(pending)
         self._selector.close()
         self._waker.close()
         self._listening.close()
-        self._drops.flush()
-        self._refusals.flush()
+        self._dropped.flush()
+        self._refused.flush()
         while not self._came.empty():
             self._came.get().abort(f"{self._hello.cluster} takes no more clusters")
 
@@ -166,7 +175,7 @@ class Listener:
                 time.sleep(RETRY_SECONDS)
                 with contextlib.suppress(Exception):
                     now = time.monotonic()
-                    self._drops.add(f"the listener goes on after {error!r}", now)
+                    self._dropped.add(f"the listener goes on after {error!r}", now)
 
     def _turn(self) -> None:
         ready = []
@@ -178,24 +187,26 @@ class Listener:
             else:
                 ready.append(key.data)
         now = time.monotonic()
-        while (oldest := self._newcomers.oldest) and oldest.deadline <= now:
-            self._drop(oldest, f"no session within {greeting.NEWCOMER_SECONDS:g} s")
-        self._go_on(ready, now)
-        self._drops.tick(now)
-        self._refusals.tick(now)
+        while (oldest := self._pending.oldest) and oldest.deadline <= now:
+            self._drop(oldest, f"no session within {greeting.PENDING_SECONDS:g} s")
+        self._advance_all(ready, now)
+        self._dropped.tick(now)
+        self._refused.tick(now)
 
     def _sleep(self) -> float:
-        oldest = self._newcomers.oldest
-        until = min(self._drops.deadline, self._refusals.deadline)
+        oldest = self._pending.oldest
+        until = min(self._dropped.deadline, self._refused.deadline)
         if oldest is not None:
             until = min(until, oldest.deadline)
         return max(0.0, min(LONGEST_SLEEP, until - time.monotonic()))
 
-    def _go_on(self, ready: list[newcomers.Newcomer], now: float) -> None:
-        """Takes the next steps of those that can; who is not reached is ready again."""
-        ready = [each for each in ready if each in self._newcomers]
-        for newcomer in self._newcomers.in_turn(ready, self._known()):
-            self._advance(newcomer)
+    def _advance_all(
+        self, ready: list[pending_connections.Pending], now: float
+    ) -> None:
+        """Takes the next steps of those that can; the rest is ready next time."""
+        ready = [each for each in ready if each in self._pending]
+        for pending in self._pending.in_turn(ready, self._known()):
+            self._advance(pending)
             if time.monotonic() > now + TURN_SECONDS:
                 return
 
@@ -222,76 +233,76 @@ class Listener:
                 if not self._make_room():
                     time.sleep(RETRY_SECONDS)
                 continue
-            if self._newcomers.is_full:
+            if self._pending.is_full:
                 self._make_room()
-            deadline = time.monotonic() + greeting.NEWCOMER_SECONDS
+            deadline = time.monotonic() + greeting.PENDING_SECONDS
             connected = greeting.Connected(greeting.set_up(sock))
-            newcomer = newcomers.Newcomer(connected, address[0], deadline)
-            newcomer.steps = self._steps(newcomer)
-            self._newcomers.add(newcomer)
-            self._selector.register(newcomer.fd, selectors.EVENT_READ, newcomer)
+            pending = pending_connections.Pending(connected, address[0], deadline)
+            pending.steps = self._steps(pending)
+            self._pending.add(pending)
+            self._selector.register(pending.fd, selectors.EVENT_READ, pending)
 
     def _make_room(self) -> bool:
-        newcomer = self._newcomers.to_go(self._known())
-        if newcomer is not None:
-            self._drop(newcomer, "too many others had come")
-        return newcomer is not None
+        pending = self._pending.to_go(self._known())
+        if pending is not None:
+            self._drop(pending, "too many others had come")
+        return pending is not None
 
-    def _advance(self, newcomer: newcomers.Newcomer) -> None:
+    def _advance(self, pending: pending_connections.Pending) -> None:
         try:
             try:
-                events = next(newcomer.steps)
+                events = next(pending.steps)
             except (admission.Refused, session.SessionOver) as error:
-                newcomer.steps = greeting.refuse(newcomer.connected, str(error))
-                line = f"refused a connection from {newcomer.host}: {error}"
-                self._refusals.add(line, time.monotonic())
-                events = next(newcomer.steps)
+                pending.steps = greeting.refuse(pending.connected, str(error))
+                line = f"refused a connection from {pending.host}: {error}"
+                self._refused.add(line, time.monotonic())
+                events = next(pending.steps)
         except StopIteration:
-            self._forget(newcomer)
+            self._forget(pending)
         except Exception as error:  # whatever one connection raises, others may come
-            self._drop(newcomer, str(error))
+            self._drop(pending, str(error))
         else:
-            self._selector.modify(newcomer.fd, events, newcomer)
+            self._selector.modify(pending.fd, events, pending)
 
-    def _drop(self, newcomer: newcomers.Newcomer, why: str) -> None:
-        line = f"dropped a connection from {newcomer.host}: {why}"
+    def _drop(self, pending: pending_connections.Pending, why: str) -> None:
+        line = f"dropped a connection from {pending.host}: {why}"
         try:  # the reason is in the log before the peer can notice
-            self._drops.add(line, time.monotonic())
+            self._dropped.add(line, time.monotonic())
         finally:
-            self._forget(newcomer)
+            self._forget(pending)
 
-    def _forget(self, newcomer: newcomers.Newcomer) -> None:
-        """Makes a newcomer none; closes its socket unless a link has it."""
-        self._newcomers.remove(newcomer)
-        self._selector.unregister(newcomer.fd)
-        newcomer.steps.close()
-        if not newcomer.is_taken:
-            newcomer.sock.close()
+    def _forget(self, pending: pending_connections.Pending) -> None:
+        """Makes a pending none; closes its socket unless a link has it."""
+        self._pending.remove(pending)
+        self._selector.unregister(pending.fd)
+        pending.steps.close()
+        if not pending.is_taken:
+            pending.sock.close()
 
     # What is done with a connection, step by step.
 
-    def _steps(self, newcomer: newcomers.Newcomer) -> greeting.Steps[None]:
+    def _steps(self, pending: pending_connections.Pending) -> greeting.Steps[None]:
         """Brings a connection to its link, which is made if its session is new."""
         if self._tls is not None:
-            sock = newcomer.sock
+            sock = pending.sock
             record = yield from greeting.client_hello(sock)
-            newcomer.is_expected = any(sign in record for sign in self._call_signs())
-            newcomer.has_begun = True
+            pending.is_expected = any(sign in record for sign in self._call_signs())
+            pending.has_begun = True
             yield selectors.EVENT_READ  # in turn: what follows takes milliseconds
             secure = self._tls().wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
-            newcomer.connected = greeting.Connected(secure)
+            pending.connected = greeting.Connected(secure)
             yield from greeting.shake_hands(secure)
-            newcomer.connected = yield from self._finish(secure)
-            newcomer.is_expected = True
-        connected = newcomer.connected
+            pending.connected = yield from self._finish(secure)
+            pending.is_expected = True
+        connected = pending.connected
         self._rules.check_certificate(connected)
         opening, acknowledged = yield from greeting.read_opening(connected)
         link = self._find(opening, acknowledged)
         if link is not None:
             link.attach(connected, opening, acknowledged)
-            newcomer.is_taken = True
+            pending.is_taken = True
             return
         number = opening.session_id
         new = session.Session(states.Role.LISTENER, number, self._peer_timeout)
@@ -311,10 +322,10 @@ class Listener:
         except BaseException:
             link.abort("this process cannot take one more peer")
             raise
-        newcomer.is_taken = True
+        pending.is_taken = True
         self._forget_ended()
         self._sessions[number] = link
-        self._hosts[number] = newcomer.group
+        self._hosts[number] = pending.group
         self._came.put_nowait(link)
 
     def _find(self, opening: frames.Open, acknowledged: int) -> link_lib.Link | None:

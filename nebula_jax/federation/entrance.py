@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from nebula_jax import errors
-from nebula_jax.communication import newcomers
+from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import greeting
 from nebula_jax.federation import joining, outer, refusals, state, streams
 from nebula_jax.security.tls import peer_tls
@@ -39,8 +39,8 @@ class Entrance:
           serve: called with each connection of a lab; returns at its end.
         """
         self._state, self._refusals, self._serve = made, refused, serve
-        most = min(MOST_NEWCOMERS, newcomers.most())
-        self._newcomers = newcomers.Newcomers(most)
+        most = min(MOST_NEWCOMERS, pending_connections.most())
+        self._newcomers = pending_connections.Pool(most)
         self._groups: dict[str, str] = {}  # lab -> group of the address it came from
 
     async def accept(self, listening: socket.socket) -> None:
@@ -63,7 +63,7 @@ class Entrance:
             sock.setblocking(False)
             deadline = loop.time() + NEWCOMER_SECONDS
             connected = greeting.Connected(sock)
-            newcomer = newcomers.Newcomer(connected, address[0], deadline)
+            newcomer = pending_connections.Pending(connected, address[0], deadline)
             self._newcomers.add(newcomer)
             self._state.begin(self._meet(newcomer))
 
@@ -77,7 +77,7 @@ class Entrance:
             with contextlib.suppress(OSError):  # what waits for it finds its end
                 newcomer.sock.shutdown(socket.SHUT_RDWR)
 
-    async def _meet(self, newcomer: newcomers.Newcomer) -> None:
+    async def _meet(self, newcomer: pending_connections.Pending) -> None:
         """Passes on the connection of a lab, or serves who has no certificate."""
         try:
             async with asyncio.timeout_at(newcomer.deadline):
@@ -99,7 +99,9 @@ class Entrance:
         await self._serve(connection)
 
     async def _join(
-        self, connection: outer.Connection, newcomer: newcomers.Newcomer
+        self,
+        connection: outer.Connection,
+        newcomer: pending_connections.Pending,
     ) -> None:
         made = self._state
         try:
@@ -115,6 +117,8 @@ class Entrance:
         finally:
             await streams.close(connection.writer)
 
-    def _refused(self, newcomer: newcomers.Newcomer, error: BaseException) -> None:
+    def _refused(
+        self, newcomer: pending_connections.Pending, error: BaseException
+    ) -> None:
         if newcomer in self._newcomers:  # else there is an entry, with the reason
             self._refusals.add_error(newcomer.host, error, time.monotonic())

@@ -13,7 +13,7 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, endpoints, wan
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import frames, inbox, send_window, session
+from nebula_jax.communication.wire import frames, receive_queue, session, windows
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates
 
@@ -170,7 +170,7 @@ def test_send_blocks_while_nobody_reads(pool, meet):
         wait_until(lambda: sent)
         time.sleep(1.0)
         # The reader's inbox, and what the window lets out beyond it.
-        assert len(sent) <= inbox.MAX_TENSORS + send_window.WINDOW_TENSORS
+        assert len(sent) <= receive_queue.MAX_TENSORS + windows.WINDOW_TENSORS
         for step in range(14):
             incoming.recv(step)
     done.result(10)
@@ -311,7 +311,7 @@ def test_closing_with_unread_tensors_ends(pool, meet):
 
 
 def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypatch):
-    monkeypatch.setattr(inbox, "FLOOD_BYTES", 100_000)
+    monkeypatch.setattr(receive_queue, "FLOOD_BYTES", 100_000)
     here, there = meet()
     small = jax.ShapeDtypeStruct((2,), jnp.int32)
     here.receiver("flood", small, codec.identity())

@@ -183,9 +183,9 @@ def raised(monkeypatch):
     types: set[type] = set()
     original = listener.Listener._steps
 
-    def recorded(self, newcomer):
+    def recorded(self, pending):
         try:
-            yield from original(self, newcomer)
+            yield from original(self, pending)
         except Exception as error:
             types.add(type(error))
             raise

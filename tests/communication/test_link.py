@@ -12,7 +12,13 @@ from two_labs import wait_until
 
 from nebula_jax.communication import bridge, codec, endpoints
 from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import activity, frames, send_window, session
+from nebula_jax.communication.wire import (
+    activity,
+    frames,
+    session,
+    stuck_peers,
+    windows,
+)
 from nebula_jax.communication.wire.activity import Activity
 
 SPEC = jax.ShapeDtypeStruct((8,), np.int32)
@@ -82,7 +88,7 @@ def test_a_peer_that_pings_and_computes_nothing_is_given_up_and_named(star):
     assert "discriminator has waited" in str(caught.value)
     assert "for tokens of step 1, micro-batch 0 from generator:0" in str(caught.value)
     assert "which reports that it is computing" in str(caught.value)
-    assert "(--stuck_timeout: 0.5 s)" in str(caught.value)
+    assert "(stuck_timeout: 0.5 s)" in str(caught.value)
 
 
 def test_a_peer_that_saves_is_waited_for_and_so_is_one_whose_steps_are_done(star, pool):
@@ -107,7 +113,9 @@ def test_who_waits_for_one_that_waits_for_the_stuck_one_does_not_end_first(star,
     receives = pool.submit(star.receivers[0].recv, 1)
     watch = star.there[1]._session.watch
     wait_until(lambda: watch.activity is Activity.WAITING_FOR_ANOTHER)
-    with pytest.raises(session.PeerStuck, match="from generator:0, which") as caught:
+    with pytest.raises(
+        stuck_peers.PeerStuck, match="from generator:0, which"
+    ) as caught:
         receives.result(20.0)
     star.here[1].abort(str(caught.value))  # as the end of its block would
     with pytest.raises(session.PeerAborted, match="gave up: discriminator has waited"):
@@ -116,7 +124,9 @@ def test_who_waits_for_one_that_waits_for_the_stuck_one_does_not_end_first(star,
 
 def test_a_peer_that_never_says_goodbye_is_given_up_as_well(star):
     star = star(0.4, 5.0)
-    with pytest.raises(session.PeerStuck, match="the end of the session from genera"):
+    with pytest.raises(
+        stuck_peers.PeerStuck, match="the end of the session from genera"
+    ):
         star.here[0].close()
     assert star.here[0].is_over
 
@@ -188,7 +198,7 @@ class Outage:
 
 @pytest.fixture
 def outage(pool, monkeypatch):
-    monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)  # so that two tensors fill it
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)  # so that two tensors fill it
     with contextlib.ExitStack() as stack:
         yield Outage(stack, pool)
 
@@ -226,6 +236,6 @@ def test_whatever_comes_first_ends_the_wait_for_any(star, pool):
     star.receivers[0].recv(3)
     closing = pool.submit(there.close)
     assert not here.wait_for_any("what does not come")  # but End
-    assert here.notices.has_ended
+    assert here.control.has_ended
     here.close()
     closing.result(5.0)

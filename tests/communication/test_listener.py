@@ -16,7 +16,7 @@ import time
 import pytest
 from breakable_line import Proxy
 
-from nebula_jax.communication import bridge, endpoints, newcomers
+from nebula_jax.communication import bridge, endpoints, pending_connections
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, integrity
 from nebula_jax.security import tls
@@ -172,7 +172,7 @@ def test_a_known_peer_is_back_soon_among_many_strangers(
 def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch):
     """So it goes first, though a flood of handshakes comes from its own address."""
     waiting = []  # for TLS to begin: is it expected?
-    in_turn = newcomers.Newcomers.in_turn
+    in_turn = pending_connections.Pool.in_turn
 
     def record(self, ready, known):
         for each in ready:
@@ -180,7 +180,7 @@ def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch)
                 waiting.append(each.is_expected)
         return in_turn(self, ready, known)
 
-    monkeypatch.setattr(newcomers.Newcomers, "in_turn", record)
+    monkeypatch.setattr(pending_connections.Pool, "in_turn", record)
     server = tls.server_contexts(folder / "discriminator")
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(listen(server, []))
@@ -283,9 +283,9 @@ def leave(sock, is_reset):
 def held(listening):
     """What this process has: descriptors, threads, KiB of memory."""
     deadline = time.monotonic() + 20.0
-    while len(listening._newcomers) and time.monotonic() < deadline:
+    while len(listening._pending) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not len(listening._newcomers)
+    assert not len(listening._pending)
     gc.collect()
     status = pathlib.Path("/proc/self/status").read_text()
     resident = int(status.partition("VmRSS:")[2].split()[0])
@@ -316,7 +316,7 @@ PLAIN = [
     unexpected_name,
 ]
 ENCRYPTED = [nothing, garbage, opening, lambda: client_hello()[:100]]
-MEMORY = 16 << 10  # KiB, of fragments: a newcomer that stayed takes more than 2 each
+MEMORY = 16 << 10  # KiB, of fragments: a pending that stayed takes more than 2 each
 
 
 def test_10000_hostile_connections_leave_nothing_behind(pool):
@@ -365,12 +365,12 @@ def test_hostile_connections_of_tls_leave_nothing_behind(folder, tmp_path):
 
 
 def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):
-    monkeypatch.setattr(newcomers, "MOST", 50)
+    monkeypatch.setattr(pending_connections, "MOST", 50)
     with listen(None, []) as listening:
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(200)
         gets_in(listening, pool, "generator:0")
-        assert len(listening._newcomers) <= 50
+        assert len(listening._pending) <= 50
         strangers.go()
 
 
@@ -379,7 +379,7 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
     with listen(None, []) as listening:
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(20)
-        while len(listening._newcomers) < 20:
+        while len(listening._pending) < 20:
             time.sleep(0.01)
         coming = [socket.socket() for _ in range(6)]
         used = max(map(int, os.listdir("/proc/self/fd")))

@@ -10,12 +10,12 @@ from nebula_jax.communication import listener
 from nebula_jax.communication.wire import (
     connection,
     frames,
-    inbox,
     liveness,
-    receive_window,
+    receive_queue,
     reconnect,
-    send_window,
     session,
+    stuck_peers,
+    windows,
 )
 from nebula_jax.parallel import pace
 from nebula_jax.runtime.records import checkpoints
@@ -60,7 +60,7 @@ def _not_counted(accept: Callable) -> Callable:
     """Does not count a whole frame."""
 
     def accepts(self: Any, message: frames.Message, nbytes: int) -> None:
-        window, self._received = self._received, receive_window.ReceiveWindow()
+        window, self._received = self._received, windows.ReceiveWindow()
         try:
             accept(self, message, nbytes)
         finally:
@@ -119,10 +119,10 @@ def _newest_of_any(newest: Callable) -> Callable:
     )
 
 
-def _forgotten(self: Any, newcomer: Any) -> None:
-    """Forgets a newcomer, and leaves its socket open."""
-    self._newcomers.remove(newcomer)
-    self._selector.unregister(newcomer.fd)
+def _forgotten(self: Any, pending: Any) -> None:
+    """Forgets a pending, and leaves its socket open."""
+    self._pending.remove(pending)
+    self._selector.unregister(pending.fd)
 
 
 def _never(_: Any) -> Callable:
@@ -136,10 +136,10 @@ def _always(_: Any) -> property:
 BUGS: dict[str, list[Patch]] = {
     "frames that were sent again are taken twice": [
         (session.Session, "_admit", _any_frame),
-        (receive_window.ReceiveWindow, "acknowledge", _one_less),
+        (windows.ReceiveWindow, "acknowledge", _one_less),
     ],
     "a frame is sent again that the peer has": [
-        (receive_window.ReceiveWindow, "acknowledge", _one_less),
+        (windows.ReceiveWindow, "acknowledge", _one_less),
     ],
     "a frame is acknowledged before it was handed over": [
         (session.Session, "_admit", _counted_at_its_head),
@@ -147,7 +147,7 @@ BUGS: dict[str, list[Patch]] = {
     ],
     "an epoch is used twice": [(session.Session, "begin", _same_epoch)],
     "nothing is sent again on a new connection": [
-        (send_window.SendWindow, "rewind", lambda _: lambda self: None),
+        (windows.SendWindow, "rewind", lambda _: lambda self: None),
     ],
     "a closed connection is an end": [
         (connection.Connection, "lose", _closed_is_end),
@@ -176,7 +176,7 @@ BUGS: dict[str, list[Patch]] = {
     "clusters go on from the newest step of any": [
         (checkpoints, "newest_of_all", _newest_of_any),
     ],
-    "a peer that is stuck is waited for": [(liveness.Watch, "is_stuck", _never)],
+    "a peer that is stuck is waited for": [(stuck_peers.Watch, "is_stuck", _never)],
     "who is dropped stays open": [
         (listener.Listener, "_forget", lambda _: _forgotten),
     ],
@@ -195,9 +195,9 @@ BUGS: dict[str, list[Patch]] = {
         ),
     ],
     "what waits to be taken has no bound": [
-        (inbox.Inbox, "has_room", lambda _: lambda self: True),
+        (receive_queue.ReceiveQueue, "has_room", lambda _: lambda self: True),
     ],
     "what waits for an acknowledgement has no bound": [
-        (send_window.SendWindow, "can_send", _always),
+        (windows.SendWindow, "can_send", _always),
     ],
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from nebula_jax import disk as real_disk
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import inbox, receive_window, send_window
+from nebula_jax.communication.wire import receive_queue, windows
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import process as process_lib
 from nebula_jax.training import checkpoint, checkpoint_files
@@ -25,10 +25,10 @@ from tests.simulation import (
 
 MANY_BYTES = 5000  # a tensor of which each counts for the bounds below
 SMALL = (  # bounds that short runs with small tensors come to
-    (inbox, "MAX_BYTES", 4 << 10),
-    (send_window, "WINDOW_BYTES", 8 << 10),
-    (receive_window, "ACK_BYTES", 2 << 10),
-    (receive_window, "ACK_FRAMES", 4),
+    (receive_queue, "MAX_BYTES", 4 << 10),
+    (windows, "WINDOW_BYTES", 8 << 10),
+    (windows, "ACK_BYTES", 2 << 10),
+    (windows, "ACK_FRAMES", 4),
 )
 PATIENCE = 400.0  # seconds from the last fault's end to the end of the run
 BLAME = re.compile(r"error: .* (sent|acknowledged|opened|came back with) ")
@@ -186,10 +186,10 @@ class Simulation:
         """Checks that no more waits in a link than it may."""
         if not self.scenario.is_small or self.shape.payload_bytes < MANY_BYTES:
             return
-        waiting, sent = link._inbox.tensors, link._session.window._tensors
-        if waiting > inbox.MAX_TENSORS + 1:
+        waiting, sent = link._queue.tensors, link._session.window._tensors
+        if waiting > receive_queue.MAX_TENSORS + 1:
             self.fail(f"{waiting} tensors wait to be taken")
-        if sent > send_window.WINDOW_TENSORS:
+        if sent > windows.WINDOW_TENSORS:
             self.fail(f"{sent} tensors wait for an acknowledgement")
 
     def compute(self, cluster: clusters.Cluster) -> None:

@@ -1,8 +1,8 @@
 """Activities of a process: what it does, as its Pings report it to every peer.
 
-A Ping alone means that a process lives. Peers are patient with one that reports that it
-starts, saves or evaluates, and with one that gets something done; `liveness.Watch` has
-the rule.
+A Ping alone means that a process lives. A peer waits longer for a process that reports
+that it starts, saves or evaluates, or that gets something done; `stuck_peers` has the
+rule.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def unknown() -> Report:
 
 
 class Work:
-    """The work of this process, and its patience with others who get nothing done.
+    """The work of this process, and how long it waits for peers that do nothing.
 
     One per process, given to each of its links:
 

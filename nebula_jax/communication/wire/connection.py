@@ -16,7 +16,7 @@ from nebula_jax.communication.wire import (
     reconnect,
     session,
     socket_io,
-    waker,
+    wakeups,
 )
 
 GOODBYE_SECONDS = 5.0  # to deliver an Abort, or for the acknowledgement of our End
@@ -29,7 +29,7 @@ class Connection:
         self,
         session_: session.Session,
         line: wan.Line,
-        wakes: waker.Waker,
+        wakes: wakeups.Waker,
         *,
         receive: Callable[[frames.Message], None],
         has_room: Callable[[], bool],

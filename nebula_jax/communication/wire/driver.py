@@ -3,7 +3,7 @@
 One thread reads, keeps time and redials. A caller who sends something small writes it
 itself; what is large, or what the line does not take yet, is left to the thread. The
 one who holds the mutex moves bytes, and never waits meanwhile. A caller who waits for
-the peer sleeps until a whole message has come, or an acknowledgement (see `waiters`).
+the peer sleeps until a whole message has come, or an acknowledgement (see `wakeups`).
 
 When a connection breaks, the connector's thread dials again (see `reconnect`), and the
 listener's waits for a new socket to be handed to `attach`.
@@ -24,8 +24,7 @@ from nebula_jax.communication.wire import (
     reconnect,
     session,
     socket_io,
-    waiters,
-    waker,
+    wakeups,
 )
 
 INLINE_BYTES = 1 << 16  # a message up to this size is written by the one who sends it
@@ -69,7 +68,7 @@ class Driver:
         self.is_dead = False
         """True if nothing moves any more."""
         self._session, self._dial, self._has_room = session_, dial, has_room
-        self._waker, self._waiters = waker.Waker(), waiters.Waiters()
+        self._waker, self._waiters = wakeups.Waker(), wakeups.Waiters()
         self._connection = connection.Connection(
             session_,
             line,

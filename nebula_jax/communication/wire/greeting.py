@@ -25,7 +25,7 @@ from nebula_jax.security.tls import credentials
 T = TypeVar("T")
 Steps = Generator[int, None, T]
 
-NEWCOMER_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
+PENDING_SECONDS = 20.0  # for a connection to find its session, on a slow line as well
 TLS_HEAD = 5  # bytes before a record: kind, version, length
 TLS_HANDSHAKE = b"\x16\x03"  # the kind, and the first byte of every version since SSL 3
 MAX_CLIENT_HELLO = 1 << 14  # bytes: a record holds no more

@@ -29,12 +29,13 @@ from nebula_jax.communication.wire import (
     liveness,
     reader,
     receive_buffer,
-    receive_window,
     schema,
-    send_window,
     states,
+    stuck_peers,
+    windows,
 )
 from nebula_jax.communication.wire.integrity import PLAIN, Both
+from nebula_jax.communication.wire.liveness import PeerGone as PeerGone
 
 
 class LocalProtocolError(errors.NebulaError):
@@ -43,14 +44,6 @@ class LocalProtocolError(errors.NebulaError):
 
 class RemoteProtocolError(errors.NebulaError):
     """A message of the peer that the protocol does not allow."""
-
-
-class PeerGone(errors.NebulaError):
-    """A connection that ended, or fell silent, without an End."""
-
-
-class PeerStuck(PeerGone):
-    """A peer that lives and gets nothing done."""
 
 
 class PeerAborted(errors.NebulaError):
@@ -96,9 +89,9 @@ class Session:
         self.trace = trace.OFF
         """The trace of this process, for tensors on their way here."""
         self._ours: frames.Hello | None = None
-        self.window = send_window.SendWindow()
+        self.window = windows.SendWindow()
         self.liveness = liveness.Liveness(peer_timeout)
-        self.watch = liveness.Watch(peer_timeout)
+        self.watch = stuck_peers.Watch(peer_timeout)
         """The progress of the peer."""
         self.report = report
         """Returns what this process is doing, for Pings."""
@@ -106,7 +99,7 @@ class Session:
         self._schema = schema.Schema()
         self.states = states.STARTED
         """The progress of both directions, by sender."""
-        self._received = receive_window.ReceiveWindow()
+        self._received = windows.ReceiveWindow()
         self._events: list[frames.Message] = []
         self._phase, self._epoch = states.Phase.NONE, 0
         self._forget_connection()
@@ -362,7 +355,7 @@ class Session:
         It had acknowledged ours, and was restarted since: nothing else is lost.
         """
         if self.hello is None and self.window.acknowledged and self._ours is not None:
-            self.window = send_window.SendWindow()
+            self.window = windows.SendWindow()
             self.window.add(self._ours)
 
     def _trace(self, message: frames.Tensor, nbytes: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax.communication import wan
-from nebula_jax.communication.wire import kernel, receive_buffer, waker
+from nebula_jax.communication.wire import kernel, receive_buffer, wakeups
 from nebula_jax.communication.wire import session as session_lib
 
 # Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
@@ -27,7 +27,7 @@ class SocketIO:
     """A connected socket that never waits, except in `wait` and for the last frame."""
 
     def __init__(
-        self, sock: socket.socket, shaper: wan.Shaper, wakes: waker.Waker
+        self, sock: socket.socket, shaper: wan.Shaper, wakes: wakeups.Waker
     ) -> None:
         """Takes over a socket.
 

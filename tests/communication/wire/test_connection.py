@@ -7,7 +7,7 @@ import types
 import pytest
 
 from nebula_jax.communication import wan
-from nebula_jax.communication.wire import connection, frames, session, states, waker
+from nebula_jax.communication.wire import connection, frames, session, states, wakeups
 from nebula_jax.communication.wire.activity import Activity
 
 SESSION = b"sixteen bytes id"
@@ -25,7 +25,7 @@ class Side:
         self._stack, self._epoch, self._received = stack, 0, 0
         self.session = session.Session(states.Role.CONNECTOR, SESSION, 30.0)
         self.session.add_sender("h")
-        wakes = waker.Waker()
+        wakes = wakeups.Waker()
         stack.callback(wakes.close)
         self.connection = connection.Connection(
             *(self.session, wan.Line(), wakes),

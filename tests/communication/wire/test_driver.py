@@ -333,7 +333,7 @@ def test_what_was_read_when_the_break_was_noticed_is_not_lost(line, pool):
 
 
 @pytest.mark.parametrize("stalled", ["listener", "connector"])
-def test_a_side_with_a_full_inbox_comes_back_as_well(line, stalled):
+def test_a_side_with_a_full_queue_comes_back_as_well(line, stalled):
     line = line(peer_timeout=1.0, reconnect_timeout=2.0)
     ours, theirs = (
         (line.here, line.there) if stalled == "listener" else (line.there, line.here)
@@ -496,7 +496,7 @@ def test_no_thread_is_left_behind(line, pool, ending):
 def test_closing_before_the_run_began_ends_both_sides(line, pool):
     line = line(peer_timeout=1.0)
     line.here.welcome(0)
-    while line.there.notices.welcome is None:
+    while line.there.control.welcome is None:
         time.sleep(0.01)
     closing = pool.submit(line.there.close)
     line.here.close()

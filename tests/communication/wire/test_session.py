@@ -14,10 +14,9 @@ from nebula_jax.communication.wire import (
     frames,
     reader,
     receive_buffer,
-    receive_window,
-    send_window,
     session,
     states,
+    windows,
 )
 from nebula_jax.communication.wire.states import Role, State
 
@@ -388,7 +387,7 @@ def test_the_ledger_counts_every_byte_by_kind(pair):
 
 
 def test_what_a_peer_receives_is_acknowledged_and_forgotten():
-    big = receive_window.ACK_BYTES
+    big = windows.ACK_BYTES
     pair = Pair([[big]])
     pair.bring(Role.CONNECTOR, State.OPEN)
     connector = pair.ends[Role.CONNECTOR]
@@ -410,7 +409,7 @@ def test_a_message_waits_until_it_is_handed_out(pair):
 
 
 def test_the_window_closes_on_a_peer_that_acknowledges_nothing():
-    half = send_window.WINDOW_BYTES // 2
+    half = windows.WINDOW_BYTES // 2
     pair = Pair([[half]])
     pair.bring(Role.CONNECTOR, State.OPEN)
     connector = pair.ends[Role.CONNECTOR]

@@ -4,14 +4,14 @@ import socket
 import pytest
 
 from nebula_jax.communication import wan
-from nebula_jax.communication.wire import socket_io, waker
+from nebula_jax.communication.wire import socket_io, wakeups
 
 
 @pytest.fixture
 def pair():
     """A SocketIO without unread bytes, and the other end of its socket."""
     ours, theirs = socket.socketpair()
-    wakes = waker.Waker()
+    wakes = wakeups.Waker()
     io = socket_io.SocketIO(ours, wan.Shaper(wan.UNSHAPED), wakes)
     io.has_unread = False
     with theirs, contextlib.closing(wakes):

@@ -22,7 +22,7 @@ from nebula_jax.communication import (
     worker_link,
 )
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import frames, inbox
+from nebula_jax.communication.wire import frames, receive_queue
 from nebula_jax.parallel.local_steps import exchange
 
 SPECS = [
@@ -131,9 +131,9 @@ SENT = [selector.Selected({"x": np.full(1 << 18, k, np.float32)}) for k in range
 @pytest.fixture
 def a_line(monkeypatch):
     """The links of a hub and of its leaf, which keep no more than one tensor unread."""
-    monkeypatch.setattr(inbox, "MAX_TENSORS", 1)
-    monkeypatch.setattr(inbox, "MAX_BYTES", 1)
-    monkeypatch.setattr(inbox, "FLOOD_BYTES", 1)
+    monkeypatch.setattr(receive_queue, "MAX_TENSORS", 1)
+    monkeypatch.setattr(receive_queue, "MAX_BYTES", 1)
+    monkeypatch.setattr(receive_queue, "FLOOD_BYTES", 1)
     settings = {"peer_timeout": 5.0, "reconnect_timeout": 5.0, "tls": None}
     with contextlib.ExitStack() as stack:
         sock = endpoints.listen(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ import numpy as np
 from nebula_jax.communication import bridge, channels
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
-from nebula_jax.communication.wire import activity, send_window
+from nebula_jax.communication.wire import activity, windows
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import messages, rounds
 from nebula_jax.parallel.local_steps.messages import Key
@@ -117,7 +117,7 @@ class Hub:
         leaf = _Leaf(name, link, down, up)
         most = max(self._round_bytes(leaf, each) for each in range(len(up)))
         states = STATES * log_lib.nbytes(down.states)
-        link.reserve(states + 2 * most + send_window.WINDOW_BYTES)
+        link.reserve(states + 2 * most + windows.WINDOW_BYTES)
         return leaf
 
     def _round_bytes(self, leaf: _Leaf, fragment: int) -> int:

@@ -273,7 +273,7 @@ class Log:
         Raises:
           member_lib.RoundError: if a verdict cannot be.
         """
-        is_there = not self._link.notices.has_ended
+        is_there = not self._link.control.has_ended
         # Verdicts first: what comes with one has come before it.
         for arrays in _all_of(self._down.verdicts):
             self.entries.append(self._checked(entry_of_arrays(arrays)))

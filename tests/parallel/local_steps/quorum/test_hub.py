@@ -11,7 +11,7 @@ from quorum_star import LIMIT, NAMES
 from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication.wire import inbox, send_window, session
+from nebula_jax.communication.wire import receive_queue, session, windows
 from nebula_jax.parallel.local_steps.quorum import log as log_lib
 
 
@@ -161,8 +161,8 @@ def test_a_leaf_that_is_killed_while_a_quorum_needs_it_is_waited_for(star):
 
 
 def test_the_hub_does_not_wait_for_a_leaf_that_does_not_read(star, monkeypatch):
-    monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(inbox, "MAX_BYTES", 1)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(receive_queue, "MAX_BYTES", 1)
     star = star()
     began = time.monotonic()
     star.together(25, (0, 1))

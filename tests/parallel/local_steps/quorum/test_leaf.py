@@ -11,7 +11,7 @@ from two_labs import wait_until
 
 from nebula_jax import errors
 from nebula_jax.communication import codecs
-from nebula_jax.communication.wire import inbox, send_window, session
+from nebula_jax.communication.wire import receive_queue, session, windows
 from nebula_jax.parallel.local_steps.member import RoundError
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import log as log_lib
@@ -111,8 +111,8 @@ def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
 
 
 def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch):
-    monkeypatch.setattr(send_window, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(inbox, "MAX_BYTES", 1)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(receive_queue, "MAX_BYTES", 1)
     # Else there may be room for the state of the end before the run has ended.
     monkeypatch.setattr(hub_lib.Hub, "_bring", lambda *_: None)
     star = star()

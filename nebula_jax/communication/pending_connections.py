@@ -1,25 +1,27 @@
-"""Connections whose session is not known yet: how many there may be, and who is first.
+"""Pending connections: those whose session is not known yet.
 
-Anybody can connect, and stay silent. So there is a bound on all newcomers together, and
-who comes when it is reached drives out the oldest one of the address that has the most:
-a flood drives out itself. Time and sockets are the caller's.
+Anybody can connect, and stay silent. So their number has a bound. A connection beyond
+the bound takes the place of the oldest one of the address that has the most: a flood
+drives out itself. Time and sockets are the caller's.
 """
 
 import dataclasses
 import ipaddress
 import resource
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from nebula_jax.communication.wire import greeting
 
 MOST = 1024  # at a time; fewer where a process may not have so many files
 KEPT = 8  # places of each known peer's address that no other address takes
 SUBNET_BITS = 64  # of an IPv6 address: the rest is the owner's to choose
+LOG_PERIOD_SECONDS = 60.0
+LOG_LINES = 20  # a period: what anybody can cause shall not fill the disk
 
 
 @dataclasses.dataclass(eq=False)
-class Newcomer:
+class Pending:
     """One connection."""
 
     connected: greeting.Connected
@@ -46,8 +48,8 @@ class Newcomer:
         return self.connected.sock
 
 
-class Newcomers:
-    """The newcomers of a listener, from the oldest on."""
+class Pool:
+    """The pending connections of a listener, from the oldest on."""
 
     def __init__(self, most: int) -> None:
         """Starts without any.
@@ -56,21 +58,21 @@ class Newcomers:
           most: at a time.
         """
         self._most = most
-        self._groups: dict[str, dict[Newcomer, None]] = {}  # sets that keep their order
-        self._all: dict[Newcomer, int] = {}
+        self._groups: dict[str, dict[Pending, None]] = {}  # sets that keep their order
+        self._all: dict[Pending, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __contains__(self, newcomer: object) -> bool:
-        return newcomer in self._all
+    def __contains__(self, pending: object) -> bool:
+        return pending in self._all
 
-    def __iter__(self) -> Iterator[Newcomer]:
+    def __iter__(self) -> Iterator[Pending]:
         return iter(list(self._all))
 
     @property
-    def oldest(self) -> Newcomer | None:
+    def oldest(self) -> Pending | None:
         """The one that has been here for longest."""
         return next(iter(self._all), None)
 
@@ -79,21 +81,21 @@ class Newcomers:
         """True if one has to go before another one comes."""
         return len(self._all) >= self._most
 
-    def add(self, newcomer: Newcomer) -> None:
+    def add(self, pending: Pending) -> None:
         """Adds the newest one."""
         self._count += 1
-        self._all[newcomer] = self._count
-        self._groups.setdefault(newcomer.group, {})[newcomer] = None
+        self._all[pending] = self._count
+        self._groups.setdefault(pending.group, {})[pending] = None
 
-    def remove(self, newcomer: Newcomer) -> None:
+    def remove(self, pending: Pending) -> None:
         """Removes one."""
-        del self._all[newcomer]
-        members = self._groups[newcomer.group]
-        del members[newcomer]
+        del self._all[pending]
+        members = self._groups[pending.group]
+        del members[pending]
         if not members:
-            del self._groups[newcomer.group]
+            del self._groups[pending.group]
 
-    def to_go(self, known: Collection[str]) -> Newcomer | None:
+    def to_go(self, known: Collection[str]) -> Pending | None:
         """Returns the one to close so that another one can come, if there is any.
 
         Args:
@@ -111,8 +113,8 @@ class Newcomers:
         return next(strangers, next(iter(members)))
 
     def in_turn(
-        self, ready: Collection[Newcomer], known: Collection[str]
-    ) -> list[Newcomer]:
+        self, ready: Collection[Pending], known: Collection[str]
+    ) -> list[Pending]:
         """Returns those that can go on in the order in which they should.
 
         First who is expected; then who has not begun, which is cheap, and may show that
@@ -125,20 +127,20 @@ class Newcomers:
           known: groups of the peers of sessions.
         """
 
-        def rank(newcomer: Newcomer) -> tuple[bool, bool, bool, int, int]:
+        def rank(pending: Pending) -> tuple[bool, bool, bool, int, int]:
             return (
-                not newcomer.is_expected,
-                newcomer.has_begun,
-                newcomer.group not in known,
-                len(self._groups[newcomer.group]),
-                -self._all[newcomer],
+                not pending.is_expected,
+                pending.has_begun,
+                pending.group not in known,
+                len(self._groups[pending.group]),
+                -self._all[pending],
             )
 
         return sorted(ready, key=rank)
 
 
 def most() -> int:
-    """Returns how many newcomers there may be: half of a process's files at most."""
+    """Returns how many there may be: half of a process's files at most."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST if files == resource.RLIM_INFINITY else min(MOST, files // 2)
 
@@ -157,3 +159,40 @@ def group(host: str) -> str:
         return str(address.ipv4_mapped)
     free = 128 - SUBNET_BITS
     return str(ipaddress.IPv6Address(int(address) >> free << free))
+
+
+class RejectedLog:
+    """The log of connections that came to nothing: a line each, or one for very many.
+
+    Time is an argument, as above.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        """Starts with nothing counted; `log` is called with a line."""
+        self._log = log
+        self._lines = self._unlogged = 0
+        self.deadline = float("inf")
+        """The time at which `tick` has something to do."""
+
+    def add(self, line: str, now: float) -> None:
+        """Logs a line, or counts it."""
+        self.tick(now)
+        if not self._lines:
+            self.deadline = now + LOG_PERIOD_SECONDS
+        if self._lines == LOG_LINES:
+            self._unlogged += 1
+            return
+        self._lines += 1
+        self._log(line)
+
+    def tick(self, now: float) -> None:
+        """Ends the period if it is over."""
+        if now >= self.deadline:
+            self.flush()
+
+    def flush(self) -> None:
+        """Logs the count of what was not logged, and begins a new period."""
+        if self._unlogged:
+            self._log(f"and {self._unlogged} more connections like these")
+        self._lines = self._unlogged = 0
+        self.deadline = float("inf")

@@ -1,6 +1,6 @@
 import pytest
 
-from nebula_jax.communication import newcomers
+from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import greeting
 
 
@@ -11,7 +11,7 @@ class Socket:
 
 def come(room, host, count=1, **fields):
     new = [
-        newcomers.Newcomer(greeting.Connected(Socket()), host, 9.0, **fields)
+        pending_connections.Pending(greeting.Connected(Socket()), host, 9.0, **fields)
         for _ in range(count)
     ]
     for each in new:
@@ -20,7 +20,7 @@ def come(room, host, count=1, **fields):
 
 
 def test_who_has_most_loses_its_oldest():
-    room = newcomers.Newcomers(10)
+    room = pending_connections.Pool(10)
     few, many = come(room, "10.0.0.1", 2), come(room, "10.0.0.2", 3)
     assert room.to_go(()) is many[0]
     room.remove(many[0])
@@ -29,11 +29,11 @@ def test_who_has_most_loses_its_oldest():
 
 
 def test_an_empty_room_has_nobody_to_go():
-    assert newcomers.Newcomers(10).to_go(()) is None
+    assert pending_connections.Pool(10).to_go(()) is None
 
 
 def test_it_is_full_at_its_bound():
-    room = newcomers.Newcomers(3)
+    room = pending_connections.Pool(3)
     first, *_ = come(room, "10.0.0.1", 3)
     assert room.is_full
     assert room.oldest is first
@@ -43,8 +43,8 @@ def test_it_is_full_at_its_bound():
 
 
 def test_a_known_peers_address_keeps_its_places_in_a_flood_of_addresses():
-    room = newcomers.Newcomers(100)
-    come(room, "10.0.0.1", newcomers.KEPT)
+    room = pending_connections.Pool(100)
+    come(room, "10.0.0.1", pending_connections.KEPT)
     strangers = [come(room, f"10.0.1.{index}")[0] for index in range(5)]
     for stranger in strangers:
         assert room.to_go({"10.0.0.1"}) is stranger
@@ -55,7 +55,7 @@ def test_a_known_peers_address_keeps_its_places_in_a_flood_of_addresses():
 
 
 def test_who_is_expected_goes_last():
-    room = newcomers.Newcomers(10)
+    room = pending_connections.Pool(10)
     expected = come(room, "10.0.0.1", 2, is_expected=True)
     stranger, _ = come(room, "10.0.0.1", 2)
     assert room.to_go(()) is stranger
@@ -65,7 +65,7 @@ def test_who_is_expected_goes_last():
 
 
 def test_turns_go_to_the_expected_the_cheap_the_known_the_rare_and_the_newest():
-    room = newcomers.Newcomers(100)
+    room = pending_connections.Pool(100)
     flood = come(room, "10.0.0.9", 3, has_begun=True)
     known = come(room, "10.0.0.1", 4, has_begun=True)
     rare = come(room, "10.0.0.2", 1, has_begun=True)
@@ -87,4 +87,29 @@ def test_turns_go_to_the_expected_the_cheap_the_known_the_rare_and_the_newest():
     ],
 )
 def test_an_owner_of_many_addresses_is_one(hosts, is_one):
-    assert (len({newcomers.group(host) for host in hosts}) == 1) == is_one
+    assert (len({pending_connections.group(host) for host in hosts}) == 1) == is_one
+
+
+def test_many_lines_become_one_with_their_count():
+    said = []
+    log = pending_connections.RejectedLog(said.append)
+    for number in range(1000):
+        log.add(f"line {number}", now=5.0)
+    assert said == [f"line {number}" for number in range(pending_connections.LOG_LINES)]
+    log.tick(log.deadline)
+    assert said[pending_connections.LOG_LINES :] == [
+        f"and {1000 - pending_connections.LOG_LINES} more connections like these"
+    ]
+    log.add("another", now=70.0)
+    assert said[-1] == "another"
+
+
+def test_few_lines_are_logged_alone():
+    said = []
+    log = pending_connections.RejectedLog(said.append)
+    log.add("one", now=0.0)
+    log.tick(59.0)
+    log.tick(60.0)
+    log.flush()
+    assert said == ["one"]
+    assert log.deadline == float("inf")

@@ -1,4 +1,7 @@
-"""Received tensors that nobody has taken yet."""
+"""What a link keeps of the messages that came: tensors in queues, and what rules a run.
+
+Tensors wait until a receiver takes them. Of control messages the latest ones count.
+"""
 
 import collections
 import threading
@@ -11,14 +14,14 @@ FLOOD_BYTES = 64 << 20  # while a caller waits for something else: too much
 TENSOR_OVERHEAD = 512  # bytes of memory that a tensor takes besides its buffers
 
 
-class Inbox:
+class ReceiveQueue:
     """A queue for each channel, and a common bound on what waits in them."""
 
     def __init__(self) -> None:
         self.waiting: list[str] = []
-        """One entry for each caller who waits for something: its name."""
+        """One entry for each caller that waits for something: its name."""
         self.is_closed = False
-        """True if nobody will take more: it is dropped."""
+        """True if no receiver will take more: what comes is dropped."""
         self._queues: list[collections.deque[frames.Tensor]] = []
         self._lock = threading.Lock()  # guards the two below
         self.tensors = self._bytes = 0
@@ -55,3 +58,32 @@ class Inbox:
         with self._lock:
             self.tensors += sign
             self._bytes += sign * size
+
+
+class ControlMessages:
+    """The latest control messages of a peer: those that are no tensors."""
+
+    def __init__(self) -> None:
+        self.welcome: int | None = None
+        """The step of its Welcome, once that has come."""
+        self.formats = b""
+        """The description of its channels that came with it."""
+        self.step_done = 0
+        """The step of its latest token."""
+        self.stop: int | None = None
+        """The step of its last Stop."""
+        self.has_ended = False
+        """True once it has sent End."""
+
+    def take(self, message: frames.Message) -> None:
+        """Takes a control message of the peer."""
+        match message:
+            case frames.End():
+                self.has_ended = True
+            case frames.StepDone(step=step):
+                self.step_done = max(self.step_done, step)
+            case frames.Stop(step=step):
+                self.stop = step
+            case frames.Welcome(step=step, channels=described):
+                self.formats = described
+                self.welcome = self.step_done = step

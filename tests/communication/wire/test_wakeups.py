@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nebula_jax.communication.wire import waiters
+from nebula_jax.communication.wire import wakeups
 
 
 @pytest.fixture
@@ -14,18 +14,18 @@ def pool():
 
 
 def test_what_holds_already_is_not_waited_for():
-    waiters.Waiters().wait(lambda: True, None)
+    wakeups.Waiters().wait(lambda: True, None)
 
 
 def test_a_wait_ends_after_its_timeout():
-    waiting, start = waiters.Waiters(), time.monotonic()
+    waiting, start = wakeups.Waiters(), time.monotonic()
     waiting.wait(lambda: False, 0.05)
     assert time.monotonic() - start >= 0.05
     assert not waiting._sleeping
 
 
 def test_all_wake_and_those_without_news_go_on_sleeping(pool):
-    waiting, reached = waiters.Waiters(), [0]
+    waiting, reached = wakeups.Waiters(), [0]
     sleeping = [
         pool.submit(waiting.wait, lambda least=least: reached[0] >= least, None)
         for least in (1, 1, 2)
@@ -43,7 +43,7 @@ def test_all_wake_and_those_without_news_go_on_sleeping(pool):
 
 
 def test_no_change_is_missed_however_close_it_comes_to_falling_asleep(pool):
-    waiting, count, rounds = waiters.Waiters(), [0], 5000
+    waiting, count, rounds = wakeups.Waiters(), [0], 5000
     turns = [threading.Event() for _ in range(rounds)]
 
     def wait():

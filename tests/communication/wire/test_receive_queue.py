@@ -1,10 +1,10 @@
 """What a peer has sent beside tensors: the latest of each kind."""
 
-from nebula_jax.communication.wire import frames, notices
+from nebula_jax.communication.wire import frames, receive_queue
 
 
 def test_the_latest_of_each_kind_is_kept():
-    found = notices.Notices()
+    found = receive_queue.ControlMessages()
     kinds = (found.welcome, found.stop, found.step_done, found.has_ended)
     assert kinds == (None, None, 0, False)
     found.take(frames.Welcome(7, b"channels"))

@@ -1,4 +1,8 @@
-"""Sent messages that the peer has not acknowledged."""
+"""The windows of a session: what was sent and received, and what is acknowledged.
+
+Every frame that leaves acknowledges what was received before; where none is due, a Ping
+has to.
+"""
 
 import collections
 
@@ -7,6 +11,8 @@ from nebula_jax.communication.wire import frames
 WINDOW_BYTES = 16 << 20  # not acknowledged; 170 Mbit/s fill it in 0.8 s
 WINDOW_TENSORS = 2  # however large: one on its way while the other is acknowledged
 WINDOW_FRAMES = 4096  # however small
+ACK_BYTES = 1 << 20  # received without an acknowledgement; small against the window
+ACK_FRAMES = 64  # likewise: a Ping for every small frame would double their number
 
 
 class SendWindow:
@@ -109,3 +115,30 @@ class SendWindow:
                 self._bytes -= frames.tensor_bytes(message)
         self.acknowledged = count
         self.cursor = max(self.cursor, count)
+
+
+class ReceiveWindow:
+    """The counts of numbered messages that were received."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Messages of all connections."""
+        self.unacknowledged = self._unacknowledged_bytes = 0
+
+    def add(self, nbytes: int) -> None:
+        """Counts a message whose frame has so many bytes."""
+        self.count += 1
+        self.unacknowledged += 1
+        self._unacknowledged_bytes += nbytes
+
+    def acknowledge(self) -> int:
+        """Returns the count, for a frame that leaves: nothing is owed then."""
+        self.unacknowledged = self._unacknowledged_bytes = 0
+        return self.count
+
+    @property
+    def is_due(self) -> bool:
+        """True if the peer has waited long enough for an acknowledgement."""
+        return (
+            self.unacknowledged >= ACK_FRAMES or self._unacknowledged_bytes >= ACK_BYTES
+        )
