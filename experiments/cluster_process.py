@@ -12,6 +12,8 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, report, run_folder
 
+ROOT = pathlib.Path(__file__).parents[1]
+
 RunT = TypeVar("RunT", bound=configuration.Run)
 
 
@@ -40,7 +42,7 @@ def run(
         run, or as `cluster.run`.
     """
 
-    described = configuration.described(run, settings)
+    described = _described(run, settings)
 
     def part() -> int:
         ended: Callable[[], None] = _nothing
@@ -58,6 +60,22 @@ def run(
             return status
 
     return cluster.run(run.local.processes(), described, part)
+
+
+def _described(run: configuration.Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what must be equal in all processes of a cluster.
+
+    Args:
+      run: of this process.
+      settings: what must be equal in all clusters.
+    """
+    ours = (ROOT / name for name in ("experiments", "nebula_jax"))
+    code = sorted(path for folder in ours for path in folder.rglob("*.py"))
+    return {
+        **settings,
+        **{f"--{name}": value for name, value in vars(run.local.layout()).items()},
+        "code": files.digest_of([files.digest(path) for path in code]),
+    }
 
 
 @contextlib.contextmanager

@@ -5,10 +5,26 @@ import math
 import pathlib
 import re
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import flags
+
+from nebula_jax import errors
+
+GROUPS = {
+    "command": "This command",
+    "first": "To begin with",
+    "run": "The run",
+    "model": "The model",
+    "data": "The data",
+    "training": "The training",
+    "line": "The line between clusters",
+    "security": "Security",
+    "expert": "For experts (--helpfull describes them)",
+}
+"""Groups of flags in --help, in their order: key -> title."""
 
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 """Unicode's categories of control characters, surrogates and separators of lines."""
@@ -63,6 +79,57 @@ def workdir(given: str) -> pathlib.Path:
             name = inline if equals else value
             break
     return pathlib.Path("runs") / pathlib.Path(name).stem
+
+
+def help_text(about: str) -> str:
+    """Returns what --help prints: the flags of this command by their groups.
+
+    Args:
+      about: the command.
+    """
+    grouped: dict[str, list[flags.Flag]] = {group: [] for group in GROUPS}
+    for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
+        # A flag without a setting is the command's own.
+        known = getattr(each, "setting", None)
+        grouped[known.group if known else "command"].append(each)
+    parts = [about.strip()]
+    for group, found in grouped.items():
+        if group == "expert":
+            listed = " ".join(f"--{each.name}" for each in found)
+            lines = textwrap.wrap(listed, initial_indent="  ", subsequent_indent="  ")
+        else:
+            lines = [line for each in found for line in _described(each)]
+        if found:
+            parts.append("\n".join([f"{GROUPS[group]}:", *lines]))
+    return "\n\n".join(parts)
+
+
+def _described(flag: flags.Flag) -> list[str]:
+    """Returns a flag's lines of --help: its name and default, and what it is."""
+    name = f"[no]{flag.name}" if flag.boolean else flag.name
+    default = flag.default
+    shown = ",".join(default) if isinstance(default, list) else default
+    lines = [f"  --{name}" + ("" if shown in (None, "") else f"  ({shown})")]
+    for line in flag.help.splitlines():
+        lines += textwrap.wrap(
+            line, 80, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    return lines
+
+
+def with_flags(main: Callable[[], int]) -> int:
+    """Calls `main`, and names flags in errors where the library names arguments."""
+
+    def flag(name: re.Match[str]) -> str:
+        return f"--{name[0]}" if name[0] in flags.FLAGS else name[0]
+
+    try:
+        return main()
+    except errors.NebulaError as error:
+        # `fsdp=3 does not divide ...`, `delay must be below ...`
+        named = re.sub(r"(?<![\w.-])\w+(?==)|^\w+(?=: | must )", flag, str(error))
+        error.args = (named, *error.args[1:])
+        raise
 
 
 def check_known() -> None:

@@ -1,10 +1,10 @@
 """The configuration of a run: flags as values that are passed on, and as flags again.
 
-An experiment's `config.py` has two frozen dataclasses whose fields are the flags of
-their names: `Agreed`, the settings that all clusters of a run must share, and `Local`,
-those that each cluster chooses for itself. `read` fills them in `main`; from there on
-they are passed. `arguments` turns them back into flags, for a process of the run or for
-its `run.flags`.
+An experiment's `config.py` has two frozen dataclasses, of whose fields its flags are
+made (see `fields`): `Agreed`, the settings that all clusters of a run must share, and
+`Local`, those that each cluster chooses for itself. `fields.read` fills them in `main`;
+from there on they are passed. `arguments` turns them back into flags, for a process of
+the run or for its `run.flags`.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from absl import flags
 
-from experiments import command_line
-from experiments import shared_flags as _defined_there  # noqa: F401
+from experiments import command_line, fields
 from nebula_jax import errors, files
+from nebula_jax.models import transformer
 from nebula_jax.runtime import connect
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import cluster as cluster_lib
@@ -24,59 +24,135 @@ from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report
 from nebula_jax.runtime.served import data_channels
 
-ROOT = pathlib.Path(__file__).parents[1]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agreed:
     """The settings that all clusters of a run share and a checkpoint is checked for."""
 
-    steps: int
-    """Optimization steps."""
-    batch_size: int
-    """Examples of a step."""
-    micro_batches: int
-    """Parts of a batch, whose gradients are added up."""
-    seed: int
-    """Seed of everything random."""
-    checkpoint_every: int
-    """Steps."""
+    steps: int = fields.setting(
+        1000,
+        "Optimization steps.",
+        group="first",
+        lower=1,
+        upper=2**31 - 1,  # optimizers count in int32
+    )
+    batch_size: int = fields.setting(
+        16, "Examples of a step, in each cluster with text.", group="first", lower=1
+    )
+    micro_batches: int = fields.setting(
+        1,
+        "Parts of a batch, one after the other, whose gradients are added up: less"
+        " memory, and with train_abnet they overlap on the line.",
+        group="training",
+        lower=1,
+    )
+    seed: int = fields.setting(
+        0,
+        "Seed of everything random.",
+        group="run",
+        lower=0,
+        upper=2**32 - 1,  # JAX and Grain take 32 bits
+    )
+    dtype: str = fields.setting(
+        "float32",
+        "Type of the operands of matrix products; sums are float32.",
+        group="training",
+        choices=list(transformer.DTYPES),
+    )
+    learning_rate: float = fields.setting(
+        1e-4, "Peak learning rate.", group="first", lower=0.0
+    )
+    eval_every: int = fields.setting(
+        500, "Steps between evaluations on held-out text.", group="run", lower=1
+    )
+    checkpoint_every: int = fields.setting(
+        100, "Steps between checkpoints.", group="run", lower=1
+    )
+
+    def is_evaluated(self, step: int) -> bool:
+        """Returns True if held-out text is evaluated after `step`."""
+        return step % self.eval_every == 0 or step == self.steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
     """The files and devices of a process of any run, and what it reports."""
 
-    workdir: pathlib.Path
-    """The run's folder."""
-    data_dir: str
-    """A text folder, or package:NAME."""
-    prepared_dir: pathlib.Path
-    pretrained_dir: pathlib.Path
-    devices_per_cluster: int
-    """0 for all there are."""
-    fsdp: int
-    """Devices among which parameters are split while they are not used."""
-    model_parallel: int
-    """Devices that share the work on one copy of a model."""
-    remat: bool
-    """True to compute activations again for the gradient, instead of keeping them."""
-    log_every: int
-    """Steps."""
-    trace: bool
-    """True to record what the process does and when."""
-    allow_nonfinite: int
-    """Steps that may be skipped because something of them is not finite."""
-    coordinator: str
-    """HOST:PORT of this cluster's first process, `auto`, or empty for one process."""
-    num_processes: int
-    """Processes of this cluster."""
-    process_id: int
-    """From 0."""
-    connect_timeout: float
-    """Seconds."""
-    peer_timeout: float
-    """Seconds."""
+    workdir: pathlib.Path = fields.setting(
+        "", "Folder of the run; runs/<name of the flagfile> if empty.", group="first"
+    )
+    data_dir: str = fields.setting(
+        "package:django",
+        "Text folder (see experiments/m3/README.md), or package:django.",
+        group="first",
+    )
+    prepared_dir: pathlib.Path = fields.setting(
+        "prepared",
+        "Folder where tokenized corpora are kept between runs.",
+        group="data",
+    )
+    pretrained_dir: pathlib.Path = fields.setting(
+        "pretrained", "Folder of prepared models, a folder for each.", group="model"
+    )
+    devices_per_cluster: int = fields.setting(
+        0,
+        "Devices of each cluster; 0 for all there are. On CPU that many are simulated.",
+        group="run",
+        lower=0,
+    )
+    fsdp: int = fields.setting(
+        1,
+        "Devices among which parameters and optimizer are split, each with its own rows"
+        " of a batch: parameters are gathered where they are used.",
+        group="run",
+        lower=1,
+    )
+    model_parallel: int = fields.setting(
+        1,
+        "Devices that share the work on the same rows: heads, inner units and the"
+        " vocabulary are split among them.",
+        group="run",
+        lower=1,
+    )
+    remat: bool = fields.setting(
+        False,
+        "Compute the activations of a block again for its gradient: less memory on GPUs"
+        " and TPUs, a third more time.",
+        group="expert",
+    )
+    log_every: int = fields.setting(
+        10, "Steps between progress lines.", group="run", lower=1
+    )
+    trace: bool = fields.setting(
+        False,
+        "Record what every process does and when, and what is on the line: trace.json"
+        " of the run's folder opens in ui.perfetto.dev, and the summary has the time of"
+        " every part. Each step is waited for, which can cost a few percent.",
+        group="run",
+    )
+    allow_nonfinite: int = fields.setting(
+        0, "Steps with NaN or Inf that may be skipped.", group="expert", lower=0
+    )
+    coordinator: str = fields.setting(
+        "",
+        "HOST:PORT where the first process of a cluster of several processes waits for"
+        " the others; auto for what Slurm, Open MPI or Kubernetes have set.",
+        group="expert",
+    )
+    num_processes: int = fields.setting(
+        0, "Processes of this cluster, with --coordinator.", group="expert", lower=0
+    )
+    process_id: int = fields.setting(
+        -1, "Number of this process in its cluster, from 0.", group="expert", lower=-1
+    )
+    connect_timeout: float = fields.setting(
+        60.0, "Seconds to wait for the other clusters to connect.", group="line"
+    )
+    peer_timeout: float = fields.setting(
+        30.0,
+        "Seconds of silence after which a connection counts as lost.",
+        group="line",
+    )
 
     def layout(self) -> devices.Layout:
         """Returns how the cluster uses its devices."""
@@ -84,42 +160,99 @@ class Place:
 
     def processes(self) -> cluster_lib.Settings:
         """Returns which processes this cluster has."""
-        fields = dataclasses.fields(cluster_lib.Settings)
-        return cluster_lib.Settings(
-            **{each.name: getattr(self, each.name) for each in fields}
-        )
+        return cluster_lib.Settings(**fields.common(self, cluster_lib.Settings))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local(Place):
     """The settings that one cluster of a run chooses for itself."""
 
-    cluster: str
-    """`all`, `whole` or the cluster's name."""
-    listen: str
-    """HOST:PORT."""
-    peer: str
-    """HOST:PORT, or a lab in a federation."""
-    federation: str
-    """A folder, or empty."""
-    account: str
-    """In a federation; empty for the folder's owner."""
-    job: str
-    """In a federation."""
-    data: str
-    """handle:NAME in a federation; empty to read data_dir."""
-    tls: str
-    """A folder, `auto` or `off`."""
-    wan: str
-    """Such as 60mbit,15ms; empty for none."""
-    reconnect_timeout: float
-    """Seconds."""
-    stuck_timeout: float
-    """Seconds; 0 to derive them from the steps."""
-    restart: int
-    """Times, with --cluster=all."""
-    processes_per_cluster: int
-    """With --cluster=all."""
+    cluster: str = fields.setting(
+        "all",
+        "Part of the run that this process is: all (starts every cluster here), whole"
+        " (the same computation uncut), or the name of one cluster: see the"
+        " experiment.",
+        group="first",
+    )
+    listen: str = fields.setting(
+        "127.0.0.1:0",
+        "HOST:PORT where a cluster waits for those that dial it; [::]:PORT for IPv6 and"
+        " IPv4. With --cluster=all, that of the first one that listens: others get free"
+        " ports of the same host.",
+        group="first",
+    )
+    peer: str = fields.setting(
+        "",
+        "HOST:PORT of the listening cluster. A cluster that dials several has one for"
+        " each, in their order: a.example:7070,b.example:7071. With --federation, the"
+        " organization that the other clusters have to be of; any if empty.",
+        group="first",
+    )
+    federation: str = fields.setting(
+        "",
+        "Folder of this organization in a federation (see SECURITY.md), whose switches"
+        " carry what crosses. Empty for direct connections of the clusters.",
+        group="security",
+    )
+    account: str = fields.setting(
+        "",
+        "Account of the federation that has logged in; the folder's owner if empty.",
+        group="security",
+    )
+    job: str = fields.setting(
+        "",
+        "Name by which the clusters of a run find each other in a federation.",
+        group="security",
+    )
+    data: str = fields.setting(
+        "",
+        "Text that is read through the data access interface of --federation, in place"
+        " of --data_dir.\n"
+        "handle:NAME, or handle:NAME@LAB if another organization might serve one of"
+        " that name too.",
+        group="security",
+    )
+    tls: str = fields.setting(
+        "auto",
+        "Folder with ca.pem, cert.pem and key.pem for mutual TLS; auto makes them for"
+        " the run with --cluster=all; off is plain TCP.",
+        group="security",
+    )
+    wan: str = fields.setting(
+        "",
+        "Emulated line: rate each way, one-way delay.\n"
+        "60mbit,15ms; also jitter=2ms, cut=5s@20s, 10mbit@60s (the rate from 60 s on),"
+        " and up:...;down:... for lines that differ by direction.\n"
+        "train_abnet also takes auto-scaled: the paper's line in proportion to the time"
+        " in which this machine computes a step.",
+        group="first",
+    )
+    reconnect_timeout: float = fields.setting(
+        60.0,
+        "Seconds that a lost connection may take to come back; 0 ends the run at once.",
+        group="line",
+    )
+    stuck_timeout: float = fields.setting(
+        0.0,
+        "Seconds after which a cluster that is waited for, lives and gets nothing done"
+        " ends the run; ten times as long while it starts, saves or evaluates. 0 for 20"
+        " times the longest step of the run so far, at least 60.",
+        group="line",
+    )
+    restart: int = fields.setting(
+        0,
+        "Times that --cluster=all starts all clusters again because one died: was"
+        " killed, or lost another for longer than --reconnect_timeout. They resume from"
+        " the newest step that all have saved.",
+        group="run",
+        lower=0,
+    )
+    processes_per_cluster: int = fields.setting(
+        1,
+        "Processes of each cluster that --cluster=all starts here.",
+        group="expert",
+        lower=1,
+    )
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError at what cannot work."""
@@ -170,10 +303,7 @@ class Local(Place):
         Raises:
           errors.SettingsError: at a time or an address that cannot work.
         """
-        fields = dataclasses.fields(connect.Settings)
-        return connect.Settings(
-            **{each.name: getattr(self, each.name) for each in fields}
-        )
+        return connect.Settings(**fields.common(self, connect.Settings))
 
     def reaching(self, cluster: str, settings: connect.Settings) -> "Local":
         """Returns what the process of `cluster` is given in a run on this machine."""
@@ -185,6 +315,8 @@ class Local(Place):
             **dataclasses.asdict(settings),
         )
 
+
+fields.define(Agreed, Local)
 
 AgreedT = TypeVar("AgreedT", bound=Agreed)
 LocalT = TypeVar("LocalT", bound=Place)
@@ -232,45 +364,6 @@ class Run(Generic[AgreedT, LocalT]):
         return dataclasses.replace(self, local=local)
 
 
-Values = TypeVar("Values")
-
-
-def names(*classes: type) -> list[str]:
-    """Returns the flags that configurations are made of."""
-    return [each.name for cls in classes for each in dataclasses.fields(cls)]
-
-
-def read(cls: type[Values]) -> Values:
-    """Returns a configuration filled from the flags of its fields' names.
-
-    Args:
-      cls: a dataclass; its `tuple[int, ...]` fields are lists of numbers in a flag. A
-        list may also have one number for an `int`.
-
-    Raises:
-      errors.SettingsError: if a list has something else than numbers, or not one.
-    """
-    return cls(**{each.name: _value(each) for each in dataclasses.fields(cls)})
-
-
-def _value(field: dataclasses.Field) -> Any:
-    value: Any = flags.FLAGS[field.name].value
-    if field.name == "workdir":
-        return command_line.workdir(value)
-    if field.type is pathlib.Path:
-        return pathlib.Path(value)
-    if field.type == tuple[int, ...] or (field.type is int and isinstance(value, list)):
-        numbers = tuple(command_line.whole_number(part.strip()) for part in value)
-        is_one = field.type is int
-        if None in numbers or (is_one and len(numbers) != 1):
-            expected = "one number such as 2" if is_one else "numbers such as 16,32"
-            raise errors.SettingsError(
-                f"--{field.name}={','.join(value)}: expected {expected}"
-            )
-        return numbers[0] if is_one else numbers
-    return tuple(value) if isinstance(value, list) else value
-
-
 def arguments(run: Run) -> list[str]:
     """Returns the flags that make the same configuration again."""
     found = []
@@ -293,22 +386,6 @@ def settings(agreed: Any) -> dict[str, Any]:
     return {
         f"--{name}": ",".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in dataclasses.asdict(agreed).items()
-    }
-
-
-def described(run: Run, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns what must be equal in all processes of a cluster.
-
-    Args:
-      run: of this process.
-      settings: what must be equal in all clusters.
-    """
-    ours = (ROOT / name for name in ("experiments", "nebula_jax"))
-    code = sorted(path for folder in ours for path in folder.rglob("*.py"))
-    return {
-        **settings,
-        **{f"--{name}": value for name, value in vars(run.local.layout()).items()},
-        "code": files.digest_of([files.digest(path) for path in code]),
     }
 
 

@@ -30,7 +30,7 @@ from flax import linen as nn
 from flax import serialization
 
 import nebula_jax
-from experiments import configuration, shared_flags
+from experiments import fields, shared_flags
 from nebula_jax import errors, files
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
@@ -264,7 +264,7 @@ class Run:
             raise errors.SettingsError(f"--codec={self.codec}: {error}") from None
 
 
-FLAGS = configuration.names(Run, connect.Settings)
+FLAGS = fields.define(Run, connect.Settings)
 for _name in FLAGS:
     flags.declare_key_flag(_name)
 
@@ -300,7 +300,7 @@ def printer(run: Run, link: Link) -> Callable[[int, dict[str, jax.Array]], None]
 
 def main() -> int:
     """Runs the part that --cluster names."""
-    run, connection = configuration.read(Run), configuration.read(connect.Settings)
+    run, connection = fields.read(Run), fields.read(connect.Settings)
     connect.check_role(connection, run.cluster, "back", "front")
     run.check()
     match run.cluster:

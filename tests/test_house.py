@@ -21,8 +21,11 @@ ROWS = (
     {"federation", "runtime"},
 )
 """The packages of the library, from the lowest on; a room within one may lie higher."""
+FLAG_MADE = re.compile(r"DEFINE_|fields\.setting")
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
 OTHERS_FLAGS = {"file_format", "ntasks"}  # of `tfds build` and `srun`
+READERS = ("fields", "configuration", "shared_flags", "command_line")
+"""Modules of `experiments` that `main` calls to read flags."""
 PLACEHOLDERS = {"flag", "name"}
 
 
@@ -146,8 +149,7 @@ def test_in_experiments_flags_are_read_in_main_alone():
     readers = {
         reader
         for path in sources("experiments")
-        # what main calls to read them
-        if path.name not in ("configuration.py", "shared_flags.py", "command_line.py")
+        if name_of(path).partition(".")[2] not in READERS
         for reader in flag_reads(path)
     }
     assert {reader.rpartition(".")[2] for reader in readers} <= {"main", "from_flags"}
@@ -159,7 +161,7 @@ def docstrings(path: pathlib.Path) -> list[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found.append(node.value.value)
-        if isinstance(node, ast.Call) and "DEFINE_" in ast.unparse(node.func):
+        if isinstance(node, ast.Call) and FLAG_MADE.search(ast.unparse(node.func)):
             found += [
                 each.value
                 for each in node.args[1:]
@@ -213,11 +215,18 @@ def written() -> list[tuple[pathlib.Path, str]]:
 
 
 def defined_flags() -> set[str]:
+    """The flags that calls of `DEFINE_...` name, and fields with a setting."""
     found = set()
     for path in sources("experiments", "scripts"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and "DEFINE_" in ast.unparse(node.func):
-                found.add(ast.literal_eval(node.args[0]))
+            match node:
+                case ast.Call(args=[ast.Constant(value=name), *_]) if (
+                    "DEFINE_" in ast.unparse(node.func)
+                ):
+                    found.add(name)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=made)):
+                    if ast.unparse(made) == "fields.setting":
+                        found.add(name)
     return found
 
 

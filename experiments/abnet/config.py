@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import configuration
+from experiments import configuration, fields
 from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
 from nebula_jax.models import abnet
@@ -313,12 +313,12 @@ class Local(configuration.Local):
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = configuration.names(Agreed, Local)
+FLAGS = fields.define(Agreed, Local)
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    return Run(configuration.read(Agreed), configuration.read(Local))
+    return Run(fields.read(Agreed), fields.read(Local))
 
 
 def settings(agreed: Agreed) -> dict[str, Any]:

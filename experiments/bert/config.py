@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import command_line, configuration
+from experiments import command_line, configuration, fields
 from experiments.local_steps import config as local_steps_config
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hello as pretraining_hello
@@ -189,12 +189,12 @@ class Local(pretraining_config.Local):
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = configuration.names(Agreed, Local)
+FLAGS = fields.define(Agreed, Local)
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    agreed, local = configuration.read(Agreed), configuration.read(Local)
+    agreed, local = fields.read(Agreed), fields.read(Local)
     return Run(
         dataclasses.replace(agreed, hub=full_name(agreed.hub)),
         dataclasses.replace(local, cluster=full_name(local.cluster)),

@@ -3,9 +3,7 @@
 import dataclasses
 from typing import Any
 
-from absl import flags
-
-from experiments import configuration
+from experiments import configuration, fields
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start
@@ -18,96 +16,6 @@ from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import m3
-
-flags.DEFINE_string(
-    "generators",
-    "2",
-    'Languages of each generator, as in "en de|hi ur"; or a number K, for the grouping'
-    " of K generators in the text folder's mono/families.json.",
-)
-flags.DEFINE_integer(
-    "window",
-    2,
-    "Steps that a generator may be ahead of the discriminator; 0 takes turns.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "fan_out",
-    1,
-    "Micro-batches of --batch_size rows that a generator makes in a step, each sent as"
-    " soon as it is made, for as many replicas of the discriminator.",
-    lower_bound=1,
-)
-flags.DEFINE_enum(
-    "generator_size", "tiny", list(transformer.SIZES), "Size of each generator."
-)
-flags.DEFINE_enum(
-    "discriminator_size", "mini", list(transformer.SIZES), "Size of the discriminator."
-)
-flags.DEFINE_string(
-    "generator_start",
-    "",
-    "Encoder that every generator begins with, if it is not --hot_start's: a name or a"
-    " folder as there. Its tokenizer has the same pieces.",
-)
-flags.DEFINE_string(
-    "discriminator_start",
-    "",
-    "Encoder that the discriminator begins with, if it is not --hot_start's.",
-)
-flags.DEFINE_integer(
-    "generator_layers",
-    0,
-    "Layers of a generator, the first ones of --hot_start; 0 for a quarter of these"
-    " (with --generator_start for all of its), or without it for those of"
-    " --generator_size.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "discriminator_layers",
-    0,
-    "Layers of the discriminator, the first ones of --hot_start; 0 for all of these, or"
-    " without it for those of --discriminator_size.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "temperature",
-    1.0,
-    "Temperature of the generators' samples. Where a generator guesses well and so"
-    " makes few fakes, above 1 it makes more; below 1 fakes are harder to detect.",
-    lower_bound=0.01,
-)
-flags.DEFINE_enum(
-    "fakes",
-    "generator",
-    list(m3.FAKES),
-    "Tokens at masked positions: generator (its samples), or unigrams (drawn from the"
-    " same text by how frequent they are: a control without a teacher).",
-)
-flags.DEFINE_float(
-    "rtd_weight", 50.0, "Weight of the RTD loss, λ of eq. 11.", lower_bound=0.0
-)
-flags.DEFINE_float(
-    "clm_weight", 1.0, "Weight of the CLM loss, γ of eq. 11.", lower_bound=0.0
-)
-
-flags.DEFINE_float(
-    "teacher_gate",
-    0.0,
-    "Share of masked tokens, such as 0.05, that the generators must sample right before"
-    " the discriminator's encoder begins to train; 0 for no such gate.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-)
-
-flags.DEFINE_integer(
-    "probe_pairs",
-    32,
-    "Pairs of translations of each language, from the dev text in --data_dir, on which"
-    " the discriminator's cluster measures at every evaluation how near translations"
-    " lie in its encoder; 0 for none. Without such text there it measures none.",
-    lower_bound=0,
-)
 
 EMULATED = (
     "--emulate_compute: sleeps of {} ms for a generator's micro-batch and {} ms for a"
@@ -127,26 +35,89 @@ DEFAULTS = {
 class Agreed(pretraining_config.Agreed):
     """The settings that all clusters share; `batch_size` is of each generator."""
 
-    generators: str
-    """Languages of each generator: "en de|hi ur"."""
-    window: int
-    """Steps that a generator may be ahead."""
-    fan_out: int
-    """Micro-batches of a generator's step, n."""
-    generator_size: str
-    discriminator_size: str
-    generator_layers: int
-    """0 for a quarter of --hot_start's, or those of the size."""
-    discriminator_layers: int
-    """0 for all of --hot_start's, or those of the size."""
-    fakes: str
-    temperature: float
-    rtd_weight: float
-    """λ of eq. 11."""
-    clm_weight: float
-    """γ of eq. 11."""
-    teacher_gate: float
-    """Share of masked tokens that generators must sample right first; 0 for none."""
+    generators: str = fields.setting(
+        "2",
+        "Languages of each generator, or a number K for the grouping of K generators in"
+        " the text folder's mono/families.json.\n"
+        '"en de|hi ur": parts for generators, languages in them.',
+        group="first",
+    )
+    window: int = fields.setting(
+        2,
+        "Steps that a generator may be ahead of the discriminator; 0 takes turns.",
+        group="line",
+        lower=0,
+    )
+    fan_out: int = fields.setting(
+        1,
+        "Micro-batches of --batch_size rows that a generator makes in a step, each sent"
+        " as soon as it is made, for as many replicas of the discriminator.",
+        group="training",
+        lower=1,
+    )
+    generator_size: str = fields.setting(
+        "tiny",
+        "Size of each generator.",
+        group="model",
+        choices=list(transformer.SIZES),
+    )
+    discriminator_size: str = fields.setting(
+        "mini",
+        "Size of the discriminator.",
+        group="model",
+        choices=list(transformer.SIZES),
+    )
+    generator_layers: int = fields.setting(
+        0,
+        "Layers of a generator, the first ones of --hot_start; 0 for a quarter of these"
+        " (with --generator_start for all of its), or without it for those of"
+        " --generator_size.",
+        group="model",
+        lower=0,
+    )
+    discriminator_layers: int = fields.setting(
+        0,
+        "Layers of the discriminator, the first ones of --hot_start; 0 for all of"
+        " these, or without it for those of --discriminator_size.",
+        group="model",
+        lower=0,
+    )
+    fakes: str = fields.setting(
+        "generator",
+        "Tokens at masked positions: generator (its samples), or unigrams (drawn from"
+        " the same text by how frequent they are: a control without a teacher).",
+        group="expert",
+        choices=list(m3.FAKES),
+    )
+    temperature: float = fields.setting(
+        1.0,
+        "Temperature of the generators' samples. Where a generator guesses well and so"
+        " makes few fakes, above 1 it makes more; below 1 fakes are harder to detect.",
+        group="training",
+        lower=0.01,
+    )
+    rtd_weight: float = fields.setting(
+        50.0,
+        "Weight of the RTD loss, λ of eq. 11.",
+        group="training",
+        lower=0.0,
+        source="section 4.1",
+    )
+    clm_weight: float = fields.setting(
+        1.0,
+        "Weight of the CLM loss, γ of eq. 11.",
+        group="training",
+        lower=0.0,
+        source="section 4.1",
+    )
+    teacher_gate: float = fields.setting(
+        0.0,
+        "Share of masked tokens, such as 0.05, that the generators must sample right"
+        " before the discriminator's encoder begins to train; 0 for no such gate.",
+        group="expert",
+        lower=0.0,
+        upper=1.0,
+    )
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of each generator."""
@@ -160,12 +131,26 @@ class Local(pretraining_config.Local):
     `emulate_compute` is of a generator's micro-batch and of a discriminator's step.
     """
 
-    generator_start: str
-    """A name or a folder; empty for `hot_start`."""
-    discriminator_start: str
-    """A name or a folder; empty for `hot_start`."""
-    probe_pairs: int
-    """Pairs of each language on which the discriminator is probed; 0 for none."""
+    generator_start: str = fields.setting(
+        "",
+        "Encoder that every generator begins with, if it is not --hot_start's: a name"
+        " or a folder as there. Its tokenizer has the same pieces.",
+        group="model",
+    )
+    discriminator_start: str = fields.setting(
+        "",
+        "Encoder that the discriminator begins with, if it is not --hot_start's.",
+        group="model",
+    )
+    probe_pairs: int = fields.setting(
+        32,
+        "Pairs of translations of each language, from the dev text in --data_dir, on"
+        " which the discriminator's cluster measures at every evaluation how near"
+        " translations lie in its encoder; 0 for none. Without such text there it"
+        " measures none.",
+        group="run",
+        lower=0,
+    )
 
     def of_generator(self) -> "Local":
         """Returns the settings with the generators' start as --hot_start."""
@@ -183,12 +168,12 @@ class Local(pretraining_config.Local):
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = configuration.names(Agreed, Local)
+FLAGS = fields.define(Agreed, Local)
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    return Run(configuration.read(Agreed), configuration.read(Local))
+    return Run(fields.read(Agreed), fields.read(Local))
 
 
 def context(run: Run, part: int) -> context_lib.Context:
@@ -219,7 +204,7 @@ def check(run: Run) -> None:
         if local.cluster == "whole":
             raise errors.SettingsError("--emulate_compute is not for --cluster=whole")
         process.message(EMULATED.format(*local.emulate_compute))
-    agreed.start(agreed.teacher_gate)
+    agreed.start()
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     starts = local.of_generator(), local.of_discriminator()
     if bool(starts[0].hot_start) != bool(starts[1].hot_start):
@@ -255,13 +240,6 @@ def model(
     return m3.Config(
         generator=generator,
         discriminator=discriminator,
-        start=agreed.start(agreed.teacher_gate),
-        **{
-            name: getattr(agreed, name)
-            for name in (
-                *("steps", "mask_rate", "mask_policy", "fakes", "temperature"),
-                *("rtd_weight", "clm_weight", "learning_rate", "warmup_steps"),
-                *("weight_decay", "clip_norm", "micro_batches", "fan_out"),
-            )
-        },
+        start=agreed.start(),
+        **fields.common(agreed, m3.Config),
     )

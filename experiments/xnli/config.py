@@ -7,7 +7,7 @@ from typing import Any
 import optax
 from absl import flags
 
-from experiments import configuration
+from experiments import configuration, fields
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
@@ -200,12 +200,12 @@ class Local(configuration.Place):
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = [*configuration.names(Agreed, Local), *COMMAND]
+FLAGS = [*fields.define(Agreed, Local), *COMMAND]
 
 
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
-    return Run(configuration.read(Agreed), configuration.read(Local))
+    return Run(fields.read(Agreed), fields.read(Local))
 
 
 def context(run: Run) -> context_lib.Context:

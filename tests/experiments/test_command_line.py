@@ -1,4 +1,5 @@
 import importlib
+import re
 
 import pytest
 import tiny_runs
@@ -6,12 +7,13 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments import command_line
+from nebula_jax import errors
 
 MODULES = sorted(
     ".".join(path.relative_to(tiny_runs.ROOT).with_suffix("").parts)
     for folder in ("experiments", "scripts")
     for path in (tiny_runs.ROOT / folder).rglob("*.py")
-    if "flags.DEFINE_" in path.read_text()
+    if re.search(r"flags\.DEFINE_|fields\.define", path.read_text())
 )
 
 
@@ -54,3 +56,26 @@ def test_whole_numbers():
     ]
     for text in ("", "²", "٣", "-1", "+1", "1_0", " 1", "1\n", "9" * 5000):
         assert command_line.whole_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (
+            "fsdp=3 does not divide batch_size=16",
+            "--fsdp=3 does not divide --batch_size=16",
+        ),
+        ("delay must be below 3", "--delay must be below 3"),
+        ("--steps=3: x=1 and seed-less", "--steps=3: x=1 and seed-less"),
+        ("no steps in a/b.steps=3", "no steps in a/b.steps=3"),
+    ],
+)
+def test_errors_of_the_library_name_flags_in_commands(raised, shown):
+    float_flags()  # defines them all
+
+    def main():
+        raise errors.SettingsError(raised)
+
+    with pytest.raises(errors.SettingsError) as refused:
+        command_line.with_flags(main)
+    assert str(refused.value) == shown

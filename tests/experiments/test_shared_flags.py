@@ -11,7 +11,7 @@ import configured
 import pytest
 from absl import flags
 
-from experiments import shared_flags
+from experiments import command_line, shared_flags
 from experiments.bert import config as bert_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
@@ -28,9 +28,7 @@ COMMANDS = (
     *("scripts.train_vocabulary", "scripts.prepare_pretrained"),
     *("scripts.issue_certificates", "scripts.fake_rates", "scripts.table1_xnli"),
     *("scripts.bench_codecs", "scripts.bench_training", "scripts.bench_bridge"),
-    "scripts.bench_faults",
-    *("scripts.make_tables", "experiments.bert.config"),
-    "experiments.local_steps.config",
+    *("scripts.bench_faults", "scripts.make_tables", "experiments.pretrain_bert"),
 )
 
 
@@ -73,6 +71,22 @@ def test_a_flag_of_another_command_is_refused(module, flag):
     (line,) = done.stderr.splitlines()
     name = flag.lstrip("-").partition("=")[0]
     assert line.startswith(f"error: Unknown command line flag '{name}'")
+
+
+def test_help_has_the_flags_by_their_groups():
+    done = command("scripts.train_vocabulary", "--help", "--out=x")
+    assert done.returncode == 0
+    about, *groups = done.stdout.split(":\n  --")
+    assert about.startswith("Makes the vocabulary that all clusters")
+    titles = [about, *groups]
+    ends = [text.splitlines()[-1] for text in titles[:-1]]
+    assert ends == [each for each in command_line.GROUPS.values() if each in ends]
+    assert "To begin with" in ends
+    assert "      Peak learning rate.\n" in done.stdout
+    assert "--job  (pretrain_m3)" in done.stdout  # this command's default
+    assert "--head_priors" in groups[-1]
+    assert "Set the biases" not in done.stdout
+    assert "--objective" not in done.stdout  # another command's
 
 
 def test_an_argument_that_is_no_flag_is_refused():

@@ -1,0 +1,156 @@
+"""A setting of a command, written once: a dataclass's field, of which its flag is made.
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Agreed:
+        steps: int = fields.setting(1000, "Optimization steps.", group="run", lower=1)
+
+    FLAGS = fields.define(Agreed)  # --steps, an integer of at least 1
+    fields.read(Agreed).steps      # in `main`, when flags are parsed
+
+A field without a setting is the flag of its name that another class has defined.
+"""
+
+import dataclasses
+import pathlib
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from absl import flags
+
+from experiments import command_line
+from nebula_jax import errors
+
+flags.disclaim_key_flags()  # a flag is of the module that calls `define`
+
+Values = TypeVar("Values")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A description of a flag."""
+
+    default: Any
+    help: str
+    group: str
+    """A key of `command_line.GROUPS`."""
+    lower: float | None
+    upper: float | None
+    choices: tuple[str, ...]
+    source: str
+    """Section of the paper, or another work, that the default is from."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    lower: float | None = None,
+    upper: float | None = None,
+    choices: Sequence[str] = (),
+    source: str = "",
+) -> Any:
+    """Returns a field of a dataclass that is a flag.
+
+    The field has no default as an argument of the class: experiments may replace the
+    flag's (see `command_line.run`).
+
+    Args:
+      default: of the flag; None if the flag need not be given.
+      help: sentences that begin with the unit, or with the kind of value.
+      group: a key of `command_line.GROUPS`.
+      lower, upper: bounds of a number, included.
+      choices: the values of an enumeration.
+      source: of the default: a section of the paper, or another work.
+    """
+    made = Setting(
+        default=default,
+        help=help,
+        group=group,
+        lower=lower,
+        upper=upper,
+        choices=tuple(choices),
+        source=source,
+    )
+    return dataclasses.field(metadata={"setting": made})
+
+
+def define(*classes: type) -> list[str]:
+    """Defines the flags of classes; returns the names of all their fields.
+
+    Raises:
+      flags.Error: if a field has a setting, and another one has defined its flag.
+    """
+    for field in (each for cls in classes for each in dataclasses.fields(cls)):
+        made = field.metadata.get("setting")
+        if made is None:
+            continue
+        if field.name not in flags.FLAGS:
+            _define(field, made)
+            flags.FLAGS[field.name].setting = made
+        elif getattr(flags.FLAGS[field.name], "setting", None) is not made:
+            raise flags.Error(f"--{field.name} is defined twice")
+    return names(*classes)
+
+
+def names(*classes: type) -> list[str]:
+    """Returns the names of the fields of classes."""
+    return [each.name for cls in classes for each in dataclasses.fields(cls)]
+
+
+def read(cls: type[Values]) -> Values:
+    """Returns a dataclass filled from the flags of its fields' names.
+
+    Raises:
+      errors.SettingsError: if a list of numbers has anything else.
+    """
+    return cls(**{each.name: _value(each) for each in dataclasses.fields(cls)})
+
+
+def common(values: Any, cls: type) -> dict[str, Any]:
+    """Returns the fields of a dataclass's values that another, `cls`, has as well."""
+    shared = set(names(type(values))) & set(names(cls))
+    return {name: getattr(values, name) for name in names(cls) if name in shared}
+
+
+def _define(field: dataclasses.Field, made: Setting) -> None:
+    """Defines the flag of a field by the field's type."""
+    about = made.help if not made.source else f"{made.help} Default of {made.source}."
+    kind: Any = field.type
+    if isinstance(kind, types.UnionType):  # `int | None`: None if not given
+        kind, _ = typing.get_args(kind)
+    if made.choices:
+        flags.DEFINE_enum(field.name, made.default, made.choices, about)
+    elif isinstance(made.default, tuple):
+        flags.DEFINE_list(field.name, list(map(str, made.default)), about)
+    elif kind is bool:
+        flags.DEFINE_bool(field.name, made.default, about)
+    elif kind in (int, float):
+        number = flags.DEFINE_integer if kind is int else flags.DEFINE_float
+        bounds = {"lower_bound": made.lower, "upper_bound": made.upper}
+        number(field.name, made.default, about, **bounds)
+    else:
+        flags.DEFINE_string(field.name, made.default, about)
+
+
+def _value(field: dataclasses.Field) -> Any:
+    """Returns the value of a field's flag in the field's type."""
+    value: Any = flags.FLAGS[field.name].value
+    if field.name == "workdir":
+        return command_line.workdir(value)
+    if field.type is pathlib.Path:
+        return pathlib.Path(value)
+    if not isinstance(value, list):
+        return value
+    if field.type not in (int, tuple[int, ...]):
+        return tuple(value)
+    numbers = tuple(command_line.whole_number(part.strip()) for part in value)
+    is_one = field.type is int  # a flag that another command has a list of
+    if None in numbers or (is_one and len(numbers) != 1):
+        expected = "one number such as 2" if is_one else "numbers such as 16,32"
+        raise errors.SettingsError(
+            f"--{field.name}={','.join(value)}: expected {expected}"
+        )
+    return numbers[0] if is_one else numbers
