@@ -10,11 +10,11 @@ source has come. The step that `target:0` finds comes back the same way.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.abnet import config, hello, pairs
+from experiments.abnet import config, pairs
+from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.runtime import connect
@@ -114,8 +114,7 @@ def meet(
     agreed, local = run.agreed, run.local
     settings, other = local.connection(), pairs.other_half(greeting.cluster)
     if agreed.replicas > 1:
-        with _several(run, greeting, other, check_pair, work) as met:
-            yield met
+        raise errors.SettingsError("--replicas above 1 is withdrawn")
     elif pairs.role_of(local.cluster) == "source":
         with connect.dial(
             settings, greeting, peer=other, check=check_pair, work=work
@@ -143,45 +142,3 @@ def _newest(agreed: config.Agreed, *of: frames.Hello) -> int:
     """Returns the newest step that all of these have saved."""
     steps = {each.cluster: each.checkpoints for each in of}
     return checkpoints.newest_of_all(steps, agreed.checkpoint_every, agreed.window())
-
-
-@contextlib.contextmanager
-def _several(
-    run: config.Run,
-    greeting: frames.Hello,
-    other: str,
-    check_pair: routes.Check,
-    work: activity.Work,
-) -> Iterator[Met]:
-    agreed, local, own = run.agreed, run.local, greeting.cluster
-
-    def check(peer: frames.Hello) -> None:
-        if peer.cluster == other:
-            check_pair(peer)
-        else:
-            hello.check_same_side(greeting, peer)
-
-    def with_pairs_steps(source: frames.Hello) -> frames.Hello:
-        _newest(agreed, greeting, source)  # else nobody would name who lost its files
-        both = set(greeting.checkpoints) & set(source.checkpoints)
-        return dataclasses.replace(greeting, checkpoints=tuple(sorted(both)))
-
-    is_target = pairs.role_of(own) == "target"
-    first = pairs.names(agreed, "target")[0]
-    leader = ("" if own == first else first) if is_target else other
-    with all_clusters.meet(
-        *(local.connection(), greeting, met_by(agreed, own)),
-        first=other if is_target else "",
-        then=with_pairs_steps,
-        check=check,
-        work=work,
-    ) as others:
-        side = {name: link for name, link in others.links.items() if name != other}
-        yield Met(
-            others.links[other],
-            side,
-            lambda: all_clusters.agree_start(
-                *(others, agreed.checkpoint_every, agreed.window()),
-                *(local.connect_timeout, leader),
-            ),
-        )

@@ -32,11 +32,11 @@ from nebula_jax.training import state as train_state
 
 def connected(
     run: config.Run, context: context_lib.Context, hello: frames.Hello
-) -> contextlib.AbstractContextManager[all_clusters.Others]:
+) -> contextlib.AbstractContextManager[all_clusters.Peers]:
     """Connects to all other clusters; with --quorum they may rejoin during the run."""
     agreed = run.agreed
     may_return = agreed.clusters > 1 and agreed.quorum > 0
-    return context.meet(
+    return context.connect_all(
         hello, config.names(agreed), hub=agreed.hub, may_return=may_return
     )
 
@@ -44,7 +44,7 @@ def connected(
 def rounds(
     run: config.Run,
     member: member_lib.Member | None,
-    others: all_clusters.Others,
+    peers: all_clusters.Peers,
     work: activity.Work,
     timer: timing.Timer,
 ) -> rounds_lib.Rounds | None:
@@ -53,7 +53,7 @@ def rounds(
     Args:
       run: of this process.
       member: the cluster's part in the rounds; None if there are none.
-      others: the other clusters.
+      peers: the other clusters.
       work: of this process.
       timer: of the cluster.
     """
@@ -65,7 +65,7 @@ def rounds(
         ends = exchange_lib.Exchange(
             names,
             own,
-            others.links,
+            peers.links,
             member.specs,
             member.codec,
             zstd=zstd,
@@ -73,16 +73,16 @@ def rounds(
         )
         return rounds_lib.LocalRounds([member], ends)
     if own != agreed.hub:
-        link = _of_one_process(others.links[agreed.hub])
+        link = _of_one_process(peers.links[agreed.hub])
         return leaf_lib.Leaf(member, names, own, link, zstd, timer.most)
     return hub_lib.Hub(
         member,
         names,
         own,
-        {name: _of_one_process(link) for name, link in others.links.items()},
+        {name: _of_one_process(link) for name, link in peers.links.items()},
         hub_lib.Rule(agreed.quorum, agreed.grace, run.local.reconnect_timeout),
         zstd=zstd,
-        rejoined=lambda: _of_one_process(others.newcomer()),
+        rejoined=lambda: _of_one_process(peers.rejoined()),
         times=timer.latest,
         work=work,
         log=process.message,
@@ -96,7 +96,7 @@ def _of_one_process(link: Any) -> Any:
 
 def begin(
     run: config.Run,
-    others: all_clusters.Others,
+    peers: all_clusters.Peers,
     rounds: rounds_lib.Rounds | None,
     saved: Sequence[int],
 ) -> tuple[int, bool]:
@@ -107,7 +107,7 @@ def begin(
 
     Args:
       run: of this process.
-      others: the other clusters.
+      peers: the other clusters.
       rounds: with them.
       saved: steps that this cluster has saved.
 
@@ -123,7 +123,7 @@ def begin(
     if isinstance(rounds, hub_lib.Hub):
         start = max([0, *saved])
         if start == 0:  # else what the others have would be given up
-            links = others.links.items()
+            links = peers.links.items()
             steps = {name: link.peer.checkpoints for name, link in links}
             checkpoints.newest_of_all(steps | {"the hub": ()}, every, window)
         rounds.begin(start)
@@ -132,7 +132,7 @@ def begin(
         there = rounds.begin(timeout, saved)
         start = max(step for step in (0, *saved) if step <= there)
         return start, start < there
-    return all_clusters.agree_start(others, every, window, timeout), False
+    return all_clusters.agree_start(peers, every, window, timeout), False
 
 
 def exchange(
@@ -175,13 +175,13 @@ def described(
     run: config.Run,
     made: models.Models,
     rounds: rounds_lib.Rounds | None,
-    others: all_clusters.Others | None = None,
+    peers: all_clusters.Peers | None = None,
 ) -> dict[str, Any]:
     """Returns what a summary has of the model, the rounds and the other clusters."""
     found = {
         "models": models.describe(run, made),
         "rounds": rounds.described if rounds is not None else {},
     }
-    if others is not None:
-        found["ledgers"] = {name: each.ledger for name, each in others.links.items()}
+    if peers is not None:
+        found["ledgers"] = {name: each.ledger for name, each in peers.links.items()}
     return found

@@ -25,14 +25,14 @@ def train(run: config.Run) -> int:
     saved = context.open_checkpoints(settings)
     compared = settings | data.same_text(run, text) | own.layout()
     hello = config.hello(run, compared, saved.steps)
-    with text, channels.connected(run, context, hello) as others:
+    with text, channels.connected(run, context, hello) as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.
-        rounds = channels.rounds(run, own.member, others, context.work, timer)
-        start, is_behind = channels.begin(run, others, rounds, saved.steps)
+        rounds = channels.rounds(run, own.member, peers, context.work, timer)
+        start, is_behind = channels.begin(run, peers, rounds, saved.steps)
         arrays, position = saved.restore(start, own.fresh, is_behind)
         state = own.resume(arrays, position, text, timer)
         del arrays  # the first anchor, which a round replaces
-        context.begin(start, others.lines, timer.shown)
+        context.begin(start, peers.lines, timer.shown)
         if start == 0:
             evaluate(context, 0, own, state, text)
         steps = pace.Steps(start, timer.most, lambda: timer.is_over(context.step))
@@ -54,7 +54,7 @@ def train(run: config.Run) -> int:
                 evaluate(context, done, own, state, text)
             if timer.is_over(done) or agreed.is_saved_after(done):
                 saved.save(done, *own.to_save(state, text, timer))
-        context.finish(channels.described(run, made, rounds, others))
+        context.finish(channels.described(run, made, rounds, peers))
     if not timer.is_last(context.step):
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, own.params(state))

@@ -153,16 +153,16 @@ class Context:
         connection = self._settings.connection
         return connect.listen(connection, hello, clusters, check=check, work=self.work)
 
-    def meet(
+    def connect_all(
         self,
         hello: frames.Hello,
         clusters: Sequence[str],
         *,
         hub: str = "",
         may_return: bool = False,
-    ) -> contextlib.AbstractContextManager[all_clusters.Others]:
-        """Connects to clusters of which each does the same; see `all_clusters.meet`."""
-        return all_clusters.meet(
+    ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
+        """Connects to clusters that do the same; see `all_clusters.connected`."""
+        return all_clusters.connected(
             self._settings.connection,
             hello,
             clusters,

@@ -1,9 +1,9 @@
-"""The meeting of a run's clusters: one listens, the others dial.
+"""Connections of a run's clusters: one listens, the others dial.
 
 with connect.dial(settings, hello, peer="discriminator") as link: ...
 with connect.listen(settings, hello, ["generator:0", "generator:1"]) as links: ...
 
-In `all_clusters` one of them may do both, and in `ways` is how.
+In `all_clusters` a cluster may do both. `routes` has the connections themselves.
 """
 
 import contextlib
@@ -26,11 +26,6 @@ from nebula_jax.runtime.life import process
 from nebula_jax.security import tls
 from nebula_jax.security.accounts import account_token
 from nebula_jax.security.membership import member, site_folder
-
-PLAIN = (
-    "--tls=off: anybody on the way can read and change what crosses; accidental damage"
-    " alone is noticed"
-)
 
 Settings = routes.Settings
 
@@ -121,14 +116,6 @@ def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
     return switch_client.Recorder(folder, settings.account, settings.job, cluster)
 
 
-def report_plain(settings: Settings) -> None:
-    """Prints a line if nothing protects what crosses; a launcher has printed it."""
-    if settings.federation:
-        return
-    if settings.tls == routes.TLS_OFF and process.LIFELINE_FD not in os.environ:
-        process.message(PLAIN)
-
-
 def dial(
     settings: Settings,
     hello: frames.Hello,
@@ -156,20 +143,16 @@ def dial(
     """
     if not ranks.is_root():
         return routes.worker_link(work)
-    report_plain(settings)
-    trainer = routes.trainer_of(settings, hello.cluster)
-    address = addresses.host_and_port("peer", settings.peer) if not trainer else None
-    with contextlib.ExitStack() as unless_reached:
-        if trainer is not None:
-            unless_reached.callback(trainer.close)
-        link = routes.reached(
-            *(settings, hello, peer, address, trainer),
-            check=check,
-            work=work or activity.Work(settings.stuck_timeout),
-        )
-        unless_reached.pop_all()
-    if trainer is not None:
-        link.release = trainer.close
+    own = routes.Routes(settings, hello, check, work)
+    try:
+        address = None
+        if not settings.federation:
+            address = addresses.host_and_port("peer", settings.peer)
+        link = own.dial(peer, address)
+    except BaseException:
+        own.close()
+        raise
+    link.release = own.close
     routes.share(link)
     return link
 
@@ -201,16 +184,10 @@ def listen(
     if not ranks.is_root():
         yield [routes.worker_link(work) for _ in clusters]
         return
-    report_plain(settings)
     deadline = time.monotonic() + settings.connect_timeout
     with contextlib.ExitStack() as stack:
-        trainer = routes.trainer_of(settings, hello.cluster)
-        if trainer is not None:
-            stack.callback(trainer.close)
-        work = work or activity.Work(settings.stuck_timeout)
-        listener = stack.enter_context(
-            routes.listening(settings, hello, clusters, trainer, check=check, work=work)
-        )
+        own = stack.enter_context(routes.Routes(settings, hello, check, work))
+        listener = stack.enter_context(own.listening(clusters))
         links = _gather(listener, clusters, deadline, settings.connect_timeout)
         for link in links:
             stack.enter_context(link)
@@ -228,7 +205,7 @@ def _gather(
     links: dict[str, Link] = {}
 
     def missing() -> list[str]:
-        """Returns who has not come, or has gone for good: it may come anew."""
+        """Returns those that have not come, or are gone for good: they may rejoin."""
         return [name for name in clusters if name not in links or links[name].is_over]
 
     try:

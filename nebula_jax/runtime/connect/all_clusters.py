@@ -1,20 +1,20 @@
-"""The meeting of clusters of which each does the same: all with all, or with a hub.
+"""Connections of clusters of which each does the same: all with all, or with a hub.
 
-    with all_clusters.meet(settings, hello, clusters, hub=hub) as others:
-        ...                                  # opens channels on each of others.links
-        start = all_clusters.agree_start(others, every, window, timeout)
+    with all_clusters.connected(settings, hello, clusters, hub=hub) as peers:
+        ...                                  # opens channels on each of peers.links
+        start = all_clusters.agree_start(peers, every, window, timeout)
         ...
 
 Of each two clusters the one that is named first listens, and the other one dials; with
-a hub all others dial it, and have a link to it alone. Nobody waits in a circle: whoever
-is dialed answers while it dials others itself, and links close in one order everywhere.
+a hub all others dial it, and have a link to it alone. There is no deadlock: a cluster
+answers while it dials others itself, and links close in one order everywhere.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, ranks
@@ -107,7 +107,7 @@ def _addresses(
     )
 
 
-class Others:
+class Peers:
     """The other clusters, as far as this one has links to them."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Others:
         work: activity.Work | None = None,
         listener: listener_lib.Listener | None = None,
     ) -> None:
-        """Takes links whose peers have come; `meet` makes them.
+        """Takes links whose peers have come; `connected` makes them.
 
         Args:
           hello: of this cluster.
@@ -127,7 +127,7 @@ class Others:
           dialed: names of those that this cluster has dialed.
           hub: name of the hub, if there is one.
           work: of this process.
-          listener: through which clusters may come anew; None if none may.
+          listener: through which clusters may rejoin; None if none may.
         """
         self.hello = hello
         """The Hello of this cluster."""
@@ -142,15 +142,15 @@ class Others:
         """The name of the hub; empty if there is none."""
         self._listener, self._work = listener, work
 
-    def newcomer(self) -> AnyLink | None:
-        """Takes a cluster that has come anew, if one has; waits for none.
+    def rejoined(self) -> AnyLink | None:
+        """Takes a cluster that has rejoined, if one has; waits for none.
 
         Every process of this cluster has to call it at the same place. Whatever waits
         for the cluster on its former link gets session.PeerGone. The new link stands in
         `links`; its channels are still to be opened, and it is to be welcomed.
 
         Returns:
-          Its link; None if none has come, or none may (see `meet`).
+          Its link; None if none has come, or none may (see `connected`).
         """
         link = self._accepted() if self._listener is not None else None
         if not ranks.agree(int(link is not None)):
@@ -158,7 +158,7 @@ class Others:
         if link is None:
             came: AnyLink = routes.worker_link(self._work)
         else:
-            process.message(f"{link.peer.cluster} has come anew")
+            process.message(f"{link.peer.cluster} has rejoined")
             routes.share(link)
             came = link
         self.links[came.peer.cluster] = came
@@ -166,29 +166,27 @@ class Others:
         return came
 
     def _accepted(self) -> Link | None:
-        assert self._listener is not None  # else nobody may come
+        assert self._listener is not None  # else no cluster may
         try:
             return self._listener.accept(0.0)
         except bridge.NobodyThere:
             return None
         except errors.NebulaError as error:  # which it is sent; the others go on
-            process.message(f"refused a cluster that came anew: {error}")
+            process.message(f"refused a cluster that rejoined: {error}")
             return None
 
 
 @contextlib.contextmanager
-def meet(
+def connected(
     settings: connect.Settings,
     hello: frames.Hello,
     clusters: Sequence[str],
     *,
     hub: str = "",
-    first: str = "",
-    then: Callable[[frames.Hello], frames.Hello] | None = None,
     check: routes.Check = bridge.no_further_check,
     work: activity.Work | None = None,
     may_return: bool = False,
-) -> Iterator[Others]:
+) -> Iterator[Peers]:
     """Waits until this cluster has links to all that it meets, whoever comes first.
 
     In a cluster of many processes the root does.
@@ -200,12 +198,10 @@ def meet(
         each, of this one and those that it meets.
       hub: name of the one that all others have their only link to; empty if each has
         one to each.
-      first: name of one that has to come before this cluster dials the others, if any.
-      then: given its Hello, returns the one that this cluster dials with.
       check: as in `connect.dial`, for each of the others.
       work: what this process does; a new one if not given.
-      may_return: whether clusters may come anew while the run goes on (`newcomer`), and
-        be gone at its end. This counts in the hub.
+      may_return: whether clusters may rejoin during the run (`Peers.rejoined`), and be
+        gone at its end. This counts in the hub.
 
     Yields:
       The others. Links close with the block; after an error in it all are aborted.
@@ -215,54 +211,34 @@ def meet(
       bridge.ConnectError: if TLS fails.
       bridge.Mismatch: if one of them runs something else, or is another one.
       session.PeerAborted: if one gives up; its reason ends all.
-      session.PeerGone: if one that was dialed is lost. Who dials may come anew.
+      session.PeerGone: if one that was dialed is lost. Who dials may rejoin.
     """
-    own = hello.cluster
-    dials, waits = dialed(own, clusters, hub), awaited(own, clusters, hub)
+    dials = dialed(hello.cluster, clusters, hub)
+    waits = awaited(hello.cluster, clusters, hub)
     order = [name for name in clusters if name in dials or name in waits]
     if may_return and not hub:
-        raise errors.SettingsError("clusters can come anew to a hub alone (--hub)")
-    links: dict[str, AnyLink] = {}
-    if not ranks.is_root():
-        for name in order:
-            links[name] = routes.worker_link(work)
-        yield Others(hello, links, dials, hub, work)
+        raise errors.SettingsError("clusters can rejoin a hub alone: give a hub")
+    if not ranks.is_root() or not order:
+        shared = {name: routes.worker_link(work) for name in order}
+        yield Peers(hello, shared, dials, hub, work)
         return
-    where = _addresses(settings, own, dials)
-    work = work or activity.Work(settings.stuck_timeout)
-    if order:
-        connect.report_plain(settings)
+    where = dict(zip(dials, _addresses(settings, hello.cluster, dials), strict=True))
+    links: dict[str, AnyLink] = {}
     with contextlib.ExitStack() as stack:
-        gathering = gathering_lib.Gathering(settings, hello, check, work)
-        trainer = routes.trainer_of(settings, own)
-        if trainer is not None:
-            stack.callback(trainer.close)
-        listener = None
-        if waits:  # before this cluster dials: nobody shall find its port closed
+        own = stack.enter_context(routes.Routes(settings, hello, check, work))
+        gathering, listener = gathering_lib.Gathering(own), None
+        if waits:  # before this cluster dials: none shall find its port closed
             if may_return:
                 _report_return(settings)
-            opened = routes.listening(
-                *(settings, hello, waits, trainer),
-                check=check,
-                work=work,
-                may_return=may_return,
-            )
-            listener = stack.enter_context(opened)
+            listener = stack.enter_context(own.listening(waits, may_return))
         try:
-            if first and then is not None:
-                gathering.gather([first], listener)
-                met, hello = gathering.links, then(gathering.links[first].peer)
-                gathering = gathering_lib.Gathering(settings, hello, check, work)
-                gathering.links = met
-            gathering.dial(dict(zip(dials, where, strict=True)), trainer)
+            gathering.dial(where)
             gathering.gather(waits, listener)
-            for name in order:
+            for name in order:  # in which the other processes take their part, too
                 links[name] = link = gathering.links[name]
                 routes.share(link)
-            others = Others(
-                *(hello, links, dials, hub, work), listener if may_return else None
-            )
-            yield others
+            rejoin = listener if may_return else None
+            yield Peers(hello, links, dials, hub, own.work, rejoin)
             _close(links, may_be_gone=may_return and bool(waits))
         except BaseException as error:
             ended = [*gathering.links.values(), *links.values(), *_waiting(listener)]
@@ -271,7 +247,7 @@ def meet(
 
 
 def _report_return(settings: connect.Settings) -> None:
-    """Prints a line if whoever comes anew has nothing to show but a name."""
+    """Prints a line if a cluster that rejoins has nothing to show but a name."""
     is_plain = settings.tls == routes.TLS_OFF and not settings.federation
     if is_plain and process.LIFELINE_FD not in os.environ:
         process.message(PLAIN_RETURN)
@@ -319,20 +295,17 @@ def _abort(links: Sequence[AnyLink], reason: str) -> None:
         each.join()
 
 
-def agree_start(
-    others: Others, every: int, window: int, timeout: float, leader: str = ""
-) -> int:
-    """Returns the step that all clusters go on after; 0 for the beginning.
+def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
+    """Returns the step that all clusters resume after; 0 for the beginning.
 
-    It is computed of what all Hellos have, in the hub, or everywhere and compared; or
-    it is a leader's. All channels have to be open: this sends Welcome, or waits for it.
+    The hub computes it from the steps in all Hellos; without a hub each cluster does,
+    and they compare. All channels have to be open: this sends Welcome, or waits for it.
 
     Args:
-      others: of `meet`.
+      peers: of `connected`.
       every: steps between checkpoints.
       window: steps that one cluster may be ahead of another.
       timeout: seconds to wait for the others' Welcome.
-      leader: name of one that was dialed and whose step counts; empty to compute it.
 
     Raises:
       checkpoint.CheckpointError: see `checkpoints.newest_of_all`.
@@ -340,34 +313,27 @@ def agree_start(
         channels.
       link.Timeout: if one that was dialed does not welcome this cluster in time.
     """
-    is_root = ranks.is_root()
-    start = _start(others, every, window, timeout, leader) if is_root else 0
-    return ranks.agree(start)
-
-
-def _start(others: Others, every: int, window: int, timeout: float, leader: str) -> int:
-    own, deadline = others.hello.cluster, time.monotonic() + timeout
-    if others.hub not in ("", own):
-        return others.links[others.hub].wait_for_welcome(timeout)
-    steps = {name: link.peer.checkpoints for name, link in others.links.items()}
-    steps[own] = others.hello.checkpoints
-    if leader:
-        start = _welcomed(others, leader, deadline, timeout)
-    else:
-        start = checkpoints.newest_of_all(steps, every, window)
-    for name, link in others.links.items():
-        if name not in others.dialed:
+    if not ranks.is_root():
+        return ranks.agree(0)
+    own, deadline = peers.hello.cluster, time.monotonic() + timeout
+    if peers.hub not in ("", own):
+        return ranks.agree(peers.links[peers.hub].wait_for_welcome(timeout))
+    steps = {name: link.peer.checkpoints for name, link in peers.links.items()}
+    steps[own] = peers.hello.checkpoints
+    start = checkpoints.newest_of_all(steps, every, window)
+    for name, link in peers.links.items():
+        if name not in peers.dialed:
             link.welcome(start)
-    for name in others.dialed:
-        there = _welcomed(others, name, deadline, timeout)
+    for name in peers.dialed:
+        there = _welcomed(peers, name, deadline, timeout)
         if there != start:
             raise bridge.Mismatch(
                 f"{name} goes on after step {there}, {own} after step {start}"
             )
-    return start
+    return ranks.agree(start)
 
 
-def _welcomed(others: Others, name: str, deadline: float, timeout: float) -> int:
+def _welcomed(peers: Peers, name: str, deadline: float, timeout: float) -> int:
     """Waits for a cluster's Welcome, unless another cluster ends meanwhile.
 
     It might be the one for which those wait that have not met all yet.
@@ -376,11 +342,11 @@ def _welcomed(others: Others, name: str, deadline: float, timeout: float) -> int
         left = deadline - time.monotonic()
         try:
             seconds = max(0.0, min(left, gathering_lib.POLL_SECONDS))
-            return others.links[name].wait_for_welcome(seconds)
+            return peers.links[name].wait_for_welcome(seconds)
         except link_lib.Timeout:
             if left <= 0:
                 text = f"waited {timeout:g} s for its Welcome (--connect_timeout)"
                 raise link_lib.Timeout(f"{name}: {text}") from None
-        for link in others.links.values():
+        for link in peers.links.values():
             if isinstance(link, Link) and link.is_over:
                 link.close()  # raises what has ended it

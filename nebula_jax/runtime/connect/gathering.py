@@ -1,9 +1,10 @@
-"""The way from no links to one to each of the other clusters.
+"""The rendezvous of a cluster with all others: from no links to one to each.
 
-Some are dialed, and some come; who is missing at the end is named.
+Some are dialed, and some come; those that are missing at the end are named.
 """
 
 import functools
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -11,51 +12,40 @@ from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, session
-from nebula_jax.federation import switch_client
+from nebula_jax.communication.wire import frames, session
 from nebula_jax.runtime.connect import routes
 
-POLL_SECONDS = 0.1  # between looks at those who are there, while others are waited for
+POLL_SECONDS = 0.1  # between looks at the links, while others are waited for
+_AFTER = re.compile(r" after [0-9.]+ s \(-*connect_timeout\)")  # seconds for one dial
 
 
 class Gathering:
     """The links of a cluster until all are there."""
 
-    def __init__(
-        self,
-        settings: routes.Settings,
-        hello: frames.Hello,
-        check: routes.Check,
-        work: activity.Work,
-    ) -> None:
-        """Starts without links; for the arguments see `all_clusters.meet`."""
+    def __init__(self, own: routes.Routes) -> None:
+        """Starts without links, by the routes of this cluster."""
         self.links: dict[str, Link] = {}
         """All so far, those that ended included."""
-        self._settings, self._hello = settings, hello
-        self._check, self._work = check, work
-        self._deadline = time.monotonic() + settings.connect_timeout
+        self._routes, self._timeout = own, own.settings.connect_timeout
+        self._deadline = time.monotonic() + self._timeout
         self._dialed: list[Link] = []
         self._absent: dict[str, str] = {}  # name -> why, as far as there is a reason
         self._is_done = False
 
-    def dial(
-        self,
-        where: Mapping[str, tuple[str, int] | None],
-        trainer: switch_client.Trainer | None,
-    ) -> None:
-        """Connects to those that listen; who does not answer is absent."""
+    def dial(self, where: Mapping[str, tuple[str, int] | None]) -> None:
+        """Connects to those that listen; one that does not answer is absent."""
         for name, address in where.items():
             left = max(0.0, round(self._deadline - time.monotonic(), 1))
             try:
-                link = routes.reached(
-                    *(self._settings, self._hello, name, address, trainer),
+                link = self._routes.dial(
+                    name,
+                    address,
                     check=functools.partial(self._check_dialed, name, address),
-                    work=self._work,
                     seconds=left,
                     gate=self._check_others,
                 )
             except bridge.NobodyThere as error:
-                self._absent[name] = str(error).replace(_after(left), "")
+                self._absent[name] = _AFTER.sub("", str(error))
             except bridge.ConnectError:
                 self._raise_ended()
                 raise
@@ -70,7 +60,7 @@ class Gathering:
         if peer.cluster != name:
             at = f"at {endpoints.written(address)}, where" if address else "where"
             raise bridge.Mismatch(f"{peer.cluster} answers {at} {name} should (--peer)")
-        self._check(peer)
+        self._routes.check(peer)
 
     def _check_others(self) -> None:
         """Raises bridge.ConnectError if dialing is of no use: another one has ended."""
@@ -80,7 +70,8 @@ class Gathering:
     def _raise_ended(self) -> None:
         """Raises what has ended a link, if that is the end of all.
 
-        Who gave up had a reason. Who was lost may come anew, unless it is to be dialed.
+        A cluster that gave up had a reason. A lost one may rejoin, unless this cluster
+        is the one that dials.
         """
         for link in self.links.values():
             if link.is_over:
@@ -97,7 +88,7 @@ class Gathering:
     ) -> None:
         """Waits for those that dial, unless another one ends."""
         while missing := [name for name in waits if self._is_missing(name)]:
-            assert listener is not None  # for whoever is waited for
+            assert listener is not None  # else none would be waited for
             self._raise_ended()
             left = self._deadline - time.monotonic()
             try:
@@ -116,18 +107,13 @@ class Gathering:
             ]
             raise bridge.NobodyThere(
                 f"{', '.join(names)} did not come within"
-                f" {self._settings.connect_timeout:g} s (--connect_timeout)"
+                f" {self._timeout:g} s (--connect_timeout)"
             )
         self._is_done = True
 
     def _is_missing(self, name: str) -> bool:
-        """Returns True for one who has not come, or is away: it may come anew."""
+        """Returns True for one that has not come, or is away: it may rejoin."""
         return name not in self.links or self.links[name].is_away
-
-
-def _after(seconds: float) -> str:
-    """Returns the words of a bridge.NobodyThere for the seconds that were left."""
-    return f" after {seconds:g} s (--connect_timeout)"
 
 
 def _reason(link: Link | None) -> str:

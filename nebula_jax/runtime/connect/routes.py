@@ -1,7 +1,7 @@
-"""The ways of a cluster to others: with the settings, connections and listeners.
+"""The routes of a cluster to others: settings, connections and listeners.
 
-Either its own, with TLS or plain, or those of the switches of a federation. `connect`
-and `all_clusters` have what clusters do with them.
+A cluster's own, with TLS or plain, or those of a federation's switches. `connect` and
+`all_clusters` connect clusters by them.
 """
 
 import contextlib
@@ -27,6 +27,10 @@ from nebula_jax.security import tls
 from nebula_jax.security.audit import entries
 from nebula_jax.security.membership import site_folder
 
+PLAIN = (
+    "--tls=off: anybody on the way can read and change what crosses; accidental damage"
+    " alone is noticed"
+)
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
 TLS_OFF, TLS_AUTO = "off", "auto"
 
@@ -95,123 +99,153 @@ class Settings:
             addresses.hosts_and_ports("peer", self.peer)
 
 
-def trainer_of(settings: Settings, cluster: str) -> switch_client.Trainer | None:
-    """Returns this process's part in a federation, to be closed; None without one.
+class Routes:
+    """The routes of one process, the root of its cluster, for as long as it has links.
 
-    Args:
-      settings: of this cluster.
-      cluster: its name.
+    with Routes(settings, hello, check, work) as own, own.listening(names) as here:
+        link = own.dial(peer, address)
     """
-    if not settings.federation:
-        return None
-    return switch_client.Trainer(
-        site_folder.Folder(pathlib.Path(settings.federation)),
-        *(settings.account, settings.job, cluster, settings.peer),
-    )
 
+    def __init__(
+        self,
+        settings: Settings,
+        hello: frames.Hello,
+        check: Check,
+        work: activity.Work | None = None,
+    ) -> None:
+        """Dials and listens to nobody yet.
 
-def reached(
-    settings: Settings,
-    hello: frames.Hello,
-    peer: str,
-    address: tuple[str, int] | None,
-    trainer: switch_client.Trainer | None,
-    *,
-    check: Check,
-    work: activity.Work,
-    seconds: float | None = None,
-    gate: Callable[[], None] | None = None,
-) -> Link:
-    """Connects this process to a listening cluster.
+        Args:
+          settings: of this cluster.
+          hello: of this cluster.
+          check: compares a peer's Hello with what only the caller has; raises
+            bridge.Mismatch.
+          work: what this process does; a new one if not given.
+        """
+        self.settings, self.hello, self.check = settings, hello, check
+        self.work = work or activity.Work(settings.stuck_timeout)
+        self._switch: switch_client.Trainer | None = None
+        if settings.federation:
+            self._switch = switch_client.Trainer(
+                site_folder.Folder(pathlib.Path(settings.federation)),
+                settings.account,
+                settings.job,
+                hello.cluster,
+                settings.peer,
+            )
+        report_plain(settings)
 
-    Args:
-      settings, hello, peer, check, work: as in `connect.dial`.
-      address: host and port of the listener; None in a federation.
-      trainer: this process's part in a federation.
-      seconds: to keep trying for, if not as long as the settings have it.
-      gate: called before each attempt, also when a lost connection is to come back;
-        raises bridge.ConnectError to prevent it.
+    def __enter__(self) -> "Routes":
+        return self
 
-    Raises:
-      bridge.ConnectError, bridge.Mismatch: as in `connect.dial`.
-    """
-    more: dict[str, Any] = {}
-    if trainer is not None:
-        address = inner.read(trainer.folder)[:2]
-        way = trainer.reach(peer)
-        more = {
-            "finish": trainer.finish(states.Role.CONNECTOR),
-            "tls": trainer.client_context,
-        }
-    else:
-        assert address is not None  # it is not a federation
-        way = bridge.directly(address, peer)
-        if settings.tls != TLS_OFF:
-            folder = pathlib.Path(settings.tls)
-            more = {"tls": tls.client_contexts(folder, hello.cluster)}
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def reach(patience: float) -> tuple[socket.socket, str]:
-        if gate is not None:
+    def close(self) -> None:
+        """Ends this process's part in a federation."""
+        if self._switch is not None:
+            self._switch.close()
+
+    def dial(
+        self,
+        peer: str,
+        address: tuple[str, int] | None,
+        *,
+        check: Check | None = None,
+        seconds: float | None = None,
+        gate: Callable[[], None] = lambda: None,
+    ) -> Link:
+        """Connects to a cluster that listens.
+
+        Args:
+          peer: its name, which its certificate must carry.
+          address: its host and port; None in a federation.
+          check: in place of that of all peers.
+          seconds: to keep trying for, if not as long as the settings have it.
+          gate: called before each attempt, also when a lost connection is to come back;
+            raises bridge.ConnectError to prevent it.
+
+        Raises:
+          bridge.ConnectError: if nobody answers, or TLS fails.
+          bridge.Mismatch: if the peer runs something else.
+        """
+        settings = self.settings
+        if self._switch is not None:
+            address = inner.read(self._switch.folder)[:2]
+            route = self._switch.reach(peer)
+            finish = self._switch.finish(states.Role.CONNECTOR)
+            more = {"tls": self._switch.client_context, "finish": finish}
+        else:
+            assert address is not None  # it is not a federation
+            route = bridge.directly(address, peer)
+            more = self._own_tls(tls.client_contexts)
+
+        def reach(patience: float) -> tuple[socket.socket, str]:
             gate()
-        return way(patience)
+            return route(patience)
 
-    return bridge.connect(
-        address,
-        hello,
-        connect_timeout=settings.connect_timeout if seconds is None else seconds,
-        peer_timeout=settings.peer_timeout,
-        reconnect_timeout=settings.reconnect_timeout,
-        peer=peer,
-        line=wan.from_string(settings.wan).up,
-        log=process.message,
-        check=check,
-        work=work,
-        reach=reach,
-        **more,
-    )
+        return bridge.connect(
+            address,
+            self.hello,
+            connect_timeout=settings.connect_timeout if seconds is None else seconds,
+            peer=peer,
+            line=wan.from_string(settings.wan).up,
+            check=check or self.check,
+            reach=reach,
+            **self._common(),
+            **more,
+        )
+
+    @contextlib.contextmanager
+    def listening(
+        self, clusters: Sequence[str], may_return: bool = False
+    ) -> Iterator[listener_lib.Listener]:
+        """Opens the listener; links need it for as long as they live.
+
+        Args:
+          clusters: names of those that dial.
+          may_return: see `listener.Listener`.
+        """
+        more = self._own_tls(tls.server_contexts)
+        if self._switch is not None:
+            finish = self._switch.finish(states.Role.LISTENER)
+            more = {"tls": self._switch.server_context, "finish": finish}
+        with listener_lib.Listener(
+            listening_socket(self.settings),
+            self.hello,
+            clusters=clusters,
+            may_return=may_return,
+            line=wan.from_string(self.settings.wan).down,
+            check=self.check,
+            **self._common(),
+            **more,
+        ) as found:
+            if self._switch is not None:
+                self._switch.serve(found.address[1])
+            yield found
+
+    def _common(self) -> dict[str, Any]:
+        """Returns the arguments that both ends of a link have."""
+        return {
+            "peer_timeout": self.settings.peer_timeout,
+            "reconnect_timeout": self.settings.reconnect_timeout,
+            "log": process.message,
+            "work": self.work,
+        }
+
+    def _own_tls(self, contexts: Callable[..., Any]) -> dict[str, Any]:
+        """Returns the TLS of this cluster's own connections; {} if they are plain."""
+        if self.settings.federation or self.settings.tls == TLS_OFF:
+            return {}
+        return {"tls": contexts(pathlib.Path(self.settings.tls), self.hello.cluster)}
 
 
-@contextlib.contextmanager
-def listening(
-    settings: Settings,
-    hello: frames.Hello,
-    clusters: Sequence[str],
-    trainer: switch_client.Trainer | None,
-    *,
-    check: Check,
-    work: activity.Work,
-    may_return: bool = False,
-) -> Iterator[listener_lib.Listener]:
-    """Opens the listener of this process; links need it for as long as they live.
-
-    Args:
-      settings, hello, clusters, check, work: as in `connect.listen`.
-      trainer: this process's part in a federation.
-      may_return: see `listener.Listener`.
-    """
-    more: dict[str, Any] = {}
-    if trainer is not None:
-        finish = trainer.finish(states.Role.LISTENER)
-        more = {"tls": trainer.server_context, "finish": finish}
-    elif settings.tls != TLS_OFF:
-        folder = pathlib.Path(settings.tls)
-        more = {"tls": tls.server_contexts(folder, hello.cluster)}
-    with listener_lib.Listener(
-        listening_socket(settings),
-        hello,
-        peer_timeout=settings.peer_timeout,
-        reconnect_timeout=settings.reconnect_timeout,
-        clusters=clusters,
-        may_return=may_return,
-        line=wan.from_string(settings.wan).down,
-        log=process.message,
-        check=check,
-        work=work,
-        **more,
-    ) as found:
-        if trainer is not None:
-            trainer.serve(found.address[1])
-        yield found
+def report_plain(settings: Settings) -> None:
+    """Prints a line if nothing protects what crosses; a launcher has printed it."""
+    if settings.federation:
+        return
+    if settings.tls == TLS_OFF and process.LIFELINE_FD not in os.environ:
+        process.message(PLAIN)
 
 
 def listening_socket(settings: Settings) -> socket.socket:

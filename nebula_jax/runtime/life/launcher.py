@@ -67,7 +67,7 @@ def prepared(
             name: endpoints.written(each.getsockname()[:2])
             for name, each in listening.items()
         }
-        connect.report_plain(settings)
+        routes.report_plain(settings)
 
         def launch(module: str, arguments: Arguments) -> int:
             commands = {}

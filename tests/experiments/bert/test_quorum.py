@@ -94,7 +94,7 @@ def test_a_killed_cluster_comes_anew_and_all_end_alike(runs, by_hand):
     statuses, outputs = run.end()
     assert statuses == [0, 0, 0], (outputs, killed)
     assert "goes on without cluster:2" in outputs[0]
-    assert "cluster:2 has come anew" in outputs[0]
+    assert "cluster:2 has rejoined" in outputs[0]
     assert "cluster:2 is sent the state after step" in outputs[0]
     states = [runs.state("quorum", name, STEPS) for name in NAMES]
     same = np.testing.assert_array_equal

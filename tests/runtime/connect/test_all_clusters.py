@@ -26,6 +26,7 @@ from nebula_jax.runtime.connect import all_clusters, routes
 from nebula_jax.runtime.life import process
 from nebula_jax.security.tls import certificates
 
+joined = all_clusters.connected
 NAMES = ["a", "b", "c", "d", "e"]
 SPEC = jax.ShapeDtypeStruct((2,), np.float32)
 SECONDS = 20.0  # far more than anything here takes
@@ -52,7 +53,7 @@ class Run:
         wait_until(lambda: not links_open())  # of the test before
 
     def settings(self, name, **more):
-        """How a cluster meets the others."""
+        """How a cluster meets the peers."""
         dialed = all_clusters.dialed(name, self.names, self.hub)
         values = {
             "listen": self.where[name],
@@ -64,18 +65,18 @@ class Run:
         return connect.Settings(**values | self._common | more)
 
     def start(self, name, body, own=None, may_return=False, **more):
-        """Starts a cluster: `body` gets what `meet` yields."""
+        """Starts a cluster: `body` gets what `connected` yields."""
 
         def work():
             settings = self.settings(name, **more)
-            with all_clusters.meet(
+            with joined(
                 settings,
                 own or hello(name),
                 self.names,
                 hub=self.hub,
                 may_return=may_return,
-            ) as others:
-                return body(others)
+            ) as peers:
+                return body(peers)
 
         future = self.results[name] = concurrent.futures.Future()
 
@@ -99,19 +100,19 @@ class Run:
         return {name: self.result(name) for name in self.results}
 
 
-def began(others):
+def began(peers):
     """Goes on after the step that all agree on."""
-    return all_clusters.agree_start(others, 10, 0, SECONDS)
+    return all_clusters.agree_start(peers, 10, 0, SECONDS)
 
 
-def exchanged(others):
-    """Sends a number to each of the others; the numbers that they sent."""
-    own = float(ord(others.hello.cluster))
+def exchanged(peers):
+    """Sends a number to each of the peers; the numbers that they sent."""
+    own = float(ord(peers.hello.cluster))
     ends = {
         name: (link.sender("x", SPEC, IDENTITY), link.receiver("x", SPEC, IDENTITY))
-        for name, link in others.links.items()
+        for name, link in peers.links.items()
     }
-    began(others)
+    began(peers)
     for sender, _ in ends.values():
         sender.send(1, jax.device_put(np.full(SPEC.shape, own, np.float32)))
     return {
@@ -196,7 +197,7 @@ def test_a_cluster_must_have_what_it_needs_to_meet_the_others(
 def test_addresses_are_counted_before_anything_is_dialed():
     settings = connect.Settings(peer="127.0.0.1:1")
     refused = pytest.raises(errors.SettingsError, match="2 addresses, of a, b")
-    with refused, all_clusters.meet(settings, hello("c"), NAMES[:3]):
+    with refused, joined(settings, hello("c"), NAMES[:3]):
         pass
 
 
@@ -213,9 +214,9 @@ def test_a_cluster_that_would_go_on_after_another_step_is_named():
     run = Run(NAMES[:2])
     run.start("a", began, hello("a", [10]))
 
-    def other_steps(others):
-        others.hello = dataclasses.replace(others.hello, checkpoints=())
-        return began(others)
+    def other_steps(peers):
+        peers.hello = dataclasses.replace(peers.hello, checkpoints=())
+        return began(peers)
 
     run.start("b", other_steps, hello("b", [10]))
     found = run.all()
@@ -350,7 +351,7 @@ def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
     proxy.close()
 
 
-def test_one_that_was_killed_may_come_anew_while_others_wait():
+def test_a_killed_cluster_may_rejoin_while_others_wait():
     run = Run(NAMES[:3])
     proxy = Proxy(("127.0.0.1", int(run.where["a"].rpartition(":")[2])))
     run.start("a", began)
@@ -397,10 +398,10 @@ def test_links_close_whenever_each_cluster_is_done():
         run, draws = Run(NAMES), random.Random(seed)
         ends = {name: draws.uniform(0.0, 0.3) for name in NAMES}
 
-        def body(others, ends=ends):
-            began(others)
-            time.sleep(ends[others.hello.cluster])
-            return list(others.links.values())
+        def body(peers, ends=ends):
+            began(peers)
+            time.sleep(ends[peers.hello.cluster])
+            return list(peers.links.values())
 
         for name in draws.sample(NAMES, 5):
             run.start(name, body)
@@ -415,10 +416,10 @@ def test_links_close_whenever_each_cluster_is_done():
 def test_an_error_in_one_cluster_ends_all_with_its_reason():
     run, all_there = Run(NAMES), threading.Barrier(5)
 
-    def body(others):
-        began(others)
+    def body(peers):
+        began(peers)
         all_there.wait(SECONDS)
-        if others.hello.cluster == "c":
+        if peers.hello.cluster == "c":
             raise errors.NebulaError("the disk is full")
 
     start = time.monotonic()
@@ -444,15 +445,15 @@ def test_an_abort_that_takes_long_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(Link, "abort", slow)
     run = Run(NAMES[:3])
 
-    def body(others):
-        began(others)
+    def body(peers):
+        began(peers)
         there.wait(SECONDS)
-        if others.hello.cluster == "a":
+        if peers.hello.cluster == "a":
             raise errors.NebulaError("no more")
         try:
-            others.links["a"].wait_for_step(1)
+            peers.links["a"].wait_for_step(1)
         finally:
-            if others.hello.cluster == "c":
+            if peers.hello.cluster == "c":
                 c_has_ended.set()
 
     for name in run.names:
@@ -462,31 +463,31 @@ def test_an_abort_that_takes_long_keeps_nobody_waiting(monkeypatch):
     assert all(waited)
 
 
-# Clusters that come anew.
+# Clusters that rejoin.
 
 
 class Hub:
     """A hub that looks for newcomers until it is told to end."""
 
     def __init__(self, run, **more):
-        self.others = None
+        self.peers = None
         self.came, self.gone, self._end = [], [], threading.Event()
         self._is_there = threading.Event()
         run.start("a", self._body, may_return=True, **more)
 
-    def _body(self, others):
-        began(others)
-        self.others = others
+    def _body(self, peers):
+        began(peers)
+        self.peers = peers
         self._is_there.set()
         while not self._end.wait(0.01):
-            link = others.newcomer()
+            link = peers.rejoined()
             if link is not None:
                 link.welcome(7)
                 self.came.append(link)
 
     def there(self):
         assert self._is_there.wait(SECONDS)
-        return self.others
+        return self.peers
 
     def wait_for(self, count):
         wait_until(lambda: len(self.came) == count)
@@ -495,13 +496,13 @@ class Hub:
         self._end.set()
 
 
-def until_end(others):
+def until_end(peers):
     """A spoke: waits for the hub's End."""
-    return began(others)
+    return began(peers)
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_a_cluster_that_was_killed_comes_anew_to_the_hub(is_away, monkeypatch):
+def test_a_killed_cluster_rejoins_the_hub(is_away, monkeypatch):
     said = []
     monkeypatch.setattr(process, "message", said.append)
     run = Run(NAMES[:3], hub="a")
@@ -509,16 +510,16 @@ def test_a_cluster_that_was_killed_comes_anew_to_the_hub(is_away, monkeypatch):
     proxy = Proxy(("127.0.0.1", int(run.where["a"].rpartition(":")[2])))
     has_begun = threading.Event()
 
-    def until_gone(others):
-        began(others)
+    def until_gone(peers):
+        began(peers)
         has_begun.set()
-        others.links["a"].wait_for_step(100)  # which never comes
+        peers.links["a"].wait_for_step(100)  # which never comes
 
     run.start("b", until_gone, peer=endpoints.written(proxy.address))
     run.start("c", until_end)
     former = hub.there().links["b"]
     assert has_begun.wait(SECONDS)
-    kept = hub.others.links["c"]
+    kept = hub.peers.links["c"]
     if is_away:
         proxy.refuse()
         proxy.cut()
@@ -529,14 +530,14 @@ def test_a_cluster_that_was_killed_comes_anew_to_the_hub(is_away, monkeypatch):
     assert former.was_lost
     with pytest.raises(session.PeerGone, match="b was started anew"):
         former.wait_for_step(1)
-    assert list(hub.others.links) == ["b", "c"]
-    assert hub.others.links == {"b": hub.came[0], "c": kept}
+    assert list(hub.peers.links) == ["b", "c"]
+    assert hub.peers.links == {"b": hub.came[0], "c": kept}
     proxy.refuse(False)
     with pytest.raises(session.PeerAborted):  # two of one cluster cannot be
         killed.result(SECONDS)
     hub.end()
     assert run.all() == {"a": None, "b": 7, "c": 0}
-    assert "b has come anew" in said
+    assert "b has rejoined" in said
     assert all_clusters.PLAIN_RETURN in said
     proxy.close()
 
@@ -546,8 +547,8 @@ def test_the_hub_ends_without_those_that_are_gone():
     hub = Hub(run)
     there = threading.Event()
 
-    def killed(others):
-        began(others)
+    def killed(peers):
+        began(peers)
         there.set()
         raise errors.NebulaError("killed")
 
@@ -561,7 +562,7 @@ def test_the_hub_ends_without_those_that_are_gone():
     assert found["c"] == 0
 
 
-def test_who_comes_anew_with_other_settings_takes_nobodys_place(monkeypatch):
+def test_a_cluster_that_rejoins_with_other_settings_takes_no_place(monkeypatch):
     said = []
     monkeypatch.setattr(process, "message", said.append)
     run = Run(NAMES[:2], hub="a")
@@ -570,7 +571,10 @@ def test_who_comes_anew_with_other_settings_takes_nobodys_place(monkeypatch):
     link = hub.there().links["b"]
     settings = run.settings("b")
     refused = pytest.raises(session.PeerAborted, match="b has --steps=5, a has")
-    with refused, all_clusters.meet(settings, hello("b", steps=5), run.names, hub="a"):
+    with (
+        refused,
+        joined(settings, hello("b", steps=5), run.names, hub="a"),
+    ):
         pass
     assert not link.is_over
     hub.end()
@@ -584,43 +588,46 @@ def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(process, "message", said.append)
     run = Run(NAMES[:2], hub="a", reconnect_timeout=0.1)
     hub = Hub(run)
-    run.start("b", lambda others: (began(others), others.links["a"].abort("killed")))
+    run.start("b", lambda peers: (began(peers), peers.links["a"].abort("killed")))
     wait_until(lambda: hub.there().links["b"].is_over)
     run.result("b")
     run.start("b", until_end, hello("b", steps=5))
     assert isinstance(run.result("b"), bridge.Mismatch)
-    wait_until(lambda: any("came anew" in line for line in said))
+    wait_until(lambda: any("rejoined" in line for line in said))
     run.start("b", until_end)
     hub.wait_for(1)
     hub.end()
     assert run.all() == {"a": None, "b": 7}
 
 
-def test_without_leave_nobody_comes_anew():
+def test_without_leave_no_cluster_rejoins():
     run = Run(NAMES[:2], hub="a")
     is_there, is_done = threading.Event(), threading.Event()
 
-    def body(others):
-        began(others)
+    def body(peers):
+        began(peers)
         is_there.set()
         is_done.wait(SECONDS)
-        return others.newcomer()
+        return peers.rejoined()
 
     run.start("a", body)
     run.start("b", until_end)
     settings = run.settings("b")
     assert is_there.wait(SECONDS)
     refused = pytest.raises(session.PeerAborted, match="b is here already")
-    with refused, all_clusters.meet(settings, hello("b"), run.names, hub="a"):
+    with refused, joined(settings, hello("b"), run.names, hub="a"):
         pass
     is_done.set()
     assert run.all() == {"a": None, "b": 0}
 
 
-def test_clusters_come_anew_to_a_hub_alone():
+def test_clusters_rejoin_a_hub_alone():
     settings = connect.Settings()
-    refused = pytest.raises(errors.SettingsError, match="to a hub alone")
-    with refused, all_clusters.meet(settings, hello("a"), ["a", "b"], may_return=True):
+    refused = pytest.raises(errors.SettingsError, match="rejoin a hub alone")
+    with (
+        refused,
+        joined(settings, hello("a"), NAMES[:2], may_return=True),
+    ):
         pass
 
 
@@ -639,8 +646,8 @@ def test_the_root_shares_its_links_in_the_order_of_the_clusters(monkeypatch):
     monkeypatch.setattr(routes, "share_peer", share)
     run = Run(NAMES[:4])
 
-    def body(others):
-        began(others)
+    def body(peers):
+        began(peers)
         return shared[threading.get_ident()]
 
     for name in ("a", "d", "c", "b"):
@@ -656,10 +663,10 @@ def test_another_process_takes_what_the_root_shares(monkeypatch):
     monkeypatch.setattr(ranks, "is_root", lambda: False)
     monkeypatch.setattr(ranks, "agree", lambda value: 30)  # the root's
     monkeypatch.setattr(routes, "share_peer", lambda peer: next(came))
-    with all_clusters.meet(connect.Settings(), hello("c"), NAMES) as others:
-        assert list(others.links) == ["a", "b", "d", "e"]
-        assert [link.peer for link in others.links.values()] == hellos
-        assert began(others) == 30
+    with joined(connect.Settings(), hello("c"), NAMES) as peers:
+        assert list(peers.links) == ["a", "b", "d", "e"]
+        assert [link.peer for link in peers.links.values()] == hellos
+        assert began(peers) == 30
 
 
 @pytest.fixture(scope="module")

@@ -230,7 +230,7 @@ def test_hellos_cross_a_slow_line_though_nothing_comes_while_ones_own_leaves(
     )
     assert time.monotonic() - start > 2 * bridge.PATIENCE_SECONDS
     assert not found
-    assert not [line for line in said if line != connect.PLAIN]
+    assert not [line for line in said if line != routes.PLAIN]
     assert proxy.connections == 1
 
 
@@ -338,12 +338,12 @@ def test_a_run_that_anybody_can_read_says_so_once(tmp_path, capsys, monkeypatch)
     """The launcher, or each cluster of its own machine."""
     with launcher.prepared(tmp_path, ["d", "g:0"], connect.Settings(tls="off")):
         pass
-    assert capsys.readouterr().err == connect.PLAIN + "\n"
+    assert capsys.readouterr().err == routes.PLAIN + "\n"
     meet(["g:0"], ["g:0"])
-    assert capsys.readouterr().err.count(connect.PLAIN) == 2
+    assert capsys.readouterr().err.count(routes.PLAIN) == 2
     monkeypatch.setenv(process.LIFELINE_FD, "0")  # as a launched cluster
     meet(["g:0"], ["g:0"])
-    assert connect.PLAIN not in capsys.readouterr().err
+    assert routes.PLAIN not in capsys.readouterr().err
 
 
 def test_an_encrypted_run_is_silent_about_it(tmp_path, capsys):

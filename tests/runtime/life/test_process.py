@@ -9,7 +9,7 @@ import pytest
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, link
-from nebula_jax.communication.wire import driver, session
+from nebula_jax.communication.wire import driver, session, stuck_peers
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
@@ -52,7 +52,7 @@ def test_who_stops_for_a_peer_has_a_status_of_its_own():
         (errors.NebulaError("no text"), 1, "error: no text"),
         (OSError("disk full"), 1, "error: disk full"),
         (session.PeerGone("gone"), process.ENDED_BY_PEER, "error: gone"),
-        (session.PeerStuck("stuck"), process.ENDED_BY_PEER, "error: stuck"),
+        (stuck_peers.PeerStuck("stuck"), process.ENDED_BY_PEER, "error: stuck"),
         (session.PeerAborted("bad"), process.ENDED_BY_PEER, "error: bad"),
         (bridge.NobodyThere("nobody"), process.ENDED_BY_PEER, "error: nobody"),
         (link.Timeout("no Hello"), process.ENDED_BY_PEER, "error: no Hello"),
