@@ -15,7 +15,7 @@ only with --dataset=tfds:xnli on this very command line). The loop is in `xnli/t
 
 from absl import flags
 
-from experiments import cluster_process, configuration, shared_flags
+from experiments import cluster_process, configuration, fields, shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
 from nebula_jax.runtime.ranks import devices
@@ -26,9 +26,9 @@ for _name in config.FLAGS:
 
 def main() -> int:
     """Trains and tests, or only tests."""
-    earlier = flags.FLAGS["run"].value
-    if not flags.FLAGS["eval_only"].value:
-        if earlier:
+    command = fields.read(config.Command)
+    if not command.eval_only:
+        if command.run:
             raise errors.SettingsError("--eval_only and --run=FOLDER go together")
         run = config.from_flags()
         config.check(run)
@@ -36,12 +36,12 @@ def main() -> int:
         settings = configuration.settings(run.agreed)
         return cluster_process.run(run, settings, run.local.workdir, train.train)
     # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
-    dataset = flags.FLAGS["dataset"].value
-    configuration.parse_run(earlier, "finetune_xnli")
+    dataset = config.from_flags().agreed.dataset
+    configuration.parse_run(command.run, "finetune_xnli")
     run = config.from_flags().with_agreed(dataset=dataset)
     config.check(run)
     devices.simulate(run.local.layout())
-    return evaluate.evaluate(run, flags.FLAGS["predictions_dir"].value)
+    return evaluate.evaluate(run, command.predictions_dir)
 
 
 if __name__ == "__main__":

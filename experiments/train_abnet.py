@@ -66,7 +66,7 @@ def main() -> int:
             return _run_here(run)
     train = source.train if pairs.role_of(cluster) == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    settings = config.settings(run.agreed)
+    settings = configuration.settings(run.agreed)
     return cluster_process.run(
         run, settings, folder, train, cluster, train_writes_flags=True
     )
@@ -80,7 +80,7 @@ def _run_here(run: config.Run) -> int:
     is_one = len(clusters) == len(pairs.ROLES)
     names = ["whole"] if is_whole and is_one else clusters
     for name in names:
-        checkpoints.check_same_run(workdir, name, config.settings(run.agreed))
+        checkpoints.check_same_run(workdir, name, configuration.settings(run.agreed))
     with contextlib.ExitStack() as stack:
         if not is_whole:
             connection = scaled_wan.without(run.local).connection()
@@ -96,7 +96,7 @@ def _run_here(run: config.Run) -> int:
         for name in names:
             if pairs.role_of(name) != "target":
                 checkpoints.check_same_run(
-                    workdir, name, config.settings(run.agreed), encoder
+                    workdir, name, configuration.settings(run.agreed), encoder
                 )
         target_model.prepare(run, folders[1])
         digests = encoder["source_model"], target_model.fingerprint(run)

@@ -2,190 +2,12 @@
 
 import dataclasses
 import pathlib
-from typing import Any
-
-from absl import flags
 
 from experiments import configuration, fields
+from experiments import shared_flags as _defines_flags  # noqa: F401
 from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
 from nebula_jax.models import abnet
-
-# The text.
-flags.DEFINE_string(
-    "pair", "es-en", "Languages of source and target; one of them is English."
-)
-flags.DEFINE_list(
-    "corpora",
-    [],
-    "Corpora whose training pairs are used, by the names in the column `source` of the"
-    " pairs' file; all of them if empty.",
-)
-flags.DEFINE_integer(
-    "max_pairs", None, "Most training pairs; all if not given.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "held_out_pairs",
-    0,
-    "Pairs that are taken out of the training pairs; after the last step their loss is"
-    " measured, and their BLEU.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "max_words",
-    None,
-    "Most words, between spaces, of both sentences of a pair, in dev and test too; then"
-    " the FLORES test, whose sentences are long, is left out.",
-    lower_bound=1,
-)
-flags.DEFINE_string(
-    "side_dir",
-    "",
-    "Folder of this cluster's own language, as scripts/split_parallel.py makes it. If"
-    " empty, --cluster=all and --cluster=whole make both of --data_dir.",
-)
-flags.DEFINE_string(
-    "id_key",
-    "",
-    "File with a secret of both clusters, under which they compare example ids and the"
-    " fingerprints of text and models. Without one, whoever has the run's flags can"
-    " test whether an id is among them. A resumed run needs the same key.",
-)
-flags.DEFINE_bool(
-    "truncate", False, "Cut sentences of the training text that are too long."
-)
-
-# The models.
-flags.DEFINE_string(
-    "source_model",
-    "e5-small",
-    "Pretrained model of the source cluster, PLM-S: a name of"
-    " scripts/prepare_pretrained.py, or a checkpoint folder.",
-)
-flags.DEFINE_string(
-    "target_model",
-    "minilm-l6",
-    "Pretrained model of the target cluster, PLM-T: a name of"
-    " scripts/prepare_pretrained.py, or a checkpoint folder.",
-)
-flags.DEFINE_integer(
-    "source_layers", 0, "First layers of PLM-S that are used; 0 for all.", lower_bound=0
-)
-flags.DEFINE_integer(
-    "target_layers", 0, "First layers of PLM-T that are used; 0 for all.", lower_bound=0
-)
-flags.DEFINE_bool(
-    "train_all",
-    False,
-    "Train every parameter instead of the adapters alone: for models without"
-    " pretraining, the baseline of Table 2.",
-)
-flags.DEFINE_enum(
-    "objective",
-    "cmlm",
-    list(abnet.OBJECTIVES),
-    "cmlm: masked target and mask-predict, as in ABNet; ar: one token after the other"
-    " and beam search.",
-)
-flags.DEFINE_integer(
-    "encoder_adapter_dim", 512, "Inner width of an encoder adapter.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "decoder_adapter_dim", 512, "Inner width of a decoder adapter.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "cross_attention_heads", 4, "Heads of the adapters' cross attention.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "mlm_head_steps",
-    300,
-    "Steps in which the target cluster first trains an MLM head on its own text, if"
-    " PLM-T has none; nothing crosses.",
-    lower_bound=0,
-)
-
-# Training.
-flags.DEFINE_float(
-    "plm_dropout",
-    0.1,
-    "Dropout rate in the pretrained layers.",
-    lower_bound=0.0,
-    upper_bound=0.9,
-)
-flags.DEFINE_float(
-    "adapter_dropout",
-    0.1,
-    "Dropout rate in the decoder adapters.",
-    lower_bound=0.0,
-    upper_bound=0.9,
-)
-flags.DEFINE_float(
-    "source_corruption",
-    0.0,
-    "Share of a source sentence that is masked; 0.1 in ABNet's code, not in its paper.",
-    lower_bound=0.0,
-    upper_bound=0.9,
-)
-flags.DEFINE_float(
-    "label_smoothing",
-    0.1,
-    "Probability that label smoothing spreads over all pieces, ε.",
-    lower_bound=0.0,
-    upper_bound=0.9,
-)
-flags.DEFINE_integer(
-    "max_in_flight",
-    4,
-    "Micro-batches whose gradient the source cluster may await at once.",
-    lower_bound=1,
-)
-flags.DEFINE_string(
-    "forward_codec",
-    "identity",
-    "Codec of the hidden states, such as pack_tokens|svd(0.6)|fp16; auto if the run is"
-    " to choose codecs by itself, by what they do to gradients and by the line.",
-)
-flags.DEFINE_string(
-    "backward_codec",
-    "identity",
-    "Codec of the gradients in them, such as pack_tokens|int8(64); or auto.",
-)
-flags.DEFINE_integer(
-    "probe_every",
-    64,
-    "With auto codecs: steps from one comparison of gradients to the next, at most; it"
-    " comes up to eight times as often while other codecs are sought. Each takes two"
-    " more micro-batches.",
-    lower_bound=2,
-)
-flags.DEFINE_integer(
-    "staleness",
-    0,
-    "1 to train the source with the gradient of the step before, so that a step's"
-    " hidden states cross while that is on its way: for lines with a long round trip.",
-    lower_bound=0,
-    upper_bound=1,
-)
-flags.DEFINE_integer(
-    "replicas",
-    1,
-    "Pairs of a source and a target, each of which trains on its own examples of a"
-    " joint batch, --replicas times --batch_size; local steps (--sync) join their"
-    " parameters.",
-    lower_bound=1,
-    upper_bound=8,
-)
-
-# Evaluation.
-flags.DEFINE_integer(
-    "bleu_sentences", 200, "Most sentences of dev and of a test set.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "beams", 4, "Beams (ar) or candidate lengths (cmlm) of a sentence.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "iterations", 10, "Passes of mask-predict after the first one.", lower_bound=1
-)
 
 DEFAULTS = {
     "job": "train_abnet",
@@ -205,47 +27,119 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     Those of local steps count with several pairs.
     """
 
-    replicas: int
-    """Pairs, R; `batch_size` is that of each."""
-    pair: str
-    """Languages of source and target."""
+    replicas: int = fields.setting(
+        1,
+        "Pairs of a source and a target, each of which trains on its own examples of a"
+        " joint batch, --replicas times --batch_size; local steps (--sync) join their"
+        " parameters.",
+        group="expert",
+        lower=1,
+        upper=8,
+    )
+    pair: str = fields.setting(
+        "es-en",
+        "Languages of source and target; one of them is English.",
+        group="first",
+    )
     length_buckets: tuple[int, ...]
-    """Tokens of a row, ascending."""
-    objective: str
-    encoder_adapter_dim: int
-    """Units; 512 in section 4.2."""
-    decoder_adapter_dim: int
-    """Units."""
-    cross_attention_heads: int
-    dtype: str
-    plm_dropout: float
-    adapter_dropout: float
-    source_corruption: float
-    """Share of a sentence's tokens."""
-    forward_codec: str
-    """Codec of hidden states."""
-    backward_codec: str
-    """Codec of their gradients."""
-    probe_every: int
-    """Steps, with `auto` codecs."""
-    staleness: int
-    """Steps by which the source's gradients are late, 0 or 1."""
+    objective: str = fields.setting(
+        "cmlm",
+        "Prediction of the target: cmlm (masked target and mask-predict, as in ABNet),"
+        " or ar (one token after the other, and beam search).",
+        group="model",
+        choices=list(abnet.OBJECTIVES),
+    )
+    encoder_adapter_dim: int = fields.setting(
+        512,
+        "Inner width of an encoder adapter.",
+        group="model",
+        lower=1,
+        source="section 4.2",
+    )
+    decoder_adapter_dim: int = fields.setting(
+        512, "Inner width of a decoder adapter.", group="model", lower=1
+    )
+    cross_attention_heads: int = fields.setting(
+        4, "Heads of the adapters' cross attention.", group="model", lower=1
+    )
+    plm_dropout: float = fields.setting(
+        0.1,
+        "Dropout rate in the pretrained layers.",
+        group="training",
+        lower=0.0,
+        upper=0.9,
+    )
+    adapter_dropout: float = fields.setting(
+        0.1,
+        "Dropout rate in the decoder adapters.",
+        group="training",
+        lower=0.0,
+        upper=0.9,
+    )
+    source_corruption: float = fields.setting(
+        0.0,
+        "Share of a source sentence that is masked; 0.1 in ABNet's code, not in its"
+        " paper.",
+        group="training",
+        lower=0.0,
+        upper=0.9,
+    )
+    forward_codec: str = fields.setting(
+        "identity",
+        "Codec of the hidden states; auto if the run is to choose codecs by itself,"
+        " by what they do to gradients and by the line.\n"
+        "pack_tokens|svd(0.6)|fp16: codecs, one after the other.",
+        group="line",
+    )
+    backward_codec: str = fields.setting(
+        "identity",
+        "Codec of the gradients in the hidden states; or auto.\n"
+        "pack_tokens|int8(64): as --forward_codec.",
+        group="line",
+    )
+    probe_every: int = fields.setting(
+        64,
+        "Most steps from one comparison of gradients to the next, with auto codecs;"
+        " comparisons are up to eight times as frequent while other codecs are sought."
+        " Each takes two more micro-batches.",
+        group="expert",
+        lower=2,
+    )
+    staleness: int = fields.setting(
+        0,
+        "Steps by which the source's gradient is late, 0 or 1: with 1 a step's hidden"
+        " states cross while the gradient of the step before is in flight, for lines"
+        " with a long round trip.",
+        group="line",
+        lower=0,
+        upper=1,
+    )
     bottleneck: tuple[int, ...]
-    """Ranks of a learned layer at the cut, the highest first; empty for none."""
-    learning_rate: float
-    """At its peak."""
     warmup_steps: int
-    """4,000 in section 4.2."""
-    label_smoothing: float
-    """ε."""
-    eval_every: int
-    """Steps."""
-    bleu_sentences: int
-    """At most, of a split; not of held-out pairs."""
-    beams: int
-    """Or candidate lengths; 4 in section 4.2."""
-    iterations: int
-    """Passes of mask-predict; 10 in ABNet's code."""
+    label_smoothing: float = fields.setting(
+        0.1,
+        "Probability that label smoothing spreads over all pieces, ε.",
+        group="training",
+        lower=0.0,
+        upper=0.9,
+    )
+    bleu_sentences: int = fields.setting(
+        200, "Most sentences of dev and of a test set.", group="run", lower=1
+    )
+    beams: int = fields.setting(
+        4,
+        "Beams (ar) or candidate lengths (cmlm) of a sentence.",
+        group="run",
+        lower=1,
+        source="section 4.2",
+    )
+    iterations: int = fields.setting(
+        10,
+        "Passes of mask-predict after the first one.",
+        group="run",
+        lower=1,
+        source="ABNet's code",
+    )
 
     @property
     def rank(self) -> int:
@@ -259,10 +153,6 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
           width: D of PLM-S.
         """
         return self.rank or width
-
-    def is_evaluated(self, step: int) -> bool:
-        """Returns True if dev is translated after `step`."""
-        return step % self.eval_every == 0 or step == self.steps
 
     def is_saved_after(self, step: int) -> bool:
         """Returns True if a checkpoint is due after `step`, unless it is the last."""
@@ -285,30 +175,83 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
 class Local(configuration.Local):
     """The settings that each cluster chooses for itself."""
 
-    source_model: str
-    """A name or a folder."""
-    target_model: str
-    """A name or a folder."""
-    source_layers: int
-    """0 for all."""
-    target_layers: int
-    """0 for all."""
-    train_all: bool
-    truncate: bool
-    max_in_flight: int
-    """Micro-batches."""
-    mlm_head_steps: int
-    corpora: tuple[str, ...]
-    """Empty for all."""
-    max_pairs: int | None
-    """None for all."""
-    held_out_pairs: int
-    max_words: int | None
-    """At most, in a sentence; None for any number."""
-    side_dir: str
-    """A folder; empty where both sides are made of data_dir."""
-    id_key: str
-    """A file; empty for a key that follows from the settings."""
+    source_model: str = fields.setting(
+        "e5-small",
+        "Pretrained model of the source cluster, PLM-S: a name of"
+        " scripts/prepare_pretrained.py, or a checkpoint folder.",
+        group="model",
+    )
+    target_model: str = fields.setting(
+        "minilm-l6",
+        "Pretrained model of the target cluster, PLM-T: a name of"
+        " scripts/prepare_pretrained.py, or a checkpoint folder.",
+        group="model",
+    )
+    source_layers: int = fields.setting(
+        0, "First layers of PLM-S that are used; 0 for all.", group="model", lower=0
+    )
+    target_layers: int = fields.setting(
+        0, "First layers of PLM-T that are used; 0 for all.", group="model", lower=0
+    )
+    train_all: bool = fields.setting(
+        False,
+        "Train every parameter instead of the adapters alone: for models without"
+        " pretraining, the baseline of Table 2.",
+        group="training",
+    )
+    truncate: bool = fields.setting(
+        False, "Cut sentences of the training text that are too long.", group="data"
+    )
+    max_in_flight: int = fields.setting(
+        4,
+        "Micro-batches whose gradient the source cluster may await at once.",
+        group="line",
+        lower=1,
+    )
+    mlm_head_steps: int = fields.setting(
+        300,
+        "Steps in which the target cluster first trains an MLM head on its own text,"
+        " if PLM-T has none; nothing crosses.",
+        group="training",
+        lower=0,
+    )
+    corpora: tuple[str, ...] = fields.setting(
+        (),
+        "Corpora whose training pairs are used, by the names in the column `source` of"
+        " the pairs' file; all of them if empty.",
+        group="data",
+    )
+    max_pairs: int | None = fields.setting(
+        None, "Most training pairs; all if not given.", group="data", lower=1
+    )
+    held_out_pairs: int = fields.setting(
+        0,
+        "Pairs that are taken out of the training pairs; after the last step their"
+        " loss is measured, and their BLEU.",
+        group="data",
+        lower=0,
+    )
+    max_words: int | None = fields.setting(
+        None,
+        "Most words, between spaces, of both sentences of a pair, in dev and test too;"
+        " then the FLORES test, whose sentences are long, is left out.",
+        group="data",
+        lower=1,
+    )
+    side_dir: str = fields.setting(
+        "",
+        "Folder of this cluster's own language, as scripts/split_parallel.py makes it."
+        " If empty, --cluster=all and --cluster=whole make both of --data_dir.",
+        group="data",
+    )
+    id_key: str = fields.setting(
+        "",
+        "File with a secret of both clusters, under which they compare example ids and"
+        " the fingerprints of text and models. Without one, whoever has the run's"
+        " flags can test whether an id is among them. A resumed run needs the same"
+        " key.",
+        group="security",
+    )
 
 
 Run = configuration.Run[Agreed, Local]
@@ -319,31 +262,6 @@ FLAGS = fields.define(Agreed, Local)
 def from_flags() -> Run:
     """Returns the flags as values; for `main`."""
     return Run(fields.read(Agreed), fields.read(Local))
-
-
-def settings(agreed: Agreed) -> dict[str, Any]:
-    """Returns what a Hello compares, and a checkpoint is checked against.
-
-    Of one pair, without a bottleneck, with fixed codecs and gradients of their own step
-    it is what it was before there were these: runs of then go on.
-    """
-    found = configuration.settings(agreed)
-    if not agreed.staleness:
-        del found["--staleness"]
-    if not agreed.bottleneck:
-        del found["--bottleneck"]
-    is_auto = "auto" in (agreed.forward_codec, agreed.backward_codec)
-    if not is_auto:
-        del found["--probe_every"], found["--quality"]
-    if agreed.replicas > 1:
-        return found
-    unused = {each.name for each in dataclasses.fields(local_steps_config.Settings)}
-    unused -= {"quality"} if is_auto else set()
-    return {
-        name: value
-        for name, value in found.items()
-        if name.removeprefix("--") not in unused | {"replicas"}
-    }
 
 
 def languages(pair: str) -> tuple[str, str]:

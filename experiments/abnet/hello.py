@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nebula_jax
+from experiments import configuration
 from experiments.abnet import config
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
@@ -43,7 +44,7 @@ def hello(
     return frames.Hello(
         run.local.cluster,
         nebula_jax.__version__,
-        config.settings(run.agreed),
+        configuration.settings(run.agreed),
         tuple(checkpoints),
         {
             "model": dataclasses.asdict(model),

@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 
+from experiments import configuration
 from experiments.abnet import config, whole
 from nebula_jax import errors, files
 from nebula_jax.communication import codec as codec_lib
@@ -129,7 +130,7 @@ def resolve(run: config.Run, folders: whole.Folders, models: Sequence[str]) -> s
 
 def _settings(run: config.Run, models: Sequence[str]) -> str:
     """Returns a digest of what a step's time depends on."""
-    settings = sorted(config.settings(run.agreed).items())
+    settings = sorted(configuration.settings(run.agreed).items())
     return files.digest_of([str(settings), run.local.train_all, *models])[:16]
 
 

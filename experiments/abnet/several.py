@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments import configuration
 from experiments.abnet import (
     batches,
     channels,
@@ -186,7 +187,7 @@ def _checkpoints(
         other = pairs.other_half(name)
         own = digests[pairs.role_of(name)]
         found[name] = checkpoints.Checkpoints(
-            *(run.local.workdir, name, config.settings(agreed)),
+            *(run.local.workdir, name, configuration.settings(agreed)),
             *(agreed.checkpoint_every, agreed.window()),
             fingerprints=own | hello.of_peer(digests[pairs.role_of(other)]),
             work=work,

@@ -61,7 +61,7 @@ def train(run: config.Run) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        config.settings(agreed),
+        configuration.settings(agreed),
         agreed.checkpoint_every,
         agreed.window(),
         fingerprints=fingerprints,

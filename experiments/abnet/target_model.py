@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from experiments import configuration
 from experiments.abnet import batches, config, data, models, pairs
 from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
@@ -61,7 +62,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     if manifest.is_file() and manifest.read_text() == made_of:
         return
     fingerprints = {"target_model": _keyed(run, made_of)}
-    settings = config.settings(agreed)
+    settings = configuration.settings(agreed)
     for cluster in (*pairs.names(agreed, "target"), "whole"):
         checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
     texts = parallel_side.read(train_file).texts

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from experiments import configuration
 from experiments.abnet import (
     batches,
     bottleneck,
@@ -121,7 +122,7 @@ def train(run: config.Run, folders: Folders) -> int:
     saved = checkpoints.Checkpoints(
         local.workdir,
         local.cluster,
-        config.settings(agreed),
+        configuration.settings(agreed),
         agreed.checkpoint_every,
         work=work,
         fingerprints={

@@ -5,8 +5,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from experiments import command_line, configuration, fields
 from experiments.local_steps import config as local_steps_config
 from experiments.pretraining import config as pretraining_config
@@ -21,77 +19,6 @@ from nebula_jax.parallel.local_steps import messages
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import all_reduce, bert, optimizers, warm_start
-
-# The model.
-flags.DEFINE_enum("model_size", "mini", list(transformer.SIZES), "Size of the encoder.")
-flags.DEFINE_integer(
-    "layers",
-    0,
-    "Layers of the encoder, the first ones of --hot_start; 0 for all of these, or"
-    " without it for those of --model_size.",
-    lower_bound=0,
-)
-flags.DEFINE_enum(
-    "trains",
-    "all",
-    list(bert.TRAINS),
-    "Parameters that train, and so the only ones that cross: all; adapters (eq. 12),"
-    " one after every layer, while all else is frozen (Fig. 2); or adapters_and_head,"
-    " for a --hot_start, whose head is new.",
-)
-flags.DEFINE_integer(
-    "adapter_dim", 64, "Inner width of an adapter, with --trains=adapters.", 1
-)
-
-# A step of one cluster.
-flags.DEFINE_list(
-    "batch_sizes",
-    [],
-    "Examples of a step, a number for each cluster, as in 32,64; --batch_size in every"
-    " cluster if empty.",
-)
-flags.DEFINE_enum(
-    "optimizer",
-    "adamw",
-    list(optimizers.BY_NAME),
-    "Optimizer of each cluster's own steps: adamw, lamb (for large batches), muon (for"
-    " hidden matrices, Nesterov's Adam for the rest), or sgd (without momentum).",
-)
-flags.DEFINE_string(
-    "total_time",
-    "",
-    "Time after which the run has ended, its learning rate at 0, such as 90s, 30m or"
-    " 2h, at most 1193h; --warmup_ratio is then the share of it until the peak. If"
-    " empty, --steps and --warmup_steps count.",
-)
-flags.DEFINE_enum(
-    "logits",
-    "masked",
-    list(bert.LOGITS),
-    "Positions at which the head computes logits: the masked ones, or all.",
-)
-flags.DEFINE_enum(
-    "layout",
-    "padded",
-    list(bert.LAYOUTS),
-    "Layout of a batch: padded (a sequence in each row), or joined (several sequences"
-    " in a row, for less padding).",
-)
-flags.DEFINE_enum(
-    "attention",
-    "einsum",
-    list(attention.KINDS),
-    "Computation of attention: einsum (all scores are in memory), or fused (one"
-    " operation, without dropout of the scores).",
-)
-flags.DEFINE_enum(
-    "all_reduce",
-    "each",
-    list(all_reduce.WHEN),
-    "Times that the gradients of a cluster's devices are added up: after each"
-    " micro-batch, once a batch, or once while the last micro-batch's backward pass"
-    " still runs (overlapped).",
-)
 
 DEFAULTS = {
     "clusters": ["2"],
@@ -115,28 +42,81 @@ class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
     """The settings that all clusters share."""
 
     clusters: int
-    """R."""
     languages: tuple[str, ...]
-    """Those of every cluster, or of each: "en de|hi ur"."""
-    model_size: str
-    layers: int
-    """0 for all of --hot_start's, or those of the size."""
-    trains: str
-    adapter_dim: int
-    """Units."""
-    batch_sizes: tuple[int, ...]
-    """Examples of a step of each cluster; empty for `batch_size` in all."""
-    optimizer: str
-    total_time: str
-    """Such as 30m; empty for a schedule by steps."""
+    model_size: str = fields.setting(
+        "mini", "Size of the encoder.", group="model", choices=list(transformer.SIZES)
+    )
+    layers: int = fields.setting(
+        0,
+        "Layers of the encoder, the first ones of --hot_start; 0 for all of these, or"
+        " without it for those of --model_size.",
+        group="model",
+        lower=0,
+    )
+    trains: str = fields.setting(
+        "all",
+        "Parameters that train, and so the only ones that cross: all; adapters (eq."
+        " 12), one after every layer, while all else is frozen (Fig. 2); or"
+        " adapters_and_head, for a --hot_start, whose head is new.",
+        group="model",
+        choices=list(bert.TRAINS),
+    )
+    adapter_dim: int = fields.setting(
+        64, "Inner width of an adapter, with --trains=adapters.", group="model", lower=1
+    )
+    batch_sizes: tuple[int, ...] = fields.setting(
+        (),
+        "Examples of a step, a number for each cluster; --batch_size in every"
+        " cluster if empty.\n"
+        "32,64: of cluster 0 and of cluster 1.",
+        group="training",
+    )
+    optimizer: str = fields.setting(
+        "adamw",
+        "Optimizer of each cluster's own steps: adamw, lamb (for large batches), muon"
+        " (for hidden matrices, Nesterov's Adam for the rest), or sgd (without"
+        " momentum).",
+        group="training",
+        choices=list(optimizers.BY_NAME),
+    )
+    total_time: str = fields.setting(
+        "",
+        "Time after which the run has ended, its learning rate at 0; --warmup_ratio"
+        " is then the share of it until the peak. If empty, --steps and"
+        " --warmup_steps count.\n"
+        "90s, 30m or 2h; at most 1193h.",
+        group="training",
+    )
     warmup_ratio: float
-    """Share of the time."""
-    logits: str
-    layout: str
-    attention: str
-    all_reduce: str
+    logits: str = fields.setting(
+        "masked",
+        "Positions at which the head computes logits: the masked ones, or all.",
+        group="expert",
+        choices=list(bert.LOGITS),
+    )
+    layout: str = fields.setting(
+        "padded",
+        "Layout of a batch: padded (a sequence in each row), or joined (several"
+        " sequences in a row, for less padding).",
+        group="expert",
+        choices=list(bert.LAYOUTS),
+    )
+    attention: str = fields.setting(
+        "einsum",
+        "Computation of attention: einsum (all scores are in memory), or fused (one"
+        " operation, without dropout of the scores).",
+        group="expert",
+        choices=list(attention.KINDS),
+    )
+    all_reduce: str = fields.setting(
+        "each",
+        "Times that the gradients of a cluster's devices are added up: after each"
+        " micro-batch, once a batch, or once while the last micro-batch's backward"
+        " pass still runs (overlapped).",
+        group="expert",
+        choices=list(all_reduce.WHEN),
+    )
     eval_batch_size: int
-    """B of a held-out batch: the same text and masks for any clusters."""
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of every cluster (one group), or of each."""
@@ -251,18 +231,33 @@ def with_groups(run: Run, groups: Sequence[Sequence[str]]) -> Run:
 def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
+    _check_clusters(agreed)
+    is_one = not local.coordinator and local.processes_per_cluster == 1
+    local_steps_config.check_processes(agreed, is_one)
+    if len(local.emulate_compute) > 1:
+        given = ",".join(map(str, local.emulate_compute))
+        raise errors.SettingsError(
+            f"--emulate_compute={given}: expected one number, as in 50"
+        )
+    _check_training(run)
+    rows = agreed.rows()
+    if local.cluster not in ("all", "whole"):
+        rows = (rows[index_of(agreed, local.cluster)],)
+    for number in rows:
+        devices.check(local.layout(), number, agreed.micro_batches)
+    layout = local.layout()
+    check_held_out(agreed, max(1, layout.devices_per_cluster // layout.model_parallel))
+    wanted = {"layers": agreed.layers, "max_length": agreed.max_length}
+    hot_start.check(local, "the MLM head is", wanted)
+
+
+def _check_clusters(agreed: Agreed) -> None:
+    """Raises errors.NebulaError at clusters, or parts of them, that cannot be."""
     if not 1 <= agreed.clusters <= MOST_CLUSTERS:
         raise errors.SettingsError(
             f"--clusters={agreed.clusters}: expected 1 to {MOST_CLUSTERS}"
         )
-    if agreed.seconds() is None and agreed.warmup_ratio != DEFAULTS["warmup_ratio"]:
-        raise errors.SettingsError(
-            f"--warmup_ratio={agreed.warmup_ratio:g} is for --total_time; a run by"
-            " steps has --warmup_steps"
-        )
     local_steps_config.check(agreed, names(agreed))
-    is_one = not local.coordinator and local.processes_per_cluster == 1
-    local_steps_config.check_processes(agreed, is_one)
     if len(agreed.rows()) != agreed.clusters or not all(agreed.rows()):
         given = ",".join(map(str, agreed.batch_sizes))
         raise errors.SettingsError(
@@ -277,12 +272,22 @@ def check(run: Run) -> None:
                 " one, for every cluster, or one for each of"
                 f" --clusters={agreed.clusters}"
             )
-    if len(local.emulate_compute) > 1:
-        given = ",".join(map(str, local.emulate_compute))
-        raise errors.SettingsError(
-            f"--emulate_compute={given}: expected one number, as in 50"
-        )
+
+
+def _check_training(run: Run) -> None:
+    """Raises errors.SettingsError at a schedule, start or pipeline that cannot be."""
+    agreed, local = run.agreed, run.local
     has_start = agreed.start() != warm_start.NONE
+    if agreed.seconds() is None and agreed.warmup_ratio != DEFAULTS["warmup_ratio"]:
+        raise errors.SettingsError(
+            f"--warmup_ratio={agreed.warmup_ratio:g} is for --total_time; a run by"
+            " steps has --warmup_steps"
+        )
+    if agreed.seconds() and has_start:
+        raise errors.SettingsError(
+            f"--total_time={agreed.total_time} is not for a warm start of heads, which"
+            " counts steps"
+        )
     if agreed.trains == "adapters" and has_start:
         raise errors.SettingsError(
             "--trains=adapters has no head that trains, and so no warm start of heads;"
@@ -298,20 +303,6 @@ def check(run: Run) -> None:
             f"--pipeline={local.pipeline} is not for --trains={agreed.trains}: adapters"
             " stand between the layers that it would take as its stages"
         )
-    if agreed.seconds() and has_start:
-        raise errors.SettingsError(
-            f"--total_time={agreed.total_time} is not for a warm start of heads, which"
-            " counts steps"
-        )
-    rows = agreed.rows()
-    if local.cluster not in ("all", "whole"):
-        rows = (rows[index_of(agreed, local.cluster)],)
-    for number in rows:
-        devices.check(local.layout(), number, agreed.micro_batches)
-    layout = local.layout()
-    check_held_out(agreed, max(1, layout.devices_per_cluster // layout.model_parallel))
-    wanted = {"layers": agreed.layers, "max_length": agreed.max_length}
-    hot_start.check(local, "the MLM head is", wanted)
 
 
 def check_held_out(agreed: Agreed, replicas: int) -> None:
@@ -358,18 +349,12 @@ def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:
     """
     by_time = agreed.seconds() is not None
     by_steps = min(1.0, agreed.warmup_steps / agreed.steps)
+    own = fields.common(agreed, bert.Config)
+    own["adapter_dim"] = 0 if agreed.trains == "all" else agreed.adapter_dim
     return bert.Config(
         encoder=encoder,
-        adapter_dim=0 if agreed.trains == "all" else agreed.adapter_dim,
         warmup=agreed.warmup_ratio if by_time else by_steps,
         by_time=by_time,
         start=agreed.start(),
-        **{
-            name: getattr(agreed, name)
-            for name in (
-                *("steps", "mask_rate", "mask_policy", "micro_batches", "logits"),
-                *("layout", "all_reduce", "trains", "optimizer", "learning_rate"),
-                *("weight_decay", "clip_norm"),
-            )
-        },
+        **own,
     )

@@ -5,128 +5,20 @@ An experiment's `Agreed` inherits `Settings`.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from absl import flags
-
+from experiments import fields
 from nebula_jax import errors
 from nebula_jax.communication import codecs, selector
 from nebula_jax.training import local_steps
 
-STREAMING: dict[str, Any] = {
-    "mixing": 0.5,
-    "outer_learning_rate": 0.7,
-    "outer_momentum": -1.0,
+ONLY_OF = {
+    "mixing": "streaming",
+    "outer_learning_rate": "streaming",
+    "outer_momentum": "streaming",
+    "sparse_average": "sparse",
+    "unsent": "sparse",
 }
-"""Flags of --sync=streaming alone, and their defaults."""
-SPARSE: dict[str, Any] = {"sparse_average": "clusters", "unsent": "residual"}
-"""Flags of --sync=sparse alone, and their defaults."""
-
-flags.DEFINE_enum(
-    "sync",
-    "streaming",
-    ["allreduce", "streaming", "sparse"],
-    "Exchange of the clusters: allreduce (one cluster, which adds up gradients every"
-    " step), streaming (local steps, Nesterov's outer step), or sparse (local steps,"
-    " the largest changes only).",
-)
-flags.DEFINE_integer(
-    "inner_steps",
-    100,
-    "Steps of a cluster between two exchanges of a fragment, H.",
-    lower_bound=1,
-)
-flags.DEFINE_integer(
-    "fragments",
-    1,
-    "Parts of the parameters that are exchanged one after the other, P; divides the"
-    " number of layers.",
-    lower_bound=1,
-)
-flags.DEFINE_integer(
-    "delay",
-    0,
-    "Steps from a fragment's sending until it is applied, τ: time for the line. Below"
-    " --inner_steps / --fragments.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "mixing",
-    STREAMING["mixing"],
-    "Share of a cluster's own parameters when a fragment is applied, α; the rest is"
-    " the anchor's. With --sync=streaming.",
-    lower_bound=0.0,
-)
-flags.DEFINE_float(
-    "outer_learning_rate",
-    STREAMING["outer_learning_rate"],
-    "Learning rate of the outer step, with --sync=streaming.",
-    lower_bound=0.0,
-)
-flags.DEFINE_float(
-    "outer_momentum",
-    STREAMING["outer_momentum"],
-    "Nesterov's momentum of the outer step, with --sync=streaming; -1 for 0.9 where"
-    " --inner_steps is 24 or more, else 0.",
-)
-flags.DEFINE_string(
-    "delta_codec",
-    "",
-    "Codec of what crosses, the difference from the anchor, such as e3m0(256)|zstd(3)."
-    " If empty, e3m0(256) with --sync=streaming, and"
-    " error_feedback(sparse_loco(64, 4096), 0.95) with --sync=sparse, or without its"
-    " residual where --unsent=parameters.",
-)
-flags.DEFINE_float(
-    "quality",
-    0.98,
-    "Smallest cosine that an auto codec may leave of gradients, to those by the least"
-    " lossy codec.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-)
-flags.DEFINE_enum(
-    "delta_weights",
-    "equal",
-    ["equal", "tokens"],
-    "Weights of the clusters in the mean of what they send: equal, or tokens (by what"
-    " each has trained on).",
-)
-flags.DEFINE_enum(
-    "sparse_average",
-    SPARSE["sparse_average"],
-    ["clusters", "senders"],
-    "Divisor of a sum with --sync=sparse: clusters (their number), or senders (of"
-    " each value, those that sent it).",
-)
-flags.DEFINE_enum(
-    "unsent",
-    SPARSE["unsent"],
-    ["residual", "parameters"],
-    "Place of what a cluster has learned and not sent yet, with --sync=sparse: residual"
-    " (of the codec: the cluster itself begins each round at the anchor), or parameters"
-    " (the cluster goes on with it, and nothing is forgotten).",
-)
-flags.DEFINE_string(
-    "hub",
-    "",
-    "Cluster over which all others exchange, such as 0; if empty, each has a connection"
-    " to each.",
-)
-flags.DEFINE_integer(
-    "quorum",
-    0,
-    "Clusters with which a round goes on without those that are late, --hub's included;"
-    " 0 to wait for all.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "grace",
-    0.0,
-    "Seconds that a round with --quorum clusters still waits for the others.",
-    lower_bound=0.0,
-)
-
+"""Setting that one --sync alone has -> this one."""
 CODECS = {
     "streaming": "e3m0(256)",
     "sparse": "error_feedback(sparse_loco(64, 4096), 0.95)",
@@ -140,31 +32,110 @@ UNSENT_CODEC = "sparse_loco(64, 4096)"
 class Settings:
     """The settings of local steps, which all clusters share."""
 
-    sync: str
-    inner_steps: int
-    """H."""
-    fragments: int
-    """P."""
-    delay: int
-    """τ, steps."""
-    mixing: float
-    """α."""
-    outer_learning_rate: float
-    outer_momentum: float
-    """-1 for one that suits `inner_steps`."""
-    delta_codec: str
-    """Empty for that of `sync`."""
-    quality: float
-    """Smallest cosine, with `auto` codecs."""
-    delta_weights: str
-    sparse_average: str
-    unsent: str
-    hub: str
-    """Name of a cluster; empty for connections of each to each."""
-    quorum: int
-    """Clusters; 0 for all."""
-    grace: float
-    """Seconds."""
+    sync: str = fields.setting(
+        "streaming",
+        "Exchange of the clusters: allreduce (one cluster, which adds up gradients"
+        " every step), streaming (local steps, Nesterov's outer step), or sparse"
+        " (local steps, the largest changes only).",
+        group="line",
+        choices=["allreduce", "streaming", "sparse"],
+    )
+    inner_steps: int = fields.setting(
+        100,
+        "Steps of a cluster between two exchanges of a fragment, H.",
+        group="line",
+        lower=1,
+    )
+    fragments: int = fields.setting(
+        1,
+        "Parts of the parameters that are exchanged one after the other, P; divides"
+        " the number of layers.",
+        group="line",
+        lower=1,
+    )
+    delay: int = fields.setting(
+        0,
+        "Steps from a fragment's sending until it is applied, τ: time for the line."
+        " Below --inner_steps / --fragments.",
+        group="line",
+        lower=0,
+    )
+    mixing: float = fields.setting(
+        0.5,
+        "Share of a cluster's own parameters when a fragment is applied, α; the rest"
+        " is the anchor's. With --sync=streaming.",
+        group="expert",
+        lower=0.0,
+    )
+    outer_learning_rate: float = fields.setting(
+        0.7,
+        "Learning rate of the outer step, with --sync=streaming.",
+        group="expert",
+        lower=0.0,
+    )
+    outer_momentum: float = fields.setting(
+        -1.0,
+        "Nesterov's momentum of the outer step, with --sync=streaming; -1 for 0.9"
+        " where --inner_steps is 24 or more, else 0.",
+        group="expert",
+    )
+    delta_codec: str = fields.setting(
+        "",
+        "Codec of what crosses, the difference from the anchor. If empty, e3m0(256)"
+        " with --sync=streaming, and error_feedback(sparse_loco(64, 4096), 0.95)"
+        " with --sync=sparse, or without its residual where --unsent=parameters.\n"
+        "e3m0(256)|zstd(3): a codec, and the level of zstd.",
+        group="line",
+    )
+    quality: float = fields.setting(
+        0.98,
+        "Smallest cosine that an auto codec may leave of gradients, to those by the"
+        " least lossy codec.",
+        group="expert",
+        lower=0.0,
+        upper=1.0,
+    )
+    delta_weights: str = fields.setting(
+        "equal",
+        "Weights of the clusters in the mean of what they send: equal, or tokens (by"
+        " what each has trained on).",
+        group="expert",
+        choices=["equal", "tokens"],
+    )
+    sparse_average: str = fields.setting(
+        "clusters",
+        "Divisor of a sum with --sync=sparse: clusters (their number), or senders (of"
+        " each value, those that sent it).",
+        group="expert",
+        choices=["clusters", "senders"],
+    )
+    unsent: str = fields.setting(
+        "residual",
+        "Place of what a cluster has learned and not sent yet, with --sync=sparse:"
+        " residual (of the codec: the cluster itself begins each round at the anchor),"
+        " or parameters (the cluster goes on with it, and nothing is forgotten).",
+        group="expert",
+        choices=["residual", "parameters"],
+    )
+    hub: str = fields.setting(
+        "",
+        "Cluster over which all others exchange, such as 0; if empty, each has a"
+        " connection to each.",
+        group="line",
+    )
+    quorum: int = fields.setting(
+        0,
+        "Clusters with which a round goes on without those that are late, --hub's"
+        " included; 0 to wait for all.",
+        group="line",
+        lower=0,
+    )
+    grace: float = fields.setting(
+        0.0,
+        "Seconds that a round with --quorum clusters still waits for the others.",
+        group="line",
+        lower=0.0,
+    )
 
     def codec(self) -> str:
         """Returns the codec of what crosses; empty where nothing does."""
@@ -285,17 +256,17 @@ def check_processes(settings: Settings, is_one: bool) -> None:
 def _check_used(settings: Settings) -> None:
     """Raises errors.SettingsError if a flag is given that is for the other --sync.
 
-    Of --sync=allreduce there is no other: it uses none of them, so that one flagfile
-    serves both.
+    --sync=allreduce uses none of them and refuses none, so that one flagfile serves
+    both.
     """
-    for of, defaults in (("streaming", STREAMING), ("sparse", SPARSE)):
-        for name, default in defaults.items():
-            value = getattr(settings, name)
-            if settings.sync not in (of, "allreduce") and value != default:
-                raise errors.SettingsError(
-                    f"--{name}={value} is for --sync={of}, not for"
-                    f" --sync={settings.sync}"
-                )
+    for field in dataclasses.fields(Settings):
+        of, value = ONLY_OF.get(field.name), getattr(settings, field.name)
+        is_given = value != field.metadata["setting"].default
+        if of and is_given and settings.sync not in (of, "allreduce"):
+            raise errors.SettingsError(
+                f"--{field.name}={value} is for --sync={of}, not for"
+                f" --sync={settings.sync}"
+            )
 
 
 def _check_hub(settings: Settings, clusters: Sequence[str]) -> None:

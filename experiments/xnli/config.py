@@ -5,122 +5,15 @@ import pathlib
 from typing import Any
 
 import optax
-from absl import flags
 
 from experiments import configuration, fields
+from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import optimizers
-
-flags.DEFINE_string(
-    "encoder",
-    "e5-small",
-    "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a checkpoint"
-    " folder.",
-)
-flags.DEFINE_bool(
-    "skip_missing_languages",
-    False,
-    "Leave out languages without test pairs, instead of refusing to start.",
-)
-flags.DEFINE_enum(
-    "dataset",
-    "folder",
-    ["folder", "tfds:xnli"],
-    "Source of dev and test pairs: --data_dir, or TFDS's xnli if it is prepared (else"
-    " --data_dir by way of a TFDS builder). Training pairs are always --data_dir's.",
-)
-flags.DEFINE_string(
-    "tfds_dir",
-    None,
-    "Folder where TFDS's datasets are prepared; its own default if not given.",
-)
-flags.DEFINE_integer(
-    "max_train_pairs",
-    None,
-    "Largest number of training pairs, drawn by --seed; all if not given.",
-    lower_bound=1,
-)
-flags.DEFINE_integer(
-    "max_test_pairs",
-    0,
-    "Largest number of test pairs of each language, the same for all seeds; 0 for all.",
-    lower_bound=0,
-)
-flags.DEFINE_bool(
-    "trim_vocabulary", True, "Keep only rows of the table that some pair here needs."
-)
-flags.DEFINE_integer(
-    "encoder_layers",
-    0,
-    "Layers of --encoder that are kept, the first ones; 0 for all.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "freeze_layers",
-    0,
-    "First layers that are left as they are, with --freeze_embeddings.",
-    lower_bound=0,
-)
-flags.DEFINE_enum(
-    "pooling",
-    "cls",
-    list(classifier.POOLINGS),
-    "Input of the classifier: cls (the first position), or the mean of all.",
-)
-flags.DEFINE_float(
-    "epochs",
-    0.0,
-    "Times that each training pair is seen; if 0, --steps counts.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "encoder_dropout",
-    0.1,
-    "Dropout rate in the encoder.",
-    lower_bound=0.0,
-    upper_bound=0.9,
-)
-flags.DEFINE_float(
-    "classifier_dropout",
-    0.1,
-    "Dropout rate before the classifier's last layer.",
-    lower_bound=0,
-    upper_bound=0.9,
-)
-flags.DEFINE_enum(
-    "checkpoint_selection",
-    "best",
-    ["best", "last", "average"],
-    "Parameters to test: those of the step with the best accuracy on English dev, the"
-    " earliest of equals; of the last step; or the average of those at all evaluations"
-    " on English dev since the warm-up.",
-)
-flags.DEFINE_bool(
-    "export",
-    False,
-    "Leave the fine-tuned encoder, all of its pieces, as a checkpoint folder in"
-    " <run>/finetune/encoder; with --eval_only too.",
-)
-flags.DEFINE_bool(
-    "eval_only", False, "Test what --run trained, on --data_dir; train nothing."
-)
-flags.DEFINE_enum(
-    "split",
-    "test",
-    ["dev", "test"],
-    "Split that is tested, at the end of a run or by --eval_only. With dev no test row"
-    " is read, as where one recipe of several is to be chosen.",
-)
-flags.DEFINE_string(
-    "predictions_dir",
-    "",
-    "Folder that --eval_only writes to; if empty,"
-    " <run>/evaluated/<split>-<digest of the text>.",
-)
 
 DEFAULTS = {
     "languages": list(text_folder.LANGUAGES),
@@ -130,9 +23,6 @@ DEFAULTS = {
     "eval_every": 500,
 }
 """Shared flags that have another default in this experiment."""
-COMMAND = ("eval_only", "run", "predictions_dir")
-"""Flags that no run keeps: they choose what this command does."""
-
 NAME = "finetune"
 """Name of the run's one cluster, and of its folder."""
 ENGLISH = "en"
@@ -142,41 +32,77 @@ ENGLISH = "en"
 class Agreed(configuration.Agreed):
     """The settings that a resumed run must share with its beginning."""
 
-    encoder: str
-    """A name or a folder."""
-    dataset: str
-    """Source of dev and test: `folder` or `tfds:xnli`."""
-    max_train_pairs: int | None
-    """None for all."""
-    max_test_pairs: int
-    """Test pairs of each language; 0 for all."""
+    encoder: str = fields.setting(
+        "e5-small",
+        "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a"
+        " checkpoint folder.",
+        group="first",
+    )
+    dataset: str = fields.setting(
+        "folder",
+        "Source of dev and test pairs: --data_dir, or TFDS's xnli if it is prepared"
+        " (else --data_dir by way of a TFDS builder). Training pairs are always"
+        " --data_dir's.",
+        group="data",
+        choices=["folder", "tfds:xnli"],
+    )
+    max_train_pairs: int | None = fields.setting(
+        None,
+        "Largest number of training pairs, drawn by --seed; all if not given.",
+        group="data",
+        lower=1,
+    )
+    max_test_pairs: int = fields.setting(
+        0,
+        "Largest number of test pairs of each language, the same for all seeds; 0 for"
+        " all.",
+        group="data",
+        lower=0,
+    )
     length_buckets: tuple[int, ...]
-    """Tokens of a row, ascending."""
-    encoder_layers: int
-    """The first ones; 0 for all."""
-    trim_vocabulary: bool
+    encoder_layers: int = fields.setting(
+        0,
+        "Layers of --encoder that are kept, the first ones; 0 for all.",
+        group="model",
+        lower=0,
+    )
+    trim_vocabulary: bool = fields.setting(
+        True, "Keep only rows of the table that some pair here needs.", group="training"
+    )
     freeze_embeddings: bool
-    freeze_layers: int
-    """First layers that do not train."""
-    pooling: str
-    dtype: str
-    encoder_dropout: float
-    classifier_dropout: float
-    learning_rate: float
-    """At its peak."""
+    freeze_layers: int = fields.setting(
+        0,
+        "First layers that are left as they are, with --freeze_embeddings.",
+        group="training",
+        lower=0,
+    )
+    pooling: str = fields.setting(
+        "cls",
+        "Input of the classifier: cls (the first position), or the mean of all.",
+        group="model",
+        choices=list(classifier.POOLINGS),
+    )
+    encoder_dropout: float = fields.setting(
+        0.1, "Dropout rate in the encoder.", group="training", lower=0.0, upper=0.9
+    )
+    classifier_dropout: float = fields.setting(
+        0.1,
+        "Dropout rate before the classifier's last layer.",
+        group="training",
+        lower=0,
+        upper=0.9,
+    )
     warmup_ratio: float
-    """Share of all steps."""
     layer_decay: float
     clip_norm: float
-    """Largest global norm of the gradient; 0 for no clipping."""
-    eval_every: int
-    """Steps."""
-    checkpoint_selection: str
-    """`best`, `last` or `average`."""
-
-    def is_evaluated(self, step: int) -> bool:
-        """Returns True if English dev is evaluated after `step`."""
-        return step % self.eval_every == 0 or step == self.steps
+    checkpoint_selection: str = fields.setting(
+        "best",
+        "Parameters to test: those of the step with the best accuracy on English dev,"
+        " the earliest of equals; of the last step; or the average of those at all"
+        " evaluations on English dev since the warm-up.",
+        group="training",
+        choices=["best", "last", "average"],
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,23 +110,58 @@ class Local(configuration.Place):
     """The settings that each command of a run chooses for itself."""
 
     pipeline: int
-    """Micro-batches of a pipeline over the devices of an fsdp group; 0 for none."""
     languages: tuple[str, ...]
-    skip_missing_languages: bool
-    tfds_dir: str | None
-    """None for TFDS's default."""
-    epochs: float
-    """Passes over the training pairs; 0 for the given steps."""
+    skip_missing_languages: bool = fields.setting(
+        False,
+        "Leave out languages without test pairs, instead of refusing to start.",
+        group="data",
+    )
+    tfds_dir: str | None = fields.setting(
+        None,
+        "Folder where TFDS's datasets are prepared; its own default if not given.",
+        group="data",
+    )
+    epochs: float = fields.setting(
+        0.0,
+        "Times that each training pair is seen; if 0, --steps counts.",
+        group="first",
+        lower=0,
+    )
     eval_batch_size: int
-    split: str
-    """The one that is tested: dev or test."""
-    export: bool
-    """True to leave the encoder as a checkpoint folder."""
+    split: str = fields.setting(
+        "test",
+        "Split that is tested, at the end of a run or by --eval_only. With dev no test"
+        " row is read, as where one recipe of several is to be chosen.",
+        group="run",
+        choices=["dev", "test"],
+    )
+    export: bool = fields.setting(
+        False,
+        "Leave the fine-tuned encoder, all of its pieces, as a checkpoint folder in"
+        " <run>/finetune/encoder; with --eval_only too.",
+        group="run",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """The settings that no run keeps: they choose what this command does."""
+
+    run: str
+    eval_only: bool = fields.setting(
+        False, "Test what --run trained, on --data_dir; train nothing.", group="first"
+    )
+    predictions_dir: str = fields.setting(
+        "",
+        "Folder that --eval_only writes to; if empty,"
+        " <run>/evaluated/<split>-<digest of the text>.",
+        group="data",
+    )
 
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = [*fields.define(Agreed, Local), *COMMAND]
+FLAGS = fields.define(Agreed, Local, Command)
 
 
 def from_flags() -> Run:

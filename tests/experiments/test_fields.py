@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import command_line, configuration, fields
+from experiments.abnet import config as abnet_config
 from experiments.bert import config as bert_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
@@ -20,6 +21,9 @@ from nebula_jax import errors
 
 CONFIGS = {
     "pretrain_m3": m3_config,
+    "pretrain_bert": bert_config,
+    "train_abnet": abnet_config,
+    "finetune_xnli": xnli_config,
 }
 all_experiments = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

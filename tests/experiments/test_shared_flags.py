@@ -29,6 +29,7 @@ COMMANDS = (
     *("scripts.issue_certificates", "scripts.fake_rates", "scripts.table1_xnli"),
     *("scripts.bench_codecs", "scripts.bench_training", "scripts.bench_bridge"),
     *("scripts.bench_faults", "scripts.make_tables", "experiments.pretrain_bert"),
+    "experiments.train_abnet",
 )
 
 

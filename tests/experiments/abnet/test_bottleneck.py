@@ -200,11 +200,6 @@ def test_more_columns_than_there_are_are_refused_before_anything_starts(runs):
         models.load_source(tiny_translations.run(**flags))
 
 
-def test_runs_without_one_go_on_from_before_there_was_one():
-    assert "--bottleneck" in config.settings(agreed_of())
-    assert "--bottleneck" not in config.settings(agreed_of(bottleneck=""))
-
-
 def test_a_translation_uses_the_columns_that_are_wanted(runs, split, capsys):
     run = configured_run(runs, split)
     lines = ["la casa tiene 3 puertas", "la torre tiene 5 puertas"]

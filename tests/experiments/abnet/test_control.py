@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_translations
 
-from experiments.abnet import channels, checks, config, control, crossing, report
+from experiments.abnet import channels, checks, control, crossing, report
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.parallel import codec_control
@@ -225,9 +225,3 @@ def test_figures_of_a_probe_that_cannot_be_are_refused_as_they_come():
     ):
         with pytest.raises(ValueError, match=r"cannot be|finite"):
             check[name](np.float32(figures))
-
-
-def test_runs_with_fixed_codecs_have_the_settings_they_had():
-    found = config.settings(agreed_of(forward_codec="fp16", backward_codec="fp16"))
-    assert not {"--quality", "--probe_every"} & found.keys()
-    assert {"--quality", "--probe_every"} <= config.settings(agreed_of()).keys()
