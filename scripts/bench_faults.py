@@ -91,10 +91,17 @@ class Run:
     def __init__(self, workdir: pathlib.Path, seed: int) -> None:
         """Starts it in a new folder."""
         self._command = [
-            *(sys.executable, "-m", "experiments.pretrain_m3"),
-            *(f"--flagfile={FLAGFILE}", f"--workdir={workdir.absolute()}"),
-            *("--steps=1000000", "--eval_every=1000000", "--checkpoint_every=20"),
-            *("--log_every=5", "--restart=1000", f"--seed={seed}"),
+            sys.executable,
+            "-m",
+            "experiments.pretrain_m3",
+            f"--flagfile={FLAGFILE}",
+            f"--workdir={workdir.absolute()}",
+            "--steps=1000000",
+            "--eval_every=1000000",
+            "--checkpoint_every=20",
+            "--log_every=5",
+            "--restart=1000",
+            f"--seed={seed}",
         ]
         self._folders = [run_folder.of_cluster(workdir, name) for name in CLUSTERS]
         self.samples: list[Sample] = []

@@ -18,7 +18,7 @@ from absl import flags
 from experiments import shared_flags
 from experiments.bert import report as bert_report
 from nebula_jax.runtime.records import report, run_folder
-from nebula_jax.training import local_steps, metrics
+from nebula_jax.training import diloco, metrics
 from scripts.tables import config, local_steps_markdown
 from scripts.tables import runs as table_runs
 
@@ -209,14 +209,14 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     return {"summary": summary, "step": [step_seconds(each, rule) for each in records]}
 
 
-def local_steps_of(settings: Mapping[str, Any]) -> local_steps.Config:
+def local_steps_of(settings: Mapping[str, Any]) -> diloco.Config:
     """Returns the schedule of a run's rounds."""
     names = ("inner_steps", "fragments", "delay")
-    return local_steps.Config(**{name: settings[name] for name in names})
+    return diloco.Config(**{name: settings[name] for name in names})
 
 
 def step_seconds(
-    records: Sequence[Mapping[str, Any]], rule: local_steps.Config
+    records: Sequence[Mapping[str, Any]], rule: diloco.Config
 ) -> dict[str, float]:
     """Returns the seconds of a step: of all, and of those in which nothing is due.
 

@@ -218,7 +218,7 @@ class Ending:
         """
         if self._config is None:
             return self._is_requested()
-        return self._is_agreed and not self._config.is_under_way(self._step + 1)
+        return self._is_agreed and not self._config.is_in_flight(self._step + 1)
 
 
 class _Follower:

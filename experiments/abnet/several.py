@@ -118,7 +118,7 @@ def train(run: config.Run, folders: whole.Folders) -> int:
     steps = pace.alone(
         *(start, agreed.steps),
         # Not while a message is under way: it could not be saved.
-        lambda: interrupt.requested() and not local_steps.is_under_way(step),
+        lambda: interrupt.requested() and not local_steps.is_in_flight(step),
     )
     for step in steps:
         of_all = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from experiments import fields
 from nebula_jax import errors
 from nebula_jax.communication import codecs, selector
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 ONLY_OF = {
     "mixing": "streaming",
@@ -144,7 +144,7 @@ class Settings:
             default = UNSENT_CODEC
         return self.delta_codec or default
 
-    def local_steps(self) -> local_steps.Config:
+    def local_steps(self) -> diloco.Config:
         """Returns the settings of local steps.
 
         SparseLoCo has no outer optimizer: what is sent is taken off as it is. And it
@@ -158,7 +158,7 @@ class Settings:
         """
         is_sparse = self.sync == "sparse"
         momentum = None if self.outer_momentum == -1 else self.outer_momentum
-        return local_steps.Config(
+        return diloco.Config(
             self.inner_steps,
             self.fragments,
             self.delay,
@@ -193,7 +193,7 @@ OWN_FLAGS = {
     "momentum": "outer_momentum",
     "average": "sparse_average",
 }
-"""Field of `local_steps.Config` -> its flag, where that has another name."""
+"""Field of `diloco.Config` -> its flag, where that has another name."""
 
 
 def check(settings: Settings, clusters: Sequence[str]) -> None:

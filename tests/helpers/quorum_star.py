@@ -17,11 +17,11 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 NAMES = ["cluster:0", "cluster:1", "cluster:2"]
 HUB = NAMES[0]
-CONFIG = local_steps.Config(inner_steps=4, fragments=2, delay=1)
+CONFIG = diloco.Config(inner_steps=4, fragments=2, delay=1)
 """Fragment 1 is sent after steps 2, 6, 10, ..., fragment 0 after 4, 8, 12, ..."""
 SECONDS = 5.0
 LIMIT = 30.0  # seconds for what comes soon, unless the machine stands still

@@ -3,7 +3,7 @@
 import pytest
 import tiny_tables
 
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 from scripts import table_local_steps
 from scripts.tables import local_steps_markdown
 from scripts.tables import runs as table_runs
@@ -11,7 +11,7 @@ from scripts.tables import runs as table_runs
 
 def test_a_step_where_no_round_is_due_is_told_from_the_others():
     """What is due after 40 and 41 is in the records of 40 and 50; 10, 20: warm-up."""
-    rule = local_steps.Config(inner_steps=40, delay=1)
+    rule = diloco.Config(inner_steps=40, delay=1)
     seconds = {10: 1.0, 20: 1.0, 30: 1.0, 40: 3.0, 50: 2.0, 60: 1.0}
     records, now = [{"step": 0, "time": 0.0, "loss": 1.0}], 0.0
     for step, each in seconds.items():

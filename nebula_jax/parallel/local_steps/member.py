@@ -9,7 +9,7 @@ clusters shows in the next round, and never enters the parameters.
     payload = part.outgoing(step, fragment, params)          # to all others
     params = part.incoming(step, fragment, params, payloads) # of all, in their order
 
-The outer step itself, DiLoCo's, is `training.local_steps.outer_step`.
+The outer step itself, DiLoCo's, is `training.diloco.outer_step`.
 
 R clusters, P fragments.
 """
@@ -26,7 +26,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.selector import Selected
 from nebula_jax.parallel.local_steps import messages
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 
 class RoundError(errors.NebulaError):
@@ -37,7 +37,7 @@ class _Message(NamedTuple):
     """A message that has been checked."""
 
     head: messages.Head
-    delta: local_steps.Fragment
+    delta: diloco.Fragment
 
 
 class Member:
@@ -50,7 +50,7 @@ class Member:
 
     def __init__(
         self,
-        config: local_steps.Config,
+        config: diloco.Config,
         codec: codec_lib.Codec,
         clusters: Sequence[str],
         own: str,
@@ -70,20 +70,20 @@ class Member:
           weights: of the clusters: `equal`, or by the `tokens` of a round.
 
         Raises:
-          ValueError: as `local_steps.split` and `messages.check_codec`.
+          ValueError: as `diloco.split` and `messages.check_codec`.
         """
         messages.check_codec(codec)
         self.config, self._clusters, self._own = config, list(clusters), own
         self._by_tokens = weights == "tokens"
-        parts = local_steps.split(shapes, config.fragments)
-        self.fingerprint = local_steps.fingerprint(parts)
+        parts = diloco.split(shapes, config.fragments)
+        self.fingerprint = diloco.fingerprint(parts)
         self.specs = [messages.spec(part) for part in [*parts, {}]]
         """P + 1, of the messages; that of the last one, at the end, has no delta."""
         self.codec = codec
         """The codec of the messages."""
-        places = sharding and local_steps.split(sharding, config.fragments)
+        places = sharding and diloco.split(sharding, config.fragments)
         self._coder = messages.Coder(codec, self.specs, places)
-        self.outers: list[local_steps.Outer] = []
+        self.outers: list[diloco.Outer] = []
         self.codecs: list[Any] = []
         # Of each fragment, the message that is in flight.
         self._sent: list[Selected | None] = [None for _ in parts]
@@ -93,10 +93,9 @@ class Member:
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
-        parts = local_steps.split(params, self.config.fragments)
+        parts = diloco.split(params, self.config.fragments)
         outers = [
-            local_steps.begin(self.config, jax.tree.map(jnp.copy, part))
-            for part in parts
+            diloco.begin(self.config, jax.tree.map(jnp.copy, part)) for part in parts
         ]
         return {
             "outers": outers,
@@ -150,7 +149,7 @@ class Member:
           milliseconds: as in `Head`.
           is_stopping: True to request the end of the run.
         """
-        own = local_steps.split(params, self.config.fragments)[fragment]
+        own = diloco.split(params, self.config.fragments)[fragment]
         head = messages.Head(
             step,
             fragment,
@@ -162,7 +161,7 @@ class Member:
         message = {
             "head": np.asarray(head, np.uint32),
             "anchor": self.digest(fragment),
-            "delta": local_steps.outer_gradient(self.outers[fragment].anchor, own),
+            "delta": diloco.outer_gradient(self.outers[fragment].anchor, own),
         }
         # The codec's state keeps what this message leaves out, such as a residual.
         payload, self.codecs[fragment] = self._coder.encode(
@@ -174,7 +173,7 @@ class Member:
     def digest(self, fragment: int) -> np.ndarray:
         """Returns the digest of a fragment's anchor, [32] uint8."""
         anchor = ranks.everywhere(self.outers[fragment].anchor)
-        return np.frombuffer(local_steps.digest(jax.device_get(anchor)), np.uint8)
+        return np.frombuffer(diloco.digest(jax.device_get(anchor)), np.uint8)
 
     def incoming(
         self,
@@ -205,11 +204,11 @@ class Member:
         heads = [each.head for each in found.values()]
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         # Deltas are added in the clusters' order: everywhere to the same bits.
-        outer = local_steps.outer_step(
+        outer = diloco.outer_step(
             self.config,
             self.outers[fragment],
             [each.delta for each in found.values()],
-            local_steps.weights_of(tokens),
+            diloco.weights_of(tokens),
             is_first=version == 0,
         )
         before, self.outers[fragment] = self.outers[fragment].anchor, outer
@@ -222,13 +221,13 @@ class Member:
         # Of what the parameters had learned, `mix` leaves a share.
         kept = 1.0 if self.config.keeps_unsent else self.config.mixing
         self._tokens.close(fragment, is_in, kept)
-        own = local_steps.split(params, self.config.fragments)[fragment]
+        own = diloco.split(params, self.config.fragments)[fragment]
         if self.config.keeps_unsent:
             counted = found[self._own].delta if is_in else None
-            after = local_steps.follow(own, counted, before, outer.anchor)
+            after = diloco.follow(own, counted, before, outer.anchor)
         else:
-            after = local_steps.mix(self.config, own, outer.anchor)
-        return local_steps.replace(params, after), heads
+            after = diloco.mix(self.config, own, outer.anchor)
+        return diloco.replace(params, after), heads
 
     def _checked(
         self,
@@ -296,12 +295,12 @@ class Member:
         expected = messages.Head(step, len(self.outers), sum(self.versions), 0)
         self._checked(expected, self._digest_of_all(), payloads)
         for outer in self.outers:
-            params = local_steps.replace(params, jax.tree.map(jnp.copy, outer.anchor))
+            params = diloco.replace(params, jax.tree.map(jnp.copy, outer.anchor))
         return params
 
     def _digest_of_all(self) -> np.ndarray:
         parts = {str(f): self.digest(f) for f in range(len(self.outers))}
-        return np.frombuffer(local_steps.digest(parts), np.uint8)
+        return np.frombuffer(diloco.digest(parts), np.uint8)
 
 
 class Tokens:

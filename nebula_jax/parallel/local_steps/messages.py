@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 MOST = 2**32 - 1
 """The largest number in a head."""
@@ -38,7 +38,7 @@ class Head(NamedTuple):
     """1 if this cluster requests the end of the run."""
 
 
-def spec(fragment: local_steps.Fragment) -> dict[str, Any]:
+def spec(fragment: diloco.Fragment) -> dict[str, Any]:
     """Returns the specs of a message's arrays, for its channel.
 
     Args:

@@ -20,7 +20,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.selector import Selected
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import messages
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 Now = Callable[[], tuple[int, bool]]
 """Returns the milliseconds that the run has lasted here, and True to request its end.
@@ -67,12 +67,12 @@ class Rounds(Protocol):
         """Takes a last round of every fragment, and ends at the anchors."""
 
 
-def last_rounds(config: local_steps.Config, step: int) -> list[tuple[int, int]]:
+def last_rounds(config: diloco.Config, step: int) -> list[tuple[int, int]]:
     """Returns the rounds that are still to be applied after the last step of a run.
 
     The one that is in flight, if any; then one of every other fragment.
 
-    >>> last_rounds(local_steps.Config(inner_steps=8, fragments=4, delay=1), 8)
+    >>> last_rounds(diloco.Config(inner_steps=8, fragments=4, delay=1), 8)
     [(8, 0), (8, 1), (8, 2), (8, 3)]
 
     Args:

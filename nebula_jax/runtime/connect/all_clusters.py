@@ -187,31 +187,25 @@ def connected(
     work: activity.Work | None = None,
     may_return: bool = False,
 ) -> Iterator[Peers]:
-    """Waits until this cluster has links to all that it meets, whoever comes first.
-
-    In a cluster of many processes the root does.
+    """Waits until this cluster has links to its peers, in whatever order they come.
 
     Args:
       settings: of this cluster; `peer` has the address of each that it dials.
       hello: of this cluster, which is one of `clusters`.
-      clusters: names of all, in the same order everywhere; if not each has a link to
-        each, of this one and those that it meets.
-      hub: name of the one that all others have their only link to; empty if each has
-        one to each.
-      check: as in `connect.dial`, for each of the others.
-      work: what this process does; a new one if not given.
-      may_return: whether clusters may rejoin during the run (`Peers.rejoined`), and be
-        gone at its end. This counts in the hub.
+      clusters: names of all, in the same order everywhere.
+      hub: name of the cluster that all others have their only link to; empty if each
+        has one to each.
+      check, work: as in `connect.dial`, for each of the peers.
+      may_return: True if clusters may rejoin the hub, or be gone at the end.
 
     Yields:
-      The others. Links close with the block; after an error in it all are aborted.
+      The peers. Links close with the block; after an error in it all are aborted.
 
     Raises:
       bridge.NobodyThere: if some did not come in time; names them.
       bridge.ConnectError: if TLS fails.
       bridge.Mismatch: if one of them runs something else, or is another one.
-      session.PeerAborted: if one gives up; its reason ends all.
-      session.PeerGone: if one that was dialed is lost. Who dials may rejoin.
+      session.PeerAborted, session.PeerGone: if one gives up, or a dialed one is lost.
     """
     dials = dialed(hello.cluster, clusters, hub)
     waits = awaited(hello.cluster, clusters, hub)
@@ -228,8 +222,7 @@ def connected(
         own = stack.enter_context(routes.Routes(settings, hello, check, work))
         gathering, listener = gathering_lib.Gathering(own), None
         if waits:  # before this cluster dials: none shall find its port closed
-            if may_return:
-                _report_return(settings)
+            _report_return(settings, may_return)
             listener = stack.enter_context(own.listening(waits, may_return))
         try:
             gathering.dial(where)
@@ -237,8 +230,8 @@ def connected(
             for name in order:  # in which the other processes take their part, too
                 links[name] = link = gathering.links[name]
                 routes.share(link)
-            rejoin = listener if may_return else None
-            yield Peers(hello, links, dials, hub, own.work, rejoin)
+            rejoins = listener if may_return else None
+            yield Peers(hello, links, dials, hub, own.work, rejoins)
             _close(links, may_be_gone=may_return and bool(waits))
         except BaseException as error:
             ended = [*gathering.links.values(), *links.values(), *_waiting(listener)]
@@ -246,10 +239,10 @@ def connected(
             raise
 
 
-def _report_return(settings: connect.Settings) -> None:
+def _report_return(settings: connect.Settings, may_return: bool) -> None:
     """Prints a line if a cluster that rejoins has nothing to show but a name."""
     is_plain = settings.tls == routes.TLS_OFF and not settings.federation
-    if is_plain and process.LIFELINE_FD not in os.environ:
+    if may_return and is_plain and process.LIFELINE_FD not in os.environ:
         process.message(PLAIN_RETURN)
 
 

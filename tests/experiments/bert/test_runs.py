@@ -10,7 +10,7 @@ import pytest
 import tiny_runs
 
 from nebula_jax.models import pretrained
-from nebula_jax.training import local_steps, metrics
+from nebula_jax.training import diloco, metrics
 
 STEPS, EVERY = 26, 6
 SAVED = [7, 13, 19, 25, STEPS]  # a checkpoint waits for the round that is under way
@@ -65,7 +65,7 @@ def test_all_clusters_end_with_the_same_parameters(runs, whole):
     anchors = {}
     for each in one["outers"]:
         anchors |= each["anchor"]
-    (params,) = local_steps.split(one["state"]["params"], 1)
+    (params,) = diloco.split(one["state"]["params"], 1)
     jax.tree.map(np.testing.assert_array_equal, params, anchors)
     # Their own optimizers went their own ways.
     moments = [

@@ -6,7 +6,7 @@ import pytest
 from experiments.bert import config as bert_config
 from experiments.local_steps import config
 from nebula_jax import errors
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 CLUSTERS = ["cluster:0", "cluster:1"]
 
@@ -19,7 +19,7 @@ def settings(**given):
 def test_streaming_is_the_papers_outer_step():
     """2501.18512: Nesterov with 0.7 and 0.9, alpha 0.5, 4-bit floats."""
     made = settings(inner_steps=30, fragments=3, delay=2)
-    assert made.local_steps() == local_steps.Config(
+    assert made.local_steps() == diloco.Config(
         30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None, average="clusters"
     )
     assert made.codec() == "e3m0(256)"

@@ -8,10 +8,10 @@ import pytest
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel.local_steps import member, messages
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 CLUSTERS = ["cluster:0", "cluster:1", "cluster:2"]
-CONFIG = local_steps.Config(inner_steps=4, fragments=2, delay=1)
+CONFIG = diloco.Config(inner_steps=4, fragments=2, delay=1)
 
 
 def params(seed: int = 0):
@@ -78,19 +78,19 @@ def test_all_clusters_come_to_the_same_bits(codec):
 def test_a_round_is_the_outer_step_on_what_was_received():
     group = members(codecs.int8("row"))
     copies = [moved(1), moved(2), moved(3)]
-    anchor = local_steps.split(params(), 2)[0]
+    anchor = diloco.split(params(), 2)[0]
     received = []
     for own in copies:
-        delta = local_steps.outer_gradient(anchor, local_steps.split(own, 2)[0])
+        delta = diloco.outer_gradient(anchor, diloco.split(own, 2)[0])
         payload, _ = codecs.int8("row").encode(delta, ())
         received.append(codecs.int8("row").decode(payload, ())[0])
-    expected = local_steps.outer_step(
-        CONFIG, local_steps.begin(CONFIG, anchor), received, [1 / 3] * 3, True
+    expected = diloco.outer_step(
+        CONFIG, diloco.begin(CONFIG, anchor), received, [1 / 3] * 3, True
     )
     after = a_round(group, copies)
     for name, leaf in expected.anchor.items():
         assert np.array_equal(group[1].outers[0].anchor[name], leaf)
-    mixed = local_steps.mix(CONFIG, local_steps.split(copies[1], 2)[0], expected.anchor)
+    mixed = diloco.mix(CONFIG, diloco.split(copies[1], 2)[0], expected.anchor)
     table = after[1]["embeddings"]["table"]
     assert np.array_equal(table, mixed["embeddings/table"])
     # The other fragment is as it was.
@@ -100,9 +100,7 @@ def test_a_round_is_the_outer_step_on_what_was_received():
 
 def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
     """A part of the values a round, the largest first; in the end all were sent."""
-    config = local_steps.Config(
-        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
-    )
+    config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
     copies = [moved(1), moved(2), moved(3)]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
@@ -182,9 +180,7 @@ def test_a_round_goes_on_without_a_cluster():
 
 def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
     """It is in the round in place of what this one has sent, which came second."""
-    config = local_steps.Config(
-        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
-    )
+    config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     group, before = members(config=config), members(config=config)[0]
     copies = [moved(1), moved(2), moved(3)]
     for each in group:
@@ -226,7 +222,7 @@ def test_a_round_without_a_cluster_leaves_it_the_tokens_of_what_it_keeps(
     change, left, has_sent
 ):
     """Else its next delta, of one round's work, would count as that of two."""
-    config = local_steps.Config(inner_steps=4, fragments=2, delay=1, **change)
+    config = diloco.Config(inner_steps=4, fragments=2, delay=1, **change)
     group = members(config=config, weights="tokens")
     for each in group:
         each.took(jnp.asarray(100))

@@ -3,9 +3,9 @@
 import pytest
 
 from nebula_jax.parallel.local_steps import rounds
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
-CONFIG = local_steps.Config(inner_steps=8, fragments=2, delay=3)
+CONFIG = diloco.Config(inner_steps=8, fragments=2, delay=3)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ def test_at_the_end_each_fragment_has_a_last_round(step, last):
 
 
 def test_without_delay_the_round_of_the_last_step_is_applied_already():
-    config = local_steps.Config(inner_steps=8, fragments=2)
+    config = diloco.Config(inner_steps=8, fragments=2)
     assert rounds.last_rounds(config, 8) == [(8, 1)]
     assert rounds.last_rounds(config, 9) == [(9, 0), (9, 1)]

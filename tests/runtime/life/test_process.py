@@ -115,7 +115,7 @@ def test_the_status_is_that_of_the_run_though_nobody_reads_it(stream, work, stat
     """By it a supervisor decides whether to start it again."""
     code = f"""if True:
         import sys
-        from nebula_jax.runtime import process
+        from nebula_jax.runtime.life import process
         {work}
         process.drop_unread()
         sys.exit(4)"""

@@ -28,7 +28,7 @@ from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import messages, rounds
 from nebula_jax.parallel.local_steps.messages import Key
 from nebula_jax.parallel.local_steps.quorum import log as log_lib
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 
 class Leaf:
@@ -256,7 +256,7 @@ class Leaf:
             {"versions": versions, "tokens": [0] * len(versions)},
         )
         for outer in outers:
-            params = local_steps.replace(params, jax.tree.map(jnp.copy, outer.anchor))
+            params = diloco.replace(params, jax.tree.map(jnp.copy, outer.anchor))
         self._closed = [int(state["about"][1]) for state in states]
         self._sent, self._needs_state = None, False
         self._from_state += 1

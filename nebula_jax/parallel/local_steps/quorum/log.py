@@ -33,7 +33,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import rounds
 from nebula_jax.parallel.local_steps.messages import Key
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 IN_FLIGHT = frames.MAX_STEP
 """The step of a Welcome to a leaf that is to wait for the state of the run."""
@@ -111,7 +111,7 @@ def entry_of_arrays(arrays: Any) -> Entry:
     )
 
 
-def check(verdict: Verdict, config: local_steps.Config, last: int) -> None:
+def check(verdict: Verdict, config: diloco.Config, last: int) -> None:
     """Checks that a hub can have sent a verdict.
 
     Args:
@@ -150,9 +150,9 @@ def spec_of_state(member: member_lib.Member, fragment: int) -> dict[str, Any]:
 
     Returns:
       `about`, [2] uint32: the version of the anchor, and the step after which the
-      messages of its latest round were sent; `outer`, a `local_steps.Outer`.
+      messages of its latest round were sent; `outer`, a `diloco.Outer`.
     """
-    begin = functools.partial(local_steps.begin, member.config)
+    begin = functools.partial(diloco.begin, member.config)
     return {
         "about": jax.ShapeDtypeStruct((2,), jnp.uint32),
         "outer": jax.eval_shape(begin, member.specs[fragment]["delta"]),

@@ -15,7 +15,7 @@ from nebula_jax.communication.wire import receive_queue, session, windows
 from nebula_jax.parallel.local_steps.member import RoundError
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import log as log_lib
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 
 @pytest.fixture
@@ -36,16 +36,16 @@ def assert_alike(*clusters):
 def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
     star = star()
     star.together(3, (0, 1))  # the round of step 2: cluster 2 stands still
-    anchor = local_steps.split(quorum_star.params(), 2)[1]
+    anchor = diloco.split(quorum_star.params(), 2)[1]
     deltas = []
     for number in (0, 1):
         own = quorum_star.params()
         for step in (1, 2):
             own = quorum_star.inner_step(own, NAMES[number], step)
-        part = local_steps.split(own, 2)[1]
-        deltas.append(local_steps.outer_gradient(anchor, part))
-    begun = local_steps.begin(CONFIG, anchor)
-    expected = local_steps.outer_step(CONFIG, begun, deltas, [0.5, 0.5], True)
+        part = diloco.split(own, 2)[1]
+        deltas.append(diloco.outer_gradient(anchor, part))
+    begun = diloco.begin(CONFIG, anchor)
+    expected = diloco.outer_step(CONFIG, begun, deltas, [0.5, 0.5], True)
     assert_same(star[0].member.outers[1].anchor, expected.anchor)
     assert star[0].end.described["without"] == {NAMES[2]: 1}
 
@@ -56,9 +56,9 @@ def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
     assert len(late.heads) == 2
     assert_alike(*star.clusters.values())
     own = quorum_star.inner_step(quorum_star.params(), NAMES[2], 1)
-    mixed = local_steps.mix(CONFIG, local_steps.split(own, 2)[1], expected.anchor)
-    assert_same(local_steps.split(late.params, 2)[1], mixed)
-    assert_same(local_steps.split(late.params, 2)[0], local_steps.split(own, 2)[0])
+    mixed = diloco.mix(CONFIG, diloco.split(own, 2)[1], expected.anchor)
+    assert_same(diloco.split(late.params, 2)[1], mixed)
+    assert_same(diloco.split(late.params, 2)[0], diloco.split(own, 2)[0])
     star.together(9)  # now it is in time
     assert star[0].end.described["without"] == {NAMES[2]: 1}
     assert late.end.described["missed"] == 1
@@ -104,7 +104,7 @@ def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
     anew.to(1)
     assert anew.step == 5
     for part, outer in zip(
-        local_steps.split(anew.params, 2), star[0].member.outers, strict=True
+        diloco.split(anew.params, 2), star[0].member.outers, strict=True
     ):
         assert_same(part, outer.anchor)
     assert leaf._member.position == star[0].member.position | {"tokens": [0, 0]}
@@ -156,7 +156,7 @@ def test_a_request_to_stop_of_a_leaf_that_is_late_ends_the_run(star):
 
 def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
     """Its residual would be taken out of the codec, and be lost."""
-    config = local_steps.Config(inner_steps=4, mixing=0.0)
+    config = diloco.Config(inner_steps=4, mixing=0.0)
     codec = codecs.from_string("error_feedback(top_k(0.3)|fp16)").codec
     star = star(config=config, codec=codec)
     star[2].to(3)
@@ -176,7 +176,7 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
     star,
 ):
     """What it had learned has never been in the parameters of the new one."""
-    config = local_steps.Config(4, 1, 2, mixing=0.0, keeps_unsent=True)
+    config = diloco.Config(4, 1, 2, mixing=0.0, keeps_unsent=True)
     star = star(config=config)
     for number in range(3):
         star[number].to(4)
@@ -188,15 +188,13 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
     anew = quorum_star.Cluster(NAMES[2], leaf)
     anew.to(1)
     assert_alike(star[0], anew)
-    [own] = local_steps.split(anew.params, 1)
+    [own] = diloco.split(anew.params, 1)
     assert_same(own, star[0].member.outers[0].anchor)
 
 
 def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch):
     """A leaf whose line had no room gets all of the round, its own message too."""
-    config = local_steps.Config(
-        4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True
-    )
+    config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     runs = []
     for has_room in (True, False):
         run = star(quorum=3, config=config)
@@ -269,7 +267,7 @@ def test_a_state_is_not_taken_by_a_leaf_that_has_missed_nothing(star):
     assert (described["from_state"], described["missed"]) == (0, 0)
     assert "cluster:2 is sent the state after step 0" in star.log
     anchor = star[2].member.outers[1].anchor
-    mixed = local_steps.split(star[2].params, 2)[1]
+    mixed = diloco.split(star[2].params, 2)[1]
     for name, leaf in anchor.items():
         assert not np.array_equal(mixed[name], leaf)
     star.together(9)

@@ -6,25 +6,25 @@ import numpy as np
 import optax
 import pytest
 
-from nebula_jax.training import local_steps
+from nebula_jax.training import diloco
 
 
 def config(**settings):
-    return local_steps.Config(**{"inner_steps": 30, **settings})
+    return diloco.Config(**{"inner_steps": 30, **settings})
 
 
-def fragment(*values: float) -> local_steps.Fragment:
+def fragment(*values: float) -> diloco.Fragment:
     return {"w": jnp.asarray(values, jnp.float32)}
 
 
 def test_nesterov_by_hand():
     # lr 0.5, momentum 0.5; two clusters; the mean of the deltas is 1, then 2, then -1.
     settings = config(learning_rate=0.5, momentum=0.5)
-    outer = local_steps.begin(settings, fragment(10.0))
+    outer = diloco.begin(settings, fragment(10.0))
     found = []
     for number, (one, two) in enumerate([(0.0, 2.0), (3.0, 1.0), (-4.0, 2.0)]):
         deltas = [fragment(one), fragment(two)]
-        outer = local_steps.outer_step(
+        outer = diloco.outer_step(
             settings, outer, deltas, [0.5, 0.5], is_first=not number
         )
         found.append(float(outer.anchor["w"][0]))
@@ -35,9 +35,9 @@ def test_nesterov_by_hand():
 
 def test_plain_steps_keep_no_momentum():
     settings = config(learning_rate=1.0, momentum=0.0)
-    outer = local_steps.begin(settings, fragment(1.0, 2.0))
+    outer = diloco.begin(settings, fragment(1.0, 2.0))
     assert not jax.tree.leaves(outer.optimizer)
-    outer = local_steps.outer_step(
+    outer = diloco.outer_step(
         settings, outer, [fragment(1.0, 0.0), fragment(0.0, -4.0)], [0.5, 0.5], False
     )
     assert outer.anchor["w"].tolist() == [0.5, 4.0]
@@ -45,13 +45,13 @@ def test_plain_steps_keep_no_momentum():
 
 def test_weights_by_tokens():
     settings = config(learning_rate=1.0, momentum=0.0)
-    outer = local_steps.begin(settings, fragment(0.0))
-    weights = local_steps.weights_of([300, 100])
-    outer = local_steps.outer_step(
+    outer = diloco.begin(settings, fragment(0.0))
+    weights = diloco.weights_of([300, 100])
+    outer = diloco.outer_step(
         settings, outer, [fragment(4.0), fragment(8.0)], weights, False
     )
     assert outer.anchor["w"].tolist() == [-5.0]
-    assert local_steps.weights_of([0, 0]) == [0.5, 0.5]
+    assert diloco.weights_of([0, 0]) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_weights_by_tokens():
 )
 def test_both_readings_of_the_sparse_average(average, expected):
     settings = config(learning_rate=1.0, momentum=0.0, average=average)
-    outer = local_steps.begin(settings, fragment(0.0, 0.0, 0.0))
+    outer = diloco.begin(settings, fragment(0.0, 0.0, 0.0))
     deltas = [fragment(2.0, 1.0, 0.0), fragment(0.0, 3.0, 0.0)]
-    outer = local_steps.outer_step(settings, outer, deltas, [0.5, 0.5], False)
+    outer = diloco.outer_step(settings, outer, deltas, [0.5, 0.5], False)
     assert outer.anchor["w"].tolist() == expected
 
 
 def test_momentum_needs_enough_steps():
     assert config(inner_steps=23).outer_momentum == 0
-    assert config(inner_steps=24).outer_momentum == local_steps.MOMENTUM
+    assert config(inner_steps=24).outer_momentum == diloco.MOMENTUM
     assert config(inner_steps=1, momentum=0.5).outer_momentum == 0.5
 
 
@@ -77,12 +77,12 @@ def test_an_outer_step_rounds_every_operation_by_itself():
     settings = config()
     random = np.random.default_rng(0)
     anchor, *deltas = (random.normal(size=1000).astype(np.float32) for _ in range(4))
-    outer = local_steps.begin(settings, {"w": jnp.asarray(anchor)})
+    outer = diloco.begin(settings, {"w": jnp.asarray(anchor)})
     momentum, rate = np.float32(0.9), np.float32(-0.7)
     expected, trace = anchor, np.zeros_like(anchor)
-    weights = local_steps.weights_of([5, 7, 11])
+    weights = diloco.weights_of([5, 7, 11])
     for number in range(3):
-        outer = local_steps.outer_step(
+        outer = diloco.outer_step(
             *(settings, outer, [{"w": jnp.asarray(each)} for each in deltas], weights),
             is_first=not number,
         )
@@ -100,19 +100,19 @@ def test_an_outer_step_rounds_every_operation_by_itself():
 def test_parameters_keep_what_was_not_sent():
     before, after = fragment(1.0, 1.0, 1.0), fragment(0.5, 1.0, 0.0)
     params = fragment(0.0, 3.0, 1.0)  # the delta is 1, -2, 0, of which 1, 0, 0 was sent
-    kept = local_steps.follow(params, fragment(1.0, 0.0, 0.0), before, after)
+    kept = diloco.follow(params, fragment(1.0, 0.0, 0.0), before, after)
     assert kept["w"].tolist() == [0.5, 3.0, 0.0]
-    left = local_steps.outer_gradient(after, kept)
+    left = diloco.outer_gradient(after, kept)
     assert left["w"].tolist() == [0.0, -2.0, 0.0]
     # A round that went on without it: all of its delta is still to be sent.
-    late = local_steps.follow(params, None, before, after)
-    assert local_steps.outer_gradient(after, late)["w"].tolist() == [1.0, -2.0, 0.0]
+    late = diloco.follow(params, None, before, after)
+    assert diloco.outer_gradient(after, late)["w"].tolist() == [1.0, -2.0, 0.0]
 
 
 def test_denormals_are_zero_on_every_device():
     settings = config(learning_rate=1.0, momentum=0.0)
-    outer = local_steps.begin(settings, fragment(2.0**-126 * 1.5))
-    outer = local_steps.outer_step(settings, outer, [fragment(2.0**-126)], [1.0], False)
+    outer = diloco.begin(settings, fragment(2.0**-126 * 1.5))
+    outer = diloco.outer_step(settings, outer, [fragment(2.0**-126)], [1.0], False)
     assert outer.anchor["w"].tolist() == [0.0]
 
 
@@ -129,7 +129,7 @@ def test_one_inner_step_is_data_parallelism():
     settings = config(inner_steps=1, learning_rate=1.0, momentum=0.0, mixing=0.0)
     start = fragment(0.5, -1.0, 2.0)
     joint, joint_state = start, inner.init(start)
-    outer = local_steps.begin(settings, start)
+    outer = diloco.begin(settings, start)
     copies, states = [start, start], [inner.init(start)] * 2
     for step in range(20):
         grads = jax.grad(loss)(joint, features[step], labels[step])
@@ -142,9 +142,9 @@ def test_one_inner_step_is_data_parallelism():
             updates, states[cluster] = inner.update(grads, states[cluster])
             copies[cluster] = optax.apply_updates(copies[cluster], updates)
         assert settings.sent_after(step + 1) == settings.applied_after(step + 1) == 0
-        deltas = [local_steps.outer_gradient(outer.anchor, each) for each in copies]
-        outer = local_steps.outer_step(settings, outer, deltas, [0.5, 0.5], not step)
-        copies = [local_steps.mix(settings, each, outer.anchor) for each in copies]
+        deltas = [diloco.outer_gradient(outer.anchor, each) for each in copies]
+        outer = diloco.outer_step(settings, outer, deltas, [0.5, 0.5], not step)
+        copies = [diloco.mix(settings, each, outer.anchor) for each in copies]
         np.testing.assert_allclose(copies[0]["w"], joint["w"], atol=1e-6)
         assert np.array_equal(copies[0]["w"], copies[1]["w"])
 
@@ -162,16 +162,16 @@ def test_the_schedule_sends_each_fragment_once_in_inner_steps():
     assert settings.applied_after(3) is None  # nothing was sent after step 0
 
 
-def test_checkpoints_wait_for_what_is_under_way():
+def test_checkpoints_wait_for_what_is_in_flight():
     settings = config(inner_steps=10, fragments=2, delay=3)
-    under_way = [step for step in range(1, 26) if settings.is_under_way(step)]
+    under_way = [step for step in range(1, 26) if settings.is_in_flight(step)]
     assert under_way == [5, 6, 7, 10, 11, 12, 15, 16, 17, 20, 21, 22, 25]
     saved = [step for step in range(1, 26) if settings.is_saved_after(step, 6)]
     assert saved == [8, 13, 18, 24]  # due after 6, 12, 18, 24
     every = [step for step in range(1, 26) if settings.is_saved_after(step, 1)]
     assert every == [step for step in range(1, 26) if step not in under_way]
     at_once = config(inner_steps=10)
-    assert not at_once.is_under_way(10)
+    assert not at_once.is_in_flight(10)
     assert [step for step in range(31) if at_once.is_saved_after(step, 10)] == [
         10,
         20,
@@ -215,7 +215,7 @@ PARAMS = {
 
 
 def test_layers_are_strided_over_fragments():
-    one, two = local_steps.split(PARAMS, 2)
+    one, two = diloco.split(PARAMS, 2)
     assert sorted(one) == [
         "embeddings/word",
         "encoder/layer_0/kernel",
@@ -227,20 +227,20 @@ def test_layers_are_strided_over_fragments():
         "encoder/layer_3/kernel",
         "mlm_head/bias",
     ]
-    (everything,) = local_steps.split(PARAMS, 1)
+    (everything,) = diloco.split(PARAMS, 1)
     assert len(everything) == len(jax.tree.leaves(PARAMS))
 
 
 def test_fragments_must_divide_the_layers():
     with pytest.raises(ValueError, match="fragments=3 does not divide the 4 layers"):
-        local_steps.split(PARAMS, 3)
+        diloco.split(PARAMS, 3)
     with pytest.raises(ValueError, match="fragments=2 does not divide the 0 layers"):
-        local_steps.split({"w": jnp.zeros(2)}, 2)
+        diloco.split({"w": jnp.zeros(2)}, 2)
 
 
 def test_a_fragment_takes_its_places():
-    _, two = local_steps.split(PARAMS, 2)
-    new = local_steps.replace(PARAMS, {name: leaf + 1 for name, leaf in two.items()})
+    _, two = diloco.split(PARAMS, 2)
+    new = diloco.replace(PARAMS, {name: leaf + 1 for name, leaf in two.items()})
     assert new["mlm_head"]["bias"].tolist() == [1, 1, 1]
     assert new["encoder"]["layer_2"]["kernel"].tolist() == [0, 0]
     assert jax.tree.structure(new) == jax.tree.structure(PARAMS)
@@ -248,26 +248,26 @@ def test_a_fragment_takes_its_places():
 
 def test_mixing():
     own, anchor = fragment(4.0), fragment(8.0)
-    mixed = local_steps.mix(config(mixing=0.25), own, anchor)
+    mixed = diloco.mix(config(mixing=0.25), own, anchor)
     assert mixed["w"].tolist() == [7.0]
-    copied = local_steps.mix(config(mixing=0.0), own, anchor)
+    copied = diloco.mix(config(mixing=0.0), own, anchor)
     assert copied["w"].tolist() == [8.0]
     assert copied["w"] is not anchor["w"]  # a step uses up the parameters
 
 
 def test_digests_differ_by_a_bit_and_by_name():
-    one = local_steps.digest(fragment(1.0, 2.0))
+    one = diloco.digest(fragment(1.0, 2.0))
     assert len(one) == 32
-    assert one == local_steps.digest({"w": np.asarray([1.0, 2.0], np.float32)})
-    assert one != local_steps.digest(fragment(1.0, np.nextafter(np.float32(2), 3)))
-    assert one != local_steps.digest({"v": np.asarray([1.0, 2.0], np.float32)})
+    assert one == diloco.digest({"w": np.asarray([1.0, 2.0], np.float32)})
+    assert one != diloco.digest(fragment(1.0, np.nextafter(np.float32(2), 3)))
+    assert one != diloco.digest({"v": np.asarray([1.0, 2.0], np.float32)})
 
 
 def test_the_fingerprint_is_of_names_shapes_dtypes_and_fragments():
-    parts = local_steps.split(PARAMS, 2)
-    known = local_steps.fingerprint(parts)
+    parts = diloco.split(PARAMS, 2)
+    known = diloco.fingerprint(parts)
     specs = jax.eval_shape(lambda: parts)
-    assert local_steps.fingerprint(specs) == known
-    assert local_steps.fingerprint(parts[::-1]) != known
+    assert diloco.fingerprint(specs) == known
+    assert diloco.fingerprint(parts[::-1]) != known
     other = [parts[0], {**parts[1], "mlm_head/bias": jnp.zeros(4)}]
-    assert local_steps.fingerprint(other) != known
+    assert diloco.fingerprint(other) != known

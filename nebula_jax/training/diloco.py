@@ -1,4 +1,4 @@
-"""Local steps: every cluster trains a copy of its own, and they meet every H steps.
+"""DiLoCo: every cluster trains a replica, and an outer step joins them every H steps.
 
 Section 2.1's "each worker computes multiple steps first and then the gradients are
 aggregated", as Streaming DiLoCo does it (Douillard et al. 2025, arXiv 2501.18512), and
@@ -128,27 +128,27 @@ class Config:
             step += 1
         return step, fragment
 
-    def is_under_way(self, step: int) -> bool:
+    def is_in_flight(self, step: int) -> bool:
         """Returns True if after a step a fragment is sent and not yet applied."""
         return any(self.sent_after(step - ago) is not None for ago in range(self.delay))
 
     def is_saved_after(self, step: int, every: int) -> bool:
         """Returns True if a checkpoint is due after a step.
 
-        None is saved while a fragment is under way: its message would have to be saved
+        None is saved while a fragment is in flight: its message would have to be saved
         too. So one that is due then comes as soon as the fragment is applied.
 
         Args:
           step: counted from 1.
           every: steps between checkpoints.
         """
-        if self.is_under_way(step):
+        if self.is_in_flight(step):
             return False
         while step > 0:
             if step % every == 0:
                 return True
             step -= 1
-            if not self.is_under_way(step):  # then it was saved
+            if not self.is_in_flight(step):  # then it was saved
                 return False
         return False
 
@@ -236,7 +236,7 @@ def outer_step(
     weights: Sequence[float],
     is_first: bool,
 ) -> Outer:
-    """Takes an outer step; every cluster comes to the same bits.
+    """Takes DiLoCo's outer step; every cluster comes to the same bits.
 
     Args:
       config: of the run.
@@ -304,7 +304,7 @@ def follow(
 
     Args:
       params: of this cluster, now.
-      sent: its delta, as it was received; None if the round went on without it.
+      sent: its delta, as it was received; None if the round closed without it.
       before, after: the anchor, before the round and after it.
     """
     found = {path: params[path] + (after[path] - before[path]) for path in after}
