@@ -125,11 +125,10 @@ def with_flags(main: Callable[[], int]) -> int:
 
     try:
         return main()
-    except errors.NebulaError as error:
+    except errors.SettingsError as error:
         # `fsdp=3 does not divide ...`, `delay must be below ...`
         named = re.sub(r"(?<![\w.-])\w+(?==)|^\w+(?=: | must )", flag, str(error))
-        error.args = (named, *error.args[1:])
-        raise
+        raise errors.SettingsError(named) from None
 
 
 def check_known() -> None:

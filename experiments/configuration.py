@@ -29,45 +29,36 @@ from nebula_jax.runtime.served import data_channels
 class Agreed:
     """The settings that all clusters of a run share and a checkpoint is checked for."""
 
-    steps: int = fields.setting(
+    steps: int = fields.to_begin_with(
         1000,
         "Optimization steps.",
-        group="first",
         lower=1,
         upper=2**31 - 1,  # optimizers count in int32
     )
-    batch_size: int = fields.setting(
-        16, "Examples of a step, in each cluster with text.", group="first", lower=1
+    batch_size: int = fields.to_begin_with(
+        16, "Examples of a step, in each cluster with text.", lower=1
     )
-    micro_batches: int = fields.setting(
+    micro_batches: int = fields.of_training(
         1,
         "Parts of a batch, one after the other, whose gradients are added up: less"
         " memory, and with train_abnet they overlap on the line.",
-        group="training",
         lower=1,
     )
-    seed: int = fields.setting(
+    seed: int = fields.of_run(
         0,
         "Seed of everything random.",
-        group="run",
-        lower=0,
         upper=2**32 - 1,  # JAX and Grain take 32 bits
     )
-    dtype: str = fields.setting(
+    dtype: str = fields.of_training(
         "float32",
         "Type of the operands of matrix products; sums are float32.",
-        group="training",
         choices=list(transformer.DTYPES),
     )
-    learning_rate: float = fields.setting(
-        1e-4, "Peak learning rate.", group="first", lower=0.0
+    learning_rate: float = fields.to_begin_with(1e-4, "Peak learning rate.")
+    eval_every: int = fields.of_run(
+        500, "Steps between evaluations on held-out text.", lower=1
     )
-    eval_every: int = fields.setting(
-        500, "Steps between evaluations on held-out text.", group="run", lower=1
-    )
-    checkpoint_every: int = fields.setting(
-        100, "Steps between checkpoints.", group="run", lower=1
-    )
+    checkpoint_every: int = fields.of_run(100, "Steps between checkpoints.", lower=1)
 
     def is_evaluated(self, step: int) -> bool:
         """Returns True if held-out text is evaluated after `step`."""
@@ -78,80 +69,66 @@ class Agreed:
 class Place:
     """The files and devices of a process of any run, and what it reports."""
 
-    workdir: pathlib.Path = fields.setting(
-        "", "Folder of the run; runs/<name of the flagfile> if empty.", group="first"
+    workdir: pathlib.Path = fields.to_begin_with(
+        "", "Folder of the run; runs/<name of the flagfile> if empty."
     )
-    data_dir: str = fields.setting(
+    data_dir: str = fields.to_begin_with(
         "package:django",
         "Text folder (see experiments/m3/README.md), or package:django.",
-        group="first",
     )
-    prepared_dir: pathlib.Path = fields.setting(
-        "prepared",
-        "Folder where tokenized corpora are kept between runs.",
-        group="data",
+    prepared_dir: pathlib.Path = fields.of_data(
+        "prepared", "Folder where tokenized corpora are kept between runs."
     )
-    pretrained_dir: pathlib.Path = fields.setting(
-        "pretrained", "Folder of prepared models, a folder for each.", group="model"
+    pretrained_dir: pathlib.Path = fields.of_model(
+        "pretrained", "Folder of prepared models, a folder for each."
     )
-    devices_per_cluster: int = fields.setting(
+    devices_per_cluster: int = fields.of_run(
         0,
         "Devices of each cluster; 0 for all there are. On CPU that many are simulated.",
-        group="run",
-        lower=0,
     )
-    fsdp: int = fields.setting(
+    fsdp: int = fields.of_run(
         1,
         "Devices among which parameters and optimizer are split, each with its own rows"
         " of a batch: parameters are gathered where they are used.",
-        group="run",
         lower=1,
     )
-    model_parallel: int = fields.setting(
+    model_parallel: int = fields.of_run(
         1,
         "Devices that share the work on the same rows: heads, inner units and the"
         " vocabulary are split among them.",
-        group="run",
         lower=1,
     )
-    remat: bool = fields.setting(
+    remat: bool = fields.for_experts(
         False,
         "Compute the activations of a block again for its gradient: less memory on GPUs"
         " and TPUs, a third more time.",
-        group="expert",
     )
-    log_every: int = fields.setting(
-        10, "Steps between progress lines.", group="run", lower=1
-    )
-    trace: bool = fields.setting(
+    log_every: int = fields.of_run(10, "Steps between progress lines.", lower=1)
+    trace: bool = fields.of_run(
         False,
         "Record what every process does and when, and what is on the line: trace.json"
         " of the run's folder opens in ui.perfetto.dev, and the summary has the time of"
         " every part. Each step is waited for, which can cost a few percent.",
-        group="run",
     )
-    allow_nonfinite: int = fields.setting(
-        0, "Steps with NaN or Inf that may be skipped.", group="expert", lower=0
+    allow_nonfinite: int = fields.for_experts(
+        0, "Steps with NaN or Inf that may be skipped."
     )
-    coordinator: str = fields.setting(
+    coordinator: str = fields.for_experts(
         "",
         "HOST:PORT where the first process of a cluster of several processes waits for"
         " the others; auto for what Slurm, Open MPI or Kubernetes have set.",
-        group="expert",
     )
-    num_processes: int = fields.setting(
-        0, "Processes of this cluster, with --coordinator.", group="expert", lower=0
+    num_processes: int = fields.for_experts(
+        0, "Processes of this cluster, with --coordinator."
     )
-    process_id: int = fields.setting(
-        -1, "Number of this process in its cluster, from 0.", group="expert", lower=-1
+    process_id: int = fields.for_experts(
+        -1, "Number of this process in its cluster, from 0.", lower=-1
     )
-    connect_timeout: float = fields.setting(
-        60.0, "Seconds to wait for the other clusters to connect.", group="line"
+    connect_timeout: float = fields.of_line(
+        60.0, "Seconds to wait for the other clusters to connect."
     )
-    peer_timeout: float = fields.setting(
-        30.0,
-        "Seconds of silence after which a connection counts as lost.",
-        group="line",
+    peer_timeout: float = fields.of_line(
+        30.0, "Seconds of silence after which a connection counts as lost."
     )
 
     def layout(self) -> devices.Layout:
@@ -167,91 +144,73 @@ class Place:
 class Local(Place):
     """The settings that one cluster of a run chooses for itself."""
 
-    cluster: str = fields.setting(
+    cluster: str = fields.to_begin_with(
         "all",
         "Part of the run that this process is: all (starts every cluster here), whole"
         " (the same computation uncut), or the name of one cluster: see the"
         " experiment.",
-        group="first",
     )
-    listen: str = fields.setting(
+    listen: str = fields.to_begin_with(
         "127.0.0.1:0",
         "HOST:PORT where a cluster waits for those that dial it; [::]:PORT for IPv6 and"
         " IPv4. With --cluster=all, that of the first one that listens: others get free"
         " ports of the same host.",
-        group="first",
     )
-    peer: str = fields.setting(
+    peer: str = fields.to_begin_with(
         "",
         "HOST:PORT of the listening cluster. A cluster that dials several has one for"
         " each, in their order: a.example:7070,b.example:7071. With --federation, the"
         " organization that the other clusters have to be of; any if empty.",
-        group="first",
     )
-    federation: str = fields.setting(
+    federation: str = fields.of_security(
         "",
         "Folder of this organization in a federation (see SECURITY.md), whose switches"
         " carry what crosses. Empty for direct connections of the clusters.",
-        group="security",
     )
-    account: str = fields.setting(
-        "",
-        "Account of the federation that has logged in; the folder's owner if empty.",
-        group="security",
+    account: str = fields.of_security(
+        "", "Account of the federation that has logged in; the folder's owner if empty."
     )
-    job: str = fields.setting(
-        "",
-        "Name by which the clusters of a run find each other in a federation.",
-        group="security",
+    job: str = fields.of_security(
+        "", "Name by which the clusters of a run find each other in a federation."
     )
-    data: str = fields.setting(
+    data: str = fields.of_security(
         "",
         "Text that is read through the data access interface of --federation, in place"
         " of --data_dir.\n"
         "handle:NAME, or handle:NAME@LAB if another organization might serve one of"
         " that name too.",
-        group="security",
     )
-    tls: str = fields.setting(
+    tls: str = fields.of_security(
         "auto",
         "Folder with ca.pem, cert.pem and key.pem for mutual TLS; auto makes them for"
         " the run with --cluster=all; off is plain TCP.",
-        group="security",
     )
-    wan: str = fields.setting(
+    wan: str = fields.to_begin_with(
         "",
         "Emulated line: rate each way, one-way delay.\n"
         "60mbit,15ms; also jitter=2ms, cut=5s@20s, 10mbit@60s (the rate from 60 s on),"
         " and up:...;down:... for lines that differ by direction.\n"
         "train_abnet also takes auto-scaled: the paper's line in proportion to the time"
         " in which this machine computes a step.",
-        group="first",
     )
-    reconnect_timeout: float = fields.setting(
+    reconnect_timeout: float = fields.of_line(
         60.0,
         "Seconds that a lost connection may take to come back; 0 ends the run at once.",
-        group="line",
     )
-    stuck_timeout: float = fields.setting(
+    stuck_timeout: float = fields.of_line(
         0.0,
         "Seconds after which a cluster that is waited for, lives and gets nothing done"
         " ends the run; ten times as long while it starts, saves or evaluates. 0 for 20"
         " times the longest step of the run so far, at least 60.",
-        group="line",
     )
-    restart: int = fields.setting(
+    restart: int = fields.of_run(
         0,
         "Times that --cluster=all starts all clusters again because one died: was"
         " killed, or lost another for longer than --reconnect_timeout. They resume from"
         " the newest step that all have saved.",
-        group="run",
-        lower=0,
     )
-    processes_per_cluster: int = fields.setting(
-        1,
-        "Processes of each cluster that --cluster=all starts here.",
-        group="expert",
-        lower=1,
+    processes_per_cluster: int = fields.for_experts(
+        1, "Processes of each cluster that --cluster=all starts here.", lower=1
     )
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Agreed:
-        steps: int = fields.setting(1000, "Optimization steps.", group="run", lower=1)
+        steps: int = fields.of_run(1000, "Optimization steps.", lower=1)
 
     FLAGS = fields.define(Agreed)  # --steps, an integer of at least 1
     fields.read(Agreed).steps      # in `main`, when flags are parsed
@@ -11,6 +11,7 @@ A field without a setting is the flag of its name that another class has defined
 """
 
 import dataclasses
+import functools
 import pathlib
 import types
 import typing
@@ -35,7 +36,7 @@ class Setting:
     help: str
     group: str
     """A key of `command_line.GROUPS`."""
-    lower: float | None
+    lower: float
     upper: float | None
     choices: tuple[str, ...]
     source: str
@@ -47,7 +48,7 @@ def setting(
     help: str,
     *,
     group: str,
-    lower: float | None = None,
+    lower: float = 0,
     upper: float | None = None,
     choices: Sequence[str] = (),
     source: str = "",
@@ -61,7 +62,7 @@ def setting(
       default: of the flag; None if the flag need not be given.
       help: sentences that begin with the unit, or with the kind of value.
       group: a key of `command_line.GROUPS`.
-      lower, upper: bounds of a number, included.
+      lower, upper: bounds of a number, which may be the bounds.
       choices: the values of an enumeration.
       source: of the default: a section of the paper, or another work.
     """
@@ -75,6 +76,16 @@ def setting(
         source=source,
     )
     return dataclasses.field(metadata={"setting": made})
+
+
+to_begin_with = functools.partial(setting, group="first")
+of_run = functools.partial(setting, group="run")
+of_model = functools.partial(setting, group="model")
+of_data = functools.partial(setting, group="data")
+of_training = functools.partial(setting, group="training")
+of_line = functools.partial(setting, group="line")
+of_security = functools.partial(setting, group="security")
+for_experts = functools.partial(setting, group="expert")
 
 
 def define(*classes: type) -> list[str]:

@@ -17,76 +17,62 @@ from nebula_jax.runtime.life import process
 class Shared:
     """The flags that classes of several experiments name, or that no run keeps."""
 
-    run: str = fields.setting(
-        "", "Folder of an earlier run, whose flags hold.", group="run"
-    )
-    out: str = fields.setting("", "File or folder to write.", group="run")
-    clusters: tuple[str, ...] = fields.setting(
+    run: str = fields.of_run("", "Folder of an earlier run, whose flags hold.")
+    out: str = fields.of_run("", "File or folder to write.")
+    clusters: tuple[str, ...] = fields.to_begin_with(
         (),
         "Clusters of a run: with pretrain_bert their number, 1 to 8; with"
         " scripts/issue_certificates.py their names, such as"
         " discriminator,generator:0.",
-        group="first",
     )
-    languages: tuple[str, ...] = fields.setting(
+    languages: tuple[str, ...] = fields.of_data(
         ("all",),
         "Languages, such as en,sw: with finetune_xnli those to test in; with"
         " pretrain_bert those that every cluster reads, or all for those of the text"
         " folder.\n"
         'Groups, one for each cluster: "en de|hi ur".',
-        group="data",
     )
-    length_buckets: tuple[int, ...] = fields.setting(
+    length_buckets: tuple[int, ...] = fields.of_data(
         (16, 32, 64),
         "Ascending numbers of tokens in a row; a batch has examples of one bucket. The"
         " last one bounds the length of an example.",
-        group="data",
     )
-    eval_batch_size: int = fields.setting(
-        64, "Examples of a batch where nothing is trained.", group="training", lower=1
+    eval_batch_size: int = fields.of_training(
+        64, "Examples of a batch where nothing is trained.", lower=1
     )
-    warmup_steps: int = fields.setting(
-        10_000, "Steps until the peak learning rate.", group="training", lower=0
+    warmup_steps: int = fields.of_training(
+        10_000, "Steps until the peak learning rate."
     )
-    warmup_ratio: float = fields.setting(
+    warmup_ratio: float = fields.of_training(
         0.1,
         "Share of the run until the peak learning rate: of the steps of a fine-tuning,"
         " or of --total_time; a pre-training by steps has --warmup_steps.",
-        group="training",
-        lower=0.0,
         upper=1.0,
     )
-    clip_norm: float = fields.setting(
-        1.0,
-        "Largest global norm of a model's gradient; 0 for no clipping.",
-        group="training",
-        lower=0.0,
+    clip_norm: float = fields.of_training(
+        1.0, "Largest global norm of a model's gradient; 0 for no clipping."
     )
-    layer_decay: float = fields.setting(
+    layer_decay: float = fields.of_training(
         1.0,
         "Learning rate of a layer, as a share of that of the layer above; 1 for one"
         " rate everywhere.",
-        group="training",
         lower=0.01,
         upper=1.0,
     )
-    freeze_embeddings: bool = fields.setting(
-        False, "Leave the embeddings as they are, and train the rest.", group="training"
+    freeze_embeddings: bool = fields.of_training(
+        False, "Leave the embeddings as they are, and train the rest."
     )
-    bottleneck: tuple[int, ...] = fields.setting(
+    bottleneck: tuple[int, ...] = fields.of_line(
         (),
         "Columns that cross of a learned linear layer at the cut, in place of those of"
         " the hidden states, such as 96. Several, such as 192,96,48, the most first:"
         " each step trains another number of them, and the model then works with each.",
-        group="line",
     )
-    pipeline: int = fields.setting(
+    pipeline: int = fields.for_experts(
         0,
         "Micro-batches that go through the layers as a pipeline over the devices of"
         " each --fsdp group, of which each computes its own layers: for encoders too"
         " deep for one device. 0 for none.",
-        group="expert",
-        lower=0,
     )
 
 

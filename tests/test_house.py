@@ -21,7 +21,7 @@ ROWS = (
     {"federation", "runtime"},
 )
 """The packages of the library, from the lowest on; a room within one may lie higher."""
-FLAG_MADE = re.compile(r"DEFINE_|fields\.setting")
+FLAG_MADE = re.compile(r"DEFINE_|fields\.(setting|to_begin_with|of_\w+|for_experts)$")
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
 OTHERS_FLAGS = {"file_format", "ntasks"}  # of `tfds build` and `srun`
 READERS = ("fields", "configuration", "shared_flags", "command_line")
@@ -215,7 +215,7 @@ def written() -> list[tuple[pathlib.Path, str]]:
 
 
 def defined_flags() -> set[str]:
-    """The flags that calls of `DEFINE_...` name, and fields with a setting."""
+    """The flags that calls of `DEFINE_...` name, and fields that are flags."""
     found = set()
     for path in sources("experiments", "scripts"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -225,7 +225,7 @@ def defined_flags() -> set[str]:
                 ):
                     found.add(name)
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=made)):
-                    if ast.unparse(made) == "fields.setting":
+                    if FLAG_MADE.match(ast.unparse(made)):
                         found.add(name)
     return found
 

@@ -27,116 +27,87 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     Those of local steps count with several pairs.
     """
 
-    replicas: int = fields.setting(
+    replicas: int = fields.for_experts(
         1,
         "Pairs of a source and a target, each of which trains on its own examples of a"
         " joint batch, --replicas times --batch_size; local steps (--sync) join their"
         " parameters.",
-        group="expert",
         lower=1,
         upper=8,
     )
-    pair: str = fields.setting(
-        "es-en",
-        "Languages of source and target; one of them is English.",
-        group="first",
+    pair: str = fields.to_begin_with(
+        "es-en", "Languages of source and target; one of them is English."
     )
     length_buckets: tuple[int, ...]
-    objective: str = fields.setting(
+    objective: str = fields.of_model(
         "cmlm",
         "Prediction of the target: cmlm (masked target and mask-predict, as in ABNet),"
         " or ar (one token after the other, and beam search).",
-        group="model",
         choices=list(abnet.OBJECTIVES),
     )
-    encoder_adapter_dim: int = fields.setting(
-        512,
-        "Inner width of an encoder adapter.",
-        group="model",
-        lower=1,
-        source="section 4.2",
+    encoder_adapter_dim: int = fields.of_model(
+        512, "Inner width of an encoder adapter.", lower=1, source="section 4.2"
     )
-    decoder_adapter_dim: int = fields.setting(
-        512, "Inner width of a decoder adapter.", group="model", lower=1
+    decoder_adapter_dim: int = fields.of_model(
+        512, "Inner width of a decoder adapter.", lower=1
     )
-    cross_attention_heads: int = fields.setting(
-        4, "Heads of the adapters' cross attention.", group="model", lower=1
+    cross_attention_heads: int = fields.of_model(
+        4, "Heads of the adapters' cross attention.", lower=1
     )
-    plm_dropout: float = fields.setting(
-        0.1,
-        "Dropout rate in the pretrained layers.",
-        group="training",
-        lower=0.0,
-        upper=0.9,
+    plm_dropout: float = fields.of_training(
+        0.1, "Dropout rate in the pretrained layers.", upper=0.9
     )
-    adapter_dropout: float = fields.setting(
-        0.1,
-        "Dropout rate in the decoder adapters.",
-        group="training",
-        lower=0.0,
-        upper=0.9,
+    adapter_dropout: float = fields.of_training(
+        0.1, "Dropout rate in the decoder adapters.", upper=0.9
     )
-    source_corruption: float = fields.setting(
+    source_corruption: float = fields.of_training(
         0.0,
         "Share of a source sentence that is masked; 0.1 in ABNet's code, not in its"
         " paper.",
-        group="training",
-        lower=0.0,
         upper=0.9,
     )
-    forward_codec: str = fields.setting(
+    forward_codec: str = fields.of_line(
         "identity",
         "Codec of the hidden states; auto if the run is to choose codecs by itself,"
         " by what they do to gradients and by the line.\n"
         "pack_tokens|svd(0.6)|fp16: codecs, one after the other.",
-        group="line",
     )
-    backward_codec: str = fields.setting(
+    backward_codec: str = fields.of_line(
         "identity",
         "Codec of the gradients in the hidden states; or auto.\n"
         "pack_tokens|int8(64): as --forward_codec.",
-        group="line",
     )
-    probe_every: int = fields.setting(
+    probe_every: int = fields.for_experts(
         64,
         "Most steps from one comparison of gradients to the next, with auto codecs;"
         " comparisons are up to eight times as frequent while other codecs are sought."
         " Each takes two more micro-batches.",
-        group="expert",
         lower=2,
     )
-    staleness: int = fields.setting(
+    staleness: int = fields.of_line(
         0,
         "Steps by which the source's gradient is late, 0 or 1: with 1 a step's hidden"
         " states cross while the gradient of the step before is in flight, for lines"
         " with a long round trip.",
-        group="line",
-        lower=0,
         upper=1,
     )
     bottleneck: tuple[int, ...]
     warmup_steps: int
-    label_smoothing: float = fields.setting(
-        0.1,
-        "Probability that label smoothing spreads over all pieces, ε.",
-        group="training",
-        lower=0.0,
-        upper=0.9,
+    label_smoothing: float = fields.of_training(
+        0.1, "Probability that label smoothing spreads over all pieces, ε.", upper=0.9
     )
-    bleu_sentences: int = fields.setting(
-        200, "Most sentences of dev and of a test set.", group="run", lower=1
+    bleu_sentences: int = fields.of_run(
+        200, "Most sentences of dev and of a test set.", lower=1
     )
-    beams: int = fields.setting(
+    beams: int = fields.of_run(
         4,
         "Beams (ar) or candidate lengths (cmlm) of a sentence.",
-        group="run",
         lower=1,
         source="section 4.2",
     )
-    iterations: int = fields.setting(
+    iterations: int = fields.of_run(
         10,
         "Passes of mask-predict after the first one.",
-        group="run",
         lower=1,
         source="ABNet's code",
     )
@@ -175,82 +146,68 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
 class Local(configuration.Local):
     """The settings that each cluster chooses for itself."""
 
-    source_model: str = fields.setting(
+    source_model: str = fields.of_model(
         "e5-small",
         "Pretrained model of the source cluster, PLM-S: a name of"
         " scripts/prepare_pretrained.py, or a checkpoint folder.",
-        group="model",
     )
-    target_model: str = fields.setting(
+    target_model: str = fields.of_model(
         "minilm-l6",
         "Pretrained model of the target cluster, PLM-T: a name of"
         " scripts/prepare_pretrained.py, or a checkpoint folder.",
-        group="model",
     )
-    source_layers: int = fields.setting(
-        0, "First layers of PLM-S that are used; 0 for all.", group="model", lower=0
+    source_layers: int = fields.of_model(
+        0, "First layers of PLM-S that are used; 0 for all."
     )
-    target_layers: int = fields.setting(
-        0, "First layers of PLM-T that are used; 0 for all.", group="model", lower=0
+    target_layers: int = fields.of_model(
+        0, "First layers of PLM-T that are used; 0 for all."
     )
-    train_all: bool = fields.setting(
+    train_all: bool = fields.of_training(
         False,
         "Train every parameter instead of the adapters alone: for models without"
         " pretraining, the baseline of Table 2.",
-        group="training",
     )
-    truncate: bool = fields.setting(
-        False, "Cut sentences of the training text that are too long.", group="data"
+    truncate: bool = fields.of_data(
+        False, "Cut sentences of the training text that are too long."
     )
-    max_in_flight: int = fields.setting(
-        4,
-        "Micro-batches whose gradient the source cluster may await at once.",
-        group="line",
-        lower=1,
+    max_in_flight: int = fields.of_line(
+        4, "Micro-batches whose gradient the source cluster may await at once.", lower=1
     )
-    mlm_head_steps: int = fields.setting(
+    mlm_head_steps: int = fields.of_training(
         300,
         "Steps in which the target cluster first trains an MLM head on its own text,"
         " if PLM-T has none; nothing crosses.",
-        group="training",
-        lower=0,
     )
-    corpora: tuple[str, ...] = fields.setting(
+    corpora: tuple[str, ...] = fields.of_data(
         (),
         "Corpora whose training pairs are used, by the names in the column `source` of"
         " the pairs' file; all of them if empty.",
-        group="data",
     )
-    max_pairs: int | None = fields.setting(
-        None, "Most training pairs; all if not given.", group="data", lower=1
+    max_pairs: int | None = fields.of_data(
+        None, "Most training pairs; all if not given.", lower=1
     )
-    held_out_pairs: int = fields.setting(
+    held_out_pairs: int = fields.of_data(
         0,
         "Pairs that are taken out of the training pairs; after the last step their"
         " loss is measured, and their BLEU.",
-        group="data",
-        lower=0,
     )
-    max_words: int | None = fields.setting(
+    max_words: int | None = fields.of_data(
         None,
         "Most words, between spaces, of both sentences of a pair, in dev and test too;"
         " then the FLORES test, whose sentences are long, is left out.",
-        group="data",
         lower=1,
     )
-    side_dir: str = fields.setting(
+    side_dir: str = fields.of_data(
         "",
         "Folder of this cluster's own language, as scripts/split_parallel.py makes it."
         " If empty, --cluster=all and --cluster=whole make both of --data_dir.",
-        group="data",
     )
-    id_key: str = fields.setting(
+    id_key: str = fields.of_security(
         "",
         "File with a secret of both clusters, under which they compare example ids and"
         " the fingerprints of text and models. Without one, whoever has the run's"
         " flags can test whether an id is among them. A resumed run needs the same"
         " key.",
-        group="security",
     )
 
 

@@ -43,77 +43,67 @@ class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
 
     clusters: int
     languages: tuple[str, ...]
-    model_size: str = fields.setting(
-        "mini", "Size of the encoder.", group="model", choices=list(transformer.SIZES)
+    model_size: str = fields.of_model(
+        "mini", "Size of the encoder.", choices=list(transformer.SIZES)
     )
-    layers: int = fields.setting(
+    layers: int = fields.of_model(
         0,
         "Layers of the encoder, the first ones of --hot_start; 0 for all of these, or"
         " without it for those of --model_size.",
-        group="model",
-        lower=0,
     )
-    trains: str = fields.setting(
+    trains: str = fields.of_model(
         "all",
         "Parameters that train, and so the only ones that cross: all; adapters (eq."
         " 12), one after every layer, while all else is frozen (Fig. 2); or"
         " adapters_and_head, for a --hot_start, whose head is new.",
-        group="model",
         choices=list(bert.TRAINS),
     )
-    adapter_dim: int = fields.setting(
-        64, "Inner width of an adapter, with --trains=adapters.", group="model", lower=1
+    adapter_dim: int = fields.of_model(
+        64, "Inner width of an adapter, with --trains=adapters.", lower=1
     )
-    batch_sizes: tuple[int, ...] = fields.setting(
+    batch_sizes: tuple[int, ...] = fields.of_training(
         (),
         "Examples of a step, a number for each cluster; --batch_size in every"
         " cluster if empty.\n"
         "32,64: of cluster 0 and of cluster 1.",
-        group="training",
     )
-    optimizer: str = fields.setting(
+    optimizer: str = fields.of_training(
         "adamw",
         "Optimizer of each cluster's own steps: adamw, lamb (for large batches), muon"
         " (for hidden matrices, Nesterov's Adam for the rest), or sgd (without"
         " momentum).",
-        group="training",
         choices=list(optimizers.BY_NAME),
     )
-    total_time: str = fields.setting(
+    total_time: str = fields.of_training(
         "",
         "Time after which the run has ended, its learning rate at 0; --warmup_ratio"
         " is then the share of it until the peak. If empty, --steps and"
         " --warmup_steps count.\n"
         "90s, 30m or 2h; at most 1193h.",
-        group="training",
     )
     warmup_ratio: float
-    logits: str = fields.setting(
+    logits: str = fields.for_experts(
         "masked",
         "Positions at which the head computes logits: the masked ones, or all.",
-        group="expert",
         choices=list(bert.LOGITS),
     )
-    layout: str = fields.setting(
+    layout: str = fields.for_experts(
         "padded",
         "Layout of a batch: padded (a sequence in each row), or joined (several"
         " sequences in a row, for less padding).",
-        group="expert",
         choices=list(bert.LAYOUTS),
     )
-    attention: str = fields.setting(
+    attention: str = fields.for_experts(
         "einsum",
         "Computation of attention: einsum (all scores are in memory), or fused (one"
         " operation, without dropout of the scores).",
-        group="expert",
         choices=list(attention.KINDS),
     )
-    all_reduce: str = fields.setting(
+    all_reduce: str = fields.for_experts(
         "each",
         "Times that the gradients of a cluster's devices are added up: after each"
         " micro-batch, once a batch, or once while the last micro-batch's backward"
         " pass still runs (overlapped).",
-        group="expert",
         choices=list(all_reduce.WHEN),
     )
     eval_batch_size: int

@@ -32,109 +32,85 @@ UNSENT_CODEC = "sparse_loco(64, 4096)"
 class Settings:
     """The settings of local steps, which all clusters share."""
 
-    sync: str = fields.setting(
+    sync: str = fields.of_line(
         "streaming",
         "Exchange of the clusters: allreduce (one cluster, which adds up gradients"
         " every step), streaming (local steps, Nesterov's outer step), or sparse"
         " (local steps, the largest changes only).",
-        group="line",
         choices=["allreduce", "streaming", "sparse"],
     )
-    inner_steps: int = fields.setting(
-        100,
-        "Steps of a cluster between two exchanges of a fragment, H.",
-        group="line",
-        lower=1,
+    inner_steps: int = fields.of_line(
+        100, "Steps of a cluster between two exchanges of a fragment, H.", lower=1
     )
-    fragments: int = fields.setting(
+    fragments: int = fields.of_line(
         1,
         "Parts of the parameters that are exchanged one after the other, P; divides"
         " the number of layers.",
-        group="line",
         lower=1,
     )
-    delay: int = fields.setting(
+    delay: int = fields.of_line(
         0,
         "Steps from a fragment's sending until it is applied, τ: time for the line."
         " Below --inner_steps / --fragments.",
-        group="line",
-        lower=0,
     )
-    mixing: float = fields.setting(
+    mixing: float = fields.for_experts(
         0.5,
         "Share of a cluster's own parameters when a fragment is applied, α; the rest"
         " is the anchor's. With --sync=streaming.",
-        group="expert",
-        lower=0.0,
     )
-    outer_learning_rate: float = fields.setting(
-        0.7,
-        "Learning rate of the outer step, with --sync=streaming.",
-        group="expert",
-        lower=0.0,
+    outer_learning_rate: float = fields.for_experts(
+        0.7, "Learning rate of the outer step, with --sync=streaming."
     )
-    outer_momentum: float = fields.setting(
+    outer_momentum: float = fields.for_experts(
         -1.0,
         "Nesterov's momentum of the outer step, with --sync=streaming; -1 for 0.9"
         " where --inner_steps is 24 or more, else 0.",
-        group="expert",
+        lower=-1.0,
     )
-    delta_codec: str = fields.setting(
+    delta_codec: str = fields.of_line(
         "",
         "Codec of what crosses, the difference from the anchor. If empty, e3m0(256)"
         " with --sync=streaming, and error_feedback(sparse_loco(64, 4096), 0.95)"
         " with --sync=sparse, or without its residual where --unsent=parameters.\n"
         "e3m0(256)|zstd(3): a codec, and the level of zstd.",
-        group="line",
     )
-    quality: float = fields.setting(
+    quality: float = fields.for_experts(
         0.98,
         "Smallest cosine that an auto codec may leave of gradients, to those by the"
         " least lossy codec.",
-        group="expert",
-        lower=0.0,
         upper=1.0,
     )
-    delta_weights: str = fields.setting(
+    delta_weights: str = fields.for_experts(
         "equal",
         "Weights of the clusters in the mean of what they send: equal, or tokens (by"
         " what each has trained on).",
-        group="expert",
         choices=["equal", "tokens"],
     )
-    sparse_average: str = fields.setting(
+    sparse_average: str = fields.for_experts(
         "clusters",
         "Divisor of a sum with --sync=sparse: clusters (their number), or senders (of"
         " each value, those that sent it).",
-        group="expert",
         choices=["clusters", "senders"],
     )
-    unsent: str = fields.setting(
+    unsent: str = fields.for_experts(
         "residual",
         "Place of what a cluster has learned and not sent yet, with --sync=sparse:"
         " residual (of the codec: the cluster itself begins each round at the anchor),"
         " or parameters (the cluster goes on with it, and nothing is forgotten).",
-        group="expert",
         choices=["residual", "parameters"],
     )
-    hub: str = fields.setting(
+    hub: str = fields.of_line(
         "",
         "Cluster over which all others exchange, such as 0; if empty, each has a"
         " connection to each.",
-        group="line",
     )
-    quorum: int = fields.setting(
+    quorum: int = fields.of_line(
         0,
         "Clusters with which a round goes on without those that are late, --hub's"
         " included; 0 to wait for all.",
-        group="line",
-        lower=0,
     )
-    grace: float = fields.setting(
-        0.0,
-        "Seconds that a round with --quorum clusters still waits for the others.",
-        group="line",
-        lower=0.0,
+    grace: float = fields.of_line(
+        0.0, "Seconds that a round with --quorum clusters still waits for the others."
     )
 
     def codec(self) -> str:

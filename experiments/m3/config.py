@@ -35,87 +35,60 @@ DEFAULTS = {
 class Agreed(pretraining_config.Agreed):
     """The settings that all clusters share; `batch_size` is of each generator."""
 
-    generators: str = fields.setting(
+    generators: str = fields.to_begin_with(
         "2",
         "Languages of each generator, or a number K for the grouping of K generators in"
         " the text folder's mono/families.json.\n"
         '"en de|hi ur": parts for generators, languages in them.',
-        group="first",
     )
-    window: int = fields.setting(
-        2,
-        "Steps that a generator may be ahead of the discriminator; 0 takes turns.",
-        group="line",
-        lower=0,
+    window: int = fields.of_line(
+        2, "Steps that a generator may be ahead of the discriminator; 0 takes turns."
     )
-    fan_out: int = fields.setting(
+    fan_out: int = fields.of_training(
         1,
         "Micro-batches of --batch_size rows that a generator makes in a step, each sent"
         " as soon as it is made, for as many replicas of the discriminator.",
-        group="training",
         lower=1,
     )
-    generator_size: str = fields.setting(
-        "tiny",
-        "Size of each generator.",
-        group="model",
-        choices=list(transformer.SIZES),
+    generator_size: str = fields.of_model(
+        "tiny", "Size of each generator.", choices=list(transformer.SIZES)
     )
-    discriminator_size: str = fields.setting(
-        "mini",
-        "Size of the discriminator.",
-        group="model",
-        choices=list(transformer.SIZES),
+    discriminator_size: str = fields.of_model(
+        "mini", "Size of the discriminator.", choices=list(transformer.SIZES)
     )
-    generator_layers: int = fields.setting(
+    generator_layers: int = fields.of_model(
         0,
         "Layers of a generator, the first ones of --hot_start; 0 for a quarter of these"
         " (with --generator_start for all of its), or without it for those of"
         " --generator_size.",
-        group="model",
-        lower=0,
     )
-    discriminator_layers: int = fields.setting(
+    discriminator_layers: int = fields.of_model(
         0,
         "Layers of the discriminator, the first ones of --hot_start; 0 for all of"
         " these, or without it for those of --discriminator_size.",
-        group="model",
-        lower=0,
     )
-    fakes: str = fields.setting(
+    fakes: str = fields.for_experts(
         "generator",
         "Tokens at masked positions: generator (its samples), or unigrams (drawn from"
         " the same text by how frequent they are: a control without a teacher).",
-        group="expert",
         choices=list(m3.FAKES),
     )
-    temperature: float = fields.setting(
+    temperature: float = fields.of_training(
         1.0,
         "Temperature of the generators' samples. Where a generator guesses well and so"
         " makes few fakes, above 1 it makes more; below 1 fakes are harder to detect.",
-        group="training",
         lower=0.01,
     )
-    rtd_weight: float = fields.setting(
-        50.0,
-        "Weight of the RTD loss, λ of eq. 11.",
-        group="training",
-        lower=0.0,
-        source="section 4.1",
+    rtd_weight: float = fields.of_training(
+        50.0, "Weight of the RTD loss, λ of eq. 11.", source="section 4.1"
     )
-    clm_weight: float = fields.setting(
-        1.0,
-        "Weight of the CLM loss, γ of eq. 11.",
-        group="training",
-        lower=0.0,
-        source="section 4.1",
+    clm_weight: float = fields.of_training(
+        1.0, "Weight of the CLM loss, γ of eq. 11.", source="section 4.1"
     )
-    teacher_gate: float = fields.setting(
+    teacher_gate: float = fields.for_experts(
         0.0,
         "Share of masked tokens, such as 0.05, that the generators must sample right"
         " before the discriminator's encoder begins to train; 0 for no such gate.",
-        group="expert",
-        lower=0.0,
         upper=1.0,
     )
 
@@ -131,25 +104,20 @@ class Local(pretraining_config.Local):
     `emulate_compute` is of a generator's micro-batch and of a discriminator's step.
     """
 
-    generator_start: str = fields.setting(
+    generator_start: str = fields.of_model(
         "",
         "Encoder that every generator begins with, if it is not --hot_start's: a name"
         " or a folder as there. Its tokenizer has the same pieces.",
-        group="model",
     )
-    discriminator_start: str = fields.setting(
-        "",
-        "Encoder that the discriminator begins with, if it is not --hot_start's.",
-        group="model",
+    discriminator_start: str = fields.of_model(
+        "", "Encoder that the discriminator begins with, if it is not --hot_start's."
     )
-    probe_pairs: int = fields.setting(
+    probe_pairs: int = fields.of_run(
         32,
         "Pairs of translations of each language, from the dev text in --data_dir, on"
         " which the discriminator's cluster measures at every evaluation how near"
         " translations lie in its encoder; 0 for none. Without such text there it"
         " measures none.",
-        group="run",
-        lower=0,
     )
 
     def of_generator(self) -> "Local":

@@ -32,75 +32,58 @@ ENGLISH = "en"
 class Agreed(configuration.Agreed):
     """The settings that a resumed run must share with its beginning."""
 
-    encoder: str = fields.setting(
+    encoder: str = fields.to_begin_with(
         "e5-small",
         "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a"
         " checkpoint folder.",
-        group="first",
     )
-    dataset: str = fields.setting(
+    dataset: str = fields.of_data(
         "folder",
         "Source of dev and test pairs: --data_dir, or TFDS's xnli if it is prepared"
         " (else --data_dir by way of a TFDS builder). Training pairs are always"
         " --data_dir's.",
-        group="data",
         choices=["folder", "tfds:xnli"],
     )
-    max_train_pairs: int | None = fields.setting(
+    max_train_pairs: int | None = fields.of_data(
         None,
         "Largest number of training pairs, drawn by --seed; all if not given.",
-        group="data",
         lower=1,
     )
-    max_test_pairs: int = fields.setting(
+    max_test_pairs: int = fields.of_data(
         0,
         "Largest number of test pairs of each language, the same for all seeds; 0 for"
         " all.",
-        group="data",
-        lower=0,
     )
     length_buckets: tuple[int, ...]
-    encoder_layers: int = fields.setting(
-        0,
-        "Layers of --encoder that are kept, the first ones; 0 for all.",
-        group="model",
-        lower=0,
+    encoder_layers: int = fields.of_model(
+        0, "Layers of --encoder that are kept, the first ones; 0 for all."
     )
-    trim_vocabulary: bool = fields.setting(
-        True, "Keep only rows of the table that some pair here needs.", group="training"
+    trim_vocabulary: bool = fields.of_training(
+        True, "Keep only rows of the table that some pair here needs."
     )
     freeze_embeddings: bool
-    freeze_layers: int = fields.setting(
-        0,
-        "First layers that are left as they are, with --freeze_embeddings.",
-        group="training",
-        lower=0,
+    freeze_layers: int = fields.of_training(
+        0, "First layers that are left as they are, with --freeze_embeddings."
     )
-    pooling: str = fields.setting(
+    pooling: str = fields.of_model(
         "cls",
         "Input of the classifier: cls (the first position), or the mean of all.",
-        group="model",
         choices=list(classifier.POOLINGS),
     )
-    encoder_dropout: float = fields.setting(
-        0.1, "Dropout rate in the encoder.", group="training", lower=0.0, upper=0.9
+    encoder_dropout: float = fields.of_training(
+        0.1, "Dropout rate in the encoder.", upper=0.9
     )
-    classifier_dropout: float = fields.setting(
-        0.1,
-        "Dropout rate before the classifier's last layer.",
-        group="training",
-        lower=0,
-        upper=0.9,
+    classifier_dropout: float = fields.of_training(
+        0.1, "Dropout rate before the classifier's last layer.", upper=0.9
     )
     warmup_ratio: float
     layer_decay: float
     clip_norm: float
-    checkpoint_selection: str = fields.setting(
+    checkpoint_selection: str = fields.of_training(
         "best",
         "Parameters to test: those of the step with the best accuracy on English dev,"
         " the earliest of equals; of the last step; or the average of those at all"
         " evaluations on English dev since the warm-up.",
-        group="training",
         choices=["best", "last", "average"],
     )
 
@@ -111,35 +94,26 @@ class Local(configuration.Place):
 
     pipeline: int
     languages: tuple[str, ...]
-    skip_missing_languages: bool = fields.setting(
-        False,
-        "Leave out languages without test pairs, instead of refusing to start.",
-        group="data",
+    skip_missing_languages: bool = fields.of_data(
+        False, "Leave out languages without test pairs, instead of refusing to start."
     )
-    tfds_dir: str | None = fields.setting(
-        None,
-        "Folder where TFDS's datasets are prepared; its own default if not given.",
-        group="data",
+    tfds_dir: str | None = fields.of_data(
+        None, "Folder where TFDS's datasets are prepared; its own default if not given."
     )
-    epochs: float = fields.setting(
-        0.0,
-        "Times that each training pair is seen; if 0, --steps counts.",
-        group="first",
-        lower=0,
+    epochs: float = fields.to_begin_with(
+        0.0, "Times that each training pair is seen; if 0, --steps counts."
     )
     eval_batch_size: int
-    split: str = fields.setting(
+    split: str = fields.of_run(
         "test",
         "Split that is tested, at the end of a run or by --eval_only. With dev no test"
         " row is read, as where one recipe of several is to be chosen.",
-        group="run",
         choices=["dev", "test"],
     )
-    export: bool = fields.setting(
+    export: bool = fields.of_run(
         False,
         "Leave the fine-tuned encoder, all of its pieces, as a checkpoint folder in"
         " <run>/finetune/encoder; with --eval_only too.",
-        group="run",
     )
 
 
@@ -148,14 +122,13 @@ class Command:
     """The settings that no run keeps: they choose what this command does."""
 
     run: str
-    eval_only: bool = fields.setting(
-        False, "Test what --run trained, on --data_dir; train nothing.", group="first"
+    eval_only: bool = fields.to_begin_with(
+        False, "Test what --run trained, on --data_dir; train nothing."
     )
-    predictions_dir: str = fields.setting(
+    predictions_dir: str = fields.of_data(
         "",
         "Folder that --eval_only writes to; if empty,"
         " <run>/evaluated/<split>-<digest of the text>.",
-        group="data",
     )
 
 

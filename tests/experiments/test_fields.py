@@ -67,10 +67,10 @@ def values_of(name, kind):
         return st.booleans()
     if kind is int:
         most = 999 if made.upper is None else made.upper
-        return st.integers(0 if made.lower is None else made.lower, most)
+        return st.integers(made.lower, most)
     if kind is float:
         most = 1e6 if made.upper is None else made.upper
-        return st.floats(0.0 if made.lower is None else made.lower, most)
+        return st.floats(made.lower, most)
     return st.text("abc =,:-|%é", min_size=1, max_size=9).map(lambda text: f"x{text}")
 
 
@@ -95,11 +95,11 @@ def test_arguments_make_any_settings_again(config, part, data):
 def test_a_flag_is_of_the_type_of_its_field():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Own:
-        own_number: int = fields.setting(3, "A number.", group="run", lower=1, upper=5)
-        own_share: float | None = fields.setting(None, "A share.", group="run")
-        own_switch: bool = fields.setting(False, "A switch.", group="run")
-        own_list: tuple[int, ...] = fields.setting((8, 16), "Numbers.", group="run")
-        own_folder: pathlib.Path = fields.setting("a", "A folder.", group="run")
+        own_number: int = fields.of_run(3, "A number.", lower=1, upper=5)
+        own_share: float | None = fields.of_run(None, "A share.")
+        own_switch: bool = fields.of_run(False, "A switch.")
+        own_list: tuple[int, ...] = fields.of_run((8, 16), "Numbers.")
+        own_folder: pathlib.Path = fields.of_run("a", "A folder.")
         seed: int  # another class's
 
     assert fields.define(Own) == fields.define(Own) == fields.names(Own)
@@ -121,7 +121,7 @@ def test_a_flag_is_of_the_type_of_its_field():
 def test_no_flag_is_defined_twice():
     @dataclasses.dataclass
     class Other:
-        seed: int = fields.setting(0, "Another seed.", group="run")
+        seed: int = fields.of_run(0, "Another seed.")
 
     with pytest.raises(flags.Error, match="--seed is defined twice"):
         fields.define(Other)
