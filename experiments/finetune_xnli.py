@@ -13,15 +13,10 @@ prints the same table for the pairs of any folder in that format (of TFDS's own 
 only with --dataset=tfds:xnli on this very command line). The loop is in `xnli/train`.
 """
 
-from absl import flags
-
 from experiments import cluster_process, configuration, fields, shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
 from nebula_jax.runtime.ranks import devices
-
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
 
 
 def main() -> int:
@@ -45,4 +40,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, config.DEFAULTS)
+    shared_flags.run(main, config.DEFAULTS, names=config.FLAGS)

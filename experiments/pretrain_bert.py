@@ -16,8 +16,6 @@ computation in one process: the reference. The loop is in `bert/cluster`; which 
 this to choose is in `bert/README.md`.
 """
 
-from absl import flags
-
 from experiments import cluster_process, shared_flags
 from experiments.bert import cluster as cluster_loop
 from experiments.bert import config, data, report, whole
@@ -26,10 +24,6 @@ from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import run_folder
-
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
-
 
 EXPERIMENT = here.Experiment(
     module="experiments.pretrain_bert",
@@ -69,4 +63,4 @@ def _run_here(run: config.Run) -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, config.DEFAULTS)
+    shared_flags.run(main, config.DEFAULTS, names=config.FLAGS)

@@ -15,8 +15,6 @@ loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 
 import functools
 
-from absl import flags
-
 from experiments import cluster_process, command_line, shared_flags
 from experiments.m3 import config, data, discriminator, generator, report, whole
 from experiments.pretraining import here
@@ -25,10 +23,6 @@ from nebula_jax import errors
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import run_folder
-
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
-
 
 EXPERIMENT = here.Experiment(
     module="experiments.pretrain_m3",
@@ -85,4 +79,4 @@ def _run_here(run: config.Run) -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, config.DEFAULTS)
+    shared_flags.run(main, config.DEFAULTS, names=config.FLAGS)

@@ -79,18 +79,25 @@ class Shared:
 fields.define(Shared)
 
 
-def run(main: Callable[[], int], defaults: Mapping[str, Any] | None = None) -> None:
+def run(
+    main: Callable[[], int],
+    defaults: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+) -> None:
     """Runs an entry point: parses its flags, prints errors as one line, exits.
 
     Args:
       main: does the work, returns the exit status.
-      defaults: of shared flags, in this experiment.
+      defaults: of shared flags, in this command.
+      names: of the flags that the command has beside those that its file defines.
     """
     # What is imported stays: neither a collection nor Python's end looks through it
     # again, which took a quarter of a short run's CPU time.
     gc.freeze()
     for name, value in (defaults or {}).items():
         flags.FLAGS.set_default(name, value)
+    for name in names:
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
     def parsed(argv: Sequence[str]) -> list[str]:
         if {"--help", "-help"} & set(argv[1:]):

@@ -265,8 +265,6 @@ class Run:
 
 
 FLAGS = fields.define(Run, connect.Settings)
-for _name in FLAGS:
-    flags.declare_key_flag(_name)
 
 
 def printer(run: Run, link: Link) -> Callable[[int, dict[str, jax.Array]], None]:
@@ -366,4 +364,4 @@ def compare(run: Run) -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, {"steps": 150})
+    shared_flags.run(main, {"steps": 150}, names=FLAGS)

@@ -25,8 +25,6 @@ import functools
 import time
 from typing import Any
 
-from absl import flags
-
 from experiments import cluster_process, configuration, shared_flags
 from experiments.abnet import (
     checks,
@@ -47,9 +45,6 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import launcher
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import checkpoints, run_folder, traces
-
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
 
 
 def main() -> int:
@@ -146,4 +141,4 @@ def _reported(local: config.Local) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, config.DEFAULTS)
+    shared_flags.run(main, config.DEFAULTS, names=config.FLAGS)

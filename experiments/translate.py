@@ -35,8 +35,6 @@ flags.DEFINE_integer(
     "Columns of the bottleneck that are used; all of them by default.",
     lower_bound=1,
 )
-for _name in (*config.FLAGS, "run", "step", "rank"):
-    flags.declare_key_flag(_name)
 
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
@@ -262,4 +260,4 @@ def _filled(
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=[*config.FLAGS, "run"])

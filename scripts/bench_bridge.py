@@ -52,7 +52,6 @@ from scripts.bench.transports import worker
 from scripts.bench.transports.pair import Pair
 
 flags.adopt_module_key_flags(bench_config)
-flags.declare_key_flag("out")
 flags.DEFINE_list("transports", [], "Transports to measure; empty for all.")
 flags.DEFINE_float(
     "megabytes",
@@ -387,4 +386,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["out"])

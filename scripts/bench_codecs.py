@@ -30,8 +30,6 @@ from scripts.bench import interleave
 from scripts.bench import report as bench_report
 
 flags.adopt_module_key_flags(bench_config)
-for _name in ("out", "batch_size", "seed"):
-    flags.declare_key_flag(_name)
 flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
 flags.DEFINE_integer("width", 768, "Width of the tensor.")
 flags.DEFINE_integer(
@@ -308,4 +306,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, DEFAULTS)
+    shared_flags.run(main, DEFAULTS, names=["out", "batch_size", "seed"])

@@ -42,8 +42,6 @@ from scripts.bench import dead_cluster
 from scripts.bench import relay as relay_lib
 
 flags.adopt_module_key_flags(bench_config)
-for _name in ("out", "seed", "workdir"):
-    flags.declare_key_flag(_name)
 flags.DEFINE_float(
     "minutes", 30.0, "Minutes in which goodput is measured.", lower_bound=0.1
 )
@@ -349,4 +347,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["out", "seed", "workdir"])

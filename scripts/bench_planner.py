@@ -34,10 +34,6 @@ from scripts.plans import settings as plan_settings
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
-# Those of a plan are set for each case, not by the command.
-for _name in ("workdir", "out", "prepared_dir", "pretrained_dir"):
-    flags.declare_key_flag(_name)
-
 WITHIN = 0.15
 """The share of the measured time by which a prediction may be off."""
 WARM_UP = 20  # steps
@@ -319,4 +315,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    # Those of a plan are set for each case, not by the command.
+    shared_flags.run(main, names=["workdir", "out", "prepared_dir", "pretrained_dir"])

@@ -39,8 +39,6 @@ from scripts.tables import runs as table_runs
 flags.DEFINE_string(
     "bench_end", "", "Set for the processes of the benchmark itself, as JSON."
 )
-for _name in ("out", "workdir"):
-    flags.declare_key_flag(_name)
 
 LINES = {"60": "60mbit,15ms", "170": "170mbit,15ms"}
 """Mbit/s -> line."""
@@ -223,4 +221,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["out", "workdir"])

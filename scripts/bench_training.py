@@ -51,7 +51,6 @@ from scripts.bench import report as bench_report
 from scripts.bench import shapes as bench_shapes
 
 flags.adopt_module_key_flags(bench_config)
-flags.declare_key_flag("out")
 flags.DEFINE_bool(
     "small_shapes", False, "Trains tiny shapes, to try the benchmark out."
 )
@@ -385,4 +384,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, DEFAULTS)
+    shared_flags.run(main, DEFAULTS, names=["out"])

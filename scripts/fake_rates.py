@@ -12,8 +12,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
@@ -21,10 +19,6 @@ from nebula_jax.runtime.records import report, run_folder
 from scripts import table_m3_recipe
 from scripts.tables import config
 from scripts.tables import runs as table_runs
-
-for _name in config.FLAGS:
-    if _name != "scale":
-        flags.declare_key_flag(_name)
 
 PRETRAINING = "m3_xnli15_warm"
 STEPS = 60
@@ -136,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=config.FLAGS)

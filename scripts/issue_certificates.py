@@ -17,9 +17,6 @@ from nebula_jax import errors
 from nebula_jax.security import names
 from nebula_jax.security.tls import certificates
 
-for _name in ("out", "clusters"):
-    flags.declare_key_flag(_name)
-
 
 def main() -> int:
     """Writes --out."""
@@ -36,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["out", "clusters"])

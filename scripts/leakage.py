@@ -33,10 +33,6 @@ from scripts.leaks.line import Line
 from scripts.tables import compression_rows, config
 from scripts.tables import runs as table_runs
 
-for _name in (*config.FLAGS, "rows"):
-    if _name != "scale":
-        flags.declare_key_flag(_name)
-
 FLAGFILE = "abnet_table5_tiny"
 TABLE5 = config.FOLDER / "results" / "table5_tiny.json"
 SEEDS = 3
@@ -233,4 +229,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=[*config.FLAGS, "rows"])

@@ -18,8 +18,6 @@ import pathlib
 import time
 from typing import Any
 
-from absl import flags
-
 from experiments import shared_flags
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.life import process
@@ -36,9 +34,6 @@ from scripts.plans import (
     speed,
 )
 from scripts.plans import text as plan_text
-
-for _name in settings.flag_names():
-    flags.declare_key_flag(_name)
 
 ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
 
@@ -242,4 +237,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=settings.flag_names())

@@ -28,7 +28,6 @@ flags.DEFINE_list(
     [],
     f"Models to prepare: names ({', '.join(packages.MODELS)}) or checkpoint folders.",
 )
-flags.declare_key_flag("pretrained_dir")
 
 
 def describe(folder: pathlib.Path) -> str:
@@ -60,4 +59,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["pretrained_dir"])

@@ -26,8 +26,6 @@ from nebula_jax.runtime.records import report
 from scripts.plans import abnet, m3, settings, speed
 from scripts.tables import runs as table_runs
 
-flags.declare_key_flag("out")  # those of a plan are set here, not by the command
-
 ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
 DEVICES = {"m3": (8, 40.0), "abnet": (1, 10.0)}
 """Devices of a generator's cluster, and of each of ABNet's, and the TFLOP/s that each
@@ -215,4 +213,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    # Those of a plan are set here, not by the command.
+    shared_flags.run(main, names=["out"])

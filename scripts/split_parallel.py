@@ -15,11 +15,15 @@ from experiments.abnet import config
 from nebula_jax import errors
 from nebula_jax.data import parallel_side, split_parallel
 
-for name in (
-    *("out", "data_dir", "pair", "corpora", "max_pairs", "max_words"),
+FLAGS = (
+    "out",
+    "data_dir",
+    "pair",
+    "corpora",
+    "max_pairs",
+    "max_words",
     "held_out_pairs",
-):
-    flags.declare_key_flag(name)
+)
 
 
 def main() -> int:
@@ -48,4 +52,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, config.DEFAULTS)
+    shared_flags.run(main, config.DEFAULTS, names=FLAGS)

@@ -15,17 +15,12 @@ after the other; after a stop, the same command goes on.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime.records import run_folder
 from scripts.tables import config, paper, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
-
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
 
 SEEDS = 3  # by default
 BERT, M3 = "experiments.pretrain_bert", "experiments.pretrain_m3"
@@ -267,4 +262,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["scale", *config.FLAGS])

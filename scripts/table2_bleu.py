@@ -34,8 +34,6 @@ from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, config, held_out
 from scripts.tables import runs as table_runs
 
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
 flags.DEFINE_list(
     "pairs",
     ["es-en", "zh-en"],
@@ -222,4 +220,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["scale", *config.FLAGS])

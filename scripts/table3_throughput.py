@@ -22,7 +22,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
@@ -32,10 +31,6 @@ from nebula_jax.training import checkpoint, metrics
 from scripts.tables import config, figures
 from scripts.tables import runs as table_runs
 from scripts.tables.paper import PAPER
-
-for _name in config.FLAGS:
-    if _name not in ("scale", "data_dir", "pretrained_dir"):
-        flags.declare_key_flag(_name)
 
 FLAGFILE = "m3_quickstart"
 STEPS, WARM_UP, EVERY, LOG_EVERY = 400, 60, 100, 10
@@ -223,4 +218,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    names = ["seeds", "out", "workdir", "results_dir", "prepared_dir"]
+    shared_flags.run(main, names=names)

@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
@@ -38,9 +37,6 @@ from nebula_jax.training import m3, m3_steps, metrics
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 from scripts.tables.paper import PAPER
-
-for _name in ("out", "workdir"):
-    flags.declare_key_flag(_name)
 
 WORKERS = (1, 2, 4, 8)
 GENERATOR_DEVICES = 8
@@ -265,4 +261,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["out", "workdir"])

@@ -28,11 +28,6 @@ from scripts.tables import abnet as abnet_runs
 from scripts.tables import abnet_markdown, compression_rows, config, figures, held_out
 from scripts.tables import runs as table_runs
 
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
-flags.declare_key_flag("rows")
-flags.declare_key_flag("stages")
-
 STAGES = ("quality", "speed", "start")
 """Loss and BLEU; seconds and bytes; Fig. 10."""
 FEWER_BYTES = 8.0
@@ -372,4 +367,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    names = ["scale", "rows", "stages", *config.FLAGS]
+    shared_flags.run(main, names=names)

@@ -17,8 +17,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from experiments.abnet import crossing, scaled_wan
 from nebula_jax import errors
@@ -26,10 +24,6 @@ from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import codec_control_markdown, config, held_out
 from scripts.tables import runs as table_runs
-
-for _name in (*config.FLAGS, "stages"):
-    if _name != "scale":
-        flags.declare_key_flag(_name)
 
 STAGES = ("speed", "quality")
 """Runs over lines, which need an idle machine; then, in one process, those codecs that
@@ -373,4 +367,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=[*config.FLAGS, "stages"])

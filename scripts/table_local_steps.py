@@ -13,17 +13,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from experiments.bert import report as bert_report
 from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import diloco, metrics
 from scripts.tables import config, local_steps_markdown
 from scripts.tables import runs as table_runs
-
-for _name in config.FLAGS:
-    flags.declare_key_flag(_name)
 
 BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
 SEEDS = 3
@@ -374,4 +369,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=["scale", *config.FLAGS])

@@ -15,17 +15,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import config, long_run_markdown
 from scripts.tables import runs as table_runs
-
-for _name in config.FLAGS:
-    if _name != "scale":
-        flags.declare_key_flag(_name)
 
 FLAGFILE = "abnet_es_en"
 PARTS = 1000, 2000, 3000
@@ -175,4 +169,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=config.FLAGS)

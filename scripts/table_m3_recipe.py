@@ -12,18 +12,12 @@ same command goes on.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime.records import run_folder
 from scripts.tables import config, recipe_markdown
 from scripts.tables import runs as table_runs
-
-for _name in config.FLAGS:
-    if _name != "scale":
-        flags.declare_key_flag(_name)
 
 PRETRAINING = "m3_xnli15_warm"
 STEPS, EVERY = 100, 25
@@ -134,4 +128,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=config.FLAGS)

@@ -13,17 +13,11 @@ on.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from experiments import shared_flags
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime.records import run_folder
 from scripts.tables import config, xnli_markdown, xnli_rows
 from scripts.tables import runs as table_runs
-
-for _name in (*config.FLAGS, "stages"):
-    if _name != "scale":
-        flags.declare_key_flag(_name)
 
 SEEDS = 3  # by default, of stage `test`; stage `choose` has the first
 STAGES = ("choose", "test")
@@ -189,4 +183,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main)
+    shared_flags.run(main, names=[*config.FLAGS, "stages"])

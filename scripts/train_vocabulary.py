@@ -23,9 +23,6 @@ from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 
-for _name in ("out", "languages", *config.FLAGS):
-    flags.declare_key_flag(_name)
-
 
 def main() -> int:
     """Writes --out."""
@@ -46,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, config.DEFAULTS)
+    shared_flags.run(main, config.DEFAULTS, names=["out", "languages", *config.FLAGS])

@@ -58,7 +58,7 @@ flags.DEFINE_float(
     "padding_share",
     0.4,
     "Share of a row's tokens that is padding, in batches of sentences: codecs with"
-    " pack_tokens leave it out. (M3's packed sequences have next to none.)",
+    " pack_tokens leave it out. M3's packed sequences have next to none.",
     lower_bound=0.0,
     upper_bound=0.95,
 )

@@ -33,9 +33,15 @@ flags.DEFINE_list(
 )
 
 FLAGS = (
-    *("scale", "seeds", "out", "data_dir", "workdir", "results_dir"),
-    *("pretrained_dir", "prepared_dir"),
+    "seeds",
+    "out",
+    "data_dir",
+    "workdir",
+    "results_dir",
+    "pretrained_dir",
+    "prepared_dir",
 )
+"""Flags of a table; one with sizes has --scale as well."""
 PARTIAL = ("stages", "results_dir")
 """Flags of a command that does some of a table's runs."""
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments"

@@ -17,21 +17,36 @@ MODULES = sorted(
 )
 
 
-def float_flags():
-    """Every float flag of every command: its name."""
+HEADS = "Of|Whether|What|How|Where|The same|Likewise"
+
+
+def own_flags():
+    """Every flag of every command."""
     for module in MODULES:
         importlib.import_module(module)
-    return sorted(
-        name
+    return [
+        flags.FLAGS[name]
         for name in flags.FLAGS
-        if isinstance(flags.FLAGS[name].parser, flags.FloatParser)
-        and flags.FLAGS.find_module_defining_flag(name).startswith(("exp", "scr"))
-    )
+        if flags.FLAGS.find_module_defining_flag(name).startswith(("exp", "scr"))
+    ]
+
+
+def test_every_help_text_stands_alone():
+    """A sentence, and none that only makes sense behind the name of its flag."""
+    found = own_flags()
+    assert len(found) > 150
+    for flag in found:
+        text = re.sub(r"^<[^>]*>: ", "", flag.help)  # the values of an enumeration
+        assert re.match(r"[A-Z0-9]", text), flag.name
+        assert not re.match(rf"({HEADS})\b", text), flag.name
+        assert text.endswith("."), flag.name
+        assert len(text.split()) > 1, flag.name
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
 def test_no_number_that_is_not_finite(value):
-    found = float_flags()
+    own = own_flags()
+    found = [each.name for each in own if isinstance(each.parser, flags.FloatParser)]
     assert {"learning_rate", "epochs", "label_smoothing", "megabytes"} <= set(found)
     for name in found:
         with flagsaver.flagsaver(), pytest.raises(flags.Error, match=name):
@@ -71,7 +86,7 @@ def test_whole_numbers():
     ],
 )
 def test_errors_of_the_library_name_flags_in_commands(raised, shown):
-    float_flags()  # defines them all
+    own_flags()  # defines them all
 
     def main():
         raise errors.SettingsError(raised)
