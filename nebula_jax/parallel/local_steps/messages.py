@@ -86,7 +86,8 @@ class Coder:
           specs: of the messages of each fragment, and of the closing one.
           sharding: of each fragment's parameters, P; None for one device.
         """
-        everywhere, places = None, [None for _ in specs]
+        everywhere: Any = None
+        places: list[Any] = [None for _ in specs]
         if sharding is not None:
             everywhere = _replicated(sharding)
             places = [

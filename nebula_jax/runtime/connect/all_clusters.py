@@ -213,7 +213,7 @@ def connected(
     if may_return and not hub:
         raise errors.SettingsError("clusters can rejoin a hub alone: give a hub")
     if not ranks.is_root() or not order:
-        shared = {name: routes.worker_link(work) for name in order}
+        shared: dict[str, AnyLink] = {name: routes.worker_link(work) for name in order}
         yield Peers(hello, shared, dials, hub, work)
         return
     where = dict(zip(dials, _addresses(settings, hello.cluster, dials), strict=True))

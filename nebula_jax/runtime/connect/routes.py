@@ -174,7 +174,10 @@ class Routes:
             address = inner.read(self._switch.folder)[:2]
             route = self._switch.reach(peer)
             finish = self._switch.finish(states.Role.CONNECTOR)
-            more = {"tls": self._switch.client_context, "finish": finish}
+            more: dict[str, Any] = {
+                "tls": self._switch.client_context,
+                "finish": finish,
+            }
         else:
             assert address is not None  # it is not a federation
             route = bridge.directly(address, peer)
