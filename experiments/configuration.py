@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from absl import flags
 
+import nebula_jax
 from experiments import command_line, fields
 from nebula_jax import errors, files
 from nebula_jax.models import transformer
@@ -379,6 +380,7 @@ def parse_run(folder: str, module: str) -> pathlib.Path:
     except flags.Error as error:
         reason = " ".join(str(error).split())
         raise errors.SettingsError(
-            f"{path} is of no run of {module}: {reason}"
+            f"{path} is of no run of {module} in nebula_jax {nebula_jax.__version__}:"
+            f" {reason}"
         ) from None
     return pathlib.Path(folder)

@@ -1,3 +1,3 @@
 """Nebula-JAX: train one model over several remote clusters joined by a slow line."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

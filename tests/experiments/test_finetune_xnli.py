@@ -323,8 +323,8 @@ def test_bad_flags_are_one_clear_error(runs, here, values, words):
 
 @pytest.mark.parametrize(
     "line",
-    ["--no_flag_of_this=1", "--epochs=many"],
-    ids=["another module's", "damaged"],
+    ["--no_flag_of_this=1", "--match_label_shares=dev", "--epochs=many"],
+    ids=["another module's", "withdrawn", "damaged"],
 )
 def test_flags_of_another_experiments_run_are_one_clear_error(
     runs, here, monkeypatch, line
@@ -334,7 +334,8 @@ def test_flags_of_another_experiments_run_are_one_clear_error(
     (foreign / "run.flags").write_text(f"{line}\n")
     monkeypatch.setattr("sys.argv", ["finetune_xnli"])
     use(runs, eval_only="true", run="foreign")
-    with pytest.raises(errors.NebulaError, match=r"is of no run of finetune_xnli: \w"):
+    words = r"is of no run of finetune_xnli in nebula_jax 0\.\d\.\d: \w"
+    with pytest.raises(errors.NebulaError, match=words):
         finetune_xnli.main()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+import nebula_jax
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
@@ -199,6 +200,7 @@ class Checkpoints:
         """Saves the state after `step` with the data position."""
         self.before_save()
         about = {
+            "version": nebula_jax.__version__,
             "cluster": self._cluster,
             "position": position,
             "settings": self._settings,
@@ -265,6 +267,10 @@ def difference(
     before, known = about.get("settings"), about.get("fingerprints")
     if not isinstance(before, dict) or not isinstance(known, dict):
         return "no settings"
+    ours = nebula_jax.__version__
+    version = about.get("version", "before 0.3.0")  # earlier ones did not record it
+    if version != ours:
+        return f"nebula_jax {version}, this one has {ours}"
     here = {"cluster": cluster, **settings, **fingerprints}
     saved = {"cluster": about.get("cluster"), **before}
     saved |= {name: value for name, value in known.items() if name in fingerprints}

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import nebula_jax
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
@@ -96,6 +97,19 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     words = "holds a run with --steps=9, this one has 8"
     with pytest.raises(checkpoint.CheckpointError, match=words):
         checkpoints.Checkpoints(tmp_path, "source", {"--steps": 8}, every=1)
+
+
+def test_a_run_of_another_version_is_refused(tmp_path, monkeypatch):
+    """Others may compute other numbers; those before 0.3.0 did not record theirs."""
+    monkeypatch.setattr(nebula_jax, "__version__", "0.2.0")
+    save(tmp_path, {})
+    monkeypatch.undo()
+    words = f"run with nebula_jax 0.2.0, this one has {nebula_jax.__version__}; name"
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        opened(tmp_path)
+    about = {"cluster": "source", "settings": SETTINGS, "fingerprints": {}}
+    found = checkpoints.difference(about, "source", SETTINGS, {})
+    assert found.startswith("nebula_jax before 0.3.0, this one has ")
 
 
 def test_what_is_learned_of_the_peer_must_be_as_it_was(tmp_path):
