@@ -18,8 +18,8 @@ from nebula_jax import errors
 from nebula_jax.communication import channels, ranks
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pace, rules
-from nebula_jax.parallel.local_steps import exchange, messages, rounds
 from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import messages, rounds
 from nebula_jax.training import state as train_state
 
 States = list[train_state.TrainState]
@@ -105,7 +105,7 @@ class Rounds:
         ends = None
         if links is not None:
             [own] = self._members
-            ends = exchange.Exchange(
+            ends = rounds.Exchange(
                 *(pairs.names(agreed, pairs.role_of(cluster)), cluster, links),
                 *(own.specs, own.codec, agreed.compression().zstd),
             )

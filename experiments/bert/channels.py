@@ -18,7 +18,6 @@ from typing import Any
 from experiments.bert import config, models, timing
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.parallel.local_steps import exchange as exchange_lib
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import rounds as rounds_lib
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
@@ -28,6 +27,9 @@ from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import state as train_state
+
+Rounds = rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf
+"""A cluster's part in the rounds, of which the last two are those with a quorum."""
 
 
 def connected(
@@ -47,7 +49,7 @@ def rounds(
     peers: all_clusters.Peers,
     work: activity.Work,
     timer: timing.Timer,
-) -> rounds_lib.Rounds | None:
+) -> Rounds | None:
     """Opens a cluster's channels; None if there is one cluster.
 
     Args:
@@ -62,7 +64,7 @@ def rounds(
     agreed, own = run.agreed, run.local.cluster
     names, zstd = config.names(agreed), agreed.compression().zstd
     if not agreed.quorum:
-        ends = exchange_lib.Exchange(
+        ends = rounds_lib.Exchange(
             names,
             own,
             peers.links,
@@ -97,7 +99,7 @@ def _of_one_process(link: Any) -> Any:
 def begin(
     run: config.Run,
     peers: all_clusters.Peers,
-    rounds: rounds_lib.Rounds | None,
+    rounds: Rounds | None,
     saved: Sequence[int],
 ) -> tuple[int, bool]:
     """Agrees with the others on where the run resumes, once all channels are open.
@@ -136,7 +138,7 @@ def begin(
 
 
 def exchange(
-    rounds: rounds_lib.Rounds | None,
+    rounds: Rounds | None,
     timer: timing.Timer,
     step: int,
     states: Sequence[train_state.TrainState],
@@ -174,7 +176,7 @@ def exchange(
 def described(
     run: config.Run,
     made: models.Models,
-    rounds: rounds_lib.Rounds | None,
+    rounds: Rounds | None,
     peers: all_clusters.Peers | None = None,
 ) -> dict[str, Any]:
     """Returns what a summary has of the model, the rounds and the other clusters."""

@@ -128,6 +128,29 @@ class Config:
             step += 1
         return step, fragment
 
+    def last_rounds(self, step: int) -> list[tuple[int, int]]:
+        """Returns the rounds that are still to be applied after a run's last step.
+
+        The one that is in flight, if any; then one of every other fragment.
+
+        >>> Config(inner_steps=8, fragments=4, delay=1).last_rounds(8)
+        [(8, 0), (8, 1), (8, 2), (8, 3)]
+
+        Args:
+          step: the last one of the run.
+
+        Returns:
+          Steps after which the messages are sent, and the fragments.
+        """
+        in_flight = [
+            (step - ago, fragment)
+            for ago in range(self.delay)
+            if (fragment := self.sent_after(step - ago)) is not None
+        ]
+        done = self.sent_after(step)
+        rest = [(step, each) for each in range(self.fragments) if each != done]
+        return in_flight + rest
+
     def is_in_flight(self, step: int) -> bool:
         """Returns True if after a step a fragment is sent and not yet applied."""
         return any(self.sent_after(step - ago) is not None for ago in range(self.delay))

@@ -187,6 +187,28 @@ def test_the_next_round():
 
 
 @pytest.mark.parametrize(
+    ("step", "last"),
+    [
+        (3, [(3, 0), (3, 1)]),
+        (4, [(4, 1), (4, 0)]),  # the one of fragment 1 is under way
+        (6, [(4, 1), (6, 0), (6, 1)]),
+        (7, [(7, 0), (7, 1)]),  # it was applied after this step
+        (8, [(8, 0), (8, 1)]),
+        (10, [(8, 0), (10, 0), (10, 1)]),
+    ],
+)
+def test_at_the_end_each_fragment_has_a_last_round(step, last):
+    settings = diloco.Config(inner_steps=8, fragments=2, delay=3)
+    assert settings.last_rounds(step) == last
+
+
+def test_without_delay_the_round_of_the_last_step_is_applied_already():
+    settings = diloco.Config(inner_steps=8, fragments=2)
+    assert settings.last_rounds(8) == [(8, 1)]
+    assert settings.last_rounds(9) == [(9, 0), (9, 1)]
+
+
+@pytest.mark.parametrize(
     ("settings", "field"),
     [
         ({"inner_steps": 0}, "inner_steps"),

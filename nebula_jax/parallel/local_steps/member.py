@@ -15,7 +15,7 @@ R clusters, P fragments.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +31,6 @@ from nebula_jax.training import diloco
 
 class RoundError(errors.NebulaError):
     """A message that cannot be of this round; the text names round and fragment."""
-
-
-class _Message(NamedTuple):
-    """A message that has been checked."""
-
-    head: messages.Head
-    delta: diloco.Fragment
 
 
 class Member:
@@ -82,14 +75,14 @@ class Member:
         self.codec = codec
         """The codec of the messages."""
         places = sharding and diloco.split(sharding, config.fragments)
-        self._coder = messages.Coder(codec, self.specs, places)
+        self._encode, self._decode = _compiled(codec, self.specs, places)
         self.outers: list[diloco.Outer] = []
         self.codecs: list[Any] = []
         # Of each fragment, the message that is in flight.
         self._sent: list[Selected | None] = [None for _ in parts]
         self.versions = [0 for _ in parts]
         """The outer steps that made each fragment's anchor, P."""
-        self._tokens = Tokens([0 for _ in parts])
+        self._tokens = _Tokens([0 for _ in parts])
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
@@ -101,6 +94,12 @@ class Member:
             "outers": outers,
             "codecs": [self.codec.init(spec) for spec in self.specs[:-1]],
         }
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters that train."""
+        leaves = jax.tree.leaves([spec["delta"] for spec in self.specs])
+        return sum(leaf.size for leaf in leaves)
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -126,7 +125,7 @@ class Member:
             self.versions = list(position["versions"])
         self._sent = [None for _ in self.versions]
         counts = [0] * len(self.versions) if position is None else position["tokens"]
-        self._tokens = Tokens(counts)
+        self._tokens = _Tokens(counts)
 
     def took(self, tokens: Any) -> None:
         """Counts the tokens of an inner step, [] integers on any device."""
@@ -164,9 +163,7 @@ class Member:
             "delta": diloco.outer_gradient(self.outers[fragment].anchor, own),
         }
         # The codec's state keeps what this message leaves out, such as a residual.
-        payload, self.codecs[fragment] = self._coder.encode(
-            message, self.codecs[fragment]
-        )
+        payload, self.codecs[fragment] = self._encode(message, self.codecs[fragment])
         self._sent[fragment] = sent = Selected(payload)
         return sent
 
@@ -201,13 +198,13 @@ class Member:
         version = self.versions[fragment]
         expected = messages.Head(step, fragment, version, 0)
         found = self._checked(expected, self.digest(fragment), payloads)
-        heads = [each.head for each in found.values()]
+        heads = [head for head, _ in found.values()]
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         # Deltas are added in the clusters' order: everywhere to the same bits.
         outer = diloco.outer_step(
             self.config,
             self.outers[fragment],
-            [each.delta for each in found.values()],
+            [delta for _, delta in found.values()],
             diloco.weights_of(tokens),
             is_first=version == 0,
         )
@@ -223,7 +220,7 @@ class Member:
         self._tokens.close(fragment, is_in, kept)
         own = diloco.split(params, self.config.fragments)[fragment]
         if self.config.keeps_unsent:
-            counted = found[self._own].delta if is_in else None
+            counted = found[self._own][1] if is_in else None
             after = diloco.follow(own, counted, before, outer.anchor)
         else:
             after = diloco.mix(self.config, own, outer.anchor)
@@ -234,11 +231,11 @@ class Member:
         expected: messages.Head,
         digest: np.ndarray,
         payloads: Sequence[Selected | None],
-    ) -> dict[str, _Message]:
-        """Returns those messages that there are, by name, in the clusters' order."""
+    ) -> dict[str, tuple[messages.Head, diloco.Fragment]]:
+        """Returns head and delta of each cluster that has sent, in their order."""
         found = {}
         where = f"of fragment {expected.fragment} in the round of step {expected.step}"
-        decode = self._coder.decode[expected.fragment]
+        decode = self._decode[expected.fragment]
         for name, payload in zip(self._clusters, payloads, strict=True):
             if payload is None:
                 continue
@@ -263,7 +260,7 @@ class Member:
                 )
             if not bool(is_finite):
                 raise RoundError(f"{name} sent a delta {where} that is not finite")
-            found[name] = _Message(head, delta)
+            found[name] = head, delta
         return found
 
     def closing(self, step: int) -> Selected:
@@ -279,7 +276,7 @@ class Member:
             "delta": {},
         }
         state = self.codec.init(self.specs[-1])
-        return Selected(self._coder.encode(message, state)[0])
+        return Selected(self._encode(message, state)[0])
 
     def close(self, step: int, params: Any, payloads: Sequence[Any]) -> Any:
         """Returns the parameters at the anchors, which all clusters have alike.
@@ -303,18 +300,14 @@ class Member:
         return np.frombuffer(diloco.digest(parts), np.uint8)
 
 
-class Tokens:
+class _Tokens:
     """The tokens of a cluster's inner steps since its latest message of each fragment.
 
-    A message takes them along. Those of one that a round goes on without come back.
+    A message takes them along. Those of one that a round closed without come back.
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
-        """Begins where no message is in flight, as whenever a checkpoint is saved.
-
-        Args:
-          counts: P, of each fragment until now.
-        """
+        """Begins where no message is in flight, with the P counts until now."""
         self._counts = list(counts)
         self._sent = [0] * len(self._counts)  # with a message that is in flight
         self._steps: list[Any] = []  # on the devices, perhaps still being computed
@@ -348,3 +341,39 @@ class Tokens:
         if not is_in:
             tokens = self.counts()[fragment] + sent
             self._counts[fragment] = round(tokens * kept)
+
+
+def _compiled(
+    codec: codec_lib.Codec, specs: Sequence[Any], sharding: Any
+) -> tuple[Any, list[Any]]:
+    """Returns the encoder of messages, and a decoder for each of their specs.
+
+    A decoder returns the message, and True if its delta is finite. Payloads are on all
+    devices; deltas are sharded as the parameters are (`sharding`, P; None for one
+    device).
+    """
+    everywhere: Any = None
+    places: list[Any] = [None for _ in specs]
+    if sharding is not None:
+        mesh = jax.tree.leaves(sharding)[0].mesh
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        places = [
+            {name: everywhere for name in each} | {"delta": part}
+            for each, part in zip(specs, [*sharding, {}], strict=True)
+        ]
+    encode = jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
+    return encode, [
+        jax.jit(_decoder(codec, each), out_shardings=(place, None))
+        for each, place in zip(specs, places, strict=True)
+    ]
+
+
+def _decoder(codec: codec_lib.Codec, spec: Any) -> Any:
+    def decode(payload: Any) -> tuple[Any, jax.Array]:
+        message, _ = codec.decode(payload, codec.init(spec))
+        is_finite = jnp.asarray(True)
+        for leaf in jax.tree.leaves(message["delta"]):
+            is_finite &= jnp.all(jnp.isfinite(leaf))
+        return message, is_finite
+
+    return decode

@@ -3,7 +3,6 @@
 A message is self-contained: it decodes to the same values whatever was sent before it.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,49 +70,3 @@ def check_codec(codec: codec_lib.Codec) -> None:
     one, two = (codec.decode(payload, each)[0] for each in (state, after))
     if not all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
         raise ValueError(f"{codec.name}: its receiver remembers what came before")
-
-
-class Coder:
-    """A codec of the messages, compiled for each fragment."""
-
-    def __init__(
-        self, codec: codec_lib.Codec, specs: Sequence[Any], sharding: Any = None
-    ) -> None:
-        """Compiles nothing yet.
-
-        Args:
-          codec: of the messages.
-          specs: of the messages of each fragment, and of the closing one.
-          sharding: of each fragment's parameters, P; None for one device.
-        """
-        everywhere: Any = None
-        places: list[Any] = [None for _ in specs]
-        if sharding is not None:
-            everywhere = _replicated(sharding)
-            places = [
-                {name: everywhere for name in each} | {"delta": part}
-                for each, part in zip(specs, [*sharding, {}], strict=True)
-            ]
-        self.encode = jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
-        self.decode = [
-            jax.jit(_decode_of(codec, each), out_shardings=(place, None))
-            for each, place in zip(specs, places, strict=True)
-        ]
-        """For each spec: payload -> (message, True if its delta is finite)."""
-
-
-def _decode_of(codec: codec_lib.Codec, of: Any) -> Any:
-    def decode(payload: Any) -> tuple[Any, jax.Array]:
-        message, _ = codec.decode(payload, codec.init(of))
-        is_finite = jnp.asarray(True)
-        for leaf in jax.tree.leaves(message["delta"]):
-            is_finite &= jnp.all(jnp.isfinite(leaf))
-        return message, is_finite
-
-    return decode
-
-
-def _replicated(sharding: Any) -> jax.sharding.NamedSharding:
-    """Returns the sharding of a copy on every device of the mesh."""
-    mesh = jax.tree.leaves(sharding)[0].mesh
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

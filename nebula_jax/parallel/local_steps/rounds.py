@@ -1,26 +1,34 @@
 """The rounds of local steps in a loop: what is due after each inner step.
 
-    of_run = rounds.LocalRounds([member], exchange)
+    ends = rounds.Exchange(clusters, own, links, member.specs, codec)
+    of_run = rounds.LocalRounds([member], ends)
     for step in ...:
         state, metrics = train_step(state, batch)
         [params], heads = of_run.after(step, [state.params])
     [params] = of_run.finish(step, [params])    # after the last step of the run
 
-While a message is in flight the cluster takes further inner steps. One process may have
-the members of all clusters; then nothing is sent.
+While a message is in flight the cluster takes further inner steps. What has arrived
+meanwhile is taken (`Exchange.poll`), so that the line never waits for who reads, and a
+hub passes it on at once. One process may have the members of all clusters; then nothing
+is sent.
+
+Every cluster has a link to every other one, or all have one to a hub, which is a
+cluster too and passes on what it receives. Either way all clusters get the same bytes
+of every message.
+
+R clusters, P fragments.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import jax
-
+from nebula_jax.communication import channels, ranks, selector, worker_link
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import messages
-from nebula_jax.training import diloco
+from nebula_jax.parallel.local_steps.messages import Key
 
 Now = Callable[[], tuple[int, bool]]
 """Returns the milliseconds that the run has lasted here, and True to request its end.
@@ -33,7 +41,7 @@ def no_news() -> tuple[int, bool]:
 
 
 class Ends(Protocol):
-    """The channels to the other clusters: `exchange.Exchange`, or `quorum.hub.Hub`."""
+    """The channels to the other clusters: `Exchange`, or `quorum.hub.Hub`."""
 
     def send(self, step: int, fragment: int, message: Selected) -> None:
         """Sends this cluster's message of a round to all others."""
@@ -47,49 +55,146 @@ class Ends(Protocol):
         """Waits for a round's messages, in the clusters' order; None for no message."""
 
 
-class Rounds(Protocol):
-    """A cluster's part in the rounds: of `LocalRounds`, or of an end with a quorum."""
+class Exchange:
+    """The channels between this cluster and all others: one a cluster and fragment."""
 
-    @property
-    def step(self) -> int:
-        """The step at which the cluster is; after `after` it may be a later one."""
+    def __init__(
+        self,
+        clusters: Sequence[str],
+        own: str,
+        links: Mapping[str, channels.Carrier],
+        specs: Sequence[codec_lib.Spec],
+        codec: selector.CodecOrSelector,
+        zstd: int | None = None,
+        hub: str = "",
+    ) -> None:
+        """Opens the channels; all clusters in the same order.
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """The figures of a cluster's rounds for its summary, as JSON values."""
+        Args:
+          clusters: R names.
+          own: name of this one.
+          links: name -> link; with a hub, its own to all, or the others' to it.
+          specs: P, of the messages.
+          codec: of the messages.
+          zstd: level, or None.
+          hub: name of the cluster that passes messages on; empty for none.
+        """
+        self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
+        through = links.get(hub)
+        is_line = isinstance(through, Link | worker_link.WorkerLink)
+        self._of_hub = through if is_line else None
+        self._taken: dict[str, dict[Key, selector.Selected]] = {
+            name: {} for name in clusters
+        }
+        self._senders: dict[tuple[str, str], list[channels.Sender]] = {}
+        self._receivers: dict[str, list[channels.Receiver]] = {}
+        for peer, link in links.items():
+            # Who listens opens its receivers first or last: only the order of each
+            # direction counts.
+            origins = [own] if not self._is_hub else _without(clusters, peer)
+            for origin in origins:
+                self._senders[origin, peer] = [
+                    link.sender(_name(number, origin), spec, codec, zstd)
+                    for number, spec in enumerate(specs)
+                ]
+            origins = [peer] if not hub or self._is_hub else _without(clusters, own)
+            for origin in origins:
+                self._receivers[origin] = [
+                    link.receiver(_name(number, origin), spec, codec, zstd)
+                    for number, spec in enumerate(specs)
+                ]
 
-    def after(
-        self, step: int, params: Sequence[Any], now: Now = no_news
-    ) -> tuple[list[Any], list[messages.Head]]:
-        """Sends what is to be sent after an inner step, and applies what is due."""
+    def send(self, step: int, fragment: int, message: selector.Selected) -> None:
+        """Sends this cluster's message of a round to all others.
 
-    def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
-        """Takes a last round of every fragment, and ends at the anchors."""
+        Args:
+          step: after which it is sent.
+          fragment: its number.
+          message: its payload.
+        """
+        self._pass_on(self._own, (step, fragment), message)
 
+    def _pass_on(self, origin: str, key: Key, message: selector.Selected) -> None:
+        step, fragment = key
+        for (whose, _), senders in self._senders.items():
+            if whose == origin:
+                senders[fragment].send_payload(step, message)
 
-def last_rounds(config: diloco.Config, step: int) -> list[tuple[int, int]]:
-    """Returns the rounds that are still to be applied after the last step of a run.
+    def poll(self, step: int, fragment: int) -> None:
+        """Takes those messages of a round that have arrived; waits for none.
 
-    The one that is in flight, if any; then one of every other fragment.
+        Others stay: a cluster that is ahead may have sent those of the run's end. With
+        several processes a cluster, which would have to agree on what has arrived, this
+        does nothing.
+        """
+        if ranks.count() > 1:
+            return
+        for origin, receivers in self._receivers.items():
+            key = step, fragment
+            if self._lacks(origin, key) and receivers[fragment].next_step == step:
+                self._take(origin, key)
 
-    >>> last_rounds(diloco.Config(inner_steps=8, fragments=4, delay=1), 8)
-    [(8, 0), (8, 1), (8, 2), (8, 3)]
+    def _take_all(self, key: Key) -> bool:
+        """Takes what has arrived in a round that is due; returns True if there is any.
 
-    Args:
-      config: of the run.
-      step: its last one.
+        Any other message of its fragment is an error.
+        """
+        found = [
+            origin
+            for origin, receivers in self._receivers.items()
+            if self._lacks(origin, key) and receivers[key[1]].has_arrived
+        ]
+        for origin in found:
+            self._take(origin, key)
+        return bool(found)
 
-    Returns:
-      Steps after which the messages are sent, and the fragments.
-    """
-    in_flight = [
-        (step - ago, fragment)
-        for ago in range(config.delay)
-        if (fragment := config.sent_after(step - ago)) is not None
-    ]
-    done = config.sent_after(step)
-    rest = [(step, each) for each in range(config.fragments) if each != done]
-    return in_flight + rest
+    def receive(
+        self, step: int, fragment: int, message: selector.Selected
+    ) -> list[selector.Selected]:
+        """Waits for all messages of a round.
+
+        Args:
+          step, fragment: of the round.
+          message: this cluster's own payload.
+
+        Returns:
+          R payloads, in the order of the clusters.
+
+        Raises:
+          session.SessionError: and what else a link raises, if one cannot come.
+        """
+        key = step, fragment
+        while missing := [each for each in self._receivers if self._lacks(each, key)]:
+            if self._of_hub is None:
+                self._take(missing[0], key)
+                continue
+            # All come over one line, in any order: what is there is taken, or it would
+            # keep the rest from being read.
+            if not self._take_all(key):
+                what = f"delta {fragment} of step {step} from {', '.join(missing)}"
+                if not self._wait_for_any(what) or not self._take_all(key):
+                    # None comes any more, or one of another fragment has come: this
+                    # raises the reason.
+                    self._take(missing[0], key)
+        return [
+            message if name == self._own else self._taken[name].pop(key)
+            for name in self._clusters
+        ]
+
+    def _wait_for_any(self, what: str) -> bool:
+        """Waits for a message of the hub, in the root; returns False if none comes."""
+        is_any = isinstance(self._of_hub, Link) and self._of_hub.wait_for_any(what)
+        return bool(ranks.agree(is_any))
+
+    def _lacks(self, origin: str, key: Key) -> bool:
+        return key not in self._taken[origin]
+
+    def _take(self, origin: str, key: Key) -> None:
+        step, fragment = key
+        message = self._receivers[origin][fragment].recv_payload(step)
+        self._taken[origin][key] = message
+        if self._is_hub:
+            self._pass_on(origin, key, message)
 
 
 class LocalRounds:
@@ -157,7 +262,7 @@ class LocalRounds:
           member_lib.RoundError: as `after`; and if clusters come to different anchors.
         """
         self.step = step
-        for sent, fragment in last_rounds(self._config, step):
+        for sent, fragment in self._config.last_rounds(step):
             if sent == step and fragment != self._config.sent_after(step):
                 self._send(step, fragment, params)
             params, _ = self._apply(sent, fragment, params)
@@ -212,9 +317,16 @@ class LocalRounds:
         Its messages and the bytes of their payloads, each of which goes to every other
         cluster; and the parameters that train.
         """
-        specs = jax.tree.leaves([spec["delta"] for spec in self.members[0].specs])
         return {
             "messages": self._messages,
             "message_bytes": self._message_bytes,
-            "parameters": sum(math.prod(leaf.shape) for leaf in specs),
+            "parameters": self.members[0].parameters,
         }
+
+
+def _name(fragment: int, origin: str) -> str:
+    return f"delta {fragment} of {origin}"
+
+
+def _without(clusters: Sequence[str], name: str) -> list[str]:
+    return [each for each in clusters if each != name]

@@ -318,29 +318,24 @@ def test_a_divergence_of_the_last_round_shows_at_the_end():
         group[0].close(4, copies[0], [each.closing(4) for each in group])
 
 
-def test_a_message_takes_along_what_its_fragment_has():
-    tokens = member.Tokens([5, 0])
-    tokens.took(jnp.asarray(2))
-    tokens.took(jnp.asarray(3))
-    assert tokens.send(0) == 10
-    tokens.took(jnp.asarray(4))
-    assert tokens.counts() == [4, 9]
-    tokens.close(0, is_in=True, kept=0.5)
-    assert tokens.counts() == [4, 9]
+def test_a_codec_whose_receiver_remembers_is_refused():
+    messages.check_codec(codecs.int8("row", "stochastic"))
+    messages.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec)
+    with pytest.raises(ValueError, match="its receiver remembers what came before"):
+        messages.check_codec(remembering())
 
 
-@pytest.mark.parametrize(("kept", "left"), [(1.0, 14), (0.5, 7), (0.0, 0)])
-@pytest.mark.parametrize("is_sent", [True, False])
-def test_those_of_a_round_without_it_come_back(kept, left, is_sent):
-    tokens = member.Tokens([10, 20])
-    if is_sent:
-        tokens.send(0)
-    tokens.took(jnp.asarray(4))
-    tokens.close(0, is_in=False, kept=kept)
-    assert tokens.counts() == [left, 24]
+def remembering() -> codec_lib.Codec:
+    """Returns a codec that sends the difference from what it sent before."""
 
+    def init(spec):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)
 
-def test_the_counts_are_a_copy():
-    tokens = member.Tokens([1])
-    tokens.counts()[0] = 9
-    assert tokens.counts() == [1]
+    def encode(arrays, state):
+        return jax.tree.map(jnp.subtract, arrays, state), arrays
+
+    def decode(payload, state):
+        arrays = jax.tree.map(jnp.add, payload, state)
+        return arrays, arrays
+
+    return codec_lib.Codec(init, encode, decode, "remembering")

@@ -1,29 +1,244 @@
-"""Rounds in a loop: which are left at the end of a run."""
+"""The exchange of messages among clusters: all to all, and through a hub."""
 
+import concurrent.futures
+import contextlib
+import itertools
+import threading
+
+import jax
+import numpy as np
 import pytest
+from two_labs import wait_until
 
+from nebula_jax import errors, trace
+from nebula_jax.communication import (
+    bridge,
+    codecs,
+    endpoints,
+    listener,
+    loopback,
+    ranks,
+    selector,
+    worker_link,
+)
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.wire import frames, receive_queue
 from nebula_jax.parallel.local_steps import rounds
-from nebula_jax.training import diloco
 
-CONFIG = diloco.Config(inner_steps=8, fragments=2, delay=3)
+SPECS = [
+    {"x": jax.ShapeDtypeStruct((3,), np.float32)},
+    {"y": jax.ShapeDtypeStruct((2, 2), np.float32)},
+]
+
+
+def exchanges(count: int, hub: str = "") -> dict[str, rounds.Exchange]:
+    """Returns every cluster's end, over loopbacks."""
+    names = [f"cluster:{k}" for k in range(count)]
+    links: dict[str, dict[str, loopback.End]] = {name: {} for name in names}
+    for one, two in itertools.combinations(names, 2):
+        if not hub or hub in (one, two):
+            links[one][two], links[two][one] = loopback.ends()
+    return {
+        name: rounds.Exchange(
+            *(names, name, links[name], SPECS, codec_lib.identity()), hub=hub
+        )
+        for name in names
+    }
+
+
+def message(cluster: int, step: int, fragment: int):
+    spec = SPECS[fragment]
+    return selector.Selected(
+        {
+            name: np.full(leaf.shape, 100 * cluster + step, leaf.dtype)
+            for name, leaf in spec.items()
+        }
+    )
 
 
 @pytest.mark.parametrize(
-    ("step", "last"),
-    [
-        (3, [(3, 0), (3, 1)]),
-        (4, [(4, 1), (4, 0)]),  # the one of fragment 1 is under way
-        (6, [(4, 1), (6, 0), (6, 1)]),
-        (7, [(7, 0), (7, 1)]),  # it was applied after this step
-        (8, [(8, 0), (8, 1)]),
-        (10, [(8, 0), (10, 0), (10, 1)]),
-    ],
+    ("count", "hub"),
+    [(2, ""), (3, ""), (5, ""), (2, "cluster:0"), (4, "cluster:0"), (4, "cluster:2")],
 )
-def test_at_the_end_each_fragment_has_a_last_round(step, last):
-    assert rounds.last_rounds(CONFIG, step) == last
+def test_every_cluster_gets_the_message_of_every_other(count, hub):
+    ends = exchanges(count, hub)
+    for step, fragment in [(5, 1), (10, 0), (15, 1)]:
+        own = [message(k, step, fragment) for k in range(count)]
+        for each, payload in zip(ends.values(), own, strict=True):
+            each.send(step, fragment, payload)
+        order = sorted(ends, key=lambda name: name != hub)  # in one thread, it is first
+        for name in order:
+            ends[name].poll(step, fragment)
+            payload = own[list(ends).index(name)]
+            received = ends[name].receive(step, fragment, payload)
+            for got, sent in zip(received, own, strict=True):
+                jax.tree.map(np.testing.assert_array_equal, got, sent)
 
 
-def test_without_delay_the_round_of_the_last_step_is_applied_already():
-    config = diloco.Config(inner_steps=8, fragments=2)
-    assert rounds.last_rounds(config, 8) == [(8, 1)]
-    assert rounds.last_rounds(config, 9) == [(9, 0), (9, 1)]
+def test_a_poll_takes_what_has_arrived_and_waits_for_nothing():
+    ends = exchanges(3)
+    one, two, three = ends.values()
+    one.poll(4, 0)  # nobody has sent
+    two.send(4, 0, message(1, 4, 0))
+    one.poll(4, 0)
+    with pytest.raises(
+        errors.NebulaError, match="nobody has sent delta 0 of cluster:2"
+    ):
+        one.receive(4, 0, message(0, 4, 0))
+    three.send(4, 0, message(2, 4, 0))
+    received = one.receive(4, 0, message(0, 4, 0))
+    assert [float(each.payload["x"][0]) for each in received] == [4.0, 104.0, 204.0]
+
+
+def test_a_poll_leaves_what_is_of_another_round():
+    """As the last rounds of a run, from a cluster that is ahead."""
+    ends = exchanges(2)
+    one, two = ends.values()
+    two.send(4, 0, message(1, 4, 0))
+    one.poll(6, 0)  # the next one if the run did not end
+    own = message(0, 4, 0)
+    one.send(4, 0, own)
+    (_, received) = one.receive(4, 0, own)
+    np.testing.assert_array_equal(received.payload["x"], message(1, 4, 0).payload["x"])
+
+
+def test_a_hub_passes_on_what_it_has_polled():
+    ends = exchanges(3, hub="cluster:0")
+    hub, two, three = ends.values()
+    two.send(4, 1, message(1, 4, 1))
+    with pytest.raises(errors.NebulaError, match="nobody has sent"):
+        three.receive(4, 1, message(2, 4, 1))
+    hub.poll(4, 1)
+    hub.send(4, 1, message(0, 4, 1))
+    received = three.receive(4, 1, message(2, 4, 1))
+    assert [float(each.payload["y"][0, 0]) for each in received] == [4.0, 104.0, 204.0]
+
+
+def test_a_message_of_another_round_is_an_error():
+    one, two = exchanges(2).values()
+    two.send(4, 0, message(1, 4, 0))
+    with pytest.raises(
+        errors.NebulaError, match=r"delta 0 of cluster:1 for step 4.*expected step 8"
+    ):
+        one.receive(8, 0, message(0, 8, 0))
+
+
+NAMES = [f"cluster:{k}" for k in range(6)]
+LARGE = {"x": jax.ShapeDtypeStruct((1 << 18,), np.float32)}  # not read at once
+SENT = [selector.Selected({"x": np.full(1 << 18, k, np.float32)}) for k in range(6)]
+
+
+@pytest.fixture
+def a_line(monkeypatch):
+    """The links of a hub and of its leaf, which keep no more than one tensor unread."""
+    monkeypatch.setattr(receive_queue, "MAX_TENSORS", 1)
+    monkeypatch.setattr(receive_queue, "MAX_BYTES", 1)
+    monkeypatch.setattr(receive_queue, "FLOOD_BYTES", 1)
+    settings = {"peer_timeout": 5.0, "reconnect_timeout": 5.0, "tls": None}
+    with contextlib.ExitStack() as stack:
+        sock = endpoints.listen(("127.0.0.1", 0))
+        hello = frames.Hello(NAMES[0], "0.1", {})
+        listening = stack.enter_context(
+            listener.Listener(sock, hello, log=print, **settings)
+        )
+        hello = frames.Hello(NAMES[1], "0.1", {})
+        one = bridge.connect(
+            listening.address, hello, connect_timeout=5.0, peer=NAMES[0], **settings
+        )
+        other = listening.accept(5.0)
+        stack.callback(other.abort, "the end of the test")
+        stack.callback(one.abort, "the end of the test")
+        yield other, one
+
+
+def over(link, own, peer):
+    """Returns an end of the star of NAMES, over one line of it."""
+    links, codec = {peer: link}, codec_lib.identity()
+    return rounds.Exchange(NAMES, own, links, [LARGE], codec, hub=NAMES[0])
+
+
+def assert_sent(received):
+    for got, expected in zip(received, SENT, strict=True):
+        np.testing.assert_array_equal(got.payload["x"], expected.payload["x"])
+
+
+def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(a_line):
+    """Else what it does not wait for would keep the rest from being read."""
+    other, one = a_line
+    leaf, passing = over(one, NAMES[1], NAMES[0]), over(other, NAMES[0], NAMES[1])
+    other.welcome(0)
+    one.wait_for_welcome(5.0)
+    for origin in (5, 4, 3, 2, 0):
+        passing._pass_on(NAMES[origin], (5, 0), SENT[origin])
+    assert_sent(leaf.receive(5, 0, SENT[1]))
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """A cluster of two processes, each a thread: `process(rank)` makes one of it."""
+    own, meeting, board = threading.local(), threading.Barrier(2), [None, None]
+
+    def count():
+        return 2 if hasattr(own, "rank") else 1
+
+    def of_all(value):
+        if count() == 1:
+            return [value]
+        board[own.rank] = value
+        meeting.wait(10.0)  # an error if one of them takes another way
+        found = list(board)
+        meeting.wait(10.0)
+        return found
+
+    for name, function in {
+        "count": count,
+        "rank": lambda: getattr(own, "rank", 0),
+        "exchange": lambda values: np.asarray(of_all(values), np.int64),
+        "from_root": lambda arrays, like: of_all(arrays)[0],
+        "everywhere": lambda arrays: arrays,
+    }.items():
+        monkeypatch.setattr(ranks, name, function)
+    return lambda rank: setattr(own, "rank", rank)
+
+
+def test_a_leaf_of_several_processes_takes_what_comes_in_any_order(a_line, process):
+    """The root waits for its one line, and all take what it has."""
+    other, one = a_line
+    worker = worker_link.WorkerLink(one.peer, trace.OFF)
+    leaves = [over(link, NAMES[1], NAMES[0]) for link in (one, worker)]
+    passing = over(other, NAMES[0], NAMES[1])
+    other.welcome(0)
+    one.wait_for_welcome(5.0)
+
+    def received(rank):
+        process(rank)
+        leaves[rank].poll(5, 0)  # does nothing: they would have to agree on it
+        return leaves[rank].receive(5, 0, SENT[1])
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(received, rank) for rank in range(2)]
+        wait_until(lambda: one.work.waiting)
+        for origin in (5, 4, 3, 2, 0):
+            passing._pass_on(NAMES[origin], (5, 0), SENT[origin])
+        for each in both:
+            assert_sent(each.result(30.0))
+
+
+def test_the_number_of_a_codec_that_was_chosen_crosses_with_its_payload():
+    here, there = loopback.ends()
+    ladder = selector.by_step([codec_lib.identity(), codecs.fp16()], lambda step: 0)
+    names = ["cluster:0", "cluster:1"]
+    one = rounds.Exchange(names, names[0], {names[1]: here}, SPECS, ladder)
+    two = rounds.Exchange(names, names[1], {names[0]: there}, SPECS, ladder)
+    arrays = {"x": np.array([1.0, 2.0, 3.0], np.float32)}
+    states = ladder.init(SPECS[0])
+    sent = [
+        selector.Selected(codec.encode(arrays, states)[0], option)
+        for option, codec in enumerate(ladder.codecs)
+    ]
+    for step, message_of_step in enumerate(sent, 1):
+        two.send(step, 0, message_of_step)
+        _, received = one.receive(step, 0, message_of_step)
+        assert received.option == message_of_step.option
+        got, _ = ladder.decode(received, states)
+        np.testing.assert_array_equal(got["x"], arrays["x"])

@@ -28,9 +28,8 @@ from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import activity, windows
 from nebula_jax.parallel.local_steps import member as member_lib
-from nebula_jax.parallel.local_steps import messages, rounds
+from nebula_jax.parallel.local_steps import messages, quorum, rounds
 from nebula_jax.parallel.local_steps.messages import Key
-from nebula_jax.parallel.local_steps.quorum import log as log_lib
 
 POLL_SECONDS = 0.005  # between looks at what has arrived, while a round waits for more
 STATES = 2
@@ -56,7 +55,7 @@ class _Leaf:
 
     name: str
     link: Link
-    down: log_lib.Down[channels.Sender]
+    down: quorum.Down[channels.Sender]
     up: list[channels.Receiver]
     follows: bool = False
     """True if it is sent the log: it has had all before."""
@@ -112,17 +111,17 @@ class Hub:
         self._leaves = {name: self._opened(name, link) for name, link in links.items()}
 
     def _opened(self, name: str, link: Link) -> _Leaf:
-        down = log_lib.open_down(link.sender, self._member, self._clusters, self._zstd)
-        up = log_lib.open_up(link.receiver, self._member, name, self._zstd)
+        down = quorum.open_down(link.sender, self._member, self._clusters, self._zstd)
+        up = quorum.open_up(link.receiver, self._member, name, self._zstd)
         leaf = _Leaf(name, link, down, up)
         most = max(self._round_bytes(leaf, each) for each in range(len(up)))
-        states = STATES * log_lib.nbytes(down.states)
+        states = STATES * quorum.nbytes(down.states)
         link.reserve(states + 2 * most + windows.WINDOW_BYTES)
         return leaf
 
     def _round_bytes(self, leaf: _Leaf, fragment: int) -> int:
         deltas = [each[fragment] for each in leaf.down.deltas.values()]
-        return log_lib.nbytes([*deltas, leaf.down.verdicts])
+        return quorum.nbytes([*deltas, leaf.down.verdicts])
 
     def begin(self, start: int) -> None:
         """Lets the run go on after a step; leaves that do not have it get its state.
@@ -134,7 +133,7 @@ class Hub:
         self._closed = [start] * len(self._closed)
         for leaf in self._leaves.values():
             leaf.follows = start in (0, *leaf.link.peer.checkpoints)
-            self._welcome(leaf, start if leaf.follows else log_lib.IN_FLIGHT)
+            self._welcome(leaf, start if leaf.follows else quorum.IN_FLIGHT)
 
     def _welcome(self, leaf: _Leaf, step: int) -> None:
         with self._unless_ended(leaf):
@@ -151,7 +150,7 @@ class Hub:
         Its own messages also have the requests of leaves to end the run.
 
         Raises:
-          log_lib.TooFew: if fewer clusters than the quorum are left for too long.
+          quorum.TooFew: if fewer clusters than the quorum are left for too long.
         """
         self.step = step
 
@@ -193,12 +192,12 @@ class Hub:
           R payloads, None of the clusters that the round goes on without.
 
         Raises:
-          log_lib.TooFew: see `after`.
+          quorum.TooFew: see `after`.
         """
         self._gather((step, fragment))
         versions = [*self._member.versions, 0]
         members = tuple(name in self._taken for name in self._clusters)
-        verdict = log_lib.Verdict(
+        verdict = quorum.Verdict(
             is_state=0,
             after=self.step,
             step=step,
@@ -207,7 +206,7 @@ class Hub:
             is_last=int(self._is_ending),
         )
         for leaf in self._following():
-            self._announce(leaf, log_lib.Entry(verdict, members, ()))
+            self._announce(leaf, quorum.Entry(verdict, members, ()))
         self._count_absent(step)
         self._closed[fragment], self._applied = step, self.step
         taken, self._taken = self._taken, {}
@@ -230,8 +229,8 @@ class Hub:
     def _following(self) -> list[_Leaf]:
         return [leaf for leaf in self._leaves.values() if leaf.follows]
 
-    def _announce(self, leaf: _Leaf, entry: log_lib.Entry) -> None:
-        arrays = log_lib.arrays_of_entry(entry)
+    def _announce(self, leaf: _Leaf, entry: quorum.Entry) -> None:
+        arrays = quorum.arrays_of_entry(entry)
         message = Selected(arrays)
         self._send(leaf, leaf.down.verdicts, entry.verdict.after, message)
 
@@ -262,7 +261,7 @@ class Hub:
         while (link := self._rejoined()) is not None:
             name = link.peer.cluster
             self._leaves[name] = self._opened(name, link)
-            self._welcome(self._leaves[name], log_lib.IN_FLIGHT)
+            self._welcome(self._leaves[name], quorum.IN_FLIGHT)
         if key != self._key:
             # At the end of a run there may be some of a round that never comes.
             self._key, self._taken = key, {}
@@ -287,7 +286,7 @@ class Hub:
     def _bring(self, leaf: _Leaf, key: Key) -> None:
         """Sends a leaf the state of the run, once there is room on its line."""
         step, fragment = key
-        states = STATES * log_lib.nbytes(leaf.down.states)
+        states = STATES * quorum.nbytes(leaf.down.states)
         size = states + self._round_bytes(leaf, fragment)
         tensors = len(leaf.down.states) + len(self._clusters) + 2
         if leaf.link.is_away or not leaf.link.has_room(size, tensors):
@@ -301,8 +300,8 @@ class Hub:
             end.send_payload(self._applied, Selected(jax.device_get(state)))
         leaf.follows = True
         nobody = (False,) * len(self._clusters)
-        verdict = log_lib.Verdict(1, self._applied, 0, 0, 0)
-        self._announce(leaf, log_lib.Entry(verdict, nobody, tuple(self._times())))
+        verdict = quorum.Verdict(1, self._applied, 0, 0, 0)
+        self._announce(leaf, quorum.Entry(verdict, nobody, tuple(self._times())))
         for origin, message in self._taken.items():
             self._send(leaf, leaf.down.deltas[origin][fragment], step, message)
         self._log(f"{leaf.name} is sent the state after step {self._applied}")
@@ -366,7 +365,7 @@ class Hub:
         ]
 
     def _check_left(self) -> None:
-        """Raises log_lib.TooFew if there has been no quorum for too long."""
+        """Raises quorum.TooFew if there has been no quorum for too long."""
         there = [leaf for leaf in self._leaves.values() if not leaf.link.is_away]
         left, now = 1 + len(there), time.monotonic()
         if left >= self._rule.quorum:
@@ -374,7 +373,7 @@ class Hub:
             return
         self._few_since = self._few_since or now
         if now - self._few_since >= self._rule.patience:
-            raise log_lib.TooFew(
+            raise quorum.TooFew(
                 f"{left} of {len(self._clusters)} clusters are left, for"
                 f" {self._rule.patience:g} s; a round needs {self._rule.quorum}"
             )

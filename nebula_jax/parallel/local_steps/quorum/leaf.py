@@ -14,20 +14,22 @@ applies the round at once without one, and goes on where the hub was then.
 R clusters, P fragments.
 """
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from nebula_jax.communication import channels
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import frames
 from nebula_jax.parallel.local_steps import member as member_lib
-from nebula_jax.parallel.local_steps import messages, rounds
+from nebula_jax.parallel.local_steps import messages, quorum, rounds
 from nebula_jax.parallel.local_steps.messages import Key
-from nebula_jax.parallel.local_steps.quorum import log as log_lib
 from nebula_jax.training import diloco
 
 
@@ -56,8 +58,8 @@ class Leaf:
         self._member, self._config = member, member.config
         self._number = list(clusters).index(own)
         self._own, self._link, self._hub = own, link, link.peer.cluster
-        self._log = log_lib.Log(member, clusters, own, link, zstd, last)
-        self._up = log_lib.open_up(link.sender, member, own, zstd)
+        self._log = _Log(member, clusters, own, link, zstd, last)
+        self._up = quorum.open_up(link.sender, member, own, zstd)
         self._closed = [0] * self._config.fragments  # step of the latest round of each
         self._sent: tuple[Key, Selected] | None = None
         self._needs_state = self._has_requested = False
@@ -80,7 +82,7 @@ class Leaf:
           member_lib.RoundError: if that step is not saved here, and no state has come.
         """
         start = self._link.wait_for_welcome(timeout)
-        if start == log_lib.IN_FLIGHT:
+        if start == quorum.IN_FLIGHT:
             self._needs_state = True
             while not self._log.entries:
                 self._wait("the state of the run")
@@ -112,7 +114,7 @@ class Leaf:
         Their heads are in the order of the rounds; `LocalRounds.finish` has none.
 
         Raises:
-          log_lib.LeftOut: if the hub has ended the run without this cluster.
+          quorum.LeftOut: if the hub has ended the run without this cluster.
           member_lib.RoundError: if a message cannot be of its round.
         """
         self.step = step
@@ -143,12 +145,12 @@ class Leaf:
         """Takes the last rounds, by quorum too, and ends at the anchors.
 
         Raises:
-          log_lib.LeftOut, member_lib.RoundError: as `after`; also if clusters come to
+          quorum.LeftOut, member_lib.RoundError: as `after`; also if clusters come to
             different anchors.
         """
         self.step = step
         (own,) = params
-        last = rounds.last_rounds(self._config, step)
+        last = self._config.last_rounds(step)
         last.append((step, self._config.fragments))
         while True:
             self._log.receive()
@@ -166,15 +168,10 @@ class Leaf:
         Beside those of `LocalRounds`: the rounds that went on without this cluster, and
         the times that it has gone on from the state of the run.
         """
-        parameters = [
-            leaf.size
-            for spec in self._member.specs
-            for leaf in jax.tree.leaves(spec["delta"])
-        ]
         return {
             "messages": self._messages,
             "message_bytes": self._message_bytes,
-            "parameters": sum(parameters),
+            "parameters": self._member.parameters,
             "missed": self._missed,
             "from_state": self._from_state,
         }
@@ -185,7 +182,7 @@ class Leaf:
         """Waits for more of the log.
 
         Raises:
-          log_lib.LeftOut: if there is no more.
+          quorum.LeftOut: if there is no more.
         """
         if not self._link.wait_for_any(what):
             raise self._left_out()
@@ -231,7 +228,7 @@ class Leaf:
         self._log.forget(self._closed)
         return params, [] if is_last else heads
 
-    def _payloads(self, entry: log_lib.Entry) -> list[Selected | None]:
+    def _payloads(self, entry: quorum.Entry) -> list[Selected | None]:
         """Returns R payloads of a round, None of those that are not in it."""
         if self._sent is not None:
             self._log.add_own(*self._sent)
@@ -240,7 +237,7 @@ class Leaf:
         return payloads
 
     def _take_state(
-        self, params: Any, entry: log_lib.Entry
+        self, params: Any, entry: quorum.Entry
     ) -> tuple[Any, list[messages.Head]]:
         """Goes on from the state of the run, unless nothing of it was missed."""
         states = self._log.states(entry)
@@ -271,8 +268,8 @@ class Leaf:
         entry = self._log.entries.popleft()
         return self._member.close(entry.verdict.step, params, self._payloads(entry))
 
-    def _left_out(self) -> log_lib.LeftOut:
-        return log_lib.LeftOut(
+    def _left_out(self) -> quorum.LeftOut:
+        return quorum.LeftOut(
             f"the run has ended without {self._own}, which was too far behind at step"
             f" {self.step}: it has no state of the end, and writes no model"
         )
@@ -318,3 +315,139 @@ class Leaf:
 def _placed(array: Any, like: jax.Array) -> jax.Array:
     """Returns a copy of an array on the devices where another one is."""
     return jax.device_put(jnp.array(array), like.sharding)
+
+
+class _Log:
+    """The entries of the log that a leaf has yet to apply, and what came with them."""
+
+    def __init__(
+        self,
+        member: member_lib.Member,
+        clusters: Sequence[str],
+        own: str,
+        link: Link,
+        zstd: int | None,
+        last: int,
+    ) -> None:
+        """Opens the channels; the arguments are those of `Leaf`."""
+        self._config, self._clusters, self._own = member.config, list(clusters), own
+        self._link, self._hub, self._last = link, link.peer.cluster, last
+        self._down: quorum.Down[channels.Receiver] = quorum.open_down(
+            link.receiver, member, clusters, zstd
+        )
+        self.entries: collections.deque[quorum.Entry] = collections.deque()
+        """Those that are yet to be applied, the oldest first."""
+        self._deltas: dict[tuple[str, Key], Selected] = {}
+        self._states: list[collections.deque[Any]] = [
+            collections.deque() for _ in self._down.states
+        ]
+
+    def receive(self) -> bool:
+        """Takes all that has arrived; returns False if no more can come.
+
+        Raises:
+          member_lib.RoundError: if a verdict cannot be.
+        """
+        is_there = not self._link.control.has_ended
+        # Verdicts first: what comes with one has come before it.
+        for arrays in _all_of(self._down.verdicts):
+            self.entries.append(self._checked(quorum.entry_of_arrays(arrays)))
+        for queue, end in zip(self._states, self._down.states, strict=True):
+            queue.extend(_all_of(end))
+        for origin, ends in self._down.deltas.items():
+            for fragment, end in enumerate(ends):
+                while (step := end.next_step) is not None:
+                    message = end.recv_payload(step)
+                    self._deltas[origin, (step, fragment)] = message
+        return is_there
+
+    def _checked(self, entry: quorum.Entry) -> quorum.Entry:
+        """Returns an entry that the hub can have sent; raises member_lib.RoundError."""
+        try:
+            quorum.check(entry.verdict, self._config, self._last)
+        except ValueError as error:
+            raise member_lib.RoundError(
+                f"{self._hub} sent a verdict that cannot be: {error}"
+            ) from None
+        return entry
+
+    def add_own(self, key: Key, message: Selected) -> None:
+        """Adds the message that this leaf has sent of a round.
+
+        The hub may have sent it back: then it is the same, and replaces what came. One
+        that differs stays: the process before has sent it, and the round has it.
+        """
+        came = self._deltas.get((self._own, key))
+        if came is None or _is_same(came, message):
+            self._deltas[self._own, key] = message
+
+    def payloads(self, entry: quorum.Entry) -> list[Selected | None]:
+        """Returns R payloads of a round, None of those that are not in it.
+
+        Raises:
+          member_lib.RoundError: if one that is in it has not come.
+        """
+        key = entry.verdict.step, entry.verdict.fragment
+        is_in = dict(zip(self._clusters, entry.members, strict=True))
+        if not is_in[self._hub]:
+            raise member_lib.RoundError(
+                f"{self._hub} counts no message of its own in the round of step"
+                f" {key[0]}"
+            )
+        for name in self._clusters:
+            if is_in[name] and (name, key) not in self._deltas:
+                raise member_lib.RoundError(
+                    f"the hub counts a message of {name} in the round of step {key[0]}"
+                    f" that {self._own} does not have"
+                )
+        return [
+            self._deltas[name, key] if is_in[name] else None for name in self._clusters
+        ]
+
+    def states(self, entry: quorum.Entry) -> list[Any]:
+        """Returns the states of all fragments that came with an entry, P.
+
+        Raises:
+          member_lib.RoundError: if one has not come, or cannot be.
+        """
+        if not all(self._states):
+            raise member_lib.RoundError(
+                f"{self._hub} sent a verdict on states of the run that did not come"
+            )
+        states = [queue.popleft() for queue in self._states]
+        try:
+            quorum.check_states(states, entry.verdict.after)
+        except ValueError as error:
+            raise member_lib.RoundError(
+                f"{self._hub} sent a state that cannot be: {error}"
+            ) from None
+        return states
+
+    def forget(self, closed: Sequence[int]) -> None:
+        """Drops messages of rounds that are over: those that were not in them.
+
+        Args:
+          closed: step of the latest round of each fragment, P.
+        """
+        self._deltas = {
+            (origin, (step, fragment)): payload
+            for (origin, (step, fragment)), payload in self._deltas.items()
+            if fragment == self._config.fragments or step > closed[fragment]
+        }
+
+
+def _is_same(one: Selected, two: Selected) -> bool:
+    """Returns True if two messages of one fragment are the same on the line."""
+    leaves = [jax.tree.leaves(each.payload) for each in (one, two)]
+    return one.option == two.option and all(
+        np.array_equal(channels.as_bytes(a), channels.as_bytes(b))
+        for a, b in zip(*leaves, strict=True)
+    )
+
+
+def _all_of(end: channels.Receiver) -> list[Any]:
+    """Returns the arrays of all tensors that have arrived on a channel."""
+    found = []
+    while (step := end.next_step) is not None:
+        found.append(end.recv_payload(step).payload)
+    return found

@@ -1,33 +1,17 @@
-"""The hub of rounds with a quorum: whom it waits for, and who comes back."""
+"""The hub of rounds with a quorum: what it sends and waits for, and who rejoins."""
 
-import contextlib
 import time
 
 import jax
-import numpy as np
 import pytest
 import quorum_star
-from quorum_star import LIMIT, NAMES
+from quorum_star import HUB, LIMIT, NAMES, assert_alike, assert_same
 from two_labs import wait_until
 
 from nebula_jax import errors
+from nebula_jax.communication import codecs
 from nebula_jax.communication.wire import receive_queue, session, windows
-from nebula_jax.parallel.local_steps.quorum import log as log_lib
-
-
-@pytest.fixture
-def star():
-    with contextlib.ExitStack() as stack:
-        yield lambda **given: quorum_star.Star(stack, **given)
-
-
-def assert_same(one, two):
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-
-
-def assert_alike(*clusters):
-    """Asserts that clusters have the same anchors, bit for bit."""
-    assert len({tuple(each.digests()) for each in clusters}) == 1
+from nebula_jax.parallel.local_steps import quorum, rounds
 
 
 def test_a_message_that_comes_after_the_verdict_is_dropped(star):
@@ -195,7 +179,7 @@ def test_too_few_clusters_end_the_hub(star):
     for name in NAMES[1:]:
         star.links[name].abort("killed")
     began = time.monotonic()
-    with pytest.raises(log_lib.TooFew) as caught:
+    with pytest.raises(quorum.TooFew) as caught:
         star[0].to(3)
     assert 0.3 <= time.monotonic() - began < LIMIT
     assert str(caught.value) == ("1 of 3 clusters are left, for 0.3 s; a round needs 2")
@@ -210,7 +194,7 @@ def test_a_leaf_that_gets_nothing_done_is_not_waited_for_for_ever(star):
     for name in NAMES[1:]:
         star.links[name].work.begin()
         star.links[name].work.step_done()
-    with pytest.raises(log_lib.TooFew, match="2 of 3 clusters are left"):
+    with pytest.raises(quorum.TooFew, match="2 of 3 clusters are left"):
         star[0].to(3)
     found = "rounds go on without cluster:2: cluster:0 has waited"
     assert any(found in line for line in star.log)
@@ -266,3 +250,52 @@ def test_a_leaf_that_sends_a_step_that_cannot_be_is_alone_in_its_error(star):
     words = "cluster:2 sent a Tensor of step 9223372036854775808"
     with pytest.raises(session.PeerAborted, match=words):
         star[2].to(3)
+
+
+@pytest.mark.parametrize("members", [(True, False, True), (False, False, False)])
+@pytest.mark.parametrize("times", [(), ((4, 70),), ((4, 70), (6, 90))])
+def test_an_entry_of_the_log_comes_back_from_its_arrays(members, times):
+    entry = quorum.Entry(quorum.Verdict(0, 9, 8, 1, 2**32 - 1), members, times)
+    arrays = quorum.arrays_of_entry(entry)
+    spec = quorum.spec_of_entry(3)
+    assert_same(
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays),
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), spec),
+    )
+    assert quorum.entry_of_arrays(arrays) == entry
+
+
+def test_a_state_has_all_that_clusters_have_alike():
+    member = quorum_star.member(HUB)
+    for fragment, outer in enumerate(member.outers):
+        spec = quorum.spec_of_state(member, fragment)
+        assert jax.eval_shape(lambda outer=outer: outer) == spec["outer"]
+
+
+@pytest.mark.parametrize("codec", ["identity", "error_feedback(fp16)"])
+def test_if_all_are_in_time_it_is_the_run_without_a_quorum(star, codec):
+    made = codecs.from_string(codec).codec
+    star = star(quorum=2, grace=5.0, codec=made)
+    star.together(9)
+    star.finish()
+    group = [quorum_star.member(name, made) for name in NAMES]
+    alone = rounds.LocalRounds(group)
+    own = [quorum_star.params()] * 3
+    for step in range(1, 10):
+        moved = [
+            quorum_star.inner_step(each, name, step)
+            for each, name in zip(own, NAMES, strict=True)
+        ]
+        own, _ = alone.after(step, moved)
+    own = alone.finish(9, own)
+    for cluster, expected in zip(star.clusters.values(), own, strict=True):
+        assert_same(cluster.params, expected)
+    assert_alike(*star.clusters.values())
+    assert star.log == []
+    assert star[0].end.described["without"] == {}
+    # Whose messages were in the rounds, and its bytes, are as without a quorum.
+    described = alone.described
+    for cluster in star.clusters.values():
+        found = cluster.end.described
+        assert found["messages"] == described["messages"]
+        assert found["parameters"] == described["parameters"]

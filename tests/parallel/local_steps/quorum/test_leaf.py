@@ -1,36 +1,19 @@
 """A leaf of rounds with a quorum: late, slow, anew, or left out."""
 
-import contextlib
-
 import jax
 import numpy as np
 import pytest
 import quorum_star
-from quorum_star import CONFIG, LIMIT, NAMES
+from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, assert_same
 from two_labs import wait_until
 
 from nebula_jax import errors
 from nebula_jax.communication import codecs
 from nebula_jax.communication.wire import receive_queue, session, windows
+from nebula_jax.parallel.local_steps import quorum
 from nebula_jax.parallel.local_steps.member import RoundError
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
-from nebula_jax.parallel.local_steps.quorum import log as log_lib
 from nebula_jax.training import diloco
-
-
-@pytest.fixture
-def star():
-    with contextlib.ExitStack() as stack:
-        yield lambda **given: quorum_star.Star(stack, **given)
-
-
-def assert_same(one, two):
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-
-
-def assert_alike(*clusters):
-    """Asserts that clusters have the same anchors, bit for bit."""
-    assert len({tuple(each.digests()) for each in clusters}) == 1
 
 
 def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
@@ -121,7 +104,7 @@ def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch)
     closing = star._pool.submit(star[0].end._leaves[NAMES[2]].link.close)
     late = star[2]
     wait_until(lambda: not late.end._log.receive())
-    with pytest.raises(log_lib.LeftOut, match="has ended without cluster:2, which was"):
+    with pytest.raises(quorum.LeftOut, match="has ended without cluster:2, which was"):
         late.to(100)
     # As soon as it has read all, not when it needs more.
     assert CONFIG.applied_after(late.step) is None
@@ -333,7 +316,7 @@ def test_a_verdict_that_cannot_be_is_an_error_of_the_hub(star, change, words):
         members = change.get("members", entry.members)
         fields = {name: value for name, value in change.items() if name != "members"}
         verdict = entry.verdict._replace(**fields)
-        announce(leaf, log_lib.Entry(verdict, members, entry.times))
+        announce(leaf, quorum.Entry(verdict, members, entry.times))
 
     hub._announce = altered
     star.together(3, (0,))
@@ -367,8 +350,8 @@ def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
 def test_states_that_did_not_come_are_an_error_of_the_hub(star):
     star = star()
     hub = star[0].end
-    verdict = log_lib.Verdict(1, 0, 0, 0, 0)
-    nothing = log_lib.Entry(verdict, (False,) * 3, ())
+    verdict = quorum.Verdict(1, 0, 0, 0, 0)
+    nothing = quorum.Entry(verdict, (False,) * 3, ())
     hub._announce(hub._leaves[NAMES[2]], nothing)
     star.arrive(2)
     with pytest.raises(RoundError, match="on states of the run that did not"):
@@ -407,8 +390,8 @@ def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
     with pytest.raises(RoundError, match="cluster:0 goes on after step 7; cl"):
         star[1].end.begin(LIMIT, (5, 9))
     leaf = hub._leaves[NAMES[2]]
-    hub._welcome(leaf, log_lib.IN_FLIGHT)
-    closed = log_lib.Verdict(0, 3, 2, 1, 0)
-    hub._announce(leaf, log_lib.Entry(closed, (True,) * 3, ()))
+    hub._welcome(leaf, quorum.IN_FLIGHT)
+    closed = quorum.Verdict(0, 3, 2, 1, 0)
+    hub._announce(leaf, quorum.Entry(closed, (True,) * 3, ()))
     with pytest.raises(RoundError, match="a round without the state of the run"):
         star[2].end.begin(LIMIT, (5,))
