@@ -15,7 +15,7 @@ from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.federation import messages, outer
-from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security import audit
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -135,7 +135,7 @@ def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> 
     wanted = invitation.lab, invitation.fingerprint
     if not here.authority or (here.name, here.fingerprint) != wanted:
         return False
-    have += [folder.identity.exists(), audit_files.paths(folder.audit).key.exists()]
+    have += [folder.identity.exists(), audit.paths(folder.audit).key.exists()]
     return not all(have) or member.have_expired(folder)
 
 

@@ -12,7 +12,7 @@ from nebula_jax.federation import inner, line, sessions, streams, usage
 from nebula_jax.security import policy
 from nebula_jax.security.accounts import Account, identity, isolation
 from nebula_jax.security.audit import entries
-from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, site_folder
 
 OPEN_SECONDS = 10.0  # for the other switch to answer
@@ -47,7 +47,7 @@ class State:
         self.settings = folder.load()
         self.lab = self.settings.name
         self.identity = identity.Identity.open(folder.path)
-        self.audit = audit.Log.open(folder.audit, self.lab)
+        self.audit = audit_log.Log(folder.audit, self.lab)
         self.issuer: authority.LocalAuthority | None = None
         if not self.settings.authority:
             self.issuer = authority.LocalAuthority(folder)

@@ -70,7 +70,6 @@ class Upkeep:
         await self.charge()
         self.state.audit.sign_head()
         self.state.audit.close()
-        self.cosigning.close()
         self.state.identity.close()
         if self.state.issuer is not None:
             self.state.issuer.close()

@@ -20,7 +20,7 @@ from nebula_jax.security.accounts import (
     tokens,
 )
 from nebula_jax.security.accounts.identity import Identity
-from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import site_folder
 
 DEFAULT_FOLDER = "federation"
@@ -107,7 +107,7 @@ def opened(
     """
     place = folder(arguments)
     with (
-        audit.Log.open(place.audit, place.load().name) as log,
+        audit_log.Log(place.audit, place.load().name) as log,
         Identity.open(place.path, record=log.append) as found,
     ):
         yield place, found

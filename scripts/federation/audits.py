@@ -4,15 +4,13 @@ import argparse
 import collections
 import pathlib
 import sys
-from collections.abc import Iterator
 
+from nebula_jax.security import audit
 from nebula_jax.security.accounts import roles
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.audit import files as audit_files
-from nebula_jax.security.audit import story as audit_story
+from nebula_jax.security.audit import readable, witness
 from nebula_jax.security.audit import verify as audit_verify
-from nebula_jax.security.audit import witness
 from nebula_jax.security.membership import site_folder
 from scripts.federation import arguments
 
@@ -60,33 +58,16 @@ def _add_copy(made: argparse.ArgumentParser, verb: str) -> None:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Shows the story of a log."""
+    """Shows a log in plain words."""
     if given.last is not None and given.last < 1:
         raise arguments.InputError(f"the newest {given.last} entries: one at least")
     folder = _audit(given, "audit.show")
-    lines = _story(folder, given.kind)
+    lines = readable.lines(folder, given.kind)
     if given.last is not None:
         lines = iter(collections.deque(lines, min(given.last, sys.maxsize)))
     for line in lines:
         print(line)
     return 0
-
-
-def _story(folder: pathlib.Path, kind: str) -> Iterator[str]:
-    entries = audit_entries.lines(folder)
-    for index, (line, raw) in enumerate(
-        zip(audit_story.story(folder), entries, strict=False)  # it may grow meanwhile
-    ):
-        if not kind or _is_of(kind, index, raw):
-            yield line
-
-
-def _is_of(kind: str, index: int, raw: bytes) -> bool:
-    try:
-        found = audit_entries.decode(index, raw).kind
-    except audit_files.AuditError:
-        return False
-    return found == kind or found.startswith(f"{kind}.")
 
 
 def verify(given: argparse.Namespace) -> int:
@@ -122,11 +103,7 @@ def _seen(given: argparse.Namespace) -> witness.Seen | None:
     site_folder.check_lab(given.of)
     if given.of == own:
         raise arguments.InputError(f"{own} is this lab: leave its name out")
-    found = witness.Witness(place.audit, own)
-    try:
-        seen = found.seen(given.of)
-    finally:
-        found.close()
+    seen = witness.Witness(place.audit, own).seen(given.of)
     if seen is None:
         raise arguments.InputError(
             f"this lab has witnessed nothing of {given.of}: leave its name out to"
@@ -164,6 +141,6 @@ def _audit(given: argparse.Namespace, operation: str) -> pathlib.Path:
 def _copy(path: pathlib.Path) -> pathlib.Path:
     """Returns the folder of a copy, which may be in the copy of a lab's folder."""
     found = path / "audit" if (path / "audit").is_dir() else path
-    if not audit_files.paths(found).log.is_file():
+    if not audit.paths(found).log.is_file():
         raise arguments.InputError(f"{path}: there is no audit log (log.jsonl)")
     return found

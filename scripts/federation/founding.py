@@ -9,7 +9,7 @@ import time
 from nebula_jax.federation import joining
 from nebula_jax.security import accounts
 from nebula_jax.security.accounts import identity
-from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, invitations, revocation
 from nebula_jax.security.membership import site_folder as federation_lib
 from scripts.federation import arguments
@@ -75,7 +75,7 @@ def invite(given: argparse.Namespace) -> int:
     address = given.address or f"{socket.getfqdn()}:{PORT}"
     issuer = authority.LocalAuthority(folder)
     text = issuer.invite(given.lab, address)
-    with audit.Log.open(folder.audit, lab) as log:
+    with audit_log.Log(folder.audit, lab) as log:
         log.append("federation", arguments.user(), event="invited", lab=given.lab)
     print(text)
     return 0
@@ -111,7 +111,7 @@ def revoke(given: argparse.Namespace) -> int:
             f"{given.lab} is not revoked yet: list {number} is signed, and"
             f" {folder.revocation_list} has list {listed.number}; try again"
         )
-    with audit.Log.open(folder.audit, lab) as log:
+    with audit_log.Log(folder.audit, lab) as log:
         log.append("certificate", arguments.user(), event="revoked", lab=given.lab)
     print(f"{given.lab} is revoked (list {number}); running switches act on it now")
     return 0
@@ -121,6 +121,6 @@ def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> 
     """Makes the accounts and the audit log of a new lab."""
     owner = accounts.name_for(arguments.user())
     identity.Identity.begin(folder.path, owner, time.time()).close()
-    with audit.Log.open(folder.audit, lab) as log:
+    with audit_log.Log(folder.audit, lab) as log:
         log.append("federation", owner, event=event, lab=lab, **what)
         log.sign_head()

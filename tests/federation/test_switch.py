@@ -585,7 +585,7 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         folder = two_labs.join(tmp_path / "t", first, s.address)
         issuer = authority.LocalAuthority(first)
         where = f"{s.address[0]}:{s.address[1]}"
-        with audit_log.Log.open(folder.audit, "lab-t") as log:
+        with audit_log.Log(folder.audit, "lab-t") as log:
             kept = log.verifier
         token = (folder.path / "owner.token").read_text()
         invitation = invitations.parse(issuer.invite("lab-t", where))

@@ -6,12 +6,13 @@ import contextlib
 import threading
 import types
 
+import audit_logs
 import pytest
 import tiny_accounts
 import two_labs
 
 from nebula_jax.federation import cosigning, sessions, state, upkeep, usage
-from nebula_jax.security import accounts
+from nebula_jax.security import accounts, audit
 from nebula_jax.security.accounts import identity_store, isolation
 from nebula_jax.security.audit import checkpoint_note, entries, witness
 
@@ -232,23 +233,25 @@ class Peer:
 
 @pytest.fixture
 def peer(kept, tmp_path):
-    made = Peer(kept, tmp_path / "t")
-    yield made
-    made.witness.close()
+    return Peer(kept, tmp_path / "t")
+
+
+def newest(kept):
+    """The newest signed checkpoint of the lab."""
+    return audit.paths(kept.state.folder.audit).checkpoint.read_text()
 
 
 def test_an_answer_that_is_repeated_changes_nothing(kept, peer):
     """A peer could else make a log of its choice too long to be read again."""
     peer.begin()
     answer = peer.answer()
-    before = kept.state.audit.checkpoint, kept.state.audit.head()
+    before = newest(kept), audit_logs.size(kept.state.folder.audit)
     kept.receive(peer.line, "cosigned", answer)
     other = witness.Witness(peer.kept.state.folder.path / "other", "lab-t")
     text, verifier = answer["checkpoint"], kept.state.audit.verifier
     another = other.cosign("lab-s", text, [], verifier)
     kept.receive(peer.line, "cosigned", {"checkpoint": text, **another._asdict()})
-    other.close()
-    assert (kept.state.audit.checkpoint, kept.state.audit.head()) == before
+    assert (newest(kept), audit_logs.size(kept.state.folder.audit)) == before
 
 
 def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
@@ -262,9 +265,9 @@ def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
     assert len(peer.sent) == 1
     peer.answer()
     assert not peer.sent
-    newest = checkpoint_note.read(kept.state.audit.checkpoint)
-    assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
-    assert newest.checkpoint.size == peer.witness.size("lab-s")
+    note = checkpoint_note.read(newest(kept))
+    assert [each.name for each in note.signatures][1:] == ["nebula/lab-t/witness"]
+    assert note.checkpoint.size == peer.witness.size("lab-s")
 
 
 def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
@@ -301,9 +304,9 @@ def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late
         del peer.sent[0]
     while peer.sent:
         peer.answer()
-    newest = checkpoint_note.read(kept.state.audit.checkpoint)
-    assert newest.checkpoint.size == peer.witness.size("lab-s")
-    assert [each.name for each in newest.signatures][1:] == ["nebula/lab-t/witness"]
+    note = checkpoint_note.read(newest(kept))
+    assert note.checkpoint.size == peer.witness.size("lab-s")
+    assert [each.name for each in note.signatures][1:] == ["nebula/lab-t/witness"]
 
 
 def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):

@@ -2,9 +2,10 @@
 
 import datetime
 
+from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note
-from nebula_jax.security.audit import files as audit_files
-from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.audit import verify as audit_verify
 
 
@@ -21,7 +22,7 @@ class Clock:
 
 
 def opened(folder, lab="lab-s"):
-    return audit.Log.open(folder, lab, Clock())
+    return audit_log.Log(folder, lab, Clock())
 
 
 def fill(log, count, begin=0):
@@ -50,9 +51,14 @@ def exchange(log, witness):
     return answer
 
 
+def size(folder):
+    """Returns the number of a log's entries."""
+    return sum(1 for _ in audit_entries.lines(folder))
+
+
 def copied(folder):
     """Returns the bytes of a folder's files."""
-    paths = audit_files.paths(folder)
+    paths = audit.paths(folder)
     return audit_verify.Copy(
         paths.log.read_bytes(),
         paths.leaves.read_bytes(),
@@ -63,6 +69,6 @@ def copied(folder):
 
 def restore(folder, copy):
     """Writes the files of a copy."""
-    paths = audit_files.paths(folder)
+    paths = audit.paths(folder)
     for path, data in zip(paths[:4], copy, strict=True):
         path.write_bytes(data)

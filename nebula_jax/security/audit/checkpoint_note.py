@@ -14,11 +14,18 @@ is no bit in it that could be turned unnoticed.
 
 The time in a cosignature is the witness's clock. It is for a reader; nothing compares
 it with anything, since order in a log is order of entries and clocks can be wrong.
+
+All checkpoints of a log are in checkpoints.jsonl, in the order in which they were
+signed, a line each: {"note": TEXT, "previous": SHA-256 of the line before}. One that a
+peer has cosigned follows as another line of the same size with one signature more.
+Sizes never fall. The digests bind the lines to one another, so that one that was lost
+by accident is missed; against a forger the signatures count alone.
 """
 
 import base64
 import functools
 import hashlib
+import json
 import re
 from typing import NamedTuple
 
@@ -27,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import errors, printable
 from nebula_jax.security import names
-from nebula_jax.security.audit import merkle
+from nebula_jax.security.audit import AuditError, merkle
 
 LOG = 0x01
 """The type of a log's own signature: Ed25519 over the text."""
@@ -110,13 +117,25 @@ class Note(NamedTuple):
         return f"{self.checkpoint.text}\n{lines}"
 
 
+class History(NamedTuple):
+    """The signed checkpoints up to one line."""
+
+    line: bytes = b""
+    """The last line, without its end; the next one has its digest."""
+    newest: Note | None = None
+    """The note in it."""
+    lines: int = 0
+    """The number of lines so far."""
+
+
 def origin(lab: str) -> str:
     """Returns the name of a lab's log.
 
     Raises:
       NoteError: if no lab can have this name.
     """
-    _check_lab(lab)
+    if not names.is_cluster(lab) or names.label(lab) != lab:
+        raise NoteError(f"{printable.line(lab)} is no lab's name, as lab-s is one")
     return f"nebula/{lab}"
 
 
@@ -141,19 +160,15 @@ def witness_name(lab: str) -> str:
     return f"{origin(lab)}/witness"
 
 
-def verifier(
-    name: str, kind: int, key: ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey
-) -> Verifier:
-    """Returns the verifier that belongs to a key.
+def verifier(name: str, kind: int, key: ed25519.Ed25519PrivateKey) -> Verifier:
+    """Returns the public half of a key.
 
     Args:
       name: of whose key it is.
       kind: LOG or WITNESS.
-      key: the private key, or its public half.
+      key: the private key.
     """
-    if isinstance(key, ed25519.Ed25519PrivateKey):
-        key = key.public_key()
-    return Verifier(name, kind, key.public_bytes_raw())
+    return Verifier(name, kind, key.public_key().public_bytes_raw())
 
 
 def read_verifier(text: str) -> Verifier:
@@ -240,6 +255,64 @@ def is_signed(note: Note, who: Verifier) -> bool:
     return bool(lines) and all(_is_valid(note.checkpoint, each, who) for each in lines)
 
 
+def is_own(note: Note, who: Verifier) -> bool:
+    """Returns True if a note is of the log whose key this is, and signed with it."""
+    return note.checkpoint.origin == who.name and is_signed(note, who)
+
+
+def encode(history: History, text: str) -> bytes:
+    """Returns the line for one more note, without its end."""
+    line = history.line
+    previous = hashlib.sha256(line).hexdigest() if line else ""
+    value = {"note": text, "previous": previous}
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def note_of(line: bytes) -> Note:
+    """Returns the note in a line, wherever that stands.
+
+    Raises:
+      AuditError: if there is none.
+    """
+    try:
+        return read(json.loads(line)["note"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise AuditError("is no signed checkpoint") from None
+    except NoteError as error:
+        raise AuditError(f"is no signed checkpoint: {error}") from None
+
+
+def advance(history: History, line: bytes) -> History:
+    """Returns the history with one more line.
+
+    Signatures are not verified.
+
+    Args:
+      history: up to the line before.
+      line: any bytes, without its end.
+
+    Raises:
+      AuditError: if it does not continue the history.
+    """
+    note, newest = note_of(line), history.newest
+    after = History(line, note, history.lines + 1)
+    if encode(history, note.text) != line:
+        raise AuditError("does not follow the line before it")
+    if newest is None or newest.checkpoint.size < note.checkpoint.size:
+        return after
+    if newest.checkpoint.size > note.checkpoint.size:
+        raise AuditError(
+            f"has {note.checkpoint.size} entries after one of {newest.checkpoint.size}"
+        )
+    if note.checkpoint != newest.checkpoint:
+        raise AuditError(
+            f"has another root for {note.checkpoint.size} entries: two logs of one name"
+        )
+    if not set(newest.signatures) < set(note.signatures):
+        raise AuditError("has no signature more than the line before it")
+    return after
+
+
 def _is_valid(checkpoint: Checkpoint, signature: Signature, who: Verifier) -> bool:
     data, message = signature.signature, checkpoint.text.encode()
     if who.type == WITNESS:
@@ -262,11 +335,6 @@ def _verified(key: bytes, signature: bytes, message: bytes) -> bool:
 def _cosigned(checkpoint: Checkpoint, seconds: int) -> bytes:
     """Returns what a witness signs (c2sp.org/tlog-cosignature, "cosignature/v1")."""
     return f"cosignature/v1\ntime {seconds}\n{checkpoint.text}".encode()
-
-
-def _check_lab(lab: str) -> None:
-    if not names.is_cluster(lab) or names.label(lab) != lab:
-        raise NoteError(f"{printable.line(lab)} is no lab's name, as lab-s is one")
 
 
 def _decoded(text: str) -> bytes:

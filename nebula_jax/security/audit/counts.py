@@ -7,28 +7,20 @@ Both switches of a line count what crosses it and append the counts as entries o
                direction="sent", bytes=786432, frames=3, peer="lab-t")
 
 What one side has sent of a job, stream and kind, the other has received, however each
-has cut it into entries. (Entries without a direction are compared with such.) `peer` is
-the lab at the other end; entries of other lines are left out.
+has cut it into entries. `peer` is the lab at the other end; entries of other lines are
+left out.
 """
 
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security import audit
+from nebula_jax.security.audit import AuditError, checkpoint_note
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.audit import files as audit_files
 
-
-class Count(NamedTuple):
-    """A sum of what crossed."""
-
-    bytes: int
-    frames: int
-
-    def __str__(self) -> str:
-        return f"{self.bytes:,} bytes in {self.frames:,} frames"
+_TURNED = {"sent": "received", "received": "sent"}
 
 
 class Stream(NamedTuple):
@@ -38,7 +30,17 @@ class Stream(NamedTuple):
     stream: str
     kind: str
     direction: str
-    """`sent` or `received`, as this lab sees it; or ""."""
+    """`sent` or `received`, as this lab sees it."""
+
+
+class Count(NamedTuple):
+    """The sum of what has crossed of a stream."""
+
+    bytes: int = 0
+    frames: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.bytes:,} bytes in {self.frames:,} frames"
 
 
 class Difference(NamedTuple):
@@ -54,23 +56,15 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         job, stream, kind, direction = (printable.line(each) for each in self.stream)
-        kind = f"{kind} {direction}".rstrip()
         where = [
             f"entry {index} of {whose} log"
             for index, whose in ((self.entry, "our"), (self.peers_entry, "the peer's"))
             if index is not None
         ]
         return (
-            f"job {job}, stream {stream}, {kind}: {self.ours} here, {self.peers} there;"
-            f" they part at {' and '.join(where)}"
+            f"job {job}, stream {stream}, {kind} {direction}: {self.ours} here,"
+            f" {self.peers} there; they part at {' and '.join(where)}"
         )
-
-
-class _Sums(NamedTuple):
-    """The sums of one stream after each entry about it."""
-
-    after: list[Count]
-    entries: list[int]
 
 
 def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[Difference]:
@@ -84,115 +78,81 @@ def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[Difference]:
       The differences, the earliest in our log first; [] if all counts agree.
 
     Raises:
-      audit_files.AuditError: if a log cannot be read; see `compare`.
+      AuditError: if a log cannot be read, or an entry of kind `stream` counts nothing.
     """
-    return compare(
-        audit_entries.read(ours), audit_entries.read(peers), _lab(ours), _lab(peers)
-    )
+    lab, peer = _lab(ours), _lab(peers)
+    return compare(audit_entries.read(ours), audit_entries.read(peers), lab, peer)
 
 
 def compare(
     ours: Iterable[audit_entries.Entry],
     peers: Iterable[audit_entries.Entry],
-    lab: str = "",
-    peer: str = "",
+    lab: str,
+    peer: str,
 ) -> list[Difference]:
-    """Compares the counts in two logs.
-
-    Args:
-      ours: the entries of this lab.
-      peers: the entries of the other one.
-      lab: name of this lab; "" to count the peer's entries of every line.
-      peer: name of the other one; "" to count ours of every line.
-
-    Returns:
-      See `reconcile`.
-
-    Raises:
-      audit_files.AuditError: if an entry of kind `stream` is not as it has to be.
-    """
-    here = _sums(ours, peer, "our", {})
-    there = _sums(peers, lab, "the peer's", {"sent": "received", "received": "sent"})
-    nothing = _Sums([], [])
+    """Compares the entries of two labs, `lab` and `peer`; see `reconcile`."""
+    here, there = _counts(ours, peer, "our"), _counts(peers, lab, "the peer's")
+    there = {
+        stream._replace(direction=_TURNED.get(stream.direction, stream.direction)): sums
+        for stream, sums in there.items()
+    }
     differences = []
     for stream in here.keys() | there.keys():
-        a, b = here.get(stream, nothing), there.get(stream, nothing)
-        if _last(a) != _last(b):
-            differences.append(
-                Difference(stream, _last(a), _last(b), _parting(a, b), _parting(b, a))
-            )
-    return sorted(differences, key=_place)
+        a, b = here.get(stream, {}), there.get(stream, {})
+        end, peers_end = max(a, default=Count()), max(b, default=Count())
+        if end != peers_end:
+            parted = _part(a, b), _part(b, a)
+            differences.append(Difference(stream, end, peers_end, *parted))
+    return sorted(
+        differences,
+        key=lambda each: (each.entry is None, each.entry, each.peers_entry),
+    )
 
 
-def _place(difference: Difference) -> tuple[bool, int, int, Stream]:
-    entry, peers_entry = difference.entry, difference.peers_entry
-    return entry is None, entry or 0, peers_entry or 0, difference.stream
-
-
-def _last(sums: _Sums) -> Count:
-    return sums.after[-1] if sums.after else Count(0, 0)
-
-
-def _parting(sums: _Sums, others: _Sums) -> int | None:
+def _part(sums: Mapping[Count, int], others: Mapping[Count, int]) -> int | None:
     """Returns the first entry after which the other side never had the same sum."""
-    there = set(others.after)
-    for after, entry in zip(*sums, strict=True):
-        if after not in there:
-            return entry
-    return None
+    return next((entry for sum_, entry in sums.items() if sum_ not in others), None)
 
 
-def _sums(
-    entries: Iterable[audit_entries.Entry],
-    other: str,
-    whose: str,
-    turned: Mapping[str, str],
-) -> dict[Stream, _Sums]:
-    """Adds the counts of a log up.
+def _counts(
+    entries: Iterable[audit_entries.Entry], other: str, whose: str
+) -> dict[Stream, dict[Count, int]]:
+    """Returns stream -> sum so far -> the first entry after which it was so much.
 
     Args:
-      entries: of the log.
-      other: the lab at the other end; "" for all.
+      entries: of a log.
+      other: the lab at the other end of the line.
       whose: log this is, for the error.
-      turned: direction -> the one as this lab sees it.
     """
-    found: dict[Stream, _Sums] = {}
+    found: dict[Stream, dict[Count, int]] = {}
+    ends: dict[Stream, Count] = {}
     for entry in entries:
         what = entry.what
-        if entry.kind != "stream" or (other and what.get("peer", other) != other):
+        if entry.kind != "stream" or what.get("peer", other) != other:
             continue
-        direction = what.get("direction", "")
-        names = [what.get("job"), what.get("stream"), what.get("kind"), direction]
-        counts = [what.get(each) for each in Count._fields]
+        names: list[Any] = [what.get(each) for each in Stream._fields]
+        counts: list[Any] = [what.get(each) for each in Count._fields]
         if not all(isinstance(each, str) for each in names) or not all(
             type(each) is int and each >= 0 for each in counts
         ):
-            raise audit_files.AuditError(
-                f"entry {entry.number} of {whose} log counts no stream: it needs job,"
-                " stream and kind as texts, bytes and frames as numbers"
+            raise AuditError(
+                f"entry {entry.number} of {whose} log counts no stream: it needs"
+                f" {', '.join(Stream._fields)} as texts, bytes and frames as numbers"
             )
-        sums = found.setdefault(_stream(names, turned), _Sums([], []))
-        before = _last(sums)
-        number_of_bytes, number_of_frames = (int(each or 0) for each in counts)
-        sums.after.append(
-            Count(before.bytes + number_of_bytes, before.frames + number_of_frames)
-        )
-        sums.entries.append(entry.number)
+        stream = Stream(*names)
+        before = ends.get(stream, Count())
+        ends[stream] = Count(before.bytes + counts[0], before.frames + counts[1])
+        found.setdefault(stream, {}).setdefault(ends[stream], entry.number)
     return found
-
-
-def _stream(names: Sequence[object], turned: Mapping[str, str]) -> Stream:
-    job, stream, kind, direction = map(str, names)
-    return Stream(job, stream, kind, turned.get(direction, direction))
 
 
 def _lab(folder: pathlib.Path) -> str:
     """Returns the name of the lab whose folder this is, by its public key."""
-    path = audit_files.paths(folder).verifier
-    with audit_files.disk_errors(path):
+    path = audit.paths(folder).verifier
+    with audit.disk_errors(path):
         data = path.read_bytes()
     try:
         text = data.decode().removesuffix("\n")
         return checkpoint_note.lab_of(checkpoint_note.read_verifier(text).name)
     except (UnicodeDecodeError, checkpoint_note.NoteError):
-        raise audit_files.AuditError(f"{path}: is no public key of a log") from None
+        raise AuditError(f"{path}: is no public key of a log") from None

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security import audit
+from nebula_jax.security.audit import merkle
 
 MOST_BYTES = 65_536
 """Bytes of a line: more would be data, which does not belong here."""
@@ -43,7 +44,7 @@ _FIELDS = {"kind", "time", "what", "who"}
 _WITNESS_MARK = b'"event":"witness"'
 
 
-class SecretError(audit_files.AuditError):
+class SecretError(audit.AuditError):
     """An entry with a secret in it, which was refused: a mistake of the program."""
 
 
@@ -90,10 +91,10 @@ def encode(
 
     Raises:
       SecretError: if a value is or could be a secret.
-      audit_files.AuditError: if it is no JSON, or too long.
+      audit.AuditError: if it is no JSON, or too long.
     """
     if not _KIND_RE.fullmatch(kind):
-        raise audit_files.AuditError(f"{printable.line(kind)} is no kind of an entry")
+        raise audit.AuditError(f"{printable.line(kind)} is no kind of an entry")
     stamp = time.astimezone(datetime.UTC).isoformat(timespec="milliseconds")
     line = _canonical(
         {
@@ -104,7 +105,7 @@ def encode(
         }
     )
     if len(line) > MOST_BYTES:
-        raise audit_files.AuditError(
+        raise audit.AuditError(
             f"{kind}: an entry of {len(line)} bytes; at most {MOST_BYTES} fit a line"
         )
     return line
@@ -118,7 +119,7 @@ def decode(index: int, line: bytes) -> Entry:
       line: any bytes.
 
     Raises:
-      audit_files.AuditError: if `encode` cannot have written it.
+      audit.AuditError: if `encode` cannot have written it.
     """
     try:
         if len(line) > MOST_BYTES:
@@ -136,33 +137,55 @@ def decode(index: int, line: bytes) -> Entry:
         or not _KIND_RE.fullmatch(value["kind"])
         or not _TIME_RE.fullmatch(value["time"])
     ):
-        raise audit_files.AuditError(
+        raise audit.AuditError(
             f"log.jsonl: entry {index} (line {index + 1}) is not written as one"
         )
     return Entry(index, value["kind"], value["time"], value["who"], what)
 
 
+def is_entry(line: bytes) -> bool:
+    """Returns True if `encode` can have written a line."""
+    try:
+        decode(0, line)
+    except audit.AuditError:
+        return False
+    return True
+
+
 def witness_of(line: bytes) -> tuple[str, str] | None:
     """Returns the peer and the public key with which it cosigns from now on.
-
-    Args:
-      line: of an entry.
 
     Returns:
       None if the entry is about anything else.
     """
-    if _WITNESS_MARK not in line:  # quotes within texts are escaped: rarely by chance
+    # Quotes within texts are escaped: the mark is elsewhere only by rare chance.
+    if _WITNESS_MARK not in line or not is_entry(line):
         return None
-    try:
-        entry = decode(0, line)
-    except audit_files.AuditError:
-        return None
+    entry = decode(0, line)
     lab, verifier = entry.what.get("lab"), entry.what.get("verifier")
     if entry.kind != "audit" or entry.what.get("event") != "witness":
         return None
-    return (
-        (lab, verifier) if isinstance(lab, str) and isinstance(verifier, str) else None
-    )
+    if not isinstance(lab, str) or not isinstance(verifier, str):
+        return None
+    return lab, verifier
+
+
+def whole(data: bytes, hashes: bytes, begin: int) -> list[bytes]:
+    """Returns the lines that are entries, up to the first that is none.
+
+    Args:
+      data: the new bytes of log.jsonl, from the beginning of a line.
+      hashes: those of leaves.bin, from the same entry on.
+      begin: the index of that entry.
+    """
+    *lines, _ = data.split(b"\n")
+    for number, line in enumerate(lines):
+        there = hashes[merkle.SIZE * number :][: merkle.SIZE]
+        if there == merkle.leaf(line):
+            continue
+        if len(there) == merkle.SIZE or not is_entry(line):
+            return lines[:number]  # a line may miss its hash, but not have another
+    return lines
 
 
 def lines(folder: pathlib.Path) -> Iterator[bytes]:
@@ -171,16 +194,16 @@ def lines(folder: pathlib.Path) -> Iterator[bytes]:
     A last line without an end, which is just being written, is left out.
 
     Raises:
-      audit_files.AuditError: if it cannot be read, or a line is longer than any can be.
+      audit.AuditError: if it cannot be read, or a line is longer than any can be.
     """
-    path = audit_files.paths(folder).log
-    with audit_files.disk_errors(path), path.open("rb") as stream:
+    path = audit.paths(folder).log
+    with audit.disk_errors(path), path.open("rb") as stream:
         index = 0
         while line := stream.readline(MOST_BYTES + 2):
             if line[-1:] == b"\n":
                 yield line[:-1]
             elif len(line) > MOST_BYTES:
-                raise audit_files.AuditError(
+                raise audit.AuditError(
                     f"{path}: line {index + 1} is longer than {MOST_BYTES} bytes"
                 )
             index += 1
@@ -190,7 +213,7 @@ def read(folder: pathlib.Path) -> Iterator[Entry]:
     """Yields the entries of a folder's log, which are not verified.
 
     Raises:
-      audit_files.AuditError: if one cannot be read; it names the line.
+      audit.AuditError: if one cannot be read; it names the line.
     """
     for index, line in enumerate(lines(folder)):
         yield decode(index, line)
@@ -223,7 +246,7 @@ def _clean(value: Any, where: str, level: int) -> Any:
             _name(name, each, where): _clean(each, f"{where}: {name}", level + 1)
             for name, each in value.items()
         }
-    raise audit_files.AuditError(
+    raise audit.AuditError(
         f"{printable.line(where)}: a {type(value).__name__} is no JSON value that an"
         " audit entry takes"
     )
@@ -232,7 +255,7 @@ def _clean(value: Any, where: str, level: int) -> Any:
 def _name(name: Any, value: Any, where: str) -> str:
     """Returns the name of a value; raises if such a value is a secret."""
     if not isinstance(name, str):
-        raise audit_files.AuditError(f"{where}: the name {name!r} is no text")
+        raise audit.AuditError(f"{where}: the name {name!r} is no text")
     if found := _SECRET_NAME_RE.search(name):
         # Numbers of tokens or keys are counts; other numbers may be a PIN.
         is_count = found[0].endswith("s") and isinstance(value, int)

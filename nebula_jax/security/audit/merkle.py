@@ -3,10 +3,8 @@
     tree = merkle.Tree()
     for entry in entries:
         tree.append(merkle.leaf(entry))
-    path = tree.inclusion(3, tree.size)
-    assert merkle.is_included(
-        merkle.leaf(entries[3]), 3, tree.size, path, tree.root()
-    )
+    proof = tree.consistency(old, tree.size)
+    assert merkle.is_consistent(old, old_root, tree.size, tree.root(), proof)
 
 A leaf's hash is SHA-256(0x00 || entry), that of an inner node SHA-256(0x01 || left ||
 right): no entry can pass for a node. Of n leaves, the left branch has the largest power
@@ -15,7 +13,6 @@ of two below n. Indices count from 0; positions in the comments are halves of a 
 """
 
 import hashlib
-import hmac
 from collections.abc import Sequence
 
 SIZE = 32
@@ -80,10 +77,6 @@ class Tree:
             height += 1
         return index
 
-    def leaf(self, index: int) -> bytes:
-        """Returns the hash of a leaf."""
-        return bytes(self._levels[0][SIZE * index : SIZE * (index + 1)])
-
     def root(self, size: int | None = None) -> bytes:
         """Returns the root of the first `size` leaves; None for all.
 
@@ -92,33 +85,6 @@ class Tree:
         """
         size = self._checked(size)
         return self._range(0, size) if size else EMPTY
-
-    def inclusion(self, index: int, size: int | None = None) -> list[bytes]:
-        """Proves that a leaf is in the tree of the first `size` leaves.
-
-        Args:
-          index: of the leaf.
-          size: None for the whole tree.
-
-        Returns:
-          The hashes of `PATH(index, D[size])`, RFC 6962 section 2.1.1.
-
-        Raises:
-          ValueError: if there is no such leaf, or no such size.
-        """
-        end = self._checked(size)
-        if not 0 <= index < end:
-            raise ValueError(f"there is no leaf {index} in a tree of {end}")
-        begin, path = 0, []
-        while end - begin > 1:
-            middle = begin + _split(end - begin)
-            if index < middle:
-                path.append(self._range(middle, end))
-                end = middle
-            else:
-                path.append(self._range(begin, middle))
-                begin = middle
-        return path[::-1]
 
     def consistency(self, old: int, size: int | None = None) -> list[bytes]:
         """Proves that the tree of `size` leaves continues that of `old` leaves.
@@ -166,34 +132,6 @@ class Tree:
             return bytes(self._levels[height][place : place + SIZE])
         middle = begin + _split(count)
         return node(self._range(begin, middle), self._range(middle, end))
-
-
-def is_included(
-    hashed: bytes, index: int, size: int, path: Sequence[bytes], root: bytes
-) -> bool:
-    """Returns True if a proof shows that a leaf is in a tree (RFC 9162, 2.1.3.2).
-
-    Args:
-      hashed: the leaf's hash.
-      index: where it is to be.
-      size: of the tree, in leaves.
-      path: see `Tree.inclusion`; any bytes.
-      root: of the tree.
-    """
-    if not 0 <= index < size or not _is_proof(path):
-        return False
-    place, last = index, size - 1  # the node and the last one of its level
-    for each in path:
-        if last == 0:
-            return False
-        if place & 1 or place == last:
-            hashed = node(each, hashed)
-            while not place & 1 and place:  # a last node without neighbor moves up
-                place, last = place >> 1, last >> 1
-        else:
-            hashed = node(hashed, each)
-        place, last = place >> 1, last >> 1
-    return last == 0 and hmac.compare_digest(hashed, root)
 
 
 def is_consistent(

@@ -9,7 +9,7 @@ What a witness has forgotten, it cannot refuse. So the key with which it cosigns
 peer's log lies in one file with what it has seen of that log: who loses the one has
 lost the other, and the peer sees the new key and records it. An older copy of the file
 brings both back; then the peer sees that the witness would continue from a smaller size
-than it has cosigned (`audit.Log.cosigned`).
+than it has cosigned (`Log.cosigned`).
 
 The first key that a peer shows is kept, and no other is taken; the peer itself is
 authenticated by its certificate. If a peer has begun a new log, somebody moves its file
@@ -19,7 +19,6 @@ away here: a decision of a person, which the peer sees by the new key.
 import base64
 import json
 import pathlib
-import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,12 +26,11 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import printable
-from nebula_jax.security import private_files
-from nebula_jax.security.audit import checkpoint_note, merkle
-from nebula_jax.security.audit import files as audit_files
+from nebula_jax.security import audit, private_files
+from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 
 
-class WitnessError(audit_files.AuditError):
+class WitnessError(AuditError):
     """A checkpoint of a peer that was refused."""
 
     def __init__(self, reason: str, text: str):
@@ -60,11 +58,11 @@ class Seen(NamedTuple):
     """The newest checkpoint of a peer's log that this lab has cosigned."""
 
     note: str
-    """As the peer signed it."""
+    """The checkpoint, as the peer signed it."""
     verifier: str
     """The public key of the peer's log."""
     size: int
-    root: bytes
+    """Entries of it that it covers."""
 
 
 class _State(NamedTuple):
@@ -86,39 +84,31 @@ class Witness:
           lab: whose it is.
 
         Raises:
-          audit_files.AuditError: if the folder cannot be used.
+          AuditError: if the folder cannot be used.
           checkpoint_note.NoteError: if no lab can have this name.
         """
-        self._folder = audit_files.paths(folder).peers
+        self._folder = audit.paths(folder).peers
         self._name = checkpoint_note.witness_name(lab)
-        self._mutex = threading.Lock()
-        with audit_files.disk_errors(self._folder):
+        with audit.disk_errors(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = audit_files.Lock(self._folder / "lock")
-
-    def close(self) -> None:
-        """Closes the lock."""
-        self._lock.close()
 
     def seen(self, peer: str) -> Seen | None:
         """Returns what was seen of a peer's log; None if nothing was.
 
         Raises:
-          audit_files.AuditError: if the file cannot be read, or is damaged.
+          AuditError: if the file cannot be read, or is damaged.
           private_files.PrivateFileError: if others can read it.
         """
         state = self._read(peer)
         if state is None:
             return None
-        size, root = state.note.checkpoint[1:]
-        return Seen(state.note.text, state.verifier.text, size, root)
+        size = state.note.checkpoint.size
+        return Seen(state.note.text, state.verifier.text, size)
 
     def size(self, peer: str) -> int:
         """Returns the size from which a peer has to prove the next checkpoint.
 
-        Raises:
-          audit_files.AuditError: if the file cannot be read, or is damaged.
-          private_files.PrivateFileError: if others can read it.
+        For errors see `seen`.
         """
         seen = self.seen(peer)
         return seen.size if seen else 0
@@ -136,53 +126,36 @@ class Witness:
         Args:
           peer: the lab at the other end of an authenticated connection.
           text: of the checkpoint; any text.
-          proof: `audit.Log.consistency` from `size(peer)` on; any bytes.
+          proof: `Log.consistency` from `size(peer)` on; any bytes.
           verifier: the public key of the peer's log; any text.
           seconds: the time for a reader, since 1970; None for the machine's clock.
 
         Raises:
           WitnessError: if it is refused.
-          audit_files.AuditError: if what was seen cannot be read or written.
+          AuditError: if what was seen cannot be read or written.
           private_files.PrivateFileError: likewise.
         """
-        try:
-            note = checkpoint_note.read(text)
-            who = checkpoint_note.read_verifier(verifier)
-            origin = checkpoint_note.origin(peer)
-        except checkpoint_note.NoteError as error:
-            raise WitnessError(
-                "malformed", f"{printable.line(peer)}: {error}"
-            ) from None
-        if (note.checkpoint.origin, who.name, who.type) != (
-            origin,
-            origin,
-            checkpoint_note.LOG,
-        ):
-            raise WitnessError(
-                "key", f"{peer} sent the log of another: {note.checkpoint.origin}"
-            )
-        # Others' signatures could be anything, and would be kept.
-        own = [each for each in note.signatures if each.name == origin]
-        note = note._replace(signatures=tuple(own[:1]))
-        if not checkpoint_note.is_signed(note, who):
-            raise WitnessError("signature", f"{peer}'s checkpoint is not signed by it")
-        seconds = int(time.time()) if seconds is None else seconds
-        with self._mutex, audit_files.disk_errors(self._folder), self._lock.held():
+        note, who = _received(peer, text, verifier)
+        with audit.disk_errors(self._folder), audit.locked(self._folder / "lock"):
             state = self._read(peer)
-            if state is None:
-                if proof:
-                    raise WitnessError(
-                        "inconsistent",
-                        f"{peer} proves from a size that was not seen here",
-                    )
-                key = ed25519.Ed25519PrivateKey.generate()
-            else:
+            if state is not None:
                 self._check(peer, state, who, note, proof)
                 key = state.key
-            self._write(peer, _State(key, who, note))
+            elif proof:
+                text = f"{peer} proves from a size that was not seen here"
+                raise WitnessError("inconsistent", text)
+            else:
+                key = ed25519.Ed25519PrivateKey.generate()
+            value = {
+                "key": base64.b64encode(key.private_bytes_raw()).decode(),
+                "note": note.text,
+                "verifier": who.text,
+            }
+            private_files.write(self._path(peer), json.dumps(value, indent=1))
+        seconds = int(time.time()) if seconds is None else seconds
         line = checkpoint_note.cosign(note.checkpoint, self._name, key, seconds).line
-        name, kind = self._name, checkpoint_note.WITNESS
-        return Cosignature(line, checkpoint_note.verifier(name, kind, key).text)
+        own = checkpoint_note.verifier(self._name, checkpoint_note.WITNESS, key)
+        return Cosignature(line, own.text)
 
     def _check(
         self,
@@ -217,22 +190,12 @@ class Witness:
             )
         else:
             return
-        kept = self._keep_evidence(peer, reason, state.note, note)
+        # Evidence that the peer has signed against itself; the first is enough.
+        kept = self._folder / f"{peer}.refused.json"
+        if not kept.exists():
+            value = {"reason": reason, "seen": state.note.text, "refused": note.text}
+            private_files.write(kept, json.dumps(value, indent=1))
         raise WitnessError(reason, f"{text}; both checkpoints are in {kept}")
-
-    def _keep_evidence(
-        self,
-        peer: str,
-        reason: str,
-        old: checkpoint_note.Note,
-        new: checkpoint_note.Note,
-    ) -> pathlib.Path:
-        """Keeps what a peer has signed against itself; the first is enough."""
-        path = self._folder / f"{peer}.refused.json"
-        if not path.exists():
-            value = {"reason": reason, "seen": old.text, "refused": new.text}
-            private_files.write(path, json.dumps(value, indent=1))
-        return path
 
     def _path(self, peer: str) -> pathlib.Path:
         checkpoint_note.origin(peer)  # no other name leads to a file
@@ -253,15 +216,29 @@ class Witness:
                 return _State(private, verifier, note)
         except (ValueError, TypeError, KeyError, checkpoint_note.NoteError):
             pass
-        raise audit_files.AuditError(
+        raise AuditError(
             f"{path}: is damaged; without it, {peer}'s audit log can be witnessed only"
             " anew and with a new key: move it away for that"
         )
 
-    def _write(self, peer: str, state: _State) -> None:
-        value = {
-            "key": base64.b64encode(state.key.private_bytes_raw()).decode(),
-            "note": state.note.text,
-            "verifier": state.verifier.text,
-        }
-        private_files.write(self._path(peer), json.dumps(value, indent=1))
+
+def _received(
+    peer: str, text: str, verifier: str
+) -> tuple[checkpoint_note.Note, checkpoint_note.Verifier]:
+    """Returns a checkpoint as its log signed it, and the key; see `Witness.cosign`."""
+    try:
+        note = checkpoint_note.read(text)
+        who = checkpoint_note.read_verifier(verifier)
+        origin = checkpoint_note.origin(peer)
+    except checkpoint_note.NoteError as error:
+        raise WitnessError("malformed", f"{printable.line(peer)}: {error}") from None
+    expected = origin, origin, checkpoint_note.LOG
+    if (note.checkpoint.origin, who.name, who.type) != expected:
+        text = f"{peer} sent the log of another: {note.checkpoint.origin}"
+        raise WitnessError("key", text)
+    # Others' signatures could be anything, and would be kept.
+    own = [each for each in note.signatures if each.name == origin]
+    note = note._replace(signatures=tuple(own[:1]))
+    if not checkpoint_note.is_signed(note, who):
+        raise WitnessError("signature", f"{peer}'s checkpoint is not signed by it")
+    return note, who

@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from nebula_jax.security import audit
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.audit import files as audit_files
 
 NOW = datetime.datetime(2026, 11, 22, 14, 3, 11, 250_000, tzinfo=datetime.UTC)
 
@@ -152,18 +152,18 @@ def test_what_is_no_secret_is_taken():
     "value", [b"bytes", {1}, object(), pathlib.Path("x"), 2**70, 1j, {1: 2}]
 )
 def test_values_that_are_no_json(value):
-    with pytest.raises(audit_files.AuditError, match=r"JSON value|is no text"):
+    with pytest.raises(audit.AuditError, match=r"JSON value|is no text"):
         encode({"x": value})
 
 
 def test_an_entry_is_short():
     assert audit_entries.decode(0, encode({"x": "y" * 100_000})).what["x"] == "y" * 4096
-    with pytest.raises(audit_files.AuditError, match="at most 65536 fit a line"):
+    with pytest.raises(audit.AuditError, match="at most 65536 fit a line"):
         encode({"x": ["y" * 4096] * 17})
     deep = value = {}
     for _ in range(200_000):
         value["x"] = value = {}
-    with pytest.raises(audit_files.AuditError, match="no JSON value"):
+    with pytest.raises(audit.AuditError, match="no JSON value"):
         encode(deep)
     while deep:  # else its destructor recurses
         deep = deep.pop("x", None)
@@ -171,7 +171,7 @@ def test_an_entry_is_short():
 
 @pytest.mark.parametrize("kind", ["", "Job", "a b", "a\n", "1", "ä", "x" * 49, "../x"])
 def test_kinds(kind):
-    with pytest.raises(audit_files.AuditError, match="is no kind"):
+    with pytest.raises(audit.AuditError, match="is no kind"):
         encode({}, kind=kind)
     encode({}, kind="account.add")
 
@@ -217,7 +217,7 @@ GOOD = encode({"a": 1})
     ],
 )
 def test_lines_that_no_entry_has(line):
-    with pytest.raises(audit_files.AuditError, match=r"entry 4 \(line 5\)"):
+    with pytest.raises(audit.AuditError, match=r"entry 4 \(line 5\)"):
         audit_entries.decode(4, line)
 
 
@@ -226,12 +226,10 @@ def test_reading_a_log(tmp_path):
     path.write_bytes(GOOD + b"\n" + GOOD + b"\n" + GOOD[:20])
     assert [entry.number for entry in audit_entries.read(tmp_path)] == [0, 1]
     path.write_bytes(GOOD + b"\n" + b"x" * 200_000)
-    with pytest.raises(audit_files.AuditError, match="line 2 is longer than"):
+    with pytest.raises(audit.AuditError, match="line 2 is longer than"):
         list(audit_entries.lines(tmp_path))
     path.unlink()
-    with pytest.raises(
-        audit_files.AuditError, match=r"log.jsonl: .* needs it: No such"
-    ):
+    with pytest.raises(audit.AuditError, match=r"log.jsonl: .* needs it: No such"):
         list(audit_entries.lines(tmp_path))
 
 

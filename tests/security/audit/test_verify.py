@@ -8,9 +8,9 @@ import time
 import pytest
 from audit_logs import Clock, copied, exchange, fill, opened, restore
 
+from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, merkle, witness
-from nebula_jax.security.audit import files as audit_files
-from nebula_jax.security.audit import log as audit
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.audit import verify as audit_verify
 
 FILES = audit_verify.Copy._fields
@@ -28,7 +28,6 @@ def history(tmp_path_factory):
             exchange(log, peer)
             copies.append(copied(folder / "s"))
         who = checkpoint_note.read_verifier(log.verifier)
-    peer.close()
     return copies, peer.seen("lab-s").note, who
 
 
@@ -258,7 +257,7 @@ def test_what_no_checkpoint_covers_is_compared_with_its_hash(lab):
     folder, _ = lab
     with opened(folder) as log:
         fill(log, 4, 60)
-    paths = audit_files.paths(folder)
+    paths = audit.paths(folder)
     assert audit_verify.verify(folder) == []
     lines = paths.log.read_bytes().splitlines(True)
     lines[62] = lines[62].replace(b"2026", b"2025", 1)
@@ -271,7 +270,7 @@ def test_what_no_checkpoint_covers_is_compared_with_its_hash(lab):
 def test_a_signed_line_that_no_entry_has(tmp_path, monkeypatch):
     with opened(tmp_path) as log:
         fill(log, 3)
-        log._store.write(b'{"kind": "job"}')
+        log._write(b'{"kind": "job"}')
         log.sign_head()
     (found,) = audit_verify.verify(tmp_path)
     assert str(found) == (
@@ -327,7 +326,7 @@ def test_two_signed_checkpoints_of_one_size(lab):
     folder, peer = lab
     fork = shutil.copytree(folder, folder.parent / "fork")
     for where, who in ((folder, "ana"), (fork, "eve")):
-        with audit.Log.open(where, "lab-s", Clock()) as log:
+        with audit_log.Log(where, "lab-s", Clock()) as log:
             log.append("job", who)
             log.sign_head()
             if who == "ana":
@@ -339,7 +338,7 @@ def test_two_signed_checkpoints_of_one_size(lab):
     found = audit_verify.verify(fork, [peer.seen("lab-s").note])
     assert any("the lab keeps two logs of one name" in str(each) for each in found)
     # In one folder as well.
-    ours, other = (audit_files.paths(each).checkpoint for each in (folder, fork))
+    ours, other = (audit.paths(each).checkpoint for each in (folder, fork))
     ours.write_text(other.read_text())
     found = audit_verify.verify(folder)
     assert any("the lab keeps two logs of one name" in str(each) for each in found)
@@ -459,7 +458,7 @@ def test_a_large_log_is_verified_in_linear_time(tmp_path, monkeypatch):
     verify_us = 1e6 * (time.perf_counter() - began) / size
     assert len(count) < 100  # roots of a tree that is there, not trees
     print(f"append {append_us:.0f} us, verify {verify_us:.1f} us an entry")
-    paths = audit_files.paths(tmp_path)
+    paths = audit.paths(tmp_path)
     data = paths.log.read_bytes()
     changed = bytearray(data)
     changed[len(data) * 3 // 4] ^= 1

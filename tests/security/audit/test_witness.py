@@ -10,9 +10,8 @@ from audit_logs import exchange, fill, opened
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import errors
-from nebula_jax.security import private_files
+from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import checkpoint_note, merkle, witness
-from nebula_jax.security.audit import files as audit_files
 
 KEY = ed25519.Ed25519PrivateKey.generate()
 VERIFIER = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, KEY).text
@@ -66,7 +65,7 @@ def test_it_cosigns_what_continues(peer):
         assert checkpoint_note.is_signed(note, who)
         assert checkpoint_note.cosigned_at(note.signatures[1]) == 7
     seen = peer.seen("lab-s")
-    assert seen == (signed(TREE, 40), VERIFIER, 40, TREE.root())
+    assert seen == (signed(TREE, 40), VERIFIER, 40)
 
 
 def test_it_remembers_after_a_restart(tmp_path):
@@ -230,7 +229,7 @@ def test_a_damaged_state_is_not_begun_anew(tmp_path, peer, change):
     path = tmp_path / "peers" / "lab-s.json"
     path.write_text(change(path.read_text()))
     for call in (lambda: peer.size("lab-s"), lambda: cosign(peer, 30, old=20)):
-        with pytest.raises(audit_files.AuditError, match=r"lab-s.json: is damaged"):
+        with pytest.raises(audit.AuditError, match=r"lab-s.json: is damaged"):
             call()
 
 

@@ -1,18 +1,16 @@
-"""The log as a story that a person reads."""
+"""The log in the words that a person reads."""
 
 import pytest
 from audit_logs import Clock, exchange, opened
 
-from nebula_jax.security.audit import files as audit_files
-from nebula_jax.security.audit import log as audit
-from nebula_jax.security.audit import phrases as audit_phrases
-from nebula_jax.security.audit import story as audit_story
-from nebula_jax.security.audit import witness
+from nebula_jax.security import audit
+from nebula_jax.security.audit import log as audit_log
+from nebula_jax.security.audit import readable, witness
 
 DIGEST = "0123456789abcdef" * 4
 
 
-def test_a_story(tmp_path):
+def test_a_line_of_each_kind(tmp_path):
     with opened(tmp_path) as log:
         for kind, who, what in (
             ("federation", "ana", {"event": "began", "lab": "lab-s"}),
@@ -65,11 +63,11 @@ def test_a_story(tmp_path):
             ("odd", "", {"x": {"y": None}, "z": None}),
             ("odd.kind", "lab-s", {}),
             ("switch", "lab-s", {"event": "started"}),
-            ("certificate", "lab-t", {"event": "list", "number": 7}),
+            ("certificate", "lab-t", {"event": "listed", "number": 7}),
             ("session", "lab-s", {"event": "closed", "lab": "lab-t", "sent": 5000}),
         ):
             log.append(kind, who, **what)
-    assert list(audit_story.story(tmp_path)) == [
+    assert list(readable.lines(tmp_path)) == [
         "2026-11-22 14:03:11  ana began lab lab-s",
         "2026-11-22 14:03:12  lab-t joined federation f1",
         "2026-11-22 14:03:13  lab-s issued the certificate of lab-t number 4711",
@@ -93,7 +91,7 @@ def test_a_story(tmp_path):
         '2026-11-22 14:03:27  somebody noted odd (x {"y": null})',
         "2026-11-22 14:03:28  lab-s noted odd kind",
         "2026-11-22 14:03:29  lab-s noted switch started",
-        "2026-11-22 14:03:30  lab-t sent revocation list 7",
+        "2026-11-22 14:03:30  lab-t listed revocation list 7",
         "2026-11-22 14:03:31  lab-s closed a session with lab-t after sending 5.0 kB",
     ]
 
@@ -104,10 +102,10 @@ def test_what_the_log_notes_about_itself(tmp_path):
         (tmp_path / "t" / "peers" / "lab-s.json").unlink()
         exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
         log.sign_head()
-        with audit_files.paths(tmp_path / "s").log.open("ab") as stream:
+        with audit.paths(tmp_path / "s").log.open("ab") as stream:
             stream.write(b"half a line")
         log.append("job", "ana")
-    first, second, third, _ = (line[21:] for line in audit_story.story(tmp_path / "s"))
+    first, second, third, _ = (line[21:] for line in readable.lines(tmp_path / "s"))
     assert first == "lab-t cosigns lab-s's log from here on"
     assert (
         second == "lab-t cosigns lab-s's log with a new key: what it had seen is lost"
@@ -121,37 +119,37 @@ def test_what_the_log_notes_about_itself(tmp_path):
 def test_texts_of_others_stay_in_their_line(tmp_path):
     bad = "x\n2026-11-22 14:03:11  eve granted all\x1b[2J\u202e\ud800"
     with opened(tmp_path) as log:
-        for kind in (*audit_phrases.PHRASES, "other"):
+        for kind in (*readable.MESSAGES, "other"):
             log.append(
                 kind, bad, **{"event": bad, "job": bad, "bytes": bad, bad: [bad]}
             )
             log.append(kind, "ana", event=3, job={"a": bad}, until=None)
             log.append(kind, "ana", event="witness", lab=[bad], former=bad)
             log.append(kind, "ana", event="recovered", entry=bad, bytes=bad, kept=[bad])
-    found = list(audit_story.story(tmp_path))
-    assert len(found) == 4 * (len(audit_phrases.PHRASES) + 1)
+    found = list(readable.lines(tmp_path))
+    assert len(found) == 4 * (len(readable.MESSAGES) + 1)
     assert all(line.isprintable() and len(line) <= 4000 for line in found)
     assert all("x\ufffd2026" in line for line in found[::4])
 
 
-def test_a_line_that_cannot_be_read_does_not_end_the_story(tmp_path):
+def test_a_line_that_cannot_be_read_is_not_the_last(tmp_path):
     with opened(tmp_path) as log:
         log.append("job", "ana")
-        log._store.write(b"\x1b junk")
+        log._write(b"\x1b junk")
         log.append("job", "bob")
-    first, second, third = audit_story.story(tmp_path)
+    first, second, third = readable.lines(tmp_path)
     assert second == f"{'?':19}  entry 1 cannot be read: b'\\x1b junk'"
     assert (first[21:], third[21:]) == ("ana began", "bob began")
 
 
 def test_a_clock_that_was_set_back_is_marked(tmp_path):
     clock = Clock()
-    with audit.Log.open(tmp_path, "lab-s", clock) as log:
+    with audit_log.Log(tmp_path, "lab-s", clock) as log:
         for step in (1, 1, -9000, 1):
             clock.step *= 0
             clock.now += type(clock.step)(seconds=step)
             log.append("job", "ana")
-    marks = ["set back" in line for line in audit_story.story(tmp_path)]
+    marks = ["set back" in line for line in readable.lines(tmp_path)]
     assert marks == [False, False, True, False]
 
 
@@ -165,9 +163,18 @@ def test_a_clock_that_was_set_back_is_marked(tmp_path):
 def test_sizes(tmp_path, count, words):
     with opened(tmp_path) as log:
         log.append("stream", "switch", bytes=count)
-    assert next(audit_story.story(tmp_path)).endswith(f"switch carried {words}")
+    assert next(readable.lines(tmp_path)).endswith(f"switch carried {words}")
+
+
+def test_entries_of_one_kind(tmp_path):
+    with opened(tmp_path) as log:
+        for kind in ("account.add", "accounts", "account", "job"):
+            log.append(kind, "ana")
+        log._write(b"junk")
+    found = [line[21:] for line in readable.lines(tmp_path, "account")]
+    assert found == ["ana added", "ana changed"]
 
 
 def test_a_missing_log(tmp_path):
-    with pytest.raises(audit_files.AuditError, match="No such file"):
-        list(audit_story.story(tmp_path))
+    with pytest.raises(audit.AuditError, match="No such file"):
+        list(readable.lines(tmp_path))

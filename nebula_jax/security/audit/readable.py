@@ -1,0 +1,160 @@
+"""The audit log for people: one line of plain words an entry.
+
+    2026-11-22 14:03:11  ana began job m3 at commit d484d8e
+    2026-11-22 14:03:40  lab-s opened a session with lab-t for job m3
+    2026-11-22 15:10:02  switch carried 786.4 kB in 3 frames of hidden_grad for job m3
+
+It is in the order of the log. Times are those of the machine's clock. Values come from
+people and peers; what cannot be printed is replaced.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from nebula_jax import printable
+from nebula_jax.security.audit import AuditError
+from nebula_jax.security.audit import entries as audit_entries
+
+MESSAGES = {
+    "federation": "changed|federation {name}|lab {lab}|with {peer}|at {address}"
+    "|from {host}",
+    "certificate": "issued|the certificate of {lab}|for its {role}|number {serial}"
+    "|until {until}|revocation list {number}",
+    "account": "changed|account {name}|as {role}|from {before}|to {after}",
+    "login": "logged in|as {name}",
+    "grant": "gave|grant {number}|to {subject}|for {operations}|on {handle}"
+    "|up to {rows} rows|up to {nbytes}|until {until}",
+    "data": "used|request {request}|data {handle}|for {operation}|for {operations}"
+    "|with {rows} rows|of {nbytes}|in job {job}|under grant {grant}|because: {why}",
+    "job": "began|job {job}|at commit {commit}|at step {step}",
+    "session": "opened|a session with {peer}|a session with {lab}|for job {job}"
+    "|after sending {sent}|and receiving {received}|because of {reason}",
+    "stream": "carried|{bytes}|in {frames} frames|of {kind}|for job {job}"
+    "|on stream {stream}|({direction})|with {peer}",
+    "checkpoint": "saved|a checkpoint of job {job}|at step {step}|with {digest}",
+    "refusal": "was refused|{operation}|because of {reason}|in job {job}|with {peer}",
+    "fault": "met a fault:|{event}|{fault}|with {peer}|in job {job}|at step {step}",
+    "audit": "noted|lab {lab}",
+}
+"""Kind -> the verb of an entry without an event, and the words for its values in order.
+
+An event is a verb in the past tense, unless one of the words takes it. A kind may go on
+after a point: `account.add`. Values without words follow in parentheses.
+"""
+VERBS = {
+    "account.add": "added",
+    "account.activate": "activated",
+    "account.suspend": "suspended",
+    "account.resume": "resumed",
+    "account.remove": "removed",
+    "account.role": "changed the role of",
+    "account.limits": "changed the limits of",
+    "account.password": "changed the password of",
+    "data.register": "registered",
+    "data.withdraw": "withdrew",
+    "data.request": "requested",
+    "data.refuse": "refused",
+    "grant.give": "gave",
+    "grant.revoke": "revoked",
+    "login.refused": "was refused a login",
+}
+"""A kind with a point -> its verb; of another, what stands after the point serves."""
+_FIELD_RE = re.compile(r"\{(\w+)\}")
+_DIGEST_RE = re.compile(r"[0-9a-f]{40,}")
+_SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes", "disk_bytes")
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def lines(folder: pathlib.Path, kind: str = "") -> Iterator[str]:
+    """Yields a line for each entry of a log, which is not verified.
+
+    Args:
+      folder: `audit` of a lab, or a copy.
+      kind: of the entries, such as `account`, with all `account.add`; "" for all.
+
+    Raises:
+      AuditError: if the log cannot be read.
+    """
+    latest = ""
+    for index, line in enumerate(audit_entries.lines(folder)):
+        try:
+            entry = audit_entries.decode(index, line)
+        except AuditError:
+            if not kind:
+                yield f"{'?':19}  entry {index} cannot be read: {printable.line(line)}"
+            continue
+        back = " (the clock was set back)" if entry.time < latest else ""
+        latest = entry.time
+        when = f"{entry.time[:10]} {entry.time[11:19]}"
+        if not kind or f"{entry.kind}.".startswith(f"{kind}."):
+            text = f"{when}  {_sentence(entry)}{back}"
+            yield printable.line(text, printable.LINE_LIMIT)
+
+
+def _sentence(entry: audit_entries.Entry) -> str:
+    """Returns an entry in plain words, without its time."""
+    kind, _, rest = entry.kind.partition(".")
+    what = {name: each for name, each in entry.what.items() if each is not None}
+    who = printable.line(entry.who) or "somebody"
+    event = _text("event", what.get("event", rest))
+    if kind == "audit" and event in ("witness", "recovered"):
+        return _about_the_log(who, event, what)
+    default, *words = MESSAGES.get(kind, f"noted {kind}").split("|")
+    names = {word: _FIELD_RE.search(word)[1] for word in words}  # type: ignore[index]
+    verb = VERBS.get(entry.kind)
+    if verb is None:
+        verb = default if not event or "event" in names.values() else event
+        if kind not in MESSAGES:
+            verb = f"{default} {event}".rstrip()
+    if "event" not in names.values():
+        what.pop("event", None)
+    said = [
+        word.replace(f"{{{name}}}", _text(name, what.pop(name)))
+        for word, name in names.items()
+        if name in what
+    ]
+    others = [f"{printable.line(name)} {_text(name, what[name])}" for name in what]
+    return " ".join([who, verb, *said]) + (f" ({', '.join(others)})" if others else "")
+
+
+def _about_the_log(who: str, event: str, what: dict[str, Any]) -> str:
+    """Returns what the log notes about itself."""
+    if event == "witness":
+        lab = _text("lab", what.get("lab"))
+        if what.get("former"):
+            return f"{lab} cosigns {who}'s log with a new key: what it had seen is lost"
+        return f"{lab} cosigns {who}'s log from here on"
+    size = _text("bytes", what.get("bytes", 0))
+    entry = _text("entry", what.get("entry"))
+    kept = f", kept as {_text('kept', what['kept'])}" if what.get("kept") else ""
+    return f"{who} cut {size} off where entry {entry} was half-written by a crash{kept}"
+
+
+def _text(name: str, value: Any) -> str:
+    """Returns a value in words, fit to be printed."""
+    if isinstance(value, list):
+        return ", ".join(_text(name, each) for each in value)
+    if isinstance(value, dict):
+        return printable.line(json.dumps(value, sort_keys=True))
+    if name in _SIZES and type(value) is int:
+        return _size(value)
+    if name in ("rows", "frames") and type(value) is int:
+        return f"{value:,}"
+    if isinstance(value, str) and _DIGEST_RE.fullmatch(value):
+        return value[:12]
+    return printable.line("nothing" if value is None else value)
+
+
+def _size(count: int) -> str:
+    """Returns a number of bytes in a unit that suits it.
+
+    >>> _size(786_432)
+    '786.4 kB'
+    """
+    size, unit = float(count), 0
+    while size >= 999.95 and unit + 1 < len(_UNITS):
+        size, unit = size / 1000, unit + 1
+    return f"{count} bytes" if not unit else f"{size:.1f} {_UNITS[unit]}"
