@@ -1,14 +1,13 @@
-"""Writes the records of finished runs into experiments/README.md and README.md.
+"""Writes the records of finished runs into their pages and README.md.
 
     python -m scripts.make_tables --collect=runs/m3_quickstart   # take in a run
     python -m scripts.make_tables                                # write tables anew
 
-A run's summary.json and plot are kept in experiments/results/ under the run's name. A
+A run's summary.json and plot are kept in experiments/results/ under the run's name; a
 benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
-table1_xnli, table2_bleu, table5_compression and fake_rates. experiments/README.md has
-one block per record (SECURITY.md those of SECURITY), README.md a table of the main
-results, each between two markers.
-The text around them is written by hand and has no measured figure.
+the tables' scripts. A record NAME.json has its block in the page NAME.md beside it
+(those of SECURITY in SECURITY.md), README.md a table of the main results, each between
+two markers. The text around them is written by hand and has no measured figure.
 """
 
 import json
@@ -54,7 +53,7 @@ flags.DEFINE_string(
 )
 
 ROOT = pathlib.Path(__file__).parents[1]
-EXPERIMENTS = ROOT / "experiments"
+RESULTS = ROOT / "experiments" / "results"
 
 
 def _table1(record: Mapping[str, Any]) -> str:
@@ -118,7 +117,9 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
     """
     name = pathlib.Path(os.path.abspath(run)).name  # also of `.`
     _markdown_of(name)  # an error at a name of no kind
-    page = results.parent / "README.md"
+    page = _page(name, results)
+    if not page.is_file():
+        raise errors.NebulaError(f"there is no page {page}")
     rewrite(page.read_text("utf-8"), name, "")  # an error without markers
     if not (run / "summary.json").is_file():
         raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
@@ -153,7 +154,7 @@ def rewrite(text: str, name: str, block: str) -> str:
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise errors.NebulaError(f"no file has markers for {name}")
+        raise errors.NebulaError(f"no markers for {name}")
     return before + begin + block + end + after
 
 
@@ -173,7 +174,7 @@ def block(name: str, results: pathlib.Path) -> str:
     """
     record = json.loads((results / f"{name}.json").read_text("utf-8"))
     pictures = [
-        f"![{text.format(name=name)}](results/{name}{ending}.png)"
+        f"![{text.format(name=name)}]({name}{ending}.png)"
         for ending, text in PICTURES.items()
         if (results / f"{name}{ending}.png").is_file()
     ]
@@ -190,48 +191,35 @@ def _markdown_of(name: str) -> Callable[[Mapping[str, Any]], str]:
     )
 
 
-def readme(experiments: pathlib.Path = EXPERIMENTS) -> str:
-    """Returns experiments/README.md with every block made anew from the records."""
-    text, results = (
-        (experiments / "README.md").read_text("utf-8"),
-        experiments / "results",
-    )
-    for path in sorted(results.glob("*.json")):
-        if path.stem not in (*SECURITY, *WITHDRAWN):
-            text = rewrite(text, path.stem, block(path.stem, results))
-    return text
+def _page(name: str, results: pathlib.Path) -> pathlib.Path:
+    """Returns the page that has a record's block."""
+    if name in SECURITY:
+        return results.parents[1] / "SECURITY.md"
+    return results / f"{name}.md"
 
 
-def security_page(root: pathlib.Path = ROOT) -> str:
-    """Returns SECURITY.md with every block made anew from the records."""
-    text = (root / "SECURITY.md").read_text("utf-8")
+def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
+    """Returns page -> its text with every block made anew from the records."""
     results = root / "experiments" / "results"
-    for name in SECURITY:
-        if (results / f"{name}.json").is_file():
-            text = rewrite(text, name, block(name, results))
-    return text
-
-
-def front_page(root: pathlib.Path = ROOT) -> str:
-    """Returns README.md, with the main results anew if it has their markers."""
-    text = (root / "README.md").read_text("utf-8")
-    if _markers("results")[0] not in text:
-        return text
-    table = main_results.markdown(root / "experiments" / "results")
-    return rewrite(text, "results", table)
+    front = root / "README.md"
+    table = main_results.markdown(results)
+    found = {front: rewrite(front.read_text("utf-8"), "results", table)}
+    for record in sorted(results.glob("*.json")):
+        name = record.stem
+        if name not in WITHDRAWN:
+            page = _page(name, results)
+            text = found.get(page) or page.read_text("utf-8")
+            found[page] = rewrite(text, name, block(name, results))
+    return found
 
 
 def main() -> int:
-    """Takes in --collect, and writes the three files."""
+    """Takes in --collect, and writes the pages."""
     run = flags.FLAGS["collect"].value
     if run:
-        collect(pathlib.Path(run), EXPERIMENTS / "results")
-    texts = {  # all of them before any is written: one may be an error
-        EXPERIMENTS / "README.md": readme(),
-        ROOT / "README.md": front_page(),
-        ROOT / "SECURITY.md": security_page(),
-    }
-    for path, text in texts.items():
+        collect(pathlib.Path(run), RESULTS)
+    # `pages` makes all of them before any is written: one may be an error.
+    for path, text in pages().items():
         path.write_text(text, "utf-8")
     return 0
 

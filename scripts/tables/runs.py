@@ -289,7 +289,7 @@ def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
     """
     report.write(out, result)
     report.show(markdown)
-    print(f"report: {out}; python -m scripts.make_tables puts it into the README")
+    print(f"report: {out}; python -m scripts.make_tables puts it into its page")
 
 
 def _all(machines: Sequence[Mapping[str, Any]], name: str) -> Any:
