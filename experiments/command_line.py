@@ -22,9 +22,11 @@ GROUPS = {
     "training": "The training",
     "line": "The line between clusters",
     "security": "Security",
-    "expert": "For experts (--helpfull describes them)",
+    "expert": "For experts",
 }
 """Groups of flags in --help, in their order: key -> title."""
+WIDTH, COLUMN = 88, 30
+"""Columns of a terminal for --help, and the first one of a flag's description."""
 
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 """Unicode's categories of control characters, surrogates and separators of lines."""
@@ -81,40 +83,48 @@ def workdir(given: str) -> pathlib.Path:
     return pathlib.Path("runs") / pathlib.Path(name).stem
 
 
-def help_text(about: str) -> str:
+def help_text(about: str, full: bool = False) -> str:
     """Returns what --help prints: the flags of this command by their groups.
 
     Args:
       about: the command.
+      full: True for --helpfull, which also describes what is for experts.
     """
     grouped: dict[str, list[flags.Flag]] = {group: [] for group in GROUPS}
     for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
         # A flag without a setting is the command's own.
         known = getattr(each, "setting", None)
         grouped[known.group if known else "command"].append(each)
-    parts = [about.strip()]
+    parts = [about.strip(), "Flags, as --NAME=DEFAULT (--flagfile=FILE reads more)."]
     for group, found in grouped.items():
-        if group == "expert":
-            listed = " ".join(f"--{each.name}" for each in found)
-            lines = textwrap.wrap(listed, initial_indent="  ", subsequent_indent="  ")
-        else:
-            lines = [line for each in found for line in _described(each)]
+        title, lines = GROUPS[group], [line for each in found for line in _lines(each)]
+        if group == "expert" and not full:
+            title += " (--helpfull describes them)"
+            names = " ".join(f"--{each.name}" for each in found)
+            lines = textwrap.wrap(
+                names, WIDTH, initial_indent="  ", subsequent_indent="  "
+            )
         if found:
-            parts.append("\n".join([f"{GROUPS[group]}:", *lines]))
+            parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join(parts)
 
 
-def _described(flag: flags.Flag) -> list[str]:
+def _lines(flag: flags.Flag) -> list[str]:
     """Returns a flag's lines of --help: its name and default, and what it is."""
-    name = f"[no]{flag.name}" if flag.boolean else flag.name
     default = flag.default
     shown = ",".join(default) if isinstance(default, list) else default
-    lines = [f"  --{name}" + ("" if shown in (None, "") else f"  ({shown})")]
-    for line in flag.help.splitlines():
-        lines += textwrap.wrap(
-            line, 80, initial_indent=" " * 6, subsequent_indent=" " * 6
-        )
-    return lines
+    name = f"  --[no]{flag.name}" if flag.boolean else f"  --{flag.name}="
+    if not flag.boolean and shown not in (None, ""):
+        name += f'"{shown}"' if " " in str(shown) else str(shown)
+    text = f"{flag.help} On by default." if flag.boolean and default else flag.help
+    about = [
+        line
+        for paragraph in text.splitlines()
+        for line in textwrap.wrap(paragraph, WIDTH - COLUMN)
+    ]
+    # What is too long for its column has a line of its own.
+    beside = [] if len(name) > COLUMN - 2 else [name.ljust(COLUMN) + about.pop(0)]
+    return [*(beside or [name]), *(" " * COLUMN + line for line in about)]
 
 
 def with_flags(main: Callable[[], int]) -> int:

@@ -148,8 +148,7 @@ class Local(Place):
     cluster: str = fields.to_begin_with(
         "all",
         "Part of the run that this process is: all (starts every cluster here), whole"
-        " (the same computation uncut), or the name of one cluster: see the"
-        " experiment.",
+        " (the same computation uncut), or the name of one cluster, as above.",
     )
     listen: str = fields.to_begin_with(
         "127.0.0.1:0",
@@ -160,8 +159,9 @@ class Local(Place):
     peer: str = fields.to_begin_with(
         "",
         "HOST:PORT of the listening cluster. A cluster that dials several has one for"
-        " each, in their order: a.example:7070,b.example:7071. With --federation, the"
-        " organization that the other clusters have to be of; any if empty.",
+        " each, in their order: a.example:7070,b.example:7071.\n"
+        "With --federation, the organization that the other clusters have to be of; any"
+        " if empty.",
     )
     federation: str = fields.of_security(
         "",
@@ -188,11 +188,9 @@ class Local(Place):
     )
     wan: str = fields.to_begin_with(
         "",
-        "Emulated line: rate each way, one-way delay.\n"
+        "Emulated line: rate each way, one-way delay; none if empty.\n"
         "60mbit,15ms; also jitter=2ms, cut=5s@20s, 10mbit@60s (the rate from 60 s on),"
-        " and up:...;down:... for lines that differ by direction.\n"
-        "train_abnet also takes auto-scaled: the paper's line in proportion to the time"
-        " in which this machine computes a step.",
+        " and up:...;down:... for lines that differ by direction.",
     )
     reconnect_timeout: float = fields.of_line(
         60.0,

@@ -134,6 +134,8 @@ def _define(field: dataclasses.Field, made: Setting) -> None:
         kind, _ = typing.get_args(kind)
     if made.choices:
         flags.DEFINE_enum(field.name, made.default, made.choices, about)
+        # absl puts the choices in front, where they hide the sentence.
+        flags.FLAGS[field.name].help = f"{about}\n{' | '.join(made.choices)}"
     elif isinstance(made.default, tuple):
         flags.DEFINE_list(field.name, list(map(str, made.default)), about)
     elif kind is bool:

@@ -17,7 +17,7 @@ from nebula_jax.runtime.life import process
 class Shared:
     """The flags that classes of several experiments name, or that no run keeps."""
 
-    run: str = fields.of_run("", "Folder of an earlier run, whose flags hold.")
+    run: str = fields.to_begin_with("", "Folder of an earlier run, whose flags hold.")
     out: str = fields.of_run("", "File or folder to write.")
     clusters: tuple[str, ...] = fields.to_begin_with(
         (),
@@ -100,8 +100,10 @@ def run(
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
     def parsed(argv: Sequence[str]) -> list[str]:
-        if {"--help", "-help"} & set(argv[1:]):
-            print(command_line.help_text(sys.modules["__main__"].__doc__ or ""))
+        wanted = {each.lstrip("-") for each in argv[1:] if each.startswith("-")}
+        if wanted & {"help", "helpshort", "helpfull"}:
+            about = sys.modules["__main__"].__doc__ or ""
+            print(command_line.help_text(about, full="helpfull" in wanted))
             sys.exit(0)
         try:
             rest = command_line.parse(argv)

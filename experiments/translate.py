@@ -9,6 +9,7 @@ may be given.
 B sentences of a batch, l length of its bucket, Q longest target row.
 """
 
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -16,9 +17,8 @@ from typing import Any, BinaryIO
 
 import jax
 import numpy as np
-from absl import flags
 
-from experiments import configuration, shared_flags
+from experiments import configuration, fields, shared_flags
 from experiments.abnet import checks, config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
@@ -26,15 +26,27 @@ from nebula_jax.models import abnet, mixed_precision, transformer
 from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint, checkpoint_files, partition
 
-flags.DEFINE_integer(
-    "step", None, "Step of the checkpoint; the newest that both sides have by default."
-)
-flags.DEFINE_integer(
-    "rank",
-    None,
-    "Columns of the bottleneck that are used; all of them by default.",
-    lower_bound=1,
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """The settings that no run keeps: they choose what this command does."""
+
+    run: str
+    step: int | None = fields.to_begin_with(
+        None, "Step of the checkpoint; the newest that both sides have if not given."
+    )
+    rank: int | None = fields.to_begin_with(
+        None,
+        "Columns of the bottleneck that are used; all of them if not given.",
+        lower=1,
+    )
+    # Those of the run that may be replaced.
+    beams: int
+    iterations: int
+    pretrained_dir: pathlib.Path
+
+
+FLAGS = fields.define(Command)
 
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
@@ -46,14 +58,15 @@ CHECKPOINTS = "checkpoints"
 
 def main() -> int:
     """Translates standard input."""
-    configuration.parse_run(flags.FLAGS.run, "train_abnet")
-    run, step, rank = config.from_flags(), flags.FLAGS.step, flags.FLAGS.rank
+    command = fields.read(Command)
+    configuration.parse_run(command.run, "train_abnet")
+    run = config.from_flags()
     checks.check_beams(run.agreed)
     text = read_lines(sys.stdin.buffer)
     if not text:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    for line in Translator(run, step, rank).translate(lines):
+    for line in Translator(run, command.step, command.rank).translate(lines):
         print(line)
     return 0
 
@@ -260,4 +273,4 @@ def _filled(
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=[*config.FLAGS, "run"])
+    shared_flags.run(main, names=FLAGS)

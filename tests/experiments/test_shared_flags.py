@@ -50,18 +50,23 @@ def test_a_flag_of_another_command_is_refused(module, flag):
 
 
 def test_help_has_the_flags_by_their_groups():
-    done = command("scripts.train_vocabulary", "--help", "--out=x")
+    done, full = (
+        command("scripts.train_vocabulary", wanted, "--out=x")
+        for wanted in ("--help", "--helpfull")
+    )
     assert done.returncode == 0
     about, *groups = done.stdout.split(":\n  --")
     assert about.startswith("Makes the vocabulary that all clusters")
     titles = [about, *groups]
-    ends = [text.splitlines()[-1] for text in titles[:-1]]
+    ends = [text.splitlines()[-1].partition(" (")[0] for text in titles[:-1]]
     assert ends == [each for each in command_line.GROUPS.values() if each in ends]
     assert "To begin with" in ends
-    assert "      Peak learning rate.\n" in done.stdout
-    assert "--job  (pretrain_m3)" in done.stdout  # this command's default
+    assert f"\n{'  --learning_rate=0.0001':30}Peak learning rate.\n" in done.stdout
+    assert "--job=pretrain_m3 " in done.stdout  # this command's default
+    assert max(map(len, full.stdout.splitlines())) <= command_line.WIDTH
     assert "--head_priors" in groups[-1]
     assert "Set the biases" not in done.stdout
+    assert "Set the biases" in full.stdout
     assert "--objective" not in done.stdout  # another command's
 
 
