@@ -3,6 +3,7 @@
 n values of a leaf, K of them on the wire, k of each full block.
 """
 
+import functools
 import math
 
 import jax
@@ -102,53 +103,46 @@ def sparse_loco(k: int = 32, block: int = 4096) -> codec.Codec:
         raise ValueError(f"block must be 1 to 2^24, not {block!r}")
     if type(k) is not int or not 1 <= k <= block:
         raise ValueError(f"k must be 1 to block, {block}, not {k!r}")
-    width = bits.bits_for(block)
-
-    def encode_leaf(leaf: jax.Array) -> Kept | jax.Array:
-        if not leaf.size:
-            return leaf
-        flat = leaf.astype(jnp.float32).reshape(-1)
-        full, rest, last = layout(flat.size, k, block)
-        parts = []
-        if full:
-            parts.append(_largest(flat[: full * block].reshape(full, block), k))
-        if rest:
-            parts.append(_largest(flat[full * block :].reshape(1, rest), last))
-        index, values = (
-            jnp.concatenate([part[i].reshape(-1) for part in parts]) for i in (0, 1)
-        )
-        codes, levels = _quantized(values)
-        return Kept(
-            bits.pack(index, width),
-            bits.pack(codes, CODE_BITS),
-            levels,
-            leaf.shape,
-            str(leaf.dtype),
-            k,
-            block,
-        )
-
-    def decode_leaf(node: Kept) -> jax.Array:
-        size = math.prod(node.shape)
-        full, _, last = layout(size, k, block)
-        count = full * k + last
-        index = bits.unpack(node.index, count, width).astype(jnp.int32)
-        index = index + jnp.arange(count, dtype=jnp.int32) // k * block
-        codes = bits.unpack(node.codes, count, CODE_BITS)
-        flat = (
-            jnp.zeros(size, jnp.float32)
-            .at[index]
-            .set(
-                node.levels[codes],
-                mode="drop",
-                indices_are_sorted=True,
-                unique_indices=True,
-            )
-        )
-        return flat.reshape(node.shape).astype(node.dtype)
-
+    encode_leaf = functools.partial(_encode_leaf, k, block)
     name = f"sparse_loco({k}, {block})"
-    return leaves.codec_of(Kept, encode_leaf, decode_leaf, name)
+    return leaves.codec_of(Kept, encode_leaf, _decode_leaf, name)
+
+
+def _encode_leaf(k: int, block: int, leaf: jax.Array) -> Kept | jax.Array:
+    if not leaf.size:
+        return leaf
+    flat = leaf.astype(jnp.float32).reshape(-1)
+    full, rest, last = layout(flat.size, k, block)
+    parts = []
+    if full:
+        parts.append(_largest(flat[: full * block].reshape(full, block), k))
+    if rest:
+        parts.append(_largest(flat[full * block :].reshape(1, rest), last))
+    index, values = (
+        jnp.concatenate([part[i].reshape(-1) for part in parts]) for i in (0, 1)
+    )
+    codes, levels = _quantized(values)
+    return Kept(
+        index=bits.pack(index, bits.bits_for(block)),
+        codes=bits.pack(codes, CODE_BITS),
+        levels=levels,
+        shape=leaf.shape,
+        dtype=str(leaf.dtype),
+        k=k,
+        block=block,
+    )
+
+
+def _decode_leaf(node: Kept) -> jax.Array:
+    size = math.prod(node.shape)
+    full, _, last = layout(size, node.k, node.block)
+    count = full * node.k + last
+    index = bits.unpack(node.index, count, bits.bits_for(node.block)).astype(jnp.int32)
+    index = index + jnp.arange(count, dtype=jnp.int32) // node.k * node.block
+    values = node.levels[bits.unpack(node.codes, count, CODE_BITS)]
+    places = jnp.zeros(size, jnp.float32).at[index]
+    flat = places.set(values, mode="drop", indices_are_sorted=True, unique_indices=True)
+    return flat.reshape(node.shape).astype(node.dtype)
 
 
 def _largest(blocks: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

@@ -3,7 +3,8 @@
 B batch.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,93 +91,118 @@ def delta(
     if type(index) is not str or not index:
         raise ValueError(f"index must be a leaf's name, not {index!r}")
 
-    def init(spec: codec_lib.Spec) -> Memory:
-        rest = _without(spec, index)[1]
+    inner = selector.as_selector(codec)
+    made = _Delta(inner, examples, index)
+    full = codec_lib.Codec(made.init, made.keep, made.kept)
+    later = tuple(
+        codec_lib.Codec(
+            made.init,
+            functools.partial(made.encode, each),
+            functools.partial(made.decode, each),
+        )
+        for each in inner.codecs
+    )
+    name = f"delta({inner.name}, {examples}, {index})"
+    return selector.Selector((full, *later), made.choose, ends_chain=True, name=name)
+
+
+class _Delta(NamedTuple):
+    """The arguments of a `delta`, and the functions of its codecs."""
+
+    inner: selector.Selector
+    examples: int
+    key: str
+
+    def init(self, spec: codec_lib.Spec) -> Memory:
+        _, rest = _without(spec, self.key)
         values = tuple(
-            jnp.zeros((examples, *leaf.shape[1:]), leaf.dtype)
+            jnp.zeros((self.examples, *leaf.shape[1:]), leaf.dtype)
             for leaf in leaves.floats(spec)
         )
-        seen = jnp.zeros(examples, jnp.bool_)
-        return Memory(values, seen, codec.init(rest), codec.init(rest))
+        seen = jnp.zeros(self.examples, jnp.bool_)
+        return Memory(values, seen, self.inner.init(rest), self.inner.init(rest))
 
-    def store(state: Memory, where: jax.Array, floats: list[jax.Array]) -> Memory:
-        finite = jnp.ones(where.shape, jnp.bool_)
-        for leaf in floats:
-            finite &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
-        return Memory(
-            values=tuple(
-                memory.at[where].set(leaf)
-                for memory, leaf in zip(state.values, floats, strict=True)
-            ),
-            seen=state.seen.at[where].set(finite),
-            encode=state.encode,
-            decode=state.decode,
-        )
+    # Option 0: the batch as it is.
 
-    def differences(arrays: codec_lib.Arrays, state: Memory) -> tuple[jax.Array, Any]:
-        where, rest = _without(arrays, index)
+    def keep(
+        self, arrays: codec_lib.Arrays, state: codec_lib.State
+    ) -> tuple[Visit, Memory]:
+        where, rest = _without(arrays, self.key)
+        payload = Visit(where, rest, self.examples)
+        return payload, _store(state, where, leaves.floats(rest))
+
+    def kept(
+        self, payload: Visit, state: codec_lib.State
+    ) -> tuple[codec_lib.Arrays, Memory]:
+        where, rest = payload.index, payload.payload
+        arrays = leaves.replace_named(rest, self.key, where)
+        return arrays, _store(state, where, leaves.floats(rest))
+
+    # Option 1 + i: differences, by option i of the inner codec.
+
+    def encode(
+        self, each: codec_lib.Codec, arrays: codec_lib.Arrays, state: codec_lib.State
+    ) -> tuple[Visit, Memory]:
+        where, rest = self.differences(arrays, state)
+        payload, encoder = each.encode(rest, state.encode)
+        got, decoder = wrappers.decode_as_receiver(each, payload, state.decode)
+        _, state = self.add(state, where, got)
+        state = state.replace(encode=encoder, decode=decoder)
+        return Visit(where, payload, self.examples), state
+
+    def decode(
+        self, each: codec_lib.Codec, payload: Visit, state: codec_lib.State
+    ) -> tuple[codec_lib.Arrays, Memory]:
+        got, decoder = wrappers.decode_as_receiver(each, payload.payload, state.decode)
+        arrays, state = self.add(state, payload.index, got)
+        return arrays, state.replace(decode=decoder)
+
+    def differences(
+        self, arrays: codec_lib.Arrays, state: codec_lib.State
+    ) -> tuple[jax.Array, Any]:
+        where, rest = _without(arrays, self.key)
         floats = [
             leaf - memory[where]
             for leaf, memory in zip(leaves.floats(rest), state.values, strict=True)
         ]
         return where, leaves.with_floats(rest, floats)
 
-    def add(state: Memory, where: jax.Array, got: Any) -> tuple[Any, Memory]:
+    def add(
+        self, state: codec_lib.State, where: jax.Array, got: Any
+    ) -> tuple[Any, Memory]:
+        """Adds decoded differences to the memory; both ends do, to the same bits."""
         floats = [
             memory[where] + leaf
             for memory, leaf in zip(state.values, leaves.floats(got), strict=True)
         ]
-        state = store(state, where, floats)
-        return leaves.replace_named(
-            leaves.with_floats(got, floats), index, where
-        ), state
+        arrays = leaves.with_floats(got, floats)
+        arrays = leaves.replace_named(arrays, self.key, where)
+        return arrays, _store(state, where, floats)
 
-    def keep(arrays: codec_lib.Arrays, state: Memory) -> tuple[Visit, Memory]:
-        where, rest = _without(arrays, index)
-        payload = Visit(where, rest, examples)
-        return payload, store(state, where, leaves.floats(rest))
-
-    def kept(payload: Visit, state: Memory) -> tuple[codec_lib.Arrays, Memory]:
-        where, rest = payload.index, payload.payload
-        arrays = leaves.replace_named(rest, index, where)
-        return arrays, store(state, where, leaves.floats(rest))
-
-    def wrap(each: codec_lib.Codec) -> codec_lib.Codec:
-        def encode(
-            arrays: codec_lib.Arrays, state: codec_lib.State
-        ) -> tuple[codec_lib.Payload, codec_lib.State]:
-            where, rest = differences(arrays, state)
-            payload, encoder = each.encode(rest, state.encode)
-            got, decoder = wrappers.decode_as_receiver(each, payload, state.decode)
-            _, state = add(state, where, got)
-            state = state.replace(encode=encoder, decode=decoder)
-            return Visit(where, payload, examples), state
-
-        def decode(
-            payload: codec_lib.Payload, state: codec_lib.State
-        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-            got, decoder = wrappers.decode_as_receiver(
-                each, payload.payload, state.decode
-            )
-            arrays, state = add(state, payload.index, got)
-            return arrays, state.replace(decode=decoder)
-
-        return codec_lib.Codec(init, encode, decode)
-
-    def choose(arrays: codec_lib.Arrays, state: codec_lib.State, step: int) -> int:
-        where = np.asarray(ranks.everywhere(_without(arrays, index)[0]))
-        _check_index(where, examples)
+    def choose(
+        self, arrays: codec_lib.Arrays, state: codec_lib.State, step: int
+    ) -> int:
+        where = np.asarray(ranks.everywhere(_without(arrays, self.key)[0]))
+        _check_index(where, self.examples)
         if not np.all(np.asarray(ranks.everywhere(state.seen))[where]):
             return 0
-        if len(inner.codecs) == 1:
+        if len(self.inner.codecs) == 1:
             return 1
-        return 1 + inner.choose(differences(arrays, state)[1], state.encode, step)
+        rest = self.differences(arrays, state)[1]
+        return 1 + self.inner.choose(rest, state.encode, step)
 
-    inner = selector.as_selector(codec)
-    full = codec_lib.Codec(init, keep, kept)
-    later = tuple(map(wrap, inner.codecs))
-    name = f"delta({inner.name}, {examples}, {index})"
-    return selector.Selector((full, *later), choose, ends_chain=True, name=name)
+
+def _store(state: codec_lib.State, where: jax.Array, floats: list[jax.Array]) -> Memory:
+    """Returns the memory with new values of these examples."""
+    finite = jnp.ones(where.shape, jnp.bool_)
+    for leaf in floats:
+        finite &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
+    values = tuple(
+        memory.at[where].set(leaf)
+        for memory, leaf in zip(state.values, floats, strict=True)
+    )
+    # What came out NaN or Inf counts as not seen: it crosses in full next time.
+    return state.replace(values=values, seen=state.seen.at[where].set(finite))
 
 
 def _without(arrays: Any, name: str) -> tuple[jax.Array, Any]:

@@ -31,20 +31,6 @@ class Factors:
     shape: tuple[int, ...] = struct.field(pytree_node=False)
 
 
-@struct.dataclass
-class Triple:
-    """The factors of eq. 2: A ≈ (u * s) @ v.
-
-    u: [..., m, k], s: [..., 1, k], v: [..., k, n], of the leaf's dtype.
-    shape: of the leaf; static.
-    """
-
-    u: jax.Array
-    s: jax.Array
-    v: jax.Array
-    shape: tuple[int, ...] = struct.field(pytree_node=False)
-
-
 def rank(ratio: float, m: int, n: int) -> int:
     """Returns k = floor(ratio * min(m, n)), at least 1.
 
@@ -55,7 +41,7 @@ def rank(ratio: float, m: int, n: int) -> int:
     return max(1, math.floor(ratio * min(m, n) + 1e-9))
 
 
-def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Codec:
+def svd(ratio: float, flatten: bool = False) -> codec.Codec:
     """Keeps the k largest singular values and vectors of every matrix: eq. 1-3, 5.
 
     Eckart and Young: no matrix of rank k is nearer. The factors sent are U_k S_k^1/2
@@ -64,8 +50,7 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
     Payload: per leaf [..., m, n] left [..., m, k] and right [..., k, n] of its dtype,
     k = floor(ratio * min(m, n)), at least 1; leaves with fewer than 2 axes pass.
     Wire: k (m + n) values for m n: eq. 4 less its r, so a ratio above
-    m n / ((m + n) min(m, n)) makes the tensor larger. With send="usv" eq. 2's U_r, S_r
-    and V_r themselves, k (m + n + 1) values, eq. 4 to the letter.
+    m n / ((m + n) min(m, n)) makes the tensor larger.
     A matrix that holds NaN or Inf decodes as NaN throughout.
 
     By eigenvectors of the Gram matrix of the smaller side, several times faster than an
@@ -81,7 +66,6 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
       ratio: r of Table 5, the share of singular values kept, in (0, 1].
       flatten: a leaf [B, L, D] is one matrix [B L, D]; otherwise each sentence [L, D]
         is compressed by itself, as Table 5's ratios show.
-      send: "factors" or "usv".
 
     Raises:
       ValueError: if an argument is out of its range.
@@ -92,33 +76,23 @@ def svd(ratio: float, flatten: bool = False, send: str = "factors") -> codec.Cod
         raise ValueError(f"ratio must be above 0 and at most 1, not {ratio!r}")
     if type(flatten) is not bool:
         raise ValueError(f"flatten must be true or false, not {flatten!r}")
-    if send not in ("factors", "usv"):
-        raise ValueError(f"send must be factors or usv, not {send!r}")
 
-    def encode_leaf(leaf: jax.Array) -> Factors | Triple | jax.Array:
+    def encode_leaf(leaf: jax.Array) -> Factors | jax.Array:
         if leaf.ndim < 2 or not leaf.size:
             return leaf
-        shape = leaf.shape
         matrix = leaf.astype(jnp.float32)
         if flatten:
-            matrix = matrix.reshape(math.prod(shape[:-1]), shape[-1])
+            matrix = matrix.reshape(_matrix_shape(leaf))
         left, right = truncated_svd(matrix, rank(ratio, *matrix.shape[-2:]))
-        if send == "factors":
-            return Factors(left.astype(leaf.dtype), right.astype(leaf.dtype), shape)
-        root = jnp.linalg.norm(right, axis=-1, keepdims=True)  # S^1/2
-        inverse = jnp.where(root > 0, 1 / root, 0.0)
-        u, s, v = left * _transpose(inverse), _transpose(root**2), right * inverse
-        u, s, v = (part.astype(leaf.dtype) for part in (u, s, v))
-        return Triple(u, s, v, shape)
+        return Factors(left.astype(leaf.dtype), right.astype(leaf.dtype), leaf.shape)
 
-    def decode_leaf(node: Factors | Triple) -> jax.Array:
-        if isinstance(node, Triple):
-            node = Factors(node.u * node.s, node.v, node.shape)
-        return _multiply(node)
+    name = f"svd({ratio}, {str(flatten).lower()})"
+    return leaves.codec_of(Factors, encode_leaf, _multiply, name)
 
-    kind = {"factors": Factors, "usv": Triple}[send]
-    name = f"svd({ratio}, {str(flatten).lower()}, {send})"
-    return leaves.codec_of(kind, encode_leaf, decode_leaf, name)
+
+def _matrix_shape(leaf: Any) -> tuple[int, int]:
+    """Returns m and n of a leaf as one matrix: its leading axes, and its last."""
+    return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
 
 def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -217,41 +191,41 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
 
-    def is_matrix(leaf: Any) -> bool:
-        return leaves.is_float(leaf) and len(leaf.shape) >= 2
-
-    def size(leaf: Any) -> tuple[int, int]:
-        return math.prod(leaf.shape[:-1]), leaf.shape[-1]
-
     def init(spec: codec.Spec) -> codec.State:
-        matrices = [leaf for leaf in jax.tree.leaves(spec) if is_matrix(leaf)]
-        keys = jax.random.split(jax.random.key(seed), len(matrices) + 1)
+        shapes = [
+            _matrix_shape(leaf) for leaf in jax.tree.leaves(spec) if _is_matrix(leaf)
+        ]
+        keys = jax.random.split(jax.random.key(seed), len(shapes) + 1)
         return tuple(
-            jax.random.normal(key, (size(leaf)[1], min(rank, *size(leaf))))
-            for key, leaf in zip(keys, matrices, strict=False)
+            jax.random.normal(key, (n, min(rank, m, n)))
+            for key, (m, n) in zip(keys, shapes, strict=False)
         )
-
-    def encode(
-        arrays: codec.Arrays, state: codec.State
-    ) -> tuple[codec.Payload, codec.State]:
-        nodes, structure = jax.tree.flatten(arrays)
-        before, after = iter(state), []
-        for i, leaf in enumerate(nodes):
-            if is_matrix(leaf):
-                matrix = leaf.reshape(size(leaf)).astype(jnp.float32)
-                left, right, q = _power_step(matrix, next(before))
-                nodes[i] = Factors(
-                    left.astype(leaf.dtype), right.astype(leaf.dtype), leaf.shape
-                )
-                after.append(q)
-        return jax.tree.unflatten(structure, nodes), tuple(after)
 
     def decode(
         payload: codec.Payload, state: codec.State
     ) -> tuple[codec.Arrays, codec.State]:
         return leaves.decode(Factors, _multiply, payload), state
 
-    return codec.Codec(init, encode, decode, f"subspace({rank}, {seed})")
+    return codec.Codec(init, _encode_by_subspace, decode, f"subspace({rank}, {seed})")
+
+
+def _is_matrix(leaf: Any) -> bool:
+    return leaves.is_float(leaf) and len(leaf.shape) >= 2
+
+
+def _encode_by_subspace(
+    arrays: codec.Arrays, state: codec.State
+) -> tuple[codec.Payload, codec.State]:
+    nodes, structure = jax.tree.flatten(arrays)
+    before, after = iter(state), []
+    for i, leaf in enumerate(nodes):
+        if _is_matrix(leaf):
+            matrix = leaf.reshape(_matrix_shape(leaf)).astype(jnp.float32)
+            left, right, q = _power_step(matrix, next(before))
+            left, right = left.astype(leaf.dtype), right.astype(leaf.dtype)
+            nodes[i] = Factors(left, right, leaf.shape)
+            after.append(q)
+    return jax.tree.unflatten(structure, nodes), tuple(after)
 
 
 def _power_step(

@@ -3,8 +3,9 @@
 B batch, L length.
 """
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,66 +156,71 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
             f"capacities must be 1 to {MAX_CAPACITIES}, not {capacities!r}"
         )
 
-    def slots(part: int, shape: tuple[int, ...]) -> int:
-        return math.ceil(part * math.prod(shape) / capacities)
+    made = [_Capacity(mask, part, capacities) for part in range(1, capacities + 1)]
+    return selector.Selector(
+        codecs=tuple(codec.stateless(each.encode, _decode) for each in made),
+        choose=functools.partial(_smallest, made),
+        name=f"pack_tokens({mask}, {capacities})",
+    )
 
-    def option(part: int) -> codec.Codec:
-        def encode(arrays: codec.Arrays) -> codec.Payload:
-            marks = _mask(arrays, mask)
-            batch, length = shape = marks.shape
-            real = bits_lib.bitmap(marks.reshape(-1) != 0)
-            where = _where(real, slots(part, shape))
 
-            def gather(path: Any, leaf: jax.Array) -> Any:
-                if leaf is marks:
-                    data = bits_lib.pack(marks != 0, 1)
-                    count = slots(part, shape)
-                    return Mask(data, (batch, length), str(marks.dtype), count)
-                if leaf.shape[:2] != shape:
-                    return leaf
-                flat = leaf.reshape(-1, *leaf.shape[2:])
-                return Tokens(jnp.take(flat, where, 0, mode="fill", fill_value=0))
+class _Capacity(NamedTuple):
+    """One of the capacities of `pack_tokens`: part / parts of all positions."""
 
-            return jax.tree_util.tree_map_with_path(gather, arrays)
+    mask: str
+    part: int
+    parts: int
 
-        def decode(payload: codec.Payload) -> codec.Arrays:
-            nodes = jax.tree.leaves(payload, is_leaf=_is_node)
-            (packed,) = [node for node in nodes if isinstance(node, Mask)]
-            shape, size = packed.shape, math.prod(packed.shape)
-            real = bits_lib.to_words(packed.data, math.ceil(size / bits_lib.WORD))
-            where = _where(real, packed.slots)
+    def slots(self, marks: jax.Array) -> int:
+        return math.ceil(self.part * math.prod(marks.shape) / self.parts)
 
-            def scatter(node: Any) -> jax.Array:
-                if isinstance(node, Mask):
-                    marks = bits_lib.unpack(node.data, size, 1)
-                    return marks.reshape(shape).astype(node.dtype)
-                if not isinstance(node, Tokens):
-                    return node
-                values = node.values
-                flat = jnp.zeros((size, *values.shape[1:]), values.dtype)
-                return (
-                    flat.at[where]
-                    .set(values, mode="drop")
-                    .reshape(*shape, *values.shape[1:])
-                )
+    def encode(self, arrays: codec.Arrays) -> codec.Payload:
+        marks = _mask(arrays, self.mask)
+        slots = self.slots(marks)
+        where = _where(bits_lib.bitmap(marks.reshape(-1) != 0), slots)
 
-            return jax.tree.map(scatter, payload, is_leaf=_is_node)
+        def gather(leaf: jax.Array) -> Any:
+            if leaf is marks:
+                batch, length = marks.shape
+                data = bits_lib.pack(marks != 0, 1)
+                return Mask(data, (batch, length), str(marks.dtype), slots)
+            if leaf.shape[:2] != marks.shape:
+                return leaf
+            flat = leaf.reshape(-1, *leaf.shape[2:])
+            return Tokens(jnp.take(flat, where, 0, mode="fill", fill_value=0))
 
-        return codec.stateless(encode, decode)
+        return jax.tree.map(gather, arrays)
 
-    def choose(arrays: codec.Arrays, state: codec.State, step: int) -> int:
-        del state, step
-        marks = _mask(arrays, mask)
-        count = int(jnp.count_nonzero(marks))
-        return next(
-            part - 1
-            for part in range(1, capacities + 1)
-            if slots(part, marks.shape) >= count
-        )
 
-    options = tuple(option(part + 1) for part in range(capacities))
-    name = f"pack_tokens({mask}, {capacities})"
-    return selector.Selector(options, choose, name=name)
+def _decode(payload: codec.Payload) -> codec.Arrays:
+    """Puts values back at real positions; the mask in the payload has these."""
+    nodes = jax.tree.leaves(payload, is_leaf=_is_node)
+    (packed,) = [node for node in nodes if isinstance(node, Mask)]
+    shape, size = packed.shape, math.prod(packed.shape)
+    real = bits_lib.to_words(packed.data, math.ceil(size / bits_lib.WORD))
+    where = _where(real, packed.slots)
+
+    def scatter(node: Any) -> jax.Array:
+        if isinstance(node, Mask):
+            marks = bits_lib.unpack(node.data, size, 1)
+            return marks.reshape(shape).astype(node.dtype)
+        if not isinstance(node, Tokens):
+            return node
+        rest = node.values.shape[1:]
+        flat = jnp.zeros((size, *rest), node.values.dtype)
+        return flat.at[where].set(node.values, mode="drop").reshape(*shape, *rest)
+
+    return jax.tree.map(scatter, payload, is_leaf=_is_node)
+
+
+def _smallest(
+    capacities: list[_Capacity], arrays: codec.Arrays, state: codec.State, step: int
+) -> int:
+    """Returns the number of the smallest capacity that holds all real tokens."""
+    del state, step
+    marks = _mask(arrays, capacities[0].mask)
+    count = int(jnp.count_nonzero(marks))
+    return next(n for n, each in enumerate(capacities) if each.slots(marks) >= count)
 
 
 def _is_node(node: Any) -> bool:

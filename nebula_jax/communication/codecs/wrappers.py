@@ -1,5 +1,6 @@
 """Codecs around codecs: error feedback, a late start, and the first columns alone."""
 
+import functools
 from typing import Any
 
 import jax
@@ -64,11 +65,6 @@ def error_feedback(
     if not 0 < beta <= 1:
         raise ValueError(f"beta must be above 0 and at most 1, not {beta!r}")
 
-    def faded(residual: jax.Array) -> jax.Array:
-        # It is finite anyway: a selection between a product and a sum keeps XLA from
-        # making them one operation with one rounding, in some programs and not others.
-        return residual if beta == 1 else _finite_or_zero(beta * residual)
-
     def init(spec: codec_lib.Spec) -> Feedback:
         residual = tuple(
             jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves.floats(spec)
@@ -76,36 +72,43 @@ def error_feedback(
         return Feedback(residual, codec.init(spec), codec.init(spec))
 
     def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
-        def encode(
-            arrays: codec_lib.Arrays, state: codec_lib.State
-        ) -> tuple[codec_lib.Payload, codec_lib.State]:
-            wanted = [
-                leaf.astype(jnp.float32) + faded(residual)
-                for leaf, residual in zip(
-                    leaves.floats(arrays), state.residual, strict=True
-                )
-            ]
-            payload, encoder = inner.encode(
-                leaves.with_floats(arrays, wanted), state.encode
-            )
-            got, decoder = decode_as_receiver(inner, payload, state.decode)
-            residual = tuple(
-                _finite_or_zero(want - leaf.astype(jnp.float32))
-                for want, leaf in zip(wanted, leaves.floats(got), strict=True)
-            )
-            return payload, Feedback(residual, encoder, decoder)
-
-        def decode(
-            payload: codec_lib.Payload, state: codec_lib.State
-        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-            arrays, decoder = inner.decode(payload, state.decode)
-            return arrays, state.replace(decode=decoder)
-
-        return codec_lib.Codec(init, encode, decode)
+        return codec_lib.Codec(
+            init,
+            functools.partial(_encode_with_feedback, inner, beta),
+            functools.partial(_decode_with_feedback, inner),
+        )
 
     made = selector.map_options(codec, wrap, lambda state: state.encode)
     arguments = codec.name if beta == 1 else f"{codec.name}, {beta}"
     return made._replace(name=f"error_feedback({arguments})")
+
+
+def _encode_with_feedback(
+    inner: codec_lib.Codec, beta: float, arrays: codec_lib.Arrays, state: Feedback
+) -> tuple[codec_lib.Payload, Feedback]:
+    waiting = state.residual
+    if beta != 1:
+        # It is finite anyway: a selection between a product and a sum keeps XLA from
+        # making them one operation with one rounding, in some programs and not others.
+        waiting = tuple(_finite_or_zero(beta * each) for each in waiting)
+    wanted = [
+        leaf.astype(jnp.float32) + each
+        for leaf, each in zip(leaves.floats(arrays), waiting, strict=True)
+    ]
+    payload, encoder = inner.encode(leaves.with_floats(arrays, wanted), state.encode)
+    got, decoder = decode_as_receiver(inner, payload, state.decode)
+    residual = tuple(
+        _finite_or_zero(want - leaf.astype(jnp.float32))
+        for want, leaf in zip(wanted, leaves.floats(got), strict=True)
+    )
+    return payload, Feedback(residual, encoder, decoder)
+
+
+def _decode_with_feedback(
+    inner: codec_lib.Codec, payload: codec_lib.Payload, state: codec_lib.State
+) -> tuple[codec_lib.Arrays, Feedback]:
+    arrays, decoder = inner.decode(payload, state.decode)
+    return arrays, state.replace(decode=decoder)
 
 
 def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:

@@ -2,7 +2,6 @@ import hypothesis
 import hypothesis.extra.numpy
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -101,15 +100,6 @@ def test_the_error_is_at_most_a_third_or_a_part_of_the_scale(x):
     assert (error <= np.where(scale > 0, bound, LEAST)).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_bad_value_spoils_its_block_and_no_other(bad):
-    x = np.ones(24, np.float32)
-    x[9] = bad
-    got, payload = through(x, 8)
-    np.testing.assert_array_equal(np.isnan(got), np.arange(24) // 8 == 1)
-    arrivals.check_payload(jax.device_get(payload))
-
-
 def test_blocks_of_very_small_values_are_zeros_and_large_ones_are_kept():
     below = np.nextafter(LEAST, np.float32(0))
     x = np.repeat(np.float32([LEAST, below, 1e-40, 3.4e38]), 8)
@@ -153,22 +143,6 @@ def test_the_scales_may_be_encoded_too():
     arrivals.check_payload(jax.device_get(payload))
     got, _ = jax.jit(codec.decode)(payload, state)
     np.testing.assert_allclose(got, by_hand(x, 256)[0], rtol=2**-11)
-
-
-def test_a_decoder_has_the_same_bits_within_another_program():
-    """A product by a power of two is exact, so no sum after it can change its bits."""
-    x = np.random.RandomState(0).randn(3, 512).astype(np.float32)
-    payload, _ = encode[256](x, ())
-    alone = decode[256](payload, ())[0]
-
-    @jax.jit
-    def step(payload, anchor):
-        got = codecs.e3m0(256).decode(payload, ())[0]
-        return anchor - got, got
-
-    moved, within = step(payload, jnp.asarray(x))
-    np.testing.assert_array_equal(within, alone)
-    np.testing.assert_array_equal(moved, x - np.asarray(alone))
 
 
 @pytest.mark.parametrize("block", [0, -1, 2.0, True, "row"])

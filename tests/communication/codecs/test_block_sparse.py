@@ -267,20 +267,6 @@ def test_the_levels_may_be_encoded_too():
     np.testing.assert_allclose(got, through(x)[0], rtol=2**-11)
 
 
-def test_a_decoder_has_the_same_bits_within_another_program():
-    x = np.random.RandomState(0).randn(3, 512).astype(np.float32)
-    got, payload = through(x)
-
-    @jax.jit
-    def step(payload, anchor):
-        decoded = codecs.sparse_loco(4, 64).decode(payload, ())[0]
-        return anchor - decoded, decoded
-
-    moved, within = step(payload, x)
-    np.testing.assert_array_equal(within, got)
-    np.testing.assert_array_equal(moved, x - got)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

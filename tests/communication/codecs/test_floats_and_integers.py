@@ -131,16 +131,6 @@ def test_four_bits_come_back_from_any_number_of_groups(shape):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_an_odd_number_of_values_and_a_short_last_block(name):
-    x = np.random.RandomState(0).randn(7, 3).astype(np.float32)
-    got, payload = through(getattr(codecs, name)(4), x)
-    assert payload.data.size == {"int8": 21, "int4": 11}[name]
-    assert payload.scale.size == 6
-    step = np.repeat(np.asarray(payload.scale), 4)[:21].reshape(7, 3)
-    assert (np.abs(got - x) <= 0.5001 * step).all()
-
-
-@pytest.mark.parametrize("name", ["int8", "int4"])
 def test_stochastic_rounding_is_unbiased(name):
     """The mean of many roundings is x within 5 standard errors; nearest's is not."""
     x = np.random.RandomState(1).randn(1, 64).astype(np.float32)
@@ -225,19 +215,6 @@ def test_very_large_and_very_small_rows(string):
     assert (np.abs(got[2, :2] - x[2, :2]) <= x[2, :2]).all()
     np.testing.assert_array_equal(got[:, 2], 0)
     np.testing.assert_array_equal(got[3], 0)
-
-
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_a_bad_value_spoils_its_group_and_no_other(name, rounding):
-    codec = getattr(codecs, name)("row", rounding)
-    encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
-    for bad in (np.nan, np.inf, -np.inf):
-        x = np.ones((3, 8), np.float32)
-        x[1, 2] = bad
-        got = np.asarray(decode(*encode(x, codec.init(x)))[0])
-        assert np.isnan(got[1]).all()
-        np.testing.assert_allclose(got[[0, 2]], 1.0, rtol=1e-6)
 
 
 def test_an_empty_leaf_comes_back():

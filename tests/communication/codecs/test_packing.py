@@ -78,29 +78,6 @@ def test_the_papers_vocabulary_takes_18_bits():
     assert codec.ratio(codecs.pack_ids(250_002), spec) == 18 / 32
 
 
-def test_receiver_rebuilds_the_payload_from_the_spec_and_bare_buffers():
-    arrays = {"ids": np.arange(12, dtype=np.int32), "marks": np.ones(9, bool)}
-    pack = codecs.pack_ids(20)
-    payload, _ = jax.jit(pack.encode)(arrays, ())
-    buffers = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
-    spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
-    planned = codec.payload_spec(pack, spec)
-    leaves = [
-        np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
-        for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
-    ]
-    decoded, _ = jax.jit(pack.decode)(
-        jax.tree.unflatten(jax.tree.structure(planned), leaves), ()
-    )
-    jax.tree.map(np.testing.assert_array_equal, decoded, arrays)
-
-
-def test_floats_and_other_integers_pass_pack_ids():
-    arrays = {"h": np.ones(3, np.float32), "bytes": np.arange(4, dtype=np.uint8)}
-    payload, _ = codecs.pack_ids(10).encode(arrays, ())
-    jax.tree.map(np.testing.assert_array_equal, payload, arrays)
-
-
 @pytest.mark.parametrize("vocab_size", [0, 2**31 + 1, 3.5, True])
 def test_a_vocabulary_of_no_such_size_is_told(vocab_size):
     with pytest.raises(ValueError, match="vocab_size must be 1 to 2"):
@@ -195,16 +172,6 @@ def test_an_empty_batch_takes_the_least_capacity_and_a_full_one_all():
         batch = a_batch(np.full((8, 16), fill))
         payload, _ = pack.encode(batch, ())
         assert payload.payload.hidden.values.shape == (slots, 5)
-
-
-def test_tokens_cost_what_is_real():
-    """Half a batch of padding, bfloat16 states: half the bytes and a bit a position."""
-    spec = {
-        "h": jax.ShapeDtypeStruct((8, 64, 32), jnp.bfloat16),
-        "mask": jax.ShapeDtypeStruct((8, 64), jnp.bool_),
-    }
-    half = codec.payload_spec(codecs.pack_tokens(capacities=2).codecs[0], spec)
-    assert codec.nbytes(half) == 8 * 64 // 2 * 32 * 2 + 8 * 64 // 8
 
 
 def test_the_mask_may_be_an_attribute_of_another_name():

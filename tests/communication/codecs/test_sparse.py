@@ -92,14 +92,6 @@ def test_both_ways_to_select_give_one_bitmap(k):
     np.testing.assert_array_equal(by_threshold, by_sorting)
 
 
-def test_it_selects_as_lax_top_k_does():
-    x = np.random.RandomState(0).randn(5000).astype(np.float32)
-    _, where = jax.lax.top_k(np.abs(x), 300)
-    ours = jax.jit(sparse.largest, static_argnums=1)(x, 300)
-    marks = np.unpackbits(np.asarray(ours).view(np.uint8), bitorder="little")
-    np.testing.assert_array_equal(np.flatnonzero(marks), np.sort(where))
-
-
 def test_one_value_and_none():
     for shape in ((1,), (), (0, 3)):
         x = np.full(shape, -2.0, np.float32)

@@ -34,33 +34,20 @@ class Ends:
         return arrays
 
 
-def test_error_feedback_is_numpys_top_k_with_memory():
-    ends = Ends(codecs.error_feedback(codecs.top_k(0.25)), gaussian(0))
+@pytest.mark.parametrize("beta", [1, 0.9])
+def test_error_feedback_is_numpys_top_k_with_memory(beta):
+    """With beta below 1, the momentum of SparseLoCo."""
+    ends = Ends(codecs.error_feedback(codecs.top_k(0.25), beta), gaussian(0))
     residual = np.zeros((4, 8), np.float32)
     for step in range(6):
         x = gaussian(step)
-        want = x + residual
+        want = x + np.float32(beta) * residual
         where = np.argsort(-np.abs(want.reshape(-1)), kind="stable")[:8]
         sent = np.zeros(32, np.float32)
         sent[where] = want.reshape(-1)[where]
         residual = want - sent.reshape(4, 8)
         np.testing.assert_array_equal(ends.send(x), sent.reshape(4, 8))
         np.testing.assert_array_equal(ends.sender.residual[0], residual)
-
-
-def test_beta_is_the_momentum_of_sparse_loco_as_numpy_writes_it():
-    beta, codec = 0.9, codecs.top_k(0.25)
-    ends = Ends(codecs.error_feedback(codec, beta), gaussian(0))
-    e = np.zeros((4, 8), np.float32)
-    for step in range(6):
-        e = np.float32(beta) * e + gaussian(step)
-        where = np.argsort(-np.abs(e.reshape(-1)), kind="stable")[:8]
-        sent = np.zeros(32, np.float32)
-        sent[where] = e.reshape(-1)[where]
-        got = ends.send(gaussian(step))
-        np.testing.assert_array_equal(got, sent.reshape(4, 8))
-        e = e - sent.reshape(4, 8)
-        np.testing.assert_array_equal(ends.sender.residual[0], e)
 
 
 def test_a_beta_of_1_changes_neither_the_name_nor_the_program():
@@ -107,16 +94,6 @@ def test_error_feedback_keeps_a_short_types_residual_in_float32():
     assert ends.sender.residual[0].dtype == jnp.float32
 
 
-def test_error_feedback_survives_a_bad_tensor():
-    ends = Ends(codecs.error_feedback(codecs.int8("row")), gaussian(0))
-    bad = gaussian(1)
-    bad[2, 3] = np.inf
-    ends.send(gaussian(0))
-    assert np.isnan(np.asarray(ends.send(bad))[2]).all()
-    assert np.isfinite(ends.sender.residual[0]).all()
-    np.testing.assert_allclose(ends.send(gaussian(2)), gaussian(2), atol=0.05)
-
-
 def batch(step, index, drift=0.1):
     """Examples that change a little each step, in numpy."""
     base = gaussian(99, (20, 6, 8))
@@ -149,15 +126,6 @@ def test_delta_is_aq_sgd_as_numpy_writes_it():
         np.testing.assert_array_equal(got["ids"], sent["ids"])
         np.testing.assert_array_equal(got["index"], sent["index"])
     assert options == [0, 0, 1, 0, 1]
-
-
-def test_delta_is_nearer_than_its_codec_alone():
-    delta = Ends(codecs.delta(codecs.int4("row"), 20), batch(0, [0, 1]))
-    plain = Ends(codecs.int4("row"), batch(0, [0, 1]))
-    for step in range(5):
-        sent = batch(step, [0, 1])
-        ours, theirs = delta.send(sent)["h"], plain.send(sent)["h"]
-    assert np.linalg.norm(ours - sent["h"]) < 0.3 * np.linalg.norm(theirs - sent["h"])
 
 
 def test_delta_sends_in_full_again_what_came_out_bad():
