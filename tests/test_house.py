@@ -18,7 +18,8 @@ ROWS = (
     {"models", "communication"},
     {"training"},
     {"parallel", "evaluation"},
-    {"federation", "runtime"},
+    {"federation"},
+    {"runtime"},
 )
 """The packages of the library, from the lowest on; a room within one may lie higher."""
 FLAG_MADE = re.compile(r"DEFINE_|fields\.(setting|to_begin_with|of_\w+|for_experts)$")

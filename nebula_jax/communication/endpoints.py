@@ -1,10 +1,14 @@
 """Sockets that listen, and their addresses as one writes them."""
 
+import contextlib
 import socket
 
 from nebula_jax import errors
 
 BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
+IDLE_SECONDS = 10  # of silence before the first probe
+PAUSE_SECONDS = 5  # between probes
+PROBES = 3  # without an answer: the connection ends, before a peer's absence ends a run
 
 
 class CannotListen(errors.NebulaError):
@@ -45,3 +49,16 @@ def listen(address: tuple[str, int]) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise CannotListen(f"cannot listen on {written(address)}: {reason}") from None
     return sock
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Has the kernel end a TCP connection whose other host answers nothing for 25 s.
+
+    A host without power sends no end of its connections. The kernel's own patience is
+    two hours, for which a trainer that is gone would keep its place.
+    """
+    with contextlib.suppress(OSError):  # it has ended already
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PAUSE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

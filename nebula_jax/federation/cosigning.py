@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
-from nebula_jax.federation import line, messages
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import line
 from nebula_jax.federation.state import State
 from nebula_jax.security.audit import checkpoint_note, entries, witness
 
@@ -110,8 +111,8 @@ class Cosigning:
 
     def cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""
-        text = messages.field(fields, "checkpoint", str)
-        verifier = messages.field(fields, "verifier", str)
+        text = json_lines.field(fields, "checkpoint", str)
+        verifier = json_lines.field(fields, "verifier", str)
         proof = [bytes.fromhex(str(each)) for each in fields.get("proof", [])]
         try:
             cosigned = self._witness.cosign(made.lab, text, proof, verifier)
@@ -129,7 +130,7 @@ class Cosigning:
 
     def cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes a peer's signature under a head, if that was sent to it."""
-        text = messages.field(fields, "checkpoint", str)
+        text = json_lines.field(fields, "checkpoint", str)
         sent = self._sent.get(made.lab)
         if sent is None or sent.fields["checkpoint"] != text:
             return  # a repeat, or to what a former line has sent: nothing waits for it
@@ -138,8 +139,8 @@ class Cosigning:
         self._state.audit.add_cosignature(
             made.lab,
             text,
-            messages.field(fields, "line", str),
-            messages.field(fields, "verifier", str),
+            json_lines.field(fields, "line", str),
+            json_lines.field(fields, "verifier", str),
         )
         if made.lab in self._due:
             self._send_head(made)

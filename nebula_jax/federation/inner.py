@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import disk, errors, files
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import keep_alive, messages
+from nebula_jax.communication.wire import json_lines
 from nebula_jax.security.membership import site_folder
 
 TOKEN_BYTES = 32
@@ -136,34 +136,23 @@ def request(
             f"{folder.path}: no switch answers at {address}; start it with `nebula"
             " switch`"
         ) from None
-    keep_alive.probe(sock)
+    endpoints.keep_alive(sock)
     try:
-        line = json.dumps({"token": address.token, "op": op, **fields})
-        sock.sendall(line.encode() + b"\n")
-        answer = messages.read_object(_read_line(sock))
+        line = {"token": address.token, "op": op, **fields}
+        sock.sendall(json_lines.encode(line))
+        answer = json_lines.read(sock)
         if "absent" in answer:
-            raise Absent(messages.field(answer, "absent", str))
+            raise Absent(json_lines.field(answer, "absent", str))
         if "error" in answer:
             refused = TokenRefused if answer.get("of_token") is True else Refused
-            raise refused(messages.field(answer, "error", str))
+            raise refused(json_lines.field(answer, "error", str))
         return sock, answer
+    except EOFError:
+        sock.close()
+        raise NoSwitch("the switch closed the connection without an answer") from None
     except BaseException:
         sock.close()
         raise
-
-
-def _read_line(sock: socket.socket) -> bytes:
-    """Reads to the end of a line, and no byte further: a stream may follow."""
-    data = bytearray()
-    while (
-        not data.endswith(b"\n") and len(data) < messages.MOST_BYTES[messages.CONTROL]
-    ):
-        peeked = sock.recv(1 << 16, socket.MSG_PEEK)
-        if not peeked:
-            raise NoSwitch("the switch closed the connection without an answer")
-        count = peeked.find(b"\n") + 1 or len(peeked)
-        data += sock.recv(count)
-    return bytes(data)
 
 
 async def read_request(
@@ -172,16 +161,15 @@ async def read_request(
     """Reads a request; returns None if it has not the switch's token.
 
     Raises:
-      messages.Malformed: if it is none.
+      json_lines.Malformed: if it is none.
       TimeoutError: if it does not come.
     """
     async with asyncio.timeout(REQUEST_SECONDS):
-        line = await reader.readline()
-    fields = messages.read_object(line)
-    shown = messages.field(fields, "token", str)
+        fields = await json_lines.read_from(reader)
+    shown = json_lines.field(fields, "token", str)
     return fields if secrets.compare_digest(shown.encode(), token.encode()) else None
 
 
 def answer(writer: asyncio.StreamWriter, **fields: Any) -> None:
     """Sends the answer to a request."""
-    writer.write(json.dumps(fields).encode() + b"\n")
+    writer.write(json_lines.encode(fields))

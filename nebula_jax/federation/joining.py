@@ -7,14 +7,13 @@ invitation's secret.
 """
 
 import asyncio
-import json
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.federation import messages, outer
+from nebula_jax.communication.wire import json_lines
 from nebula_jax.security import audit
 from nebula_jax.security.membership import (
     authority,
@@ -26,7 +25,6 @@ from nebula_jax.security.membership import (
 from nebula_jax.security.tls import peer_tls
 
 ANSWER_SECONDS = 10.0
-MOST_BYTES = 1 << 20  # of an answer
 SHOWN = 500
 
 
@@ -35,13 +33,16 @@ class JoinError(errors.NebulaError):
 
 
 async def serve(
-    connection: outer.Connection, issuer: authority.LocalAuthority
+    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    issuer: authority.LocalAuthority,
+    seconds: float,
 ) -> Mapping[str, Any]:
-    """Serves the one request of who has shown no certificate.
+    """Serves the one request of a connection without a certificate.
 
     Args:
-      connection: to it.
+      stream: the connection.
       issuer: of this lab.
+      seconds: for the request to come.
 
     Returns:
       What was done, for the audit log.
@@ -49,47 +50,45 @@ async def serve(
     Raises:
       errors.NebulaError: if it was refused, after that was sent.
     """
-    async with asyncio.timeout(outer.HANDSHAKE_SECONDS):
-        line = await connection.reader.readline()
+    reader, writer = stream
     try:
-        done, answer = _answer(messages.read_object(line), issuer)
+        async with asyncio.timeout(seconds):
+            fields = await json_lines.read_from(reader)
+        done, answer = _answer(fields, issuer)
     except errors.NebulaError as error:
-        await _send(connection, {"error": str(error)})
+        writer.write(json_lines.encode({"error": str(error)}))
+        await writer.drain()
         raise
-    await _send(connection, answer)
+    writer.write(json_lines.encode(answer))
+    await writer.drain()
     return done
 
 
 def _answer(
     fields: Mapping[str, Any], issuer: authority.LocalAuthority
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    op = messages.field(fields, "op", str)
+    op = json_lines.field(fields, "op", str)
     certificate = issuer.certificate().decode()
     if op == "authority":
         return {"op": op}, {"authority": certificate}
     if op == "list":  # signed by the authority, and for everybody
         return {"op": op}, {"revocations": issuer.revocation_list().decode()}
     if op != "join":
-        raise messages.Malformed(
+        raise json_lines.Malformed(
             f"requested {printable.line(op, SHOWN)} without a certificate"
         )
-    lab = messages.field(fields, "lab", str)
+    lab = json_lines.field(fields, "lab", str)
     requests = {
-        role: messages.field(fields, role, str).encode() for role in site_folder.ROLES
+        role: json_lines.field(fields, role, str).encode() for role in site_folder.ROLES
     }
     for each in requests.values():
         authority.requested_key(each)
-    issuer.redeem(bytes.fromhex(messages.field(fields, "secret", str)), lab)
+    issuer.redeem(bytes.fromhex(json_lines.field(fields, "secret", str)), lab)
     issued = {
         role: issuer.certify(csr, lab, role).decode() for role, csr in requests.items()
     }
     lists = issuer.revocation_list().decode()
     return {"op": op, "lab": lab}, {"revocations": lists, **issued}
-
-
-async def _send(connection: outer.Connection, fields: Mapping[str, Any]) -> None:
-    connection.writer.write(json.dumps(fields).encode() + b"\n")
-    await connection.writer.drain()
 
 
 def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
@@ -156,7 +155,7 @@ def fetch_list(folder: site_folder.Folder) -> None:
 
 
 def _text(answer: Mapping[str, Any], name: str) -> bytes:
-    return str(messages.field(answer, name, str)).encode()
+    return str(json_lines.field(answer, name, str)).encode()
 
 
 def _request(
@@ -178,24 +177,19 @@ def _request(
             ) as sock,
             context.wrap_socket(sock, server_hostname=lab) as secure,
         ):
-            secure.sendall(json.dumps(fields).encode() + b"\n")
-            data = b""
-            while not data.endswith(b"\n") and len(data) < MOST_BYTES:
-                more = secure.recv(1 << 16)
-                if not more:
-                    break
-                data += more
+            secure.sendall(json_lines.encode(fields))
+            answer = json_lines.read(secure)
     except ssl.SSLCertVerificationError as error:
         raise JoinError(
             f"{address}: not the switch of {lab}, which issued the invitation:"
             f" {error.verify_message}"
         ) from None
-    except OSError as error:
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise JoinError(
-            f"{address}: no switch answers there: {error.strerror or error}; is `nebula"
+            f"{address}: no switch answers there: {reason}; is `nebula"
             " switch` running at the lab that invited?"
         ) from None
-    answer = messages.read_object(data)
     if "error" in answer:
         text = printable.line(str(answer["error"]), SHOWN)
         raise JoinError(f"{address} refused: {text}")

@@ -1,6 +1,16 @@
 """A connection between two switches: many streams, in turn by their shares.
 
-Control messages go before all data. Each stream may have WINDOW_BYTES under way that
+Its messages, in bytes:
+
+    offset  bytes  field
+         0      1  kind: CONTROL, DATA, CREDIT, CLOSE
+         1      3  length of what follows the head
+         4      4  stream; 0 for the line itself
+
+A control message is a JSON object, data are bytes of a stream, a credit lets the other
+side send so many bytes more on a stream, and a close ends a stream with a reason.
+
+Control messages go before all data. Each stream may have WINDOW_BYTES in flight that
 the other switch has not passed on, so that one whose trainer is slow holds up no other.
 The kernel keeps little that is unsent: what is urgent waits for few bytes.
 """
@@ -9,15 +19,24 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import json
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
-from nebula_jax.federation import messages, shares
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import shares
 
+CONTROL, DATA, CREDIT, CLOSE = 1, 2, 3, 4
+HEAD = struct.Struct("!II")
+CHUNK_BYTES = 60 << 10
+"""The most data in a message: others get their turn soon, even on a slow line."""
+MOST_BYTES = {CONTROL: 1 << 20, DATA: CHUNK_BYTES, CREDIT: 4, CLOSE: 1 << 12}
+_CREDIT = struct.Struct("!I")
 WINDOW_BYTES = 4 << 20  # 1 Gbit/s over a round trip of 30 ms
 UNSENT_BYTES = 128 << 10  # in the kernel, before a write waits
 BUFFER_BYTES = 64 << 10  # in the process
@@ -31,14 +50,54 @@ class LineEnded(errors.NebulaError):
     """A line that was closed, with the reason."""
 
 
+class Connection(NamedTuple):
+    """A TLS connection between two switches, after its handshake."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    lab: str
+    """The other lab; empty if it has shown no certificate."""
+    serial: int
+    """The serial number of its certificate."""
+    expires: float
+    """The end of its certificate, unix seconds."""
+
+
+def encode(kind: int, stream: int, data: bytes = b"") -> bytes:
+    """Returns the bytes of a message."""
+    return HEAD.pack(kind << 24 | len(data), stream) + data
+
+
+def read_head(data: bytes) -> tuple[int, int, int]:
+    """Reads a head: kind, stream, length.
+
+    Raises:
+      json_lines.Malformed: if there is no such message, or it is too long.
+    """
+    word, stream = HEAD.unpack(data)
+    kind, length = word >> 24, word & 0xFFFFFF
+    if length > MOST_BYTES.get(kind, -1):
+        raise json_lines.Malformed(f"a message of kind {kind} and {length} bytes")
+    return kind, stream, length
+
+
+def read_credit(data: bytes) -> int:
+    """Reads a credit; raises json_lines.Malformed if it is none."""
+    if len(data) != _CREDIT.size:
+        raise json_lines.Malformed("a credit that cannot be read")
+    return int(_CREDIT.unpack(data)[0])
+
+
 class Stream:
     """One stream of a line, between a trainer here and one there."""
 
-    def __init__(self, line: "Line", number: int) -> None:
+    def __init__(self, line: "Line | _Loop", number: int) -> None:
         """Begins without credit to send beyond the window."""
         self.line, self.number = line, number
         self.reason = ""
         """The reason for its end, once it has ended."""
+        self._is_answered = False
+        self._refusal: errors.NebulaError | None = None
         self._credit = WINDOW_BYTES  # bytes that may still be sent
         self._taken = 0  # bytes passed on, not yet credited to the other side
         self._here = 0  # bytes received and not passed on
@@ -50,6 +109,24 @@ class Stream:
     def is_held_up(self) -> bool:
         """True if nothing can be sent before the other side takes more."""
         return self._credit <= 0
+
+    async def opened(self) -> None:
+        """Waits for the other lab's answer to a stream that was opened here.
+
+        Raises:
+          errors.NebulaError: the refusal, or LineEnded: there is no answer.
+        """
+        while not self._is_answered and not self._has_ended:
+            await self._news()
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._is_answered:
+            raise LineEnded(self.reason)
+
+    def answer(self, refusal: errors.NebulaError | None = None) -> None:
+        """Takes the other lab's answer: that it refuses, or has opened the stream."""
+        self._is_answered, self._refusal = True, refusal
+        self._changed.set()
 
     async def send(self, data: bytes) -> None:
         """Queues data for the other side; waits while it has too much.
@@ -75,7 +152,7 @@ class Stream:
         self._here -= count
         self._taken += count
         if self._taken >= WINDOW_BYTES // 4 and not self._has_ended:
-            self.line._urgent(messages.credit(self.number, self._taken))
+            self.line._credit(self.number, self._taken)
             self._taken = 0
 
     def close(self, reason: str, at_once: bool = False) -> None:
@@ -96,7 +173,7 @@ class Stream:
     def _take(self, data: bytes) -> None:
         self._here += len(data)
         if self._here > 2 * WINDOW_BYTES:
-            raise messages.Malformed(f"stream {self.number} overran its window")
+            raise json_lines.Malformed(f"stream {self.number} overran its window")
         self._received.append(data)
         self._changed.set()
 
@@ -114,25 +191,21 @@ class Line:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        connection: Connection,
         *,
         is_dialer: bool,
         beat: Callable[[], Mapping[str, Any]],
         receive: Callable[["Line", Mapping[str, Any]], None],
     ) -> None:
-        """Takes over a connection; `run` moves it.
+        """Takes over a connection that has been checked; `run` moves it.
 
         Args:
-          reader, writer: of a TLS connection to a switch that has been checked.
+          connection: to the switch of another lab.
           is_dialer: whether this side has dialed.
           beat: returns the fields of a heartbeat.
-          receive: called with each control message but heartbeats' echoes.
+          receive: called with each control message.
         """
-        self.lab = ""
-        """The other lab, once it is known by its certificate."""
-        self.serial = 0
-        """The serial number of its certificate."""
+        self._reader, self._writer, self.lab, self.serial, self.expires = connection
         self.streams: dict[int, Stream] = {}
         self.bytes_sent = self.bytes_received = 0
         self.since = time.time()
@@ -141,16 +214,18 @@ class Line:
         """Set when a new connection, with new certificates, has to take its place."""
         self.ended = asyncio.Event()
         """Set once nothing moves any more."""
-        self._reader, self._writer = reader, writer
         self._numbers = itertools.count(1 if is_dialer else 2, 2)
         self._parity = 0 if is_dialer else 1  # of the other side's streams
         self._beat, self._receive = beat, receive
         self._shares = shares.Shares()
         self._first: collections.deque[bytes] = collections.deque()
         self._changed = asyncio.Event()
-        self._is_closed = False
         self._reason = ""
-        keep_little(writer)
+        self._writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
+        sock = self._writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def run(self) -> str:
         """Moves messages until the line ends.
@@ -177,8 +252,6 @@ class Line:
     def close(self, reason: str) -> None:
         """Ends the line at once, and all of its streams."""
         self._reason = self._reason or reason
-        self._is_closed = True
-        self._changed.set()
         self._writer.transport.abort()
         self._end_all()
 
@@ -192,7 +265,7 @@ class Line:
     @property
     def is_closed(self) -> bool:
         """True if nothing moves any more."""
-        return self._is_closed
+        return self.ended.is_set()
 
     @property
     def waiting(self) -> list[int]:
@@ -201,7 +274,8 @@ class Line:
 
     def send(self, **fields: Any) -> None:
         """Sends a control message, before all data."""
-        self._urgent(messages.control(**fields))
+        data = json.dumps(fields, separators=(",", ":")).encode()
+        self._urgent(encode(CONTROL, 0, data))
 
     def open(self) -> Stream:
         """Begins a stream to the other side, which has yet to be announced."""
@@ -211,12 +285,12 @@ class Line:
         """Takes a stream that the other side has announced.
 
         Raises:
-          messages.Malformed: if it cannot be a new one of the other side's.
+          json_lines.Malformed: if it cannot be a new one of the other side's.
         """
         if number % 2 != self._parity or number <= 0 or number in self.streams:
-            raise messages.Malformed(f"announced stream {number}")
+            raise json_lines.Malformed(f"announced stream {number}")
         if len(self.streams) >= MOST_STREAMS:
-            raise messages.Malformed(f"announced more than {MOST_STREAMS} streams")
+            raise json_lines.Malformed(f"announced more than {MOST_STREAMS} streams")
         return self._add(number)
 
     def share(self, stream: Stream, account: str, weight: float) -> None:
@@ -227,9 +301,14 @@ class Line:
         self.streams[number] = stream = Stream(self, number)
         return stream
 
+    # What its streams send.
+
     def _put(self, number: int, data: bytes) -> None:
-        self._shares.put(number, messages.encode(messages.DATA, number, data))
+        self._shares.put(number, encode(DATA, number, data))
         self._changed.set()
+
+    def _credit(self, number: int, count: int) -> None:
+        self._urgent(encode(CREDIT, number, _CREDIT.pack(count)))
 
     def _urgent(self, message: bytes) -> None:
         self._first.append(message)
@@ -238,7 +317,7 @@ class Line:
     def _close(self, number: int, reason: str, at_once: bool) -> None:
         self.streams.pop(number, None)
         data = reason[:REASON_CHARACTERS].encode()
-        message = messages.encode(messages.CLOSE, number, data)
+        message = encode(CLOSE, number, data)
         if at_once or number not in self._shares:
             self._shares.remove(number)
             self._urgent(message)
@@ -248,8 +327,8 @@ class Line:
             self._changed.set()
 
     def _end_all(self) -> None:
-        self._is_closed = True
         self.ended.set()
+        self._changed.set()
         for stream in list(self.streams.values()):
             stream._end(self._reason)
         self.streams.clear()
@@ -258,20 +337,20 @@ class Line:
 
     async def _read(self) -> None:
         while True:
-            head = await self._exactly(messages.HEAD.size)
-            kind, number, length = messages.read_head(head)
+            head = await self._exactly(HEAD.size)
+            kind, number, length = read_head(head)
             data = await self._exactly(length)
             self.bytes_received += len(head) + length
-            if kind == messages.CONTROL:
-                self._receive(self, messages.read_object(data))
+            if kind == CONTROL:
+                self._receive(self, json_lines.decode(data))
                 continue
             stream = self.streams.get(number)
             if stream is None:
                 continue  # it has ended here
-            if kind == messages.DATA:
+            if kind == DATA:
                 stream._take(data)
-            elif kind == messages.CREDIT:
-                stream._may_send(messages.read_credit(data))
+            elif kind == CREDIT:
+                stream._may_send(read_credit(data))
             else:
                 del self.streams[number]
                 self._shares.remove(number)
@@ -291,7 +370,7 @@ class Line:
 
     async def _write(self) -> None:
         writer = self._writer
-        while not self._is_closed:
+        while not self.is_closed:
             if self._first:
                 message = self._first.popleft()
             elif (turn := self._shares.next()) is not None:
@@ -310,13 +389,25 @@ class Line:
             await asyncio.sleep(BEAT_SECONDS)
 
 
-def keep_little(writer: asyncio.StreamWriter) -> None:
-    """Bounds what waits in the process and the kernel before it is sent."""
-    writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
-    sock = writer.get_extra_info("socket")
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+class _Loop:
+    """A line within a lab: what one of its two streams sends, the other receives."""
+
+    def __init__(self) -> None:
+        self.ends = Stream(self, 0), Stream(self, 1)
+
+    def _put(self, number: int, data: bytes) -> None:
+        self.ends[1 - number]._take(data)
+
+    def _credit(self, number: int, count: int) -> None:
+        self.ends[1 - number]._may_send(count)
+
+    def _close(self, number: int, reason: str, at_once: bool) -> None:
+        self.ends[1 - number]._end(reason)
+
+
+def local_pair() -> tuple[Stream, Stream]:
+    """Returns both ends of a stream between two trainers of this lab."""
+    return _Loop().ends
 
 
 def _words(error: BaseException) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax import errors
-from nebula_jax.federation import inner, keep_alive, messages, streams, upkeep
+from nebula_jax.communication import endpoints
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import inner, line, streams, upkeep
 from nebula_jax.federation.state import Served, State, new_name
 from nebula_jax.security import names
 from nebula_jax.security.accounts import Account, roles
@@ -26,7 +28,7 @@ def is_job(name: str) -> bool:
 
 
 def check_about(about: streams.About) -> None:
-    """Raises messages.Malformed at a stream that another switch describes wrongly."""
+    """Raises json_lines.Malformed at a stream that another switch describes wrongly."""
     lab = about.account.partition("@")[2]
     if not (
         is_job(about.job)
@@ -36,7 +38,7 @@ def check_about(about: streams.About) -> None:
         and names.is_cluster(about.connector)
         and names.is_cluster(about.listener)
     ):
-        raise messages.Malformed("a stream whose names cannot be right")
+        raise json_lines.Malformed("a stream whose names cannot be right")
 
 
 async def serve(
@@ -57,9 +59,9 @@ async def serve(
     Raises:
       errors.NebulaError: if it is refused.
     """
-    token = messages.field(fields, "account", str)
+    token = json_lines.field(fields, "account", str)
     account = switch.identity.account_of(token, time.time())
-    match messages.field(fields, "op", str):
+    match json_lines.field(fields, "op", str):
         case "dial":
             roles.require(account, "stream.open")
             await _dial(switch, fields, account, reader, writer)
@@ -77,14 +79,14 @@ async def serve(
             await kept.rotate()
             inner.answer(writer, done=True)
         case other:
-            raise messages.Malformed(f"requested {other!r}")
+            raise json_lines.Malformed(f"requested {other!r}")
 
 
 def _job(switch: State, fields: Mapping[str, Any], own: str) -> str:
     """Returns the job of a request, after a check that it is nobody else's here."""
-    job = messages.field(fields, "job", str)
+    job = json_lines.field(fields, "job", str)
     if not is_job(job):
-        raise messages.Malformed(f"{job!r} cannot be the name of a job")
+        raise json_lines.Malformed(f"{job!r} cannot be the name of a job")
     for (other, cluster), served in switch.served.items():
         if other == job and served.account.name != own:
             if served.is_shared and fields.get("to") == cluster:
@@ -94,9 +96,9 @@ def _job(switch: State, fields: Mapping[str, Any], own: str) -> str:
 
 
 def _cluster(fields: Mapping[str, Any], name: str) -> str:
-    cluster = messages.field(fields, name, str)
+    cluster = json_lines.field(fields, name, str)
     if not names.is_cluster(cluster):
-        raise messages.Malformed(f"{cluster!r} is no cluster's name")
+        raise json_lines.Malformed(f"{cluster!r} is no cluster's name")
     return cluster
 
 
@@ -112,8 +114,8 @@ async def _dial(
     connector, listener = _cluster(fields, "from"), _cluster(fields, "to")
     if why := switch.refusals.get((job, connector)):
         raise inner.Refused(f"the switch of {switch.lab} ended its stream: {why}")
-    switch.usage.check(account.name)
-    lab = messages.field(fields, "lab", str)
+    switch.check_quota(account.name)
+    lab = json_lines.field(fields, "lab", str)
     vouched = f"{account.name}@{switch.lab}"
 
     def about(other: str) -> streams.About:
@@ -121,10 +123,10 @@ async def _dial(
 
     served = switch.served.get((job, listener))
     if served is not None and lab in ("", switch.lab):
-        if why := switch.usage.barred.get(served.account.name):
+        if why := switch.barred.get(served.account.name):
             raise inner.Refused(f"{listener} of job {job} is barred: {why}")
         here = about(switch.lab)
-        near, far = streams.local_pair()
+        near, far = line.local_pair()
         other = await connect(served)
         inner.answer(writer, lab=switch.lab)
         switch.begin(
@@ -161,7 +163,7 @@ async def connect(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects to a trainer here; raises OSError if it does not answer."""
     reader, writer = await asyncio.open_connection(*served.address)
-    keep_alive.probe(writer.get_extra_info("socket"))
+    endpoints.keep_alive(writer.get_extra_info("socket"))
     return reader, writer
 
 
@@ -174,7 +176,7 @@ async def _serve(
 ) -> None:
     """Lets others reach a trainer, for as long as its connection lasts."""
     job, cluster = _job(switch, fields, account.name), _cluster(fields, "from")
-    port = messages.field(fields, "port", int)
+    port = json_lines.field(fields, "port", int)
     host = writer.get_extra_info("peername")[0]
     key = (job, cluster)
     if key in switch.served:
@@ -199,10 +201,10 @@ def _record(
     fields: Mapping[str, Any],
     account: Account,
 ) -> None:
-    kind = messages.field(fields, "kind", str)
-    what = messages.field(fields, "what", dict)
+    kind = json_lines.field(fields, "kind", str)
+    what = json_lines.field(fields, "what", dict)
     if kind not in RECORDED:
-        raise messages.Malformed(f"{kind!r} is no entry of a trainer")
+        raise json_lines.Malformed(f"{kind!r} is no entry of a trainer")
     switch.record(kind, account.name, **what)
     if kind == "checkpoint":
         kept.cosigning.send()
@@ -236,6 +238,6 @@ def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
             {"job": job, "cluster": cluster, "why": why}
             for (job, cluster), why in sorted(switch.refusals.items())
         ],
-        "usage": dict(switch.usage.used),
+        "usage": dict(switch.used),
         "revocations": kept.revocations.number,
     }

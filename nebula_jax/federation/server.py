@@ -15,15 +15,12 @@ from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints
+from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import (
-    entrance,
     inner,
     joining,
-    keep_alive,
     line,
-    messages,
-    outer,
-    refusals,
+    outside,
     requests,
     state,
     streams,
@@ -47,8 +44,8 @@ class Switch:
         """Opens what the switch needs; for arguments and errors see `state.State`."""
         self.state = state.State(folder, log)
         self.upkeep = upkeep.Upkeep(self.state)
-        self._refusals = refusals.Refusals(self._record_refusal)
-        self._entrance = entrance.Entrance(
+        self._refusals = outside.Refusals(self._record_refusal)
+        self._entrance = outside.Entrance(
             self.state, self._refusals, self._serve_accepted
         )
         self._token = inner.new_token()
@@ -134,8 +131,8 @@ class Switch:
 
     # Other switches.
 
-    async def _serve_accepted(self, connection: outer.Connection) -> None:
-        await self._run_line(self._line(connection, is_dialer=False), connection)
+    async def _serve_accepted(self, connection: line.Connection) -> None:
+        await self._run_line(self._line(connection, is_dialer=False))
 
     async def _keep_dialing(self, address: tuple[str, int]) -> None:
         """Keeps a line to an address; a successor is there before the line ends.
@@ -149,7 +146,7 @@ class Switch:
             while made is not None and (other := self._standing(made)) is not None:
                 await other.ended.wait()
             try:
-                connection = await outer.dial(self.state.folder, address)
+                connection = await outside.dial(self.state.folder, address)
             except (errors.NebulaError, OSError, EOFError) as error:
                 reason = f"no line to {endpoints.written(address)}: {error}"
                 if reason != logged:
@@ -162,7 +159,7 @@ class Switch:
             else:
                 began, logged = time.monotonic(), ""
                 made = self._line(connection, is_dialer=True)
-                running = asyncio.create_task(self._run_line(made, connection))
+                running = asyncio.create_task(self._run_line(made))
                 self.state.hold(running)
                 renewed = asyncio.create_task(made.wants_successor.wait())
                 ends = {running, renewed}
@@ -186,20 +183,13 @@ class Switch:
             except errors.NebulaError as error:
                 self.state.log(f"no revocation list: {error}")
 
-    def _line(self, connection: outer.Connection, is_dialer: bool) -> line.Line:
-        made = line.Line(
-            connection.reader,
-            connection.writer,
-            is_dialer=is_dialer,
-            beat=self.upkeep.beat,
-            receive=self._receive,
-        )
-        made.lab, made.serial = connection.lab, connection.serial
-        return made
+    def _line(self, connection: line.Connection, is_dialer: bool) -> line.Line:
+        beat, receive = self.upkeep.beat, self._receive
+        return line.Line(connection, is_dialer=is_dialer, beat=beat, receive=receive)
 
-    async def _run_line(self, made: line.Line, connection: outer.Connection) -> None:
+    async def _run_line(self, made: line.Line) -> None:
         """Moves what crosses on a line until it ends."""
-        lab = connection.lab
+        lab = made.lab
         former = self._standing(made)
         if former is not None and former.is_dialer != made.is_dialer:
             first = min(lab, self.state.lab)  # both labs come to the same line
@@ -208,7 +198,7 @@ class Switch:
                 self.state.log(f"closed a line to {lab}: {first}'s stays")
                 return
         ends = asyncio.get_running_loop().call_later(
-            max(0.0, connection.expires - time.time()),
+            max(0.0, made.expires - time.time()),
             made.close,
             f"the certificate of {lab} has expired",
         )
@@ -218,32 +208,37 @@ class Switch:
                 former.close("another line took its place")
             self.upkeep.met(made)
             self.state.log(f"connected with {lab}")
-            about = {"event": "opened", "lab": lab, "serial": f"{connection.serial:x}"}
+            about = {"event": "opened", "lab": lab, "serial": f"{made.serial:x}"}
             self._record("session", **about)
             reason = await made.run()
         except (errors.NebulaError, OSError) as error:  # what is here of the lab
             made.close(str(error))
-            self._refusals.add_error(lab, error, time.monotonic())
+            self._refusals.add_error(lab, error)
             return
         finally:
             ends.cancel()
             if self.state.lines.get(lab) is made:
                 del self.state.lines[lab]
-            self.state.line_ended(made, "the line broke")
         self.state.log(f"the line to {lab} ended: {reason}")
         counts = {"sent": made.bytes_sent, "received": made.bytes_received}
         self._record("session", event="closed", lab=lab, **counts)
 
     def _receive(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes a control message of another switch."""
-        op = messages.field(fields, "op", str)
+        op = json_lines.field(fields, "op", str)
         if op == "open":
             self._announced(made, fields)
         elif op in ("opened", "refused"):
-            number = messages.field(fields, "stream", int)
-            why = printable.line(messages.field(fields, "why", str), REASON_CHARACTERS)
-            is_absent = fields.get("absent") is True
-            self.state.answered(made, number, why, is_absent)
+            text = json_lines.field(fields, "why", str)
+            why = printable.line(text, REASON_CHARACTERS)
+            refusal: errors.NebulaError | None = None
+            if op == "refused" and fields.get("absent") is True:
+                refusal = inner.Absent(why)
+            elif op == "refused":
+                refusal = inner.Refused(f"the switch of {made.lab}: {why}")
+            stream = made.streams.get(json_lines.field(fields, "stream", int))
+            if stream is not None:  # else nothing waits for it any more
+                stream.answer(refusal)
         else:
             self.upkeep.receive(made, op, fields)
 
@@ -251,10 +246,10 @@ class Switch:
 
     def _announced(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes up a stream that a trainer of another lab has dialed."""
-        number = messages.field(fields, "stream", int)
+        number = json_lines.field(fields, "stream", int)
         stream = made.accept(number)
         texts = [
-            messages.field(fields, name, str)
+            json_lines.field(fields, name, str)
             for name in ("name", "job", "account", "from", "to")
         ]
         about = streams.About._make([*texts, made.lab])
@@ -269,7 +264,7 @@ class Switch:
             served = self.state.served.get((about.job, about.listener))
             if served is None:
                 raise inner.Absent(f"{about.listener} of job {about.job} is not here")
-            if served.account.name in self.state.usage.barred:
+            if served.account.name in self.state.barred:
                 raise inner.Refused(  # without the name, which is this lab's affair
                     f"{about.listener} of job {about.job} is barred: the quota of its"
                     " account is used up, or the account is suspended"
@@ -304,7 +299,7 @@ class Switch:
             self.state.begin(self._serve_inside(sock))
 
     async def _serve_inside(self, sock: socket.socket) -> None:
-        keep_alive.probe(sock)
+        endpoints.keep_alive(sock)
         reader, writer = await asyncio.open_connection(
             sock=sock, limit=inner.MOST_BYTES
         )

@@ -1,14 +1,17 @@
 """The state of a running switch, and what it does with streams."""
 
 import asyncio
+import collections
 import itertools
+import json
+import pathlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors
-from nebula_jax.federation import inner, line, sessions, streams, usage
+from nebula_jax import errors, files
+from nebula_jax.federation import inner, line, meter, streams
 from nebula_jax.security import policy
 from nebula_jax.security.accounts import Account, identity, isolation
 from nebula_jax.security.audit import entries
@@ -16,6 +19,12 @@ from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, site_folder
 
 OPEN_SECONDS = 10.0  # for the other switch to answer
+USAGE_FILE = "usage.json"
+"""The bytes that jobs have used, over restarts of the switch."""
+
+
+class QuotaSpent(errors.NebulaError):
+    """An account whose quota is used up."""
 
 
 class Served(NamedTuple):
@@ -59,11 +68,15 @@ class State:
         self.under_way: dict[int, tuple[streams.About, float]] = {}
         """Number -> a stream, and since when; another switch may give two one name."""
         self._numbers = itertools.count()
-        barred = isolation.barred(self.identity.listing())
-        self.usage = usage.Usage(usage.read(folder.path), barred)
-        self.sessions = sessions.read(folder.path)
+        self.used = collections.Counter(read_usage(folder.path))
+        """Job -> bytes, counted frame by frame."""
+        self.uncharged: collections.Counter[str] = collections.Counter()
+        """Account -> bytes that came, and that its quota does not have yet."""
+        self.barred = isolation.barred(self.identity.listing())
+        """Account -> why nothing more of it may pass: its quota is used up until it has
+        a larger one, or it could not be charged until it is."""
+        self.sessions = meter.read_sessions(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
-        self._waiting: dict[tuple[line.Line, int], asyncio.Future[str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -95,21 +108,10 @@ class State:
         self.rules = rules
         self.refusals.clear()
 
-    def admit(self, about: streams.About, account: str, kind: str, count: int) -> None:
-        """Reserves a frame of its job's; `Usage.charge` is for what has come.
-
-        Args:
-          about: its stream.
-          account: of this lab that pays for it.
-          kind: of the frame.
-          count: its bytes.
-
-        Raises:
-          policy.PolicyError, usage.QuotaSpent: if it may not pass.
-        """
-        self.rules.check_kind(about.job, kind)
-        self.rules.check_bytes(about.job, self.usage.used[about.job] + count)
-        self.usage.reserve(about.job, account, count)
+    def check_quota(self, account: str) -> None:
+        """Raises QuotaSpent if nothing more of an account may pass."""
+        if account in self.barred:
+            raise QuotaSpent(self.barred[account])
 
     async def open(self, lab: str, about: streams.About, weight: float) -> line.Stream:
         """Opens a stream to the trainer that `about` names, at a lab.
@@ -122,8 +124,6 @@ class State:
         if made.is_closed:
             raise inner.Absent(f"the line to {lab} has just ended")
         stream = made.open()
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting[made, stream.number] = answer
         made.send(
             op="open",
             stream=stream.number,
@@ -132,49 +132,24 @@ class State:
         )
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                await answer
+                await stream.opened()
         except TimeoutError:
             stream.close("no answer", at_once=True)
             raise inner.Absent(f"the switch of {lab} does not answer") from None
+        except line.LineEnded as error:
+            raise inner.Absent(str(error)) from None
         except errors.NebulaError:
             stream.close("refused", at_once=True)
             raise
-        finally:
-            del self._waiting[made, stream.number]
         made.share(stream, about.account.partition("@")[0], weight)
         return stream
-
-    def answered(self, made: line.Line, number: int, why: str, is_absent: bool) -> None:
-        """Takes a lab's answer to a stream that was opened.
-
-        Args:
-          made: the line that it came on.
-          number: of the stream.
-          why: it was refused; empty if it was not.
-          is_absent: whether the trainer may come.
-        """
-        waiting = self._waiting.get((made, number))
-        if waiting is None or waiting.done():
-            return
-        if not why:
-            waiting.set_result("")
-        elif is_absent:
-            waiting.set_exception(inner.Absent(why))
-        else:
-            waiting.set_exception(inner.Refused(f"the switch of {made.lab}: {why}"))
-
-    def line_ended(self, made: line.Line, reason: str) -> None:
-        """Ends the wait for the answers that a line cannot bring any more."""
-        for (other, _), waiting in self._waiting.items():
-            if other is made and not waiting.done():
-                waiting.set_exception(inner.Absent(reason))
 
     async def carry(
         self,
         about: streams.About,
         account: str,
         trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        end: streams.End,
+        end: line.Stream,
         is_listener: bool,
     ) -> None:
         """Carries a stream to its end, and records what it has carried.
@@ -192,28 +167,33 @@ class State:
         """
         number = next(self._numbers)
         self.under_way[number] = (about, time.time())
-
-        counts = not is_listener or about.lab != self.lab
+        job, counts = about.job, not is_listener or about.lab != self.lab
 
         def admit(kind: str, count: int) -> None:
+            """Reserves a frame of the job's; `passed` charges for what has come."""
+            self.rules.check_kind(job, kind)
             if counts:
-                self.admit(about, account, kind, count)
-            else:
-                self.rules.check_kind(about.job, kind)
+                self.rules.check_bytes(job, self.used[job] + count)
+                self.check_quota(account)
+                self.used[job] += count
 
         def passed(count: int) -> None:
-            self.usage.check(account)  # which may be barred within a frame
+            self.check_quota(account)  # which may be barred within a frame
             if counts:
-                self.usage.charge(account, count)
+                self.uncharged[account] += count
 
-        carried = streams.nothing_carried(admit, passed, is_listener, self.sessions)
+        names = meter.Names(self.sessions)
+        carried = streams.Carried(
+            sent=meter.Meter(names, is_listener, admit, passed),
+            received=meter.Meter(names, not is_listener, admit, passed),
+        )
         try:
             await streams.carry(trainer, end, carried)
         finally:
             del self.under_way[number]
             missing = carried.sent.end() + carried.received.end()
             if counts:
-                self.usage.release(about.job, missing)
+                self.used[job] -= missing
             ours = about.listener if is_listener else about.connector
             self._record_carried(about, account, ours, carried)
 
@@ -227,7 +207,7 @@ class State:
                 self.refusals[about.job, ours] = str(carried.refusal)
             self.log(f"ended a stream of {ours}: {carried.refusal}")
             reason, who = type(carried.refusal).__name__, about.account
-            if isinstance(carried.refusal, usage.QuotaSpent):
+            if isinstance(carried.refusal, QuotaSpent):
                 who = f"{account}@{self.lab}"
             self.record("refusal", who, reason=reason, job=job)
         directions = {"sent": carried.sent.seen, "received": carried.received.seen}
@@ -245,3 +225,25 @@ class State:
 def new_name() -> str:
     """Returns the name of a new stream."""
     return secrets.token_hex(8)
+
+
+def read_usage(folder: pathlib.Path) -> dict[str, int]:
+    """Reads the counts of jobs; raises errors.SettingsError if they are damaged."""
+    path = folder / USAGE_FILE
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise errors.SettingsError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict) or not all(
+        type(count) is int and count >= 0 for count in found.values()
+    ):
+        raise errors.SettingsError(f"{path}: expected bytes by job")
+    return found
+
+
+def write_usage(folder: pathlib.Path, used: Mapping[str, int]) -> None:
+    """Writes the counts of jobs."""
+    with files.writing(folder / USAGE_FILE) as partial:
+        partial.write_text(json.dumps(dict(sorted(used.items())), indent=1) + "\n")

@@ -1,41 +1,21 @@
 """A stream as one switch carries it: between a trainer here and the other end.
 
-The other end is a trainer behind another switch (`line.Stream`), or one of this lab
-(`local_pair`). Every frame is checked against the policy and the account's quota before
-its first byte is passed on, and counted, in both directions.
+The other end is a trainer behind another switch, or one of this lab
+(`line.local_pair`). Every frame is checked against the policy and the account's quota
+before its first byte is passed on, and counted, in both directions.
 """
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from nebula_jax import errors
-from nebula_jax.federation import line, messages, meter
+from nebula_jax.federation import line, meter
 
-LOCAL_CHUNKS = 16  # of messages.CHUNK_BYTES, under way between two trainers of a lab
 SMALL_BYTES = 16 << 10  # a trainer that sends less at a time trickles:
 GATHER_SECONDS = 0.002  # what comes meanwhile goes on as one message
 LEFT_SECONDS = 5.0  # for a trainer to take what came before the stream's end
-
-
-class End(Protocol):
-    """The other end of a stream."""
-
-    reason: str
-
-    async def send(self, data: bytes) -> None:
-        """Sends data; waits while too much is under way."""
-
-    async def receive(self) -> bytes:
-        """Waits for data; returns none at the end."""
-
-    def passed_on(self, count: int) -> None:
-        """Makes room for as much again."""
-
-    def close(self, reason: str, at_once: bool = False) -> None:
-        """Ends the stream on both sides; at once, or after what was sent."""
 
 
 class About(NamedTuple):
@@ -65,26 +45,9 @@ class Carried:
     """The reason why this switch ended it, if it did."""
 
 
-def nothing_carried(
-    admit: meter.Admit, passed: meter.Passed, is_listener: bool, known: meter.Known
-) -> Carried:
-    """Returns the counts of a stream that begins.
-
-    Args:
-      admit, passed: see `meter.Meter`.
-      is_listener: whether the trainer here is the one that listens.
-      known: the names of channels; changed in place.
-    """
-    names = meter.Names(known)
-    return Carried(
-        meter.Meter(names, is_listener, admit, passed),
-        meter.Meter(names, not is_listener, admit, passed),
-    )
-
-
 async def carry(
     trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    end: End,
+    end: line.Stream,
     carried: Carried,
 ) -> None:
     """Carries a stream until either side ends it, or the switch does.
@@ -97,7 +60,7 @@ async def carry(
     reader, writer = trainer
 
     async def outward() -> None:
-        while data := await reader.read(messages.CHUNK_BYTES):
+        while data := await reader.read(line.CHUNK_BYTES):
             carried.sent.feed(data)
             await end.send(data)
             if len(data) < SMALL_BYTES:
@@ -137,47 +100,3 @@ async def close(writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(LEFT_SECONDS):
             await writer.wait_closed()
     writer.transport.abort()
-
-
-class _LocalEnd:
-    """One end of a stream between two trainers of this lab."""
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self.other: _LocalEnd = self
-        self._chunks: collections.deque[bytes] = collections.deque()
-        self._has_ended = False
-        self._changed = asyncio.Event()
-
-    async def send(self, data: bytes) -> None:
-        while len(self.other._chunks) >= LOCAL_CHUNKS and not self._has_ended:
-            self.other._changed.clear()
-            await self.other._changed.wait()
-        if self._has_ended:
-            raise line.LineEnded(self.reason)
-        self.other._chunks.append(data)
-        self.other._changed.set()
-
-    async def receive(self) -> bytes:
-        while not self._chunks and not self._has_ended:
-            self._changed.clear()
-            await self._changed.wait()
-        data = self._chunks.popleft() if self._chunks else b""
-        self._changed.set()
-        return data
-
-    def passed_on(self, count: int) -> None:
-        pass
-
-    def close(self, reason: str, at_once: bool = False) -> None:
-        for end in (self, self.other):
-            if not end._has_ended:
-                end._has_ended, end.reason = True, reason
-                end._changed.set()
-
-
-def local_pair() -> tuple[End, End]:
-    """Returns both ends of a stream between two trainers of this lab."""
-    one, other = _LocalEnd(), _LocalEnd()
-    one.other, other.other = other, one
-    return one, other

@@ -18,7 +18,6 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, sealing, states
 from nebula_jax.federation import inner
-from nebula_jax.runtime.life import process
 from nebula_jax.security import incarnations, policy, seal
 from nebula_jax.security.accounts import account_token
 from nebula_jax.security.membership import member, site_folder
@@ -37,15 +36,21 @@ class Recorder:
     """The entries of a trainer in its lab's audit log, made beside the training."""
 
     def __init__(
-        self, folder: site_folder.Folder | None, account: str, job: str, cluster: str
+        self,
+        folder: site_folder.Folder | None,
+        account: str,
+        job: str,
+        cluster: str,
+        log: Callable[[str], None] = print,
     ) -> None:
         """Records nothing yet; for the arguments see `Trainer`.
 
         Args:
           folder: of the lab; None to record nothing at all.
           account, job, cluster: of the trainer.
+          log: called with a line about each entry that was given up.
         """
-        self._folder, self._account = folder, account
+        self._folder, self._account, self._log = folder, account, log
         self._about = {"job": job, "cluster": cluster}
         self._entries: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -86,7 +91,7 @@ class Recorder:
                     break
                 except (errors.NebulaError, OSError) as error:
                     if time.monotonic() > deadline or isinstance(error, inner.Refused):
-                        process.message(f"{kind} is not in the audit log: {error}")
+                        self._log(f"{kind} is not in the audit log: {error}")
                         break
                 time.sleep(RETRY_SECONDS)
 
@@ -187,7 +192,7 @@ class Trainer:
     def serve(
         self,
         port: int,
-        log: Callable[[str], None] = process.message,
+        log: Callable[[str], None] = print,
         is_shared: bool = False,
     ) -> None:
         """Lets others reach this process, until it is closed.
@@ -241,10 +246,6 @@ class Trainer:
         """
         fields = {"job": self.job, "cluster": self.cluster, **what}
         self._request("record", ANSWER_SECONDS, kind=kind, what=fields)[0].close()
-
-    def recorder(self) -> Recorder:
-        """Returns what puts this trainer's entries into the audit log."""
-        return Recorder(self.folder, self._account, self.job, self.cluster)
 
     def _request(self, op: str, seconds: float, **fields: Any) -> Any:
         about = {"job": self.job, "from": self.cluster}

@@ -13,8 +13,9 @@ from typing import Any
 from cryptography import x509
 
 from nebula_jax import errors
-from nebula_jax.federation import cosigning, joining, line, messages, sessions, usage
-from nebula_jax.federation.state import State
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import cosigning, joining, line, meter
+from nebula_jax.federation.state import State, write_usage
 from nebula_jax.security import policy
 from nebula_jax.security.accounts import identity_store, isolation
 from nebula_jax.security.membership import member, revocation, site_folder
@@ -40,7 +41,7 @@ class Upkeep:
         """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
-        self._used = state.usage.used.copy()
+        self._used = state.used.copy()
         self._sessions = dict(state.sessions)
         self._enforced = self.revocations.number
         self._saved = self._listed = self._tried = 0.0
@@ -86,27 +87,29 @@ class Upkeep:
         """
         match op:
             case "beat":
-                if messages.field(fields, "revocations", int) < self.revocations.number:
+                theirs = json_lines.field(fields, "revocations", int)
+                if theirs < self.revocations.number:
                     self._push(made)
             case "list":
-                self._take_list(made, messages.field(fields, "pem", str).encode())
+                self._take_list(made, json_lines.field(fields, "pem", str).encode())
             case "certify":
                 self.state.begin(self._certify(made, fields))
             case "certified":
-                number = messages.field(fields, "number", int)
+                number = json_lines.field(fields, "number", int)
                 waiting = self._answers.pop(number, None)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(messages.field(fields, "pem", str).encode())
+                    waiting.set_result(json_lines.field(fields, "pem", str).encode())
             case "renew":
                 made.wants_successor.set()
             case "witnessed":
-                self.cosigning.has_witnessed(made, messages.field(fields, "size", int))
+                size = json_lines.field(fields, "size", int)
+                self.cosigning.has_witnessed(made, size)
             case "cosign":
                 self.cosigning.cosign_for(made, fields)
             case "cosigned":
                 self.cosigning.cosigned(made, fields)
             case _:
-                raise messages.Malformed(f"sent a control message {op!r}")
+                raise json_lines.Malformed(f"sent a control message {op!r}")
 
     # Revocation.
 
@@ -224,11 +227,13 @@ class Upkeep:
 
     async def _certify(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Issues a certificate to the lab at the other end of a line."""
-        number = messages.field(fields, "number", int)
-        role = messages.field(fields, "role", str)
+        number = json_lines.field(fields, "number", int)
+        role = json_lines.field(fields, "role", str)
         if self.state.issuer is None or role not in site_folder.ROLES:
-            raise messages.Malformed("requested a certificate that is not issued here")
-        csr = messages.field(fields, "csr", str).encode()
+            raise json_lines.Malformed(
+                "requested a certificate that is not issued here"
+            )
+        csr = json_lines.field(fields, "csr", str).encode()
         pem = self.state.issuer.certify(csr, made.lab, role)
         about = {"event": "issued", "lab": made.lab, "role": role}
         self.state.record("certificate", self.state.lab, **about)
@@ -256,21 +261,22 @@ class Upkeep:
           errors.NebulaError, OSError: if something cannot be written, for which the
             next call tries again.
         """
-        used, accounts = self.state.usage, self.state.identity
-        due = used.take()
+        switch, accounts = self.state, self.state.identity
+        due = dict(switch.uncharged)
+        switch.uncharged.clear()
         failed = await asyncio.to_thread(_charge, accounts.store, due)
-        used.put_back({account: due[account] for account in failed})
-        used.barred = used.barred | failed
+        switch.uncharged.update({account: due[account] for account in failed})
+        switch.barred |= failed
         listing = await asyncio.to_thread(accounts.listing)
-        used.barred = isolation.barred(listing) | failed
-        path = self.state.folder.path
-        if used.used != self._used:
-            counts = used.used.copy()
-            await asyncio.to_thread(usage.write, path, counts)
+        switch.barred = isolation.barred(listing) | failed
+        path = switch.folder.path
+        if switch.used != self._used:
+            counts = switch.used.copy()
+            await asyncio.to_thread(write_usage, path, counts)
             self._used = counts
-        if self.state.sessions != self._sessions:
-            names = dict(self.state.sessions)
-            await asyncio.to_thread(sessions.write, path, names)
+        if switch.sessions != self._sessions:
+            names = dict(switch.sessions)
+            await asyncio.to_thread(meter.write_sessions, path, names)
             self._sessions = names
 
 

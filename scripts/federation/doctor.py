@@ -1,14 +1,12 @@
 """The command doctor: what is in order here and on the way to others, and what is not.
 
 It changes nothing, and ends no line: to another switch it connects without a
-certificate, as a lab does that joins, and requests what anybody may.
+certificate, as a lab does that joins.
 """
 
 import argparse
 import datetime
-import json
 import socket
-import ssl
 import sys
 import time
 
@@ -16,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import inner, joining, messages, tcp_info
+from nebula_jax.federation import inner
 from nebula_jax.runtime.connect import addresses
 from nebula_jax.security.accounts import owner_token
 from nebula_jax.security.membership import checkup, member, site_folder
@@ -25,11 +23,6 @@ from nebula_jax.security.tls import peer_tls
 from scripts.federation import arguments
 
 SECONDS = 5.0  # for each step of reaching another switch
-PADDING_BYTES = 96_000
-"""Sent to the authority's switch to see how fast: a request has at most 128 KiB."""
-LEAST_MTU = 1280
-"""Bytes: IPv6 has no less, and what has is a tunnel that was set up wrong."""
-IP_MTU, IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h; `socket` has neither
 
 
 def add(commands: arguments.Commands) -> None:
@@ -125,9 +118,8 @@ def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:
     connected = time.monotonic() - began
     with sock:
         checks = [Check(what, FINE, f"answers after {1e3 * connected:.1f} ms (TCP)")]
-        checks += _packets(what, sock)
         try:
-            checks += _handshake(folder, what, sock)
+            checks.append(_handshake(folder, what, sock))
         except (errors.NebulaError, OSError) as error:
             checks.append(Check(what, WRONG, _no_handshake(error)))
     return checks
@@ -156,26 +148,8 @@ def _no_handshake(error: Exception) -> str:
     return f"no TLS with it ({reason}): {error}"
 
 
-def _packets(what: str, sock: socket.socket) -> list[Check]:
-    """Checks the size of packets on the way, as far as the kernel has found out."""
-    is_six = sock.family == socket.AF_INET6
-    level, option = (
-        (socket.IPPROTO_IPV6, IPV6_MTU) if is_six else (socket.IPPROTO_IP, IP_MTU)
-    )
-    try:
-        mtu = sock.getsockopt(level, option)
-    except OSError:
-        return [Check(f"{what} MTU", UNCLEAR, "this system does not report it")]
-    if mtu < LEAST_MTU:
-        text = f"{mtu} bytes are little: look at the tunnel or VPN on the way"
-        return [Check(f"{what} MTU", WRONG, text)]
-    return [Check(f"{what} MTU", FINE, f"{mtu} bytes")]
-
-
-def _handshake(
-    folder: site_folder.Folder, what: str, sock: socket.socket
-) -> list[Check]:
-    """Shakes hands without a certificate; finds out whose switch it is, and how fast.
+def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Check:
+    """Shakes hands without a certificate, and finds out whose switch it is.
 
     Raises:
       errors.NebulaError: if its certificate must not be used.
@@ -183,7 +157,7 @@ def _handshake(
     """
     authority = member.pinned_authority(folder)
     pem = authority.public_bytes(serialization.Encoding.PEM)
-    context, issuer = peer_tls.joining_context(pem, folder.load().fingerprint)
+    context, _ = peer_tls.joining_context(pem, folder.load().fingerprint)
     context.check_hostname = False  # whichever lab's it is
     sock.settimeout(SECONDS)
     began = time.monotonic()
@@ -194,51 +168,5 @@ def _handshake(
         name = site_folder.dns_name(peer.lab, peer.role)
         text = f"TLS after {1e3 * took:.1f} ms, certificate of {name}, for {left} more"
         if peer.role != "switch":
-            return [Check(what, WRONG, f"{text}: no switch answers there")]
-        checks = [Check(what, FINE, text)]
-        if peer.lab == issuer:
-            checks.append(_rate(what, secure))
-        else:
-            checks.append(_round_trip(what, secure))
-    return checks
-
-
-def _round_trip(what: str, sock: ssl.SSLSocket) -> Check:
-    found = tcp_info.read(sock)
-    if found is None or not found.round_trip:
-        return Check(f"{what} rate", UNCLEAR, "this system does not measure it")
-    text = f"round trip {1e3 * found.round_trip:.1f} ms (kernel); rate not tried"
-    return Check(f"{what} rate", UNCLEAR, text)
-
-
-def _rate(what: str, sock: ssl.SSLSocket) -> Check:
-    """Sends the authority's switch a long request, and looks how fast it went.
-
-    That is a lower bound: so few bytes do not fill a fast line. The kernel's rate is
-    that of the last packets, which may have gone in a burst.
-    """
-    request = {"op": "authority", "padding": " " * PADDING_BYTES}
-    began = time.monotonic()
-    try:
-        sock.sendall(json.dumps(request).encode() + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n") and len(answer) < joining.MOST_BYTES:
-            if not (more := sock.recv(1 << 16)):
-                break
-            answer += more
-        took = time.monotonic() - began
-        messages.field(messages.read_object(answer), "authority", str)
-    except (errors.NebulaError, OSError) as error:
-        reason = f"{PADDING_BYTES // 1000} kB were not answered: {error}"
-        return Check(f"{what} rate", WRONG, reason)
-    least = 8 * PADDING_BYTES / took
-    text = (
-        f"at least {least / 1e6:.1f} Mbit/s to it: {PADDING_BYTES // 1000} kB were"
-        f" answered after {1e3 * took:.1f} ms"
-    )
-    found = tcp_info.read(sock)
-    if found is not None:
-        text += f"; round trip {1e3 * found.round_trip:.1f} ms, {found.resent} resent"
-        if found.rate:
-            text += f", {8 * found.rate / 1e6:.1f} Mbit/s by the kernel's measurement"
-    return Check(f"{what} rate", FINE, text)
+            return Check(what, WRONG, f"{text}: no switch answers there")
+        return Check(what, FINE, text)

@@ -1,9 +1,12 @@
-"""A line by itself, in virtual time: how long it waits for what comes slowly."""
+"""A line by itself: its messages, and how long it waits, in virtual time."""
 
 import asyncio
 import socket
 
-from nebula_jax.federation import line, messages
+import pytest
+
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import line
 
 PIECE_BYTES = 16 << 10  # of a TLS record, the least that can be read
 
@@ -20,9 +23,8 @@ async def begun(clock):
     here, there = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=here)
     reader = asyncio.StreamReader()
-    made = line.Line(
-        reader, writer, is_dialer=False, beat=dict, receive=lambda *_: None
-    )
+    connection = line.Connection(reader, writer, "lab-t", 1, float("inf"))
+    made = line.Line(connection, is_dialer=False, beat=dict, receive=lambda *_: None)
     return made, reader, there
 
 
@@ -32,13 +34,13 @@ def test_bytes_of_a_long_message_are_no_silence_however_slowly_they_come():
         made, reader, there = await begun(clock)
         stream = made.accept(1)
         running = asyncio.create_task(made.run())
-        message = messages.encode(messages.DATA, 1, bytes(messages.CHUNK_BYTES))
+        message = line.encode(line.DATA, 1, bytes(line.CHUNK_BYTES))
         for start in range(0, len(message), PIECE_BYTES):
             clock[0] += 0.9 * line.SILENCE_SECONDS
             reader.feed_data(message[start : start + PIECE_BYTES])
             await settle()
             assert not running.done(), running
-        assert await stream.receive() == bytes(messages.CHUNK_BYTES)
+        assert await stream.receive() == bytes(line.CHUNK_BYTES)
         clock[0] += 1.1 * line.SILENCE_SECONDS
         assert await running == "nothing came for 10 s"
         there.close()
@@ -50,9 +52,32 @@ def test_a_line_that_is_closed_within_a_message_ends():
     async def wait():
         made, reader, there = await begun([asyncio.get_running_loop().time()])
         made.accept(1)
-        reader.feed_data(messages.encode(messages.DATA, 1, bytes(100))[:-1])
+        reader.feed_data(line.encode(line.DATA, 1, bytes(100))[:-1])
         reader.feed_eof()
         assert await made.run() == "the other switch closed the line"
         there.close()
 
     asyncio.run(wait())
+
+
+def test_messages_are_literal_bytes():
+    assert line.encode(line.DATA, 5, b"abc") == b"\x02\0\0\x03\0\0\0\x05abc"
+    data = line.encode(line.CLOSE, 9, b"why")
+    assert line.read_head(data[:8]) == (line.CLOSE, 9, 3)
+    assert line.read_credit(b"\0\0\x01\0") == 256
+    with pytest.raises(json_lines.Malformed):
+        line.read_credit(b"\0")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\0" * 8,
+        b"\x05" + bytes(7),
+        b"\x02\xff\xff\xff" + bytes(4),
+        b"\x03\0\0\x05" + bytes(4),
+    ],
+)
+def test_other_kinds_and_longer_ones_are_refused(head):
+    with pytest.raises(json_lines.Malformed):
+        line.read_head(head)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from nebula_jax.federation import messages, requests, streams
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import requests, streams
 
 ABOUT = streams.About(
     *("0" * 16, "m3", "ana@lab-s", "generator:0", "discriminator", "lab-s")
@@ -19,5 +20,5 @@ def test_a_job_may_have_a_name_that_the_audit_log_takes(job):
 @pytest.mark.parametrize("job", ["", "-m3", "a/b", "x" * 65, SECRET, f"x.{SECRET}.y"])
 def test_a_job_that_the_audit_log_would_not_take_is_none(job):
     assert not requests.is_job(job)
-    with pytest.raises(messages.Malformed):
+    with pytest.raises(json_lines.Malformed):
         requests.check_about(ABOUT._replace(job=job))

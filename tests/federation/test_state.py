@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-import types
 
 import pytest
 import two_labs
@@ -52,7 +51,7 @@ async def carrying(switch, about=ABOUT):
     """Yields the task of a stream, its trainer's socket, and its other end."""
     trainer, here = socket.socketpair()
     with trainer:
-        near, far = streams.local_pair()
+        near, far = line.local_pair()
         connection = await asyncio.open_connection(sock=here)
         carried = switch.carry(about, "owner", connection, near, is_listener=False)
         yield asyncio.create_task(carried), trainer, far
@@ -125,8 +124,8 @@ def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
             await asyncio.wait_for(task, 20)
 
     asyncio.run(carry())
-    assert switch.usage.uncharged == {"owner": len(OPEN + head)}
-    assert switch.usage.used["m3"] == len(OPEN + head)
+    assert switch.uncharged == {"owner": len(OPEN + head)}
+    assert switch.used["m3"] == len(OPEN + head)
     entries = audit_entries.read(switch.folder.audit)
     kinds = {each.what["kind"]: each.what for each in entries if each.kind == "stream"}
     assert kinds["tokens"]["bytes"] == len(head)
@@ -143,7 +142,7 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
     async def carry():
         trainer, here = socket.socketpair()
         with trainer:
-            near, far = streams.local_pair()
+            near, far = line.local_pair()
             connection = await asyncio.open_connection(sock=here)
             half = about, "owner", connection, near, is_listener
             task = asyncio.create_task(switch.carry(*half))
@@ -157,7 +156,7 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
                 taken = 0
                 while taken < len(sent):
                     taken += len(await asyncio.wait_for(far.receive(), 20))
-            switch.usage.barred = {"owner": "its quota is used up"}
+            switch.barred = {"owner": "its quota is used up"}
             if is_listener:
                 await far.send(bytes(100))
             else:
@@ -173,12 +172,12 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
 def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch):
     """Not of ana, who dialed, and whose quota is not spent."""
     about = ABOUT._replace(account="ana@lab-s", lab="lab-s")
-    switch.usage.barred = {"bob": "its quota is used up"}
+    switch.barred = {"bob": "its quota is used up"}
 
     async def carry():
         trainer, here = socket.socketpair()
         with trainer:
-            near, far = streams.local_pair()
+            near, far = line.local_pair()
             connection = await asyncio.open_connection(sock=here)
             carried = switch.carry(about, "bob", connection, near, is_listener=True)
             await far.send(OPEN)
@@ -205,7 +204,7 @@ def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
             ours, theirs = [
                 await asyncio.open_connection(sock=here) for _, here in pairs
             ]
-            near, far = streams.local_pair()
+            near, far = line.local_pair()
             one, other = (
                 asyncio.create_task(switch.carry(about, *half))
                 for half in (
@@ -224,8 +223,8 @@ def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
             await asyncio.wait_for(asyncio.gather(one, other), 20)
 
     asyncio.run(carry())
-    assert switch.usage.used == {"m3": len(data)}
-    assert switch.usage.uncharged == {"ana": len(data)}
+    assert switch.used == {"m3": len(data)}
+    assert switch.uncharged == {"ana": len(data)}
     both = {("sent", "tokens"): 4, ("received", "tokens"): 4}
     assert both.items() <= counted(switch).items()
 
@@ -248,41 +247,35 @@ def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
     assert refused.count("refusal") == 1
 
 
-class Line:
-    """A line of a lab, and its first stream."""
-
-    def __init__(self):
-        self.lab, self.is_closed, self.closed = "lab-t", False, []
-
-    def open(self):
-        close = lambda reason, at_once: self.closed.append(reason)  # noqa: E731
-        return types.SimpleNamespace(number=1, close=close)
-
-    def send(self, **fields):
-        pass
-
-    def share(self, *given):
-        pass
+async def begun_line():
+    """A line that nothing moves."""
+    reader, writer = await asyncio.open_connection(sock=socket.socketpair()[0])
+    connection = line.Connection(reader, writer, "lab-t", 1, float("inf"))
+    return line.Line(connection, is_dialer=True, beat=dict, receive=print)
 
 
 def test_streams_wait_for_the_answer_of_their_own_line(switch):
     """A lab's next line is there before the last one ends, and counts from one too."""
-    former, latter = Line(), Line()
 
     async def opened():
+        former, latter = await begun_line(), await begun_line()
         waiting = []
         for each in (former, latter):
             switch.lines["lab-t"] = each
             waiting.append(asyncio.create_task(switch.open("lab-t", ABOUT, 1.0)))
             await asyncio.sleep(0)
-        switch.line_ended(former, "the line broke")
+        former.close("the line broke")
         with pytest.raises(inner.Absent, match="the line broke"):
             await waiting[0]
         assert not waiting[1].done()
-        switch.answered(former, 1, "too late", is_absent=False)
-        switch.answered(latter, 1, "", is_absent=False)
-        assert (await waiting[1]).number == 1
+        latter.streams[1].answer()
+        assert await waiting[1] is latter.streams[1]
+        refused = asyncio.create_task(switch.open("lab-t", ABOUT, 1.0))
+        await asyncio.sleep(0)
+        latter.streams[3].answer(inner.Refused("not this one"))
+        with pytest.raises(inner.Refused, match="not this one"):
+            await refused
+        assert list(latter.streams) == [1]
+        latter.close("the test is over")
 
     asyncio.run(opened())
-    assert former.closed == ["refused"]
-    assert not latter.closed

@@ -27,11 +27,10 @@ from nebula_jax import errors
 from nebula_jax.communication import codec, endpoints
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import (
-    entrance,
     inner,
     joining,
     line,
-    outer,
+    outside,
     requests,
     server,
     switch_client,
@@ -251,7 +250,7 @@ def test_two_switches_that_dial_each_other_keep_one_line(tmp_path):
 
 
 def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypatch):
-    dial, both, dialed = outer.dial, threading.Barrier(2), []
+    dial, both, dialed = outside.dial, threading.Barrier(2), []
 
     async def at_once(folder, address):
         made = await dial(folder, address)
@@ -260,7 +259,7 @@ def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypat
             await asyncio.to_thread(both.wait, 20)
         return made
 
-    monkeypatch.setattr(server.outer, "dial", at_once)
+    monkeypatch.setattr(server.outside, "dial", at_once)
     with labs_that_dial_each_other(tmp_path) as labs:
         lines = wait_for_a_line_that_lasts(labs)
         assert len(dialed) == 2
@@ -651,7 +650,7 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
     async def dial(folder, address):
         return None
 
-    async def run_line(made, connection):
+    async def run_line(made):
         clock.now += 3600.0 if len(pauses) == 6 else 1.0
 
     async def sleep(seconds):
@@ -660,7 +659,7 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
             raise asyncio.CancelledError
 
     monkeypatch.setattr(server, "time", clock)
-    monkeypatch.setattr(server.outer, "dial", dial)
+    monkeypatch.setattr(server.outside, "dial", dial)
     own = types.SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
     monkeypatch.setattr(server, "asyncio", own)
     monkeypatch.setattr(made, "_line", lambda connection, is_dialer: line_)
@@ -678,9 +677,9 @@ FEW = 4  # outside connections at a time
 @pytest.fixture
 def crowded(tmp_path, monkeypatch):
     """A switch that takes few outside connections at a time, and waits for them."""
-    monkeypatch.setattr(entrance, "MOST_NEWCOMERS", FEW)
-    monkeypatch.setattr(entrance, "NEWCOMER_SECONDS", 60.0)
-    monkeypatch.setattr(outer, "HANDSHAKE_SECONDS", 60.0)
+    monkeypatch.setattr(outside, "MOST_PENDING", FEW)
+    monkeypatch.setattr(outside, "PENDING_SECONDS", 60.0)
+    monkeypatch.setattr(outside, "HANDSHAKE_SECONDS", 60.0)
     made = two_labs.Running(two_labs.found(tmp_path / "s"), listens=True)
     yield made
     made.stop()
@@ -717,15 +716,13 @@ def test_connections_without_a_certificate_are_counted_until_their_end(crowded):
         with contextlib.suppress(ssl.SSLError):  # it was cut off
             assert silent[0].recv(1) == b""
         assert is_answered(crowded)
-    assert crowded.call(lambda: len(crowded.switch._entrance._newcomers)) <= FEW
-    wait_until(
-        lambda: not crowded.call(lambda: len(crowded.switch._entrance._newcomers))
-    )
+    assert crowded.call(lambda: len(crowded.switch._entrance._pending)) <= FEW
+    wait_until(lambda: not crowded.call(lambda: len(crowded.switch._entrance._pending)))
 
 
 def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
     """It would close the line of its lab that is there."""
-    accept, before = outer.accept, labs.s.switch.state.lines["lab-t"]
+    accept, before = outside.accept, labs.s.switch.state.lines["lab-t"]
     ended = []
 
     async def driven_out(folder, sock):
@@ -734,8 +731,8 @@ def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
         labs.s.switch._entrance.make_room()
         return made
 
-    monkeypatch.setattr(outer, "accept", driven_out)
-    monkeypatch.setattr(outer, "CONNECT_SECONDS", 20.0)  # it is dialed once
+    monkeypatch.setattr(outside, "accept", driven_out)
+    monkeypatch.setattr(outside, "CONNECT_SECONDS", 20.0)  # it is dialed once
     with pytest.raises((EOFError, OSError)):
         asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
     assert len(ended) == 1
@@ -746,7 +743,7 @@ def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
 
 async def dialed(folder, address):
     """What comes on a new line."""
-    connection = await outer.dial(folder, address)
+    connection = await outside.dial(folder, address)
     return await connection.reader.readexactly(1)
 
 

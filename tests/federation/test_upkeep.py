@@ -11,7 +11,7 @@ import pytest
 import tiny_accounts
 import two_labs
 
-from nebula_jax.federation import cosigning, sessions, state, upkeep, usage
+from nebula_jax.federation import cosigning, meter, state, upkeep
 from nebula_jax.security import accounts, audit
 from nebula_jax.security.accounts import identity_store, isolation
 from nebula_jax.security.audit import checkpoint_note, entries, witness
@@ -40,8 +40,9 @@ def limit(kept, quota):
 
 def count(kept, job, account, nbytes):
     """Lets bytes pass."""
-    kept.state.usage.reserve(job, account, nbytes)
-    kept.state.usage.charge(account, nbytes)
+    kept.state.check_quota(account)
+    kept.state.used[job] += nbytes
+    kept.state.uncharged[account] += nbytes
 
 
 def charged(kept):
@@ -53,7 +54,7 @@ def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
     count(kept, "m3", "ana", 2000)
     asyncio.run(kept.charge())
     assert charged(kept) == 2000
-    with pytest.raises(usage.QuotaSpent, match="its quota of 1000 bytes"):
+    with pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"):
         count(kept, "m3", "ana", 1)
     asyncio.run(kept.charge())
     assert charged(kept) == 2000
@@ -72,9 +73,9 @@ def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
     with (
         again.identity,
         contextlib.closing(again.audit),
-        pytest.raises(usage.QuotaSpent, match="its quota of 1000 bytes"),
+        pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"),
     ):
-        again.usage.check("ana")
+        again.check_quota("ana")
 
 
 def test_an_account_that_is_active_again_is_barred_no_more(kept):
@@ -82,11 +83,11 @@ def test_an_account_that_is_active_again_is_barred_no_more(kept):
     count(kept, "m3", "ana", 2000)
     here.suspend(tiny_accounts.owner(here), "ana")
     asyncio.run(kept.charge())
-    with pytest.raises(usage.QuotaSpent, match="it is suspended"):
-        kept.state.usage.check("ana")
+    with pytest.raises(state.QuotaSpent, match="it is suspended"):
+        kept.state.check_quota("ana")
     here.resume(tiny_accounts.owner(here), "ana")
     asyncio.run(kept.charge())
-    kept.state.usage.check("ana")
+    kept.state.check_quota("ana")
     assert charged(kept) == 2000
 
 
@@ -99,7 +100,7 @@ def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
         count(kept, "m3", "ana", 2000)
         asyncio.run(kept.charge())
     assert charged(kept) == 0
-    with pytest.raises(usage.QuotaSpent, match="the disk is full"):
+    with pytest.raises(state.QuotaSpent, match="the disk is full"):
         count(kept, "m3", "ana", 1)
     asyncio.run(kept.charge())
     count(kept, "m3", "ana", 1)
@@ -131,7 +132,7 @@ def guarded():
 
 
 def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
-    used = kept.state.usage
+    used = kept.state
     used.used, used.uncharged, kept.state.sessions = guarded(), guarded(), guarded()
     count(kept, "m3", "ana", 2000)
     count(kept, "m3", "nobody", 7)
@@ -140,8 +141,8 @@ def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
     assert charged(kept) == 2000
     assert used.uncharged == {"nobody": 7}
     path = kept.state.folder.path
-    assert usage.read(path) == {"m3": 2007}
-    assert sessions.read(path) == {"session": [["tokens"], []]}
+    assert state.read_usage(path) == {"m3": 2007}
+    assert meter.read_sessions(path) == {"session": [["tokens"], []]}
 
 
 def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):
@@ -166,12 +167,12 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
     monkeypatch.setattr(isolation, "charge", charge)
     asyncio.run(kept.charge())
     assert charged(kept) == 2005
-    assert usage.read(kept.state.folder.path) == {"m3": 2000, "another": 5}
+    assert state.read_usage(kept.state.folder.path) == {"m3": 2000, "another": 5}
 
 
 def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch):
     """Two threads would write one file, and the older counts perhaps last."""
-    write, may_write = usage.write, threading.Event()
+    write, may_write = state.write_usage, threading.Event()
 
     async def stop():
         loop, is_writing = asyncio.get_running_loop(), asyncio.Event()
@@ -181,7 +182,7 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
             assert may_write.wait(20)
             write(*values)
 
-        monkeypatch.setattr(usage, "write", slow)
+        monkeypatch.setattr(upkeep, "write_usage", slow)
         count(kept, "m3", "ana", 2000)
         task = asyncio.create_task(kept._save())
         await asyncio.wait_for(is_writing.wait(), 20)
@@ -194,7 +195,7 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
         assert not is_done
 
     asyncio.run(stop())
-    assert usage.read(kept.state.folder.path) == {"m3": 2000}
+    assert state.read_usage(kept.state.folder.path) == {"m3": 2000}
 
 
 class Peer:

@@ -7,14 +7,14 @@ import threading
 import time
 
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import joining, outer, server
+from nebula_jax.federation import joining, outside, server
 from nebula_jax.runtime import connect
 from nebula_jax.security.accounts import identity
 from nebula_jax.security.membership import authority, invitations, site_folder
 
 OWNER = "owner"
 SECONDS = 20.0
-outer.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may pause
+outside.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may pause
 
 
 class Running:

@@ -113,7 +113,9 @@ def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
     folder = site_folder.Folder(pathlib.Path(settings.federation))
     if not settings.federation:
         return switch_client.Recorder(None, "", "", "")
-    return switch_client.Recorder(folder, settings.account, settings.job, cluster)
+    return switch_client.Recorder(
+        folder, settings.account, settings.job, cluster, process.message
+    )
 
 
 def dial(

@@ -224,7 +224,7 @@ class Routes:
             **more,
         ) as found:
             if self._switch is not None:
-                self._switch.serve(found.address[1])
+                self._switch.serve(found.address[1], process.message)
             yield found
 
     def _common(self) -> dict[str, Any]:

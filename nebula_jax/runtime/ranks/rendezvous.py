@@ -9,7 +9,6 @@ A message is a JSON object on a line. P processes; rank 0 is the root.
 
 import contextlib
 import dataclasses
-import json
 import selectors
 import socket
 import threading
@@ -19,8 +18,8 @@ from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints
+from nebula_jax.communication.wire import json_lines
 
-MOST_BYTES = 2**20  # the longest line that is read
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 5.0  # for who has connected to describe itself
 MOST_NEWCOMERS = 256  # that have not
@@ -43,7 +42,7 @@ class Line:
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message, or drops it if the line is broken: `read` finds that out."""
         with contextlib.suppress(OSError), self._sending:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(json_lines.encode(message))
 
     def arrives(self, timeout: float) -> bool:
         """Waits for the first message, or the end; returns False if there is none."""
@@ -53,11 +52,10 @@ class Line:
         """Waits for the next message; None if there will be none."""
         try:
             self._socket.settimeout(timeout)
-            line = self._stream.readline(MOST_BYTES)
-            message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError, RecursionError):
+            line = self._stream.readline(json_lines.MOST_BYTES)
+            return json_lines.decode(line) if line.endswith(b"\n") else None
+        except (OSError, json_lines.Malformed):
             return None
-        return message if isinstance(message, dict) else None
 
     def close(self) -> None:
         """Closes it; who reads gets None."""
@@ -129,20 +127,20 @@ class _Newcomer:
     def described(self) -> Message | None:
         """Reads what has come; returns the description, {} if it cannot be one."""
         try:
-            data = self.sock.recv(MOST_BYTES)
+            data = self.sock.recv(json_lines.MOST_BYTES)
         except BlockingIOError:
             return None
         except OSError:
             return {}
         self.received += data
-        if data and b"\n" not in data and len(self.received) < MOST_BYTES:
+        if data and b"\n" not in data and len(self.received) < json_lines.MOST_BYTES:
             return None
         try:
-            message = json.loads(self.received)
-        except (ValueError, RecursionError):
+            message = json_lines.decode(self.received)
+            json_lines.field(message, "rank", int)
+        except json_lines.Malformed:
             return {}
-        is_one = isinstance(message, dict) and type(message.get("rank")) is int
-        return message if is_one else {}
+        return message
 
 
 def _next(

@@ -1,0 +1,245 @@
+"""Connections of a switch to the outside: dialed, accepted, refused.
+
+Each has a TLS context of its own: one that served for several would resume sessions,
+and let a revoked lab back in. Anybody can connect, so there is a bound on how many
+connections are pending (no line of a lab yet), on how long each has to show a
+certificate or to request one, and on the entries that refusals make in the audit log.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+
+from nebula_jax import errors
+from nebula_jax.communication import endpoints, pending_connections
+from nebula_jax.communication.wire import greeting
+from nebula_jax.federation import joining, line, state, streams
+from nebula_jax.security import policy
+from nebula_jax.security.membership import site_folder
+from nebula_jax.security.tls import peer_tls
+
+CONNECT_SECONDS = 5.0  # TCP's own pauses grow: it would knock again after a minute
+HANDSHAKE_SECONDS = 5.0
+SHUTDOWN_SECONDS = 1.0
+LIMIT_BYTES = 1 << 17  # of a reader's buffer
+BACKLOG = 128
+MOST_PENDING = 128  # each may cost 256 KiB of TLS
+PENDING_SECONDS = 15.0  # for handshake, request and end of one
+PAUSE = 0.1  # seconds, where the system has no more sockets
+REFUSAL_BURST = 20  # entries that need not wait
+REFUSALS_PER_SECOND = 1.0
+
+
+async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connection:
+    """Shakes hands with whoever has connected.
+
+    Args:
+      folder: of this lab.
+      sock: that was accepted; closed if this raises.
+
+    Raises:
+      federation.Refusal: with the reason, if it must not be used.
+      OSError: if there was no handshake; ssl.SSLError is one.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        floor = policy.load(folder.path / policy.FILE).tls
+        context = peer_tls.server_context(folder, "switch", floor, allows_joining=True)
+        reader = asyncio.StreamReader(LIMIT_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            sock,
+            ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+    except BaseException:
+        sock.close()
+        raise
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    return _checked(folder, reader, writer, allows_none=True)
+
+
+async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Connection:
+    """Connects to the switch at an address, whichever lab's it is.
+
+    Args:
+      folder: of this lab.
+      address: host and port.
+
+    Raises:
+      federation.Refusal: with the reason, if it must not be used.
+      OSError: if nobody answers in time, or there was no handshake.
+    """
+    floor = policy.load(folder.path / policy.FILE).tls
+    context = peer_tls.client_context(folder, "switch", floor)
+    context.check_hostname = False  # the certificate has the lab's name, not the host's
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                *address,
+                limit=LIMIT_BYTES,
+                ssl=context,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            )
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
+    return _checked(folder, reader, writer)
+
+
+def _checked(
+    folder: site_folder.Folder,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    allows_none: bool = False,
+) -> line.Connection:
+    """Checks whose connection it is; closes it if it must not be used."""
+    try:
+        tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        der = tls.getpeercert(True)
+        if der is None and allows_none:
+            return line.Connection(reader, writer, "", 0, float("inf"))
+        peer = peer_tls.check_peer(der, folder)
+        if peer.role != "switch":
+            raise peer_tls.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
+        endpoints.keep_alive(writer.get_extra_info("socket"))
+        end = peer.end.timestamp()
+        return line.Connection(reader, writer, peer.lab, peer.serial, end)
+    except BaseException:
+        writer.transport.abort()
+        raise
+
+
+class Refusals:
+    """The refusals of one switch: each an entry in its log, or one for very many.
+
+    A log that anybody can fill is soon no log. So after the first few there is an entry
+    a second at most, with how many others it stands for.
+    """
+
+    def __init__(self, record: Callable[[str, str, int, str], None]) -> None:
+        """Starts without any.
+
+        Args:
+          record: called with host, reason, how many others came since the last entry,
+            and the error in words.
+        """
+        self._record = record
+        self._left, self._now, self._others = float(REFUSAL_BURST), 0.0, 0
+
+    def add_error(self, host: str, error: BaseException) -> None:
+        """Takes the refusal of a host, or of its lab, that an error is."""
+        self.add(host, peer_tls.reason_of(error), str(error), time.monotonic())
+
+    def add(self, host: str, reason: str, text: str, now: float) -> None:
+        """Takes a refusal.
+
+        Args:
+          host: that connected.
+          reason: one word.
+          text: the error.
+          now: seconds on any clock that only goes forward.
+        """
+        refilled = self._left + (now - self._now) * REFUSALS_PER_SECOND
+        self._left, self._now = min(REFUSAL_BURST, refilled), now
+        if self._left < 1:
+            self._others += 1
+            return
+        self._left -= 1
+        others, self._others = self._others, 0
+        self._record(host, reason, others, text)
+
+
+class Entrance:
+    """The pending connections of one switch."""
+
+    def __init__(
+        self,
+        made: state.State,
+        refused: Refusals,
+        serve: Callable[[line.Connection], Awaitable[None]],
+    ) -> None:
+        """Starts without any; `serve` is called with each connection of a lab."""
+        self._state, self._refusals, self._serve = made, refused, serve
+        most = min(MOST_PENDING, pending_connections.most())
+        self._pending = pending_connections.Pool(most)
+        self._groups: dict[str, str] = {}  # lab -> group of the address it came from
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accepts connections at the outside address until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except OSError:  # it went again, or the system has no more
+                await asyncio.sleep(PAUSE)
+                continue
+            if self._pending.is_full:
+                self.make_room()
+            sock.setblocking(False)
+            deadline = loop.time() + PENDING_SECONDS
+            connected = greeting.Connected(sock)
+            pending = pending_connections.Pending(connected, address[0], deadline)
+            self._pending.add(pending)
+            self._state.begin(self._admit(pending))
+
+    def make_room(self) -> None:
+        """Ends a pending connection, so that another one can come."""
+        pending = self._pending.to_go(self._groups.values())
+        if pending is not None:
+            self._pending.remove(pending)
+            text, now = "too many others had come", time.monotonic()
+            self._refusals.add(pending.host, "crowded_out", text, now)
+            with contextlib.suppress(OSError):  # what waits for it finds its end
+                pending.sock.shutdown(socket.SHUT_RDWR)
+
+    async def _admit(self, pending: pending_connections.Pending) -> None:
+        """Passes on the connection of a lab, or serves one without a certificate."""
+        try:
+            async with asyncio.timeout_at(pending.deadline):
+                connection = await accept(self._state.folder, pending.sock)
+                if not connection.lab:
+                    await self._join(connection, pending)
+                    return
+        except (errors.NebulaError, OSError, EOFError) as error:
+            self._refused(pending, error)
+            return
+        finally:
+            has_place = pending in self._pending
+            if has_place:
+                self._pending.remove(pending)
+        if not has_place:  # it was ended to make room
+            connection.writer.transport.abort()
+            return
+        self._groups[connection.lab] = pending.group
+        await self._serve(connection)
+
+    async def _join(
+        self, connection: line.Connection, pending: pending_connections.Pending
+    ) -> None:
+        made = self._state
+        try:
+            if made.issuer is None:
+                raise peer_tls.PeerRefused("none", "the authority is at another lab")
+            stream = connection.reader, connection.writer
+            done = await joining.serve(stream, made.issuer, HANDSHAKE_SECONDS)
+            if done["op"] == "join":
+                made.log(f"{done['lab']} has joined the federation")
+                about = {"event": "joined", "host": pending.host}
+                made.record("federation", done["lab"], **about)
+        except (errors.NebulaError, OSError, ValueError) as error:
+            self._refused(pending, error)
+        finally:
+            await streams.close(connection.writer)
+
+    def _refused(
+        self, pending: pending_connections.Pending, error: BaseException
+    ) -> None:
+        if pending in self._pending:  # else there is an entry, with the reason
+            self._refusals.add_error(pending.host, error)
