@@ -87,7 +87,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "simulation": bench_report.simulation,
 }
 """Beginning of a record's name -> the function that renders the record."""
-SECURITY = ("bench_security", "leakage")
+SECURITY = ("bench_security",)
 """The records whose blocks are in SECURITY.md."""
 WITHDRAWN = ("bert_ladder", "mutation_score")
 """The records of withdrawn scripts: their blocks stay as 9c4ae29, the last commit that
