@@ -30,7 +30,6 @@ from scripts import (
     bench_faults,
     bench_planner,
     bench_security,
-    fake_rates,
     scaling,
     table3_throughput,
     table4_speedup,
@@ -44,7 +43,6 @@ from scripts.tables import (
     long_run_markdown,
     main_results,
     paper,
-    recipe_markdown,
     xnli_markdown,
 )
 
@@ -61,17 +59,14 @@ def _table1(record: Mapping[str, Any]) -> str:
 
 
 MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "m3_recipe": recipe_markdown.markdown,  # before the others of `m3_`
     "m3_": m3_report.markdown,
     "abnet_": abnet_report.markdown,
-    "xnli_recipe": xnli_markdown.recipes,  # before the others of `xnli_`
     "xnli_": xnli_report.markdown,
     "table1_": _table1,
     "table2_": abnet_markdown.table2,
     "table3": table3_throughput.markdown,
     "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
-    "fake_rates": fake_rates.markdown,
     "bert_": bert_report.markdown,
     "codec_control": codec_control_markdown.markdown,
     "long_run": long_run_markdown.markdown,
@@ -89,9 +84,12 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
 """Beginning of a record's name -> the function that renders the record."""
 SECURITY = ("bench_security",)
 """The records whose blocks are in SECURITY.md."""
-WITHDRAWN = ("bert_ladder", "mutation_score")
-"""The records of withdrawn scripts: their blocks stay as 9c4ae29, the last commit that
-had the scripts, rendered them."""
+WITHDRAWN = (
+    *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
+    "table1_small",
+)
+"""The records of withdrawn scripts: their blocks stay as 9c4ae29 rendered them, which
+is the last commit that had the scripts (of table1_small, an older form of one)."""
 PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",

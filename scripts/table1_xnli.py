@@ -34,7 +34,7 @@ RECIPE = (
     *("--head_learning_rate=5e-4", "--head_priors"),
     *("--learning_rate=5e-5", "--layer_decay=0.9", "--freeze_embeddings"),
 )
-"""Flags of both kinds of pre-training: those of `table_m3_recipe` with the best
+"""Flags of both kinds of pre-training: those of the record m3_recipe with the best
 retrieval, of the recipes that keep the translation gap."""
 HEADS_ALONE = 5
 """The first fifth of the steps trains heads alone, in both."""
@@ -44,7 +44,7 @@ FINE_TUNING = (
 )
 RATE = {"six": (), "twelve": ("--learning_rate=4e-4",)}
 """Scale -> flags of the rate of the fine-tuning: none for that of its flagfile. The
-other one, all layers at twice the rate, is what `table_xnli_recipe` chose on dev pairs,
+other one, all layers at twice the rate, is what xnli_recipe chose on dev pairs,
 after the runs from six layers."""
 
 
@@ -62,6 +62,8 @@ class Row(NamedTuple):
     """Flags of the fine-tuning beside those of all."""
     is_control: bool = False
     """True for the first seed alone."""
+    is_withdrawn: bool = False
+    """True if M3 has the flags no more: the kept figures are read, no run is done."""
 
 
 AS_IT_COMES = Row("as it comes", "as_it_comes")
@@ -70,7 +72,9 @@ WHOLE = Row("M3", "m3", M3)
 CLS = ("--pooling=cls",)
 CONTROLS = (
     Row(
-        "M3, fakes drawn by frequency", "unigrams", M3, ("--fakes=unigrams",), (), True
+        *("M3, fakes drawn by frequency", "unigrams", M3, ("--fakes=unigrams",)),
+        is_control=True,
+        is_withdrawn=True,
     ),
     Row("M3, λ 10", "lambda10", M3, ("--rtd_weight=10",), (), True),
     Row("as it comes, [CLS] pooling", "as_it_comes_cls", "", (), CLS, True),
@@ -226,6 +230,8 @@ def work(runs: table_runs.Runs, table: config.Table) -> dict[str, bool]:
         for seed in table.seeds:
             for row in rows_of(table):
                 if row.is_control != control or seed not in seeds_of(row, table):
+                    continue
+                if row.is_withdrawn:
                     continue
                 if row.module:
                     runs.result(pretraining_run(row, seed, table))

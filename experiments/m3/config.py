@@ -67,12 +67,6 @@ class Agreed(pretraining_config.Agreed):
         "Layers of the discriminator, the first ones of --hot_start; 0 for all of"
         " these, or without it for those of --discriminator_size.",
     )
-    fakes: str = fields.for_experts(
-        "generator",
-        "Tokens at masked positions: generator (its samples), or unigrams (drawn from"
-        " the same text by how frequent they are: a control without a teacher).",
-        choices=list(m3.FAKES),
-    )
     temperature: float = fields.of_training(
         1.0,
         "Temperature of the generators' samples. Where a generator guesses well and so"

@@ -26,10 +26,6 @@ from nebula_jax.training import (
 )
 from nebula_jax.training import state as train_state
 
-FAKES = ("generator", "unigrams")
-"""The tokens at masked positions: the generator's samples; or, as a control, tokens of
-the same text by how frequent they are, whatever the generator has learned."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -43,8 +39,6 @@ class Config:
     """Share of tokens that are masked."""
     mask_policy: str = "electra"
     """A name in masking.POLICIES."""
-    fakes: str = "generator"
-    """A name in FAKES."""
     temperature: float = 1.0
     """Temperature of the generators' samples; above 1, fakes are less convincing."""
     rtd_weight: float = 50.0
@@ -243,11 +237,7 @@ def generator_loss_of(
         entropy, _ = losses.masked_cross_entropy(logits, masked.originals, filled)
         # Nothing flows back through the sample.
         scores = jax.lax.stop_gradient(logits) / config.temperature
-        key = accumulate.key(rngs.sample, number)
-        if config.fakes == "generator":
-            sampled = sampling.categorical(key, scores)
-        else:
-            sampled = sampling.of_text(key, input_ids, masked.originals.shape)
+        sampled = sampling.categorical(accumulate.key(rngs.sample, number), scores)
         tokens = Tokens(
             mask_slots.scatter(input_ids, masked.positions, sampled),
             mask_slots.mark(masked.positions, length),

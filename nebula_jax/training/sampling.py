@@ -9,26 +9,9 @@ V vocabulary, C pieces of a block, N blocks or pieces.
 """
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
-
-
-def of_text(rng: jax.Array, input_ids: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Draws tokens of a text, each place as likely as any other: unigrams.
-
-    Args:
-      rng: key.
-      input_ids: [B, L] int32, with at least one token of text.
-      shape: of the result, int32.
-    """
-    flat = jnp.ravel(input_ids)
-    so_far = jnp.cumsum(flat >= vocabularies.NUM_SPECIAL)
-    wanted = jnp.floor(jax.random.uniform(rng, shape) * so_far[-1]).astype(jnp.int32)
-    return flat[jnp.searchsorted(so_far, wanted + 1)]
 
 
 def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Tables of XNLI in Markdown: Table 1 beside the paper's figures, and recipes."""
+"""Table 1 in Markdown, beside the paper's figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,53 +17,11 @@ def table1(result: Mapping[str, Any], paper: Mapping[str, Any]) -> str:
     return report.join(
         report.heading(result, report.seeds(result), " of runs"),
         _accuracies(result["rows"], paper),
-        _gains(result["rows"]),
         *(_against(result["rows"], name) for name in _compared(result["rows"])),
         _notes(result["rows"]),
         _pretraining(result["rows"]),
-        report.targets(result.get("targets", [])),
         _same(result.get("across_is_same", {})),
         _warnings(result["rows"]),
-    )
-
-
-def recipes(result: Mapping[str, Any]) -> str:
-    """Renders the record of `table_xnli_recipe`."""
-    rows = result["rows"]
-    tried = [
-        [
-            each["name"],
-            f"`{' '.join(each['flags'])}`",
-            *(f"{100 * each[name]:.1f}" for name in ("english", "average")),
-            f"{each['seconds'] / 60:.0f}",
-        ]
-        for each in result["tried"]
-    ]
-    header = ["recipe", "flags", "dev, English", "dev, 15 languages", "minutes"]
-    return report.join(
-        report.heading(result, report.seeds(result), " of runs"),
-        f"Chosen on dev pairs, after {result['pairs']:,} training pairs with the first"
-        f" seed: {result['chosen']}.",
-        report.table(header, tried, "llrrr"),
-        *((_languages(rows), _seed_by_seed(rows), _notes(rows)) if rows else ()),
-        report.targets(result["targets"]),
-        _warnings(rows),
-    )
-
-
-def _languages(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Renders a line for each language, since the rows are few."""
-    cells = [
-        [name, *(_spread(row, name) for row in rows)] for name in rows[0]["accuracy"]
-    ]
-    return report.table(["test accuracy, %", *(row["name"] for row in rows)], cells)
-
-
-def _seed_by_seed(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"Averages of {row['name']}, seed by seed:"
-        f" {', '.join(f'{100 * each:.1f}' for each in row['averages'])}."
-        for row in rows
     )
 
 
@@ -94,20 +52,6 @@ def _spread(row: Mapping[str, Any], name: str) -> str:
     if row["seeds"] == 1:
         return mean
     return f"{mean} ± {100 * row['deviation'][name]:.1f}"
-
-
-def _gains(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Renders each row's average less the first one's, seed by seed."""
-    if len(rows) < 2 or "against" in rows[0]:
-        return ""
-    plain, *others = rows
-    cells = []
-    for row in others:
-        both = zip(row["averages"], plain["averages"], strict=False)
-        gains = ", ".join(f"{100 * (after - before):+.1f}" for after, before in both)
-        cells.append([row["name"], gains])
-    header = [f"points above the encoder {plain['name']}", "seed by seed"]
-    return report.table(header, cells, "ll")
 
 
 def _compared(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -154,23 +98,11 @@ def _same(found: Mapping[str, bool]) -> str:
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> str:
     pairs, tested = ({row[name] for row in rows} for name in ("pairs", "rows"))
-    notes = [
+    return (
         f"Fine-tuned on {_counts(pairs)} pairs, tested on {_counts(tested)} in each"
         " language, the same for all seeds: ± leaves out how much other test pairs"
         " would change."
-    ]
-    notes += [
-        f"{row['name']}: fine-tuned with `{' '.join(row['more'])}`."
-        for row in rows
-        if row.get("more")
-    ]
-    notes += [
-        f"{row['name']}: for {row['not_fine_tuned_again']} of {row['seeds']} seeds byte"
-        " for byte the encoder of the row above, and so not fine-tuned again."
-        for row in rows
-        if row.get("not_fine_tuned_again")
-    ]
-    return report.join(*notes)
+    )
 
 
 def _counts(numbers: set[int]) -> str:

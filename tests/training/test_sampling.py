@@ -51,13 +51,3 @@ def test_every_row_is_drawn_by_itself():
     logits = np.where(np.eye(12), np.float32(0), -np.inf)[None, ::-1]
     found = categorical(jax.random.key(0), logits)
     np.testing.assert_array_equal(found, [np.arange(12)[::-1]])
-
-
-def test_tokens_of_a_text_come_as_often_as_they_are_there():
-    """And padding and control pieces, below 5, never."""
-    text = np.array([[2, 5, 5, 5, 3], [2, 9, 7, 3, 0]])
-    found = np.asarray(sampling.of_text(jax.random.key(0), text, (50, 400)))
-    assert found.shape == (50, 400)
-    pieces, counts = np.unique(found, return_counts=True)
-    assert pieces.tolist() == [5, 7, 9]
-    np.testing.assert_allclose(counts / counts.sum(), [0.6, 0.2, 0.2], atol=0.01)
