@@ -38,9 +38,7 @@ from nebula_jax.training import checkpoint_manifest
 PARTIAL, LATER, DAMAGED = ".partial", ".later", ".damaged"
 
 _STEP = re.compile(r"\d{8}|[1-9]\d{8,9}")
-# The second one is what an interrupted save left before checkpoints were written as
-# `.partial`.
-_TORN = re.compile(rf"({_STEP.pattern})(\.partial|\.orbax-checkpoint-tmp.*)")
+_TORN = re.compile(rf"({_STEP.pattern})\.partial")
 
 Differs = Callable[[dict[str, Any]], str]
 """Metadata of a checkpoint -> what is another run's, in words; empty if nothing is."""
@@ -196,8 +194,6 @@ class Folder:
         self._disk.rename(self.path / name, torn)
         self._disk.sync(self.path)
         self._disk.remove(torn)
-        if f"{name}.json" in self._disk.names(self.path):
-            self._disk.remove(self.path / f"{name}.json")  # of the former layout
 
     def _set_aside(self, step: int) -> None:
         """Renames a checkpoint, so that it no longer counts."""
@@ -216,11 +212,7 @@ class Folder:
                 aside = f"{name}{DAMAGED}-{number}"
             self._damaged.pop(step, None)
             why = "damaged; never removed"
-        for suffix in ("", ".json"):  # the latter of the former layout
-            if name + suffix in present:
-                self._disk.rename(
-                    self.path / (name + suffix), self.path / (aside + suffix)
-                )
+        self._disk.rename(self.path / name, self.path / aside)
         self._log(f"{self.path / name} is set aside as {aside} ({why})")
 
     def digest(self, step: int) -> str:
@@ -298,9 +290,8 @@ def _stem(name: str) -> str:
 
 
 def _steps(path: pathlib.Path, disk: real_disk.Disk) -> list[int]:
-    """Returns every step that has a final name, of either layout, ascending."""
-    stems = (name.removesuffix(".json") for name in disk.names(path))
-    return sorted({int(stem) for stem in stems if _STEP.fullmatch(stem)})
+    """Returns every step that has a final name, ascending."""
+    return sorted(int(name) for name in disk.names(path) if _STEP.fullmatch(name))
 
 
 def _examine(

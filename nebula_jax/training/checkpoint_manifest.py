@@ -76,20 +76,9 @@ def read(folder: pathlib.Path, step: int, disk: real_disk.Disk) -> Manifest:
       ValueError: if it is damaged; in words.
       OSError: if it cannot be read.
     """
-    beside = f"{folder.name}.json"
-    if NAME in disk.names(folder):
-        return decode(disk.read(folder / NAME), step)
-    if beside not in disk.names(folder.parent):
+    if NAME not in disk.names(folder):
         raise ValueError(f"{NAME} is missing")
-    # The former layout: digests beside the folder, metadata in a file that has one.
-    try:
-        digests = json.loads(disk.read(folder.parent / beside))
-        about = json.loads(disk.read(folder / "about" / "metadata"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{beside} is no manifest") from None
-    if not (isinstance(digests, dict) and isinstance(about, dict) and digests):
-        raise ValueError(f"{beside} is no manifest")
-    return Manifest(about, digests)
+    return decode(disk.read(folder / NAME), step)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import shutil
 import subprocess
 import sys
@@ -7,10 +6,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from nebula_jax import disk
 from nebula_jax.training import checkpoint, checkpoint_files
 
 
@@ -62,22 +59,6 @@ def test_every_file_of_a_checkpoint_is_in_its_manifest(tmp_path):
                 opened(tmp_path)
             path.write_bytes(data)
     assert opened(tmp_path).steps == [7]
-
-
-def test_a_checkpoint_of_the_former_layout_comes_back(tmp_path):
-    """Its manifest beside it, its metadata an item of orbax's."""
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        arguments = ocp.args.Composite(
-            state=ocp.args.StandardSave(state(7)), about=ocp.args.JsonSave({"a": [1]})
-        )
-        checkpointer.save(tmp_path / "00000007", args=arguments)
-    inside = tmp_path / "00000007"
-    digests = {name: disk.digest(inside / name) for name in disk.files(inside)}
-    (tmp_path / "00000007.json").write_text(json.dumps(digests, indent=1))
-    assert opened(tmp_path).steps == [7]
-    restored, about = checkpoint.restore(tmp_path, 7, like(state(7)))
-    jax.tree.map(np.testing.assert_array_equal, restored, state(7))
-    assert about == {"a": [1]}
 
 
 def test_another_structure_is_an_error(tmp_path):
