@@ -8,41 +8,10 @@ B batch, L length, D width, V vocabulary, M masked positions.
 import jax
 from flax import linen as nn
 
-from nebula_jax.models import heads, mask_slots, transformer
+from nebula_jax.models import heads, mask_slots, masked_lm, transformer
 
-
-class Generator(nn.Module):
-    """A masked language model with logits at masked positions only."""
-
-    config: transformer.Config
-
-    def setup(self) -> None:
-        self.embeddings = transformer.Embeddings(self.config)
-        self.encoder = transformer.Encoder(self.config)
-        self.mlm_head = heads.MLMHead(self.config)
-
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        positions: jax.Array,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Computes logits of the masked tokens.
-
-        Args:
-          input_ids: [B, L] int32, with [MASK]s.
-          attention_mask: [B, L] bool, false at padding.
-          positions: [B, M] int32; L in empty slots, whose logits mean nothing.
-          deterministic: no dropout.
-
-        Returns:
-          [B, M, V] float32.
-        """
-        hidden = self.embeddings(input_ids, deterministic)
-        hidden = self.encoder(hidden, attention_mask, deterministic)
-        hidden = mask_slots.gather(hidden, positions)
-        return self.mlm_head(hidden, self.embeddings.table)
+Generator = masked_lm.MaskedLM
+"""The generator is a masked language model, asked for logits at masked positions."""
 
 
 class Discriminator(nn.Module):

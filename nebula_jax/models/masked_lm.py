@@ -15,7 +15,7 @@ ADAPTER_SCALE = 0.0
 
 
 class MaskedLM(nn.Module):
-    """An encoder with an MLM head; its parameters are those of electra.Generator.
+    """An encoder with an MLM head; also the generator of M3 (section 3.1).
 
     With adapters there is `adapter_0`, `adapter_1`, ... besides, one after each layer
     (eq. 12; Fig. 2: only these need to train and to cross).
