@@ -9,7 +9,6 @@ rounds, and a ratio the median of the rounds' ratios. B batch, L length, D width
 """
 
 import functools
-import pathlib
 import statistics
 import time
 from collections.abc import Mapping
@@ -24,38 +23,23 @@ from experiments import shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import low_rank
-from nebula_jax.runtime.records import report
-from scripts.bench import config as bench_config
-from scripts.bench import interleave
+from scripts.bench import harness
 from scripts.bench import report as bench_report
 
-flags.adopt_module_key_flags(bench_config)
-flags.DEFINE_integer("length", 64, "Tokens of a sequence of the tensor.")
-flags.DEFINE_integer("width", 768, "Width of the tensor.")
-flags.DEFINE_integer(
-    "svd_rounds", 3, "Rounds of svd beside jnp.linalg.svd, which is slow."
-)
-DEFAULTS = {"batch_size": 128, "rounds": 11}
+DEFAULTS = {"rounds": 11}
 """Shared flags that have another default in this benchmark."""
+SHAPE = (128, 64, 768)  # [B, L, D] of the tensor
+SVD_ROUNDS = 3  # of jnp.linalg.svd, which is slow
 RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (
-    "fp16",
-    "bf16",
-    "fp8(e4m3)",
-    "fp8(e5m2)",
-    "int8(tensor)",
-    "int8(row)",
-    "int8(64)",
-    "int8(tensor, stochastic)",
-    "int8(row, stochastic)",
-    "int8(64, stochastic)",
-    "int4(tensor)",
-    "int4(row)",
-    "int4(64)",
-    "int4(tensor, stochastic)",
-    "int4(row, stochastic)",
-    "int4(64, stochastic)",
+    *("fp16", "bf16", "fp8(e4m3)", "fp8(e5m2)"),
+    *(
+        f"int{bits}({scale}{rounding})"
+        for bits in (8, 4)
+        for rounding in ("", ", stochastic")
+        for scale in ("tensor", "row", 64)
+    ),
     "e3m0",
 )
 OTHERS = (
@@ -72,10 +56,10 @@ OTHERS = (
     "error_feedback(top_k(0.01)|fp16)",
     "pack_tokens",
     "pack_tokens|svd(0.2)|fp16",
-    "delta(int4(64), {batch_size})",
+    "delta(int4(64), {})",
     "pack_ids(250002)",
 )
-"""`{batch_size}` stands for that of the tensor."""
+"""`{}` stands for the tensor's batch size."""
 TARGETS = {
     "elementwise encoding takes at most 2 times a copy": 2.0,
     "svd, flattened, is at least 3 times faster than jnp.linalg.svd": 3.0,
@@ -185,12 +169,12 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
     }
     rows = []
     for strings in (ELEMENTWISE, OTHERS):
-        names = [each.format(batch_size=h.shape[0]) for each in strings]
+        names = [each.format(h.shape[0]) for each in strings]
         subjects = {name: Subject(name, h) for name in names}
-        encoding = interleave.time_runs(
+        encoding = harness.time_runs(
             copies | {name: each.encode for name, each in subjects.items()}, rounds
         )
-        decoding = interleave.time_runs(
+        decoding = harness.time_runs(
             {name: each.decode for name, each in subjects.items()}, rounds
         )
         for name, subject in subjects.items():
@@ -199,9 +183,7 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
                     "codec": name,
                     "elementwise": strings is ELEMENTWISE,
                     "encode_ms": 1e3 * statistics.median(encoding[name]),
-                    "encode_over_copy": interleave.ratio(
-                        encoding[name], encoding["copy"]
-                    ),
+                    "encode_over_copy": harness.ratio(encoding[name], encoding["copy"]),
                     "decode_ms": 1e3 * statistics.median(decoding[name]),
                     "ratio": subject.bytes_ratio(),
                     "error_gaussian": subject.error(h),
@@ -223,7 +205,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
         shape = (-1, h.shape[-1]) if flatten else h.shape
         codec = codecs.svd(RATIO, flatten)
         encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
-        seconds = interleave.time_runs(
+        seconds = harness.time_runs(
             {
                 "full": functools.partial(full, h.reshape(shape)),
                 "ours": functools.partial(encode, h, ()),
@@ -235,7 +217,7 @@ def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, 
             "matrices": "flattened" if flatten else "by sentence",
             "full_ms": 1e3 * statistics.median(seconds["full"]),
             "ours_ms": 1e3 * statistics.median(seconds["ours"]),
-            "faster": interleave.ratio(seconds["full"], seconds["ours"]),
+            "faster": harness.ratio(seconds["full"], seconds["ours"]),
         }
         for name, data in (("gaussian", h), ("decaying", spread)):
             singular = np.asarray(values(data.reshape(shape)), np.float64)
@@ -274,36 +256,27 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def bench(
-    shape: tuple[int, int, int], seed: int, rounds: int, svd_rounds: int
-) -> dict[str, Any]:
-    """Measures everything, for a tensor [B, L, D]."""
-    start = time.monotonic()
-    h, spread = gaussian(shape, seed), decaying(shape, seed)
+def bench(seed: int, rounds: int) -> dict[str, Any]:
+    """Measures everything."""
+    h, spread = gaussian(SHAPE, seed), decaying(SHAPE, seed)
     result = {
         "seed": seed,
-        "shape": list(shape),
+        "shape": list(SHAPE),
         "rounds": rounds,
-        "svd_rounds": svd_rounds,
+        "svd_rounds": SVD_ROUNDS,
         **measure_codecs(h, spread, rounds),
-        "svd": measure_svd(h, spread, svd_rounds),
+        "svd": measure_svd(h, spread, SVD_ROUNDS),
     }
-    result["targets"] = targets(result)
-    return report.provenance(time.monotonic() - start) | result
+    return result | {"targets": targets(result)}
 
 
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
-    shape = tuple(flags.FLAGS[name].value for name in ("batch_size", "length", "width"))
-    seed, rounds, svd_rounds, out = (
-        flags.FLAGS[name].value for name in ("seed", "rounds", "svd_rounds", "out")
-    )
-    result = bench(shape, seed, rounds, svd_rounds)
-    report.show(bench_report.codecs(result))
-    if out:
-        report.write(pathlib.Path(out), result)
+    begin = time.monotonic()
+    result = bench(flags.FLAGS["seed"].value, flags.FLAGS["rounds"].value)
+    harness.finish(result, begin, bench_report.codecs)
     return 0
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, DEFAULTS, names=["out", "batch_size", "seed"])
+    shared_flags.run(main, DEFAULTS, names=["out", "rounds", "seed"])

@@ -1,28 +1,24 @@
 """Measures what faults cost: the recovery from each kind, and goodput under kills.
 
-    python -m scripts.bench_faults --minutes=2 --kill_every=40 --rounds=1   # a look
     python -m scripts.bench_faults --out=bench_faults.json
 
 A tiny M3 run with --restart trains, and each kind of its processes is killed, --rounds
-times: the recovery lasts until every cluster has taken a step again. Whoever killed the
-launcher gives the same command again. Then a cluster is killed every --kill_every
-seconds, for --minutes: goodput is the steps that remain of that time, beside those of
-the same run's own rate between the faults. A line is cut between two ends of the bridge
-in this process, silently or with an end of its connections: the recovery lasts from
-when it is back until a message has crossed.
-With --measure=quorum it is measured what a cluster costs that dies for good.
-The seed draws victims and moments.
+times: the recovery lasts until every cluster has taken a step again. After a kill of
+the launcher the same command is given again. Then a cluster is killed every 5 minutes,
+for 30 minutes: goodput is the steps that remain of that time, beside those of the same
+run's own rate between the faults. A line is cut between two ends of the bridge in this
+process, silently or with an end of its connections: the recovery lasts from when the
+line is back until a message has crossed. --measure=quorum measures what a cluster costs
+that dies for good. The seed draws victims and moments.
 """
 
 import contextlib
 import itertools
 import pathlib
 import random
-import re
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,17 +33,10 @@ from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime.life import process, restarts, sigterm
 from nebula_jax.runtime.records import report, run_folder
-from scripts.bench import config as bench_config
-from scripts.bench import dead_cluster
+from scripts.bench import dead_cluster, harness
 from scripts.bench import relay as relay_lib
+from scripts.bench.harness import Sample
 
-flags.adopt_module_key_flags(bench_config)
-flags.DEFINE_float(
-    "minutes", 30.0, "Minutes in which goodput is measured.", lower_bound=0.1
-)
-flags.DEFINE_float(
-    "kill_every", 300.0, "Seconds between two kills in that time.", lower_bound=5.0
-)
 flags.DEFINE_enum(
     "measure",
     "faults",
@@ -56,7 +45,8 @@ flags.DEFINE_enum(
     " costs with a quorum and without.",
 )
 
-ROOT = pathlib.Path(__file__).parents[1]
+MINUTES = 30.0  # in which goodput is measured
+KILL_EVERY = 300.0  # seconds, in that time
 FLAGFILE = "experiments/flags/m3_quickstart.flags"
 CLUSTERS = ("discriminator", "generator:0", "generator:1")
 KINDS = ("generator", "discriminator", "launcher")
@@ -65,15 +55,8 @@ CALM_SECONDS = (3.0, 8.0)  # undisturbed, before a kill that is measured by itse
 CUT_SECONDS = (1.0, 15.0)
 PEER_TIMEOUT = 2.0  # seconds, on the line that is cut
 POLL_SECONDS = 0.05
-TARGETS = {"kill": 15.0, "cut": 5.0}  # seconds of recovery, at most
+KILL_TARGET, CUT_TARGET = 15.0, 5.0  # seconds of recovery, at most
 GOODPUT_TARGET = 0.9  # at least
-
-
-class Sample(NamedTuple):
-    """A line of progress: when it came, in seconds since 1970, and its step."""
-
-    at: float
-    step: int
 
 
 class Fault(NamedTuple):
@@ -88,10 +71,7 @@ class Run:
 
     def __init__(self, workdir: pathlib.Path, seed: int) -> None:
         """Starts it in a new folder."""
-        self._command = [
-            sys.executable,
-            "-m",
-            "experiments.pretrain_m3",
+        self._arguments = [
             f"--flagfile={FLAGFILE}",
             f"--workdir={workdir.absolute()}",
             "--steps=1000000",
@@ -102,29 +82,18 @@ class Run:
             f"--seed={seed}",
         ]
         self._folders = [run_folder.of_cluster(workdir, name) for name in CLUSTERS]
-        self.samples: list[Sample] = []
-        """Progress of the discriminator."""
-        self._last = ""
+        self._launchers: list[harness.Command] = []
         self._start()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        module = "experiments.pretrain_m3"
+        launcher = harness.Command(module, self._arguments, "discriminator")
+        self._launchers.append(launcher)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None  # it is a pipe
-        for line in self._process.stdout:
-            self._last = line.rstrip()
-            if found := re.match(r"discriminator\s+step\s+(\d+)/", line):
-                self.samples.append(Sample(time.time(), int(found[1])))
+    def samples(self, begin: float, end: float) -> list[Sample]:
+        """Returns the discriminator's progress in a time."""
+        every = itertools.chain(*(each.samples for each in self._launchers))
+        return [each for each in every if begin <= each.at <= end]
 
     def steps_since(self, moment: float) -> float:
         """Waits until every cluster has taken a step since `moment`; returns when.
@@ -132,27 +101,31 @@ class Run:
         Raises:
           errors.NebulaError: if the run ended, or none was taken for long.
         """
+        launcher = self._launchers[-1]
         while time.time() < moment + LONGEST_SECONDS:
             seconds = restarts.seconds_until_step(self._folders, moment)
             if seconds is not None:
                 return moment + seconds
-            if self._process.poll() is not None:
-                raise errors.NebulaError(f"the run ended: {self._last}")
+            if not launcher.is_running():
+                raise errors.NebulaError(f"the run ended: {launcher.last_line}")
             time.sleep(POLL_SECONDS)
-        raise errors.NebulaError(f"no step within {LONGEST_SECONDS:g} s: {self._last}")
+        raise errors.NebulaError(
+            f"no step within {LONGEST_SECONDS:g} s: {launcher.last_line}"
+        )
 
     def kill(self, victim: str) -> Fault:
         """Kills a cluster or the `launcher`; returns when all train again."""
+        process = self._launchers[-1].process
         family = {
             argument.partition("=")[2]: child
-            for child in psutil.Process(self._process.pid).children()
+            for child in psutil.Process(process.pid).children()
             for argument in child.cmdline()
             if argument.startswith("--cluster=")
         }
         moment = time.time()
         if victim == "launcher":
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
             psutil.wait_procs(family.values(), timeout=LONGEST_SECONDS)
             self._start()
         else:
@@ -161,12 +134,11 @@ class Run:
 
     def stop(self) -> None:
         """Ends it; it saves."""
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the clusters notice
-        self._reader.join(10)
+        process = self._launchers[-1].process
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        self._launchers[-1].kill()  # the clusters notice
 
 
 def victim_of(kind: str, draw: random.Random) -> str:
@@ -186,20 +158,18 @@ def kills(run: Run, rounds: int, draw: random.Random) -> dict[str, list[float]]:
     return found
 
 
-def disturbed(
-    run: Run, minutes: float, kill_every: float, draw: random.Random
-) -> dict[str, Any]:
+def disturbed(run: Run, draw: random.Random) -> dict[str, Any]:
     """Kills a cluster now and then; returns `goodput` of that time."""
     begin, faults = time.time(), []
-    end = begin + 60 * minutes
-    while (next_kill := begin + kill_every * (len(faults) + 1)) < end:
+    end = begin + 60 * MINUTES
+    while (next_kill := begin + KILL_EVERY * (len(faults) + 1)) < end:
         time.sleep(max(0.0, next_kill - time.time()))
         faults.append(run.kill(draw.choice(CLUSTERS)))
         seconds = faults[-1].recovered - faults[-1].killed
         process.message(f"kill {len(faults)}: {seconds:.1f} s")
     time.sleep(max(0.0, end - time.time()))
-    samples = [each for each in run.samples if begin <= each.at <= end]
-    return goodput(samples, faults) | {"minutes": minutes, "kill_every": kill_every}
+    found = goodput(run.samples(begin, end), faults)
+    return found | {"minutes": MINUTES, "kill_every": KILL_EVERY}
 
 
 def goodput(samples: Sequence[Sample], faults: Sequence[Fault]) -> dict[str, Any]:
@@ -269,20 +239,17 @@ def cuts(rounds: int, draw: random.Random) -> list[float]:
 
 def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compares the worst recoveries, and goodput, with what is wanted of them."""
-    worst = {
-        f"recovery from a kill of the {kind}, s": (max(each), TARGETS["kill"])
-        for kind, each in result["kills"].items()
-    }
-    worst["recovery after a line is back, s"] = max(result["cuts"]), TARGETS["cut"]
     found = [
-        {"what": what, "value": value, "at_most": limit, "met": value <= limit}
-        for what, (value, limit) in worst.items()
+        harness.at_most(
+            f"recovery from a kill of the {kind}, s", max(each), KILL_TARGET
+        )
+        for kind, each in result["kills"].items()
     ]
-    value = result["goodput"]["goodput"]
-    met = value >= GOODPUT_TARGET
+    what = "recovery after a line is back, s"
+    found.append(harness.at_most(what, max(result["cuts"]), CUT_TARGET))
     what = f"goodput with a kill every {result['goodput']['kill_every']:g} s"
-    found.append({"what": what, "value": value, "at_least": GOODPUT_TARGET, "met": met})
-    return found
+    value = result["goodput"]["goodput"]
+    return [*found, harness.at_least(what, value, GOODPUT_TARGET)]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -309,15 +276,15 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
 
 
-def recoveries(workdir: pathlib.Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def recoveries(workdir: pathlib.Path, rounds: int, seed: int) -> dict[str, Any]:
     """Measures the recovery from each kind of fault, and goodput under kills."""
-    draw = random.Random(given["seed"])
-    result: dict[str, Any] = {"cuts": cuts(given["rounds"], draw)}
-    run = Run(workdir, given["seed"])
+    draw = random.Random(seed)
+    result: dict[str, Any] = {"cuts": cuts(rounds, draw)}
+    run = Run(workdir, seed)
     try:
         run.steps_since(time.time())
-        result["kills"] = kills(run, given["rounds"], draw)
-        result["goodput"] = disturbed(run, given["minutes"], given["kill_every"], draw)
+        result["kills"] = kills(run, rounds, draw)
+        result["goodput"] = disturbed(run, draw)
     finally:
         run.stop()
     return result | {"targets": targets(result)}
@@ -326,25 +293,18 @@ def recoveries(workdir: pathlib.Path, given: Mapping[str, Any]) -> dict[str, Any
 @sigterm.as_exit()
 def main() -> int:
     """Measures, prints the record, and writes --out."""
-    given = {
-        name: flags.FLAGS[name].value
-        for name in ("minutes", "kill_every", "rounds", "seed", "out", "workdir")
-    }
+    given = flags.FLAGS.flag_values_dict()
     workdir = pathlib.Path(given["workdir"] or "runs/bench_faults")
     if workdir.exists():
         raise errors.SettingsError(f"--workdir={workdir} is there already")
     begin = time.monotonic()
-    if flags.FLAGS.measure == "quorum":
+    if given["measure"] == "quorum":
         result = {"dead_cluster": dead_cluster.measure(workdir.absolute())}
     else:
-        result = recoveries(workdir, given)
-    record = report.provenance(time.monotonic() - begin)
-    record |= {"seed": given["seed"]} | result
-    report.show(markdown(record))
-    if given["out"]:
-        report.write(pathlib.Path(given["out"]), record)
+        result = recoveries(workdir, given["rounds"], given["seed"])
+    harness.finish({"seed": given["seed"]} | result, begin, markdown)
     return 0
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=["out", "seed", "workdir"])
+    shared_flags.run(main, names=["out", "rounds", "seed", "workdir"])

@@ -16,7 +16,6 @@ import math
 import pathlib
 import resource
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import sigterm
 from nebula_jax.runtime.records import report, run_folder
-from scripts.bench import labs, revocations
+from scripts.bench import harness, labs, revocations
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
@@ -87,22 +86,15 @@ def exchange(
     reaches: Mapping[str, Mapping[str, Any]], kilobytes: int
 ) -> dict[str, Any]:
     """Runs both ends; returns the median step, and both ends' share of a core."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started, ends = [], []
-    with contextlib.ExitStack() as stack:
-        for cluster in ("target", "source"):
-            given = {"reach": reaches[cluster], "cluster": cluster}
-            trainer = labs.trainer(given | {"kilobytes": kilobytes}, **pipes)
-            started.append(stack.enter_context(trainer))
-        for each in started:
-            output, errors = each.communicate(timeout=labs.SECONDS)
-            if each.returncode:
-                raise RuntimeError(errors)
-            ends.append(json.loads(output.splitlines()[-1]))
+    commands = [
+        labs.trainer({"reach": reach, "cluster": cluster, "kilobytes": kilobytes})
+        for cluster, reach in reaches.items()
+    ]
+    target, source = harness.together(commands, labs.SECONDS)
     return {
-        "step": statistics.median(ends[0]["seconds"]),
-        "cpu": sum(each["cpu"] for each in ends),
-        "wall": ends[0]["wall"],
+        "step": statistics.median(target["seconds"]),
+        "cpu": target["cpu"] + source["cpu"],
+        "wall": target["wall"],
     }
 
 
@@ -110,45 +102,37 @@ def measure_line(mbit: str, both: tuple[labs.Lab, labs.Lab]) -> dict[str, Any]:
     """Measures the exchange with and without switches, in turn."""
     s, t = both
     common = {"wan": LINES[mbit], "connect_timeout": 60.0}
+    federated_ends = {
+        "target": {**common, "federation": str(t.folder), "job": "bench"},
+        "source": {**common, "federation": str(s.folder), "job": "bench"},
+    }
     rounds = []
     for _ in range(ROUNDS):
-        where = f"127.0.0.1:{labs.free_port()}"
-        plain = exchange(
-            {
-                "target": {**common, "listen": where},
-                "source": {**common, "peer": where},
-            },
-            KILOBYTES[mbit],
-        )
+        where = f"127.0.0.1:{harness.free_port()}"
+        plain_ends = {
+            "target": {**common, "listen": where},
+            "source": {**common, "peer": where},
+        }
+        plain = exchange(plain_ends, KILOBYTES[mbit])
         before = s.cpu_seconds(), t.cpu_seconds()
-        federated = exchange(
-            {
-                "target": {**common, "federation": str(t.folder), "job": "bench"},
-                "source": {**common, "federation": str(s.folder), "job": "bench"},
-            },
-            KILOBYTES[mbit],
-        )
+        federated = exchange(federated_ends, KILOBYTES[mbit])
         switches = s.cpu_seconds() - before[0], t.cpu_seconds() - before[1]
+        more = (federated["cpu"] - plain["cpu"]) / 2  # of one trainer
         rounds.append(
             {
                 "plain": plain["step"],
                 "federated": federated["step"],
                 "switch_cores": max(switches) / federated["wall"],
-                "trainer_cores": (federated["cpu"] - plain["cpu"])
-                / 2
-                / federated["wall"],
+                "trainer_cores": more / federated["wall"],
+                "ratio": federated["step"] / plain["step"],
             }
         )
     return {
         "mbit": mbit,
         "kilobytes": KILOBYTES[mbit],
         **{
-            name: statistics.median(each[name] for each in rounds)
-            for name in ("plain", "federated", "switch_cores", "trainer_cores")
+            name: statistics.median(each[name] for each in rounds) for name in rounds[0]
         },
-        "ratio": statistics.median(
-            each["federated"] / each["plain"] for each in rounds
-        ),
     }
 
 

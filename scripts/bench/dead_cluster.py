@@ -7,11 +7,8 @@ clusters at the rate before it.
 """
 
 import pathlib
-import re
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,14 +16,15 @@ from typing import Any
 from nebula_jax import errors
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
+from scripts.bench import harness
 
-ROOT = pathlib.Path(__file__).parents[2]
+BERT = "experiments.pretrain_bert"
 CLUSTERS = 3
 BATCH_SIZE = 4
 CALM_SECONDS = 15.0  # from the first round on, before the kill
 AFTER_SECONDS = 60.0
 RECONNECT_TIMEOUT = 20.0
-LONGEST_SECONDS = 120.0  # until all clusters have taken a step
+LONGEST_SECONDS = 600.0  # until all clusters have taken a step
 MODEL = {
     "data_dir": "package:django",
     "languages": "en de",
@@ -56,51 +54,9 @@ MODEL = {
 QUORUM = {"quorum": CLUSTERS - 1, "grace": 0.2}
 
 
-class Cluster:
-    """One cluster's process, and when it took each of its steps."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Starts it."""
-        self._process = subprocess.Popen(
-            command(settings),
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.steps: list[float] = []
-        """Seconds since 1970 at which each step was done."""
-        self.last_line = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None  # it is a pipe
-        for line in self._process.stdout:
-            self.last_line = line.strip()
-            if re.match(r"cluster:\d+\s+step\s+\d+", line):
-                self.steps.append(time.time())
-
-    def steps_between(self, begin: float, end: float) -> int:
-        """Returns the steps done in a time."""
-        return sum(begin <= each <= end for each in self.steps)
-
-    def is_running(self) -> bool:
-        """Returns True if the process has not ended."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """Ends the process as a crash of its machine does."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join(10)
-
-
-def command(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the command of a process of pretrain_bert."""
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-m", "experiments.pretrain_bert", *flags]
+def arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the flags of a process of pretrain_bert."""
+    return [f"--{name}={value}" for name, value in settings.items()]
 
 
 def measure(workdir: pathlib.Path) -> dict[str, Any]:
@@ -119,7 +75,8 @@ def measure(workdir: pathlib.Path) -> dict[str, Any]:
     """
     common = MODEL | {"prepared_dir": workdir / "prepared"}
     prepare = common | {"cluster": "whole", "steps": 1, "workdir": workdir / "text"}
-    done = subprocess.run(command(prepare), cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", BERT, *arguments(prepare)]
+    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True)
     if done.returncode:
         raise errors.NebulaError(f"preparing the text: {done.stdout}{done.stderr}")
     lines = (workdir / "text" / "run.flags").read_text().splitlines()
@@ -135,16 +92,19 @@ def measure(workdir: pathlib.Path) -> dict[str, Any]:
 
 def after_a_death(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Starts a run, kills its last cluster, and counts what the others train."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{harness.free_port()}"
     places = [{"listen": address}] + [{"peer": address}] * (CLUSTERS - 1)
     clusters = [
-        Cluster({**settings, "cluster": number, **place})
+        harness.Command(
+            BERT,
+            arguments({**settings, "cluster": number, **place}),
+            f"cluster:{number}",
+        )
         for number, place in enumerate(places)
     ]
     try:
         deadline = time.time() + LONGEST_SECONDS
-        while not all(len(each.steps) > 2 * MODEL["inner_steps"] for each in clusters):
+        while min(len(each.samples) for each in clusters) <= 2 * MODEL["inner_steps"]:
             ended = [each for each in clusters if not each.is_running()]
             if ended or time.time() > deadline:
                 line = (ended or clusters)[0].last_line
@@ -156,8 +116,9 @@ def after_a_death(settings: Mapping[str, Any]) -> dict[str, Any]:
         clusters[-1].kill()
         time.sleep(AFTER_SECONDS)
         end = time.time()
-        before = sum(each.steps_between(begin, killed) for each in clusters)
-        after = sum(each.steps_between(killed, end) for each in clusters)
+        moments = [sample.at for each in clusters for sample in each.samples]
+        before = sum(begin <= each <= killed for each in moments)
+        after = sum(killed <= each <= end for each in moments)
         rate = before / (killed - begin)
         result = {
             "rate": rate / CLUSTERS,

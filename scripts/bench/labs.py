@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
+
+from scripts.bench import harness
 
 SECONDS = 120  # for a command, or until two labs have connected
 
@@ -76,16 +77,10 @@ def lab_in(path: pathlib.Path) -> Iterator[Lab]:
         lab.stop()
 
 
-def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 @contextlib.contextmanager
 def two_labs(folder: pathlib.Path) -> Iterator[tuple[Lab, Lab]]:
     """Yields two labs from nothing, connected."""
-    where = f"127.0.0.1:{free_port()}"
+    where = f"127.0.0.1:{harness.free_port()}"
     with lab_in(folder / "s") as s, lab_in(folder / "t") as t:
         s.nebula("init", "--name", "lab-s")
         s.start("--listen", where)
@@ -99,17 +94,11 @@ def two_labs(folder: pathlib.Path) -> Iterator[tuple[Lab, Lab]]:
         yield s, t
 
 
-@contextlib.contextmanager
-def trainer(given: Mapping[str, Any], **pipes: Any) -> Iterator[subprocess.Popen]:
-    """Starts an end of an exchange, which is killed after the block.
+def trainer(given: Mapping[str, Any]) -> list[str]:
+    """Returns the command of an end of an exchange.
 
     Args:
       given: its settings, as in `bench_security.end`.
-      **pipes: as `subprocess.Popen` takes them.
     """
     module, end = "scripts.bench_security", f"--bench_end={json.dumps(given)}"
-    with subprocess.Popen([sys.executable, "-m", module, end], **pipes) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
+    return [sys.executable, "-m", module, end]

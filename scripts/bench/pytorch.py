@@ -7,7 +7,7 @@ B batch, L length.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def fine_tuning(shape: shapes.Shape, dtype: str) -> shapes.Step:
         parameter.requires_grad_(False)
     ids, right = (
         torch.from_numpy(np.asarray(each, np.int64))
-        for each in (shapes.tokens(shape), shapes.labels(shape))
+        for each in (shape.ids(), shape.labels())
     )
     return _step(torch, model, dtype, lambda: model(input_ids=ids, labels=right).loss)
 
@@ -52,7 +52,7 @@ def masked_lm(shape: shapes.Shape, dtype: str) -> shapes.Step:
     import transformers
 
     model = transformers.BertForMaskedLM(_config(shape, transformers))
-    ids = torch.from_numpy(np.asarray(shapes.tokens(shape), np.int64))
+    ids = torch.from_numpy(np.asarray(shape.ids(), np.int64))
     count = masking.capacity(shapes.MASK_RATE, shape.length)
 
     def loss():
@@ -67,35 +67,6 @@ def masked_lm(shape: shapes.Shape, dtype: str) -> shapes.Step:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), right.flatten())
 
     return _step(torch, model, dtype, loss)
-
-
-def bert(shape: shapes.Shape, batches: Iterator[np.ndarray]) -> shapes.Step:
-    """Makes a step of BERT's pre-training: float32, padded rows, logits everywhere.
-
-    It is on a GPU if PyTorch has one.
-
-    Args:
-      shape: of model and batch.
-      batches: [B, L] integers of each step, padded.
-    """
-    import torch
-    import transformers
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = transformers.BertForMaskedLM(_config(shape, transformers)).to(device)
-
-    def loss():
-        ids = torch.from_numpy(np.asarray(next(batches), np.int64)).to(device)
-        is_text = ids != vocabularies.SPECIAL.pad
-        draw, kind = (torch.rand(ids.shape, device=device) for _ in range(2))
-        is_masked = (draw < shapes.MASK_RATE) & (ids >= vocabularies.NUM_SPECIAL)
-        drawn = torch.randint_like(ids, vocabularies.NUM_SPECIAL, shape.vocab_size)
-        given = torch.where(is_masked & (kind < 0.8), vocabularies.SPECIAL.mask, ids)
-        given = torch.where(is_masked & (kind >= 0.9), drawn, given)
-        labels = torch.where(is_masked, ids, -100)  # which the loss leaves out
-        return model(input_ids=given, attention_mask=is_text.long(), labels=labels).loss
-
-    return _step(torch, model, "float32", loss)
 
 
 def _config(shape: shapes.Shape, transformers: Any) -> Any:

@@ -70,10 +70,6 @@ def bridge(result: Mapping[str, Any]) -> str:
         report.table(["transport", *columns], rows),
         report.targets(result["targets"]),
         _overlap(result["overlap"]) if "overlap" in result else "",
-        "\n".join(
-            f"- left out: {name}: {reason}"
-            for name, reason in result["left_out"].items()
-        ),
     )
 
 
@@ -136,31 +132,7 @@ def training(result: Mapping[str, Any]) -> str:
     return report.join(
         report.heading(result, f"{result['rounds']} rounds"),
         *(_step(each) for each in result["measured"]),
-        _levels(result["bert"]) if "bert" in result else "",
         report.targets(result["targets"]),
-    )
-
-
-def _levels(found: Mapping[str, Any]) -> str:
-    """Renders BERT's step, one optimization after another."""
-    shape = found["shape"]
-    header = ["step", "ms", "tokens/s", "over the one below", "over the first"]
-    rows = [
-        [
-            each["name"],
-            f"{each['ms']:.0f}",
-            f"{each['tokens_per_second']:,.0f}",
-            report.figure(each["over_below"], ".2f"),
-            report.figure(each["over_first"], ".2f"),
-        ]
-        for each in found["levels"]
-    ]
-    return report.join(
-        f"**{shape['what']}**, one optimization after another: {shape['layers']} layers"
-        f" of width {shape['width']}, {shape['vocab_size']:,} pieces,"
-        f" {shape['batch']} x {shape['length']} tokens, about half of them padding,"
-        " which does not count.",
-        report.table(header, rows, "lrrrr"),
     )
 
 
@@ -183,9 +155,9 @@ def _step(measured: Mapping[str, Any]) -> str:
         [gain["measure"], f"{gain['ms']:.0f} ms", f"{gain['times']:.2f}"]
         for gain in measured["gains"]
     ]
-    profile = [
+    profile = [  # in records of 24a1878c908d and before
         [row["part"], f"{row['ms']:.0f} ms", f"{row['share']:.0%}"]
-        for row in measured["profile"]
+        for row in measured.get("profile", ())
     ]
     header = ["step", "time", "tokens/s", "over PyTorch's float32", "over the same"]
     return report.join(
@@ -194,7 +166,9 @@ def _step(measured: Mapping[str, Any]) -> str:
         " tokens.",
         report.table(header, steps),
         report.table(["bfloat16 step, Nebula-JAX", "without it", "slower"], gains),
-        report.table(["part of that step", "time", "share"], profile),
+        report.table(["part of that step", "time", "share"], profile)
+        if profile
+        else "",
     )
 
 

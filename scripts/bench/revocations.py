@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from scripts.bench import labs, relay
+from scripts.bench import harness, labs, relay
 
 REVOCATIONS = 100
 FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
@@ -30,8 +31,8 @@ def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> N
 
 
 def _has_line(lab: labs.Lab, other: str) -> bool:
-    token = account_token.read(site_folder.Folder(lab.folder), "")
     folder = site_folder.Folder(lab.folder)
+    token = account_token.read(folder, "")
     sock, answer = inner.request(folder, 10.0, "status", account=token)
     sock.close()
     return any(each["lab"] == other for each in answer["lines"])
@@ -45,7 +46,8 @@ def flood(source: labs.Lab, target: labs.Lab) -> Iterator[None]:
         for cluster, lab in (("target", target), ("source", source)):
             reach = {"federation": str(lab.folder), "job": "flood"}
             given = {"reach": reach, "cluster": cluster} | more
-            stack.enter_context(labs.trainer(given))
+            stack.enter_context(trainer := subprocess.Popen(labs.trainer(given)))
+            stack.callback(trainer.kill)
         time.sleep(5.0)  # they have met
         yield
 
@@ -56,7 +58,7 @@ def measure(folder: pathlib.Path) -> list[float]:
     All that lab-u learns comes over its line to lab-s, which is full.
     """
     found = []
-    where, outside = (f"127.0.0.1:{labs.free_port()}" for _ in range(2))
+    where, outside = (f"127.0.0.1:{harness.free_port()}" for _ in range(2))
     line = relay.Relay(addresses.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)
     with (
         labs.lab_in(folder / "s") as s,

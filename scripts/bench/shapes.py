@@ -42,23 +42,13 @@ class Shape(NamedTuple):
             dtype=dtype,
         )
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of a step."""
-        return self.batch * self.length
+    def ids(self) -> np.ndarray:
+        """Draws ids: [B, L] int32, no padding."""
+        random, size = np.random.RandomState(0), (self.batch, self.length)
+        ids = random.randint(vocabularies.NUM_SPECIAL, self.vocab_size, size)
+        ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
+        return ids.astype(np.int32)
 
-
-def tokens(shape: Shape) -> np.ndarray:
-    """Draws ids: [B, L] int32, no padding."""
-    random = np.random.RandomState(0)
-    size = (shape.batch, shape.length)
-    ids = random.randint(vocabularies.NUM_SPECIAL, shape.vocab_size, size).astype(
-        np.int32
-    )
-    ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
-    return ids
-
-
-def labels(shape: Shape) -> np.ndarray:
-    """Makes labels: [B] int32, of three classes."""
-    return np.arange(shape.batch, dtype=np.int32) % 3
+    def labels(self) -> np.ndarray:
+        """Makes labels: [B] int32, of three classes."""
+        return np.arange(self.batch, dtype=np.int32) % 3

@@ -66,14 +66,8 @@ def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys
     flags.FLAGS(["bench_codecs"])
     monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
     monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "delta(fp16, 128)"))
-    values = {
-        "batch_size": 4,
-        "length": 8,
-        "width": 32,
-        "rounds": 1,
-        "out": str(out),
-    }
-    with flagsaver.flagsaver(**values):
+    monkeypatch.setattr(bench_codecs, "SHAPE", (4, 8, 32))
+    with flagsaver.flagsaver(rounds=1, out=str(out)):
         assert bench_codecs.main() == 0
     result = json.loads(out.read_text())
     assert {"command", "commit", "hardware", "seed", "seconds"} <= set(result)

@@ -7,9 +7,11 @@ from absl import flags
 from absl.testing import flagsaver
 
 from scripts import bench_training
-from scripts.bench import bert_levels, interleave, pytorch, report
+from scripts.bench import harness, pytorch, report
 
-SMALL = bench_training.FINE_TUNING._replace(**bench_training.SMALL)
+TINY = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "vocab_size": 100}
+SMALL = bench_training.FINE_TUNING._replace(**TINY)
+MLM = bench_training.MLM._replace(**TINY)
 
 
 def time_runs(runs, rounds, warm=0):
@@ -23,8 +25,10 @@ def result(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench") / "training.json"
     flags.FLAGS(["test"])
     with (
-        flagsaver.flagsaver(out=str(out), rounds=1, small_shapes=True),
-        mock.patch.object(interleave, "time_runs", time_runs),
+        flagsaver.flagsaver(out=str(out), rounds=1),
+        mock.patch.object(harness, "time_runs", time_runs),
+        mock.patch.object(bench_training, "FINE_TUNING", SMALL),
+        mock.patch.object(bench_training, "MLM", MLM),
     ):
         assert bench_training.main() == 0
     return json.loads(out.read_text())
@@ -45,13 +49,10 @@ def test_the_steps_without_a_measure_compute_the_same():
         assert float(theirs[name]) == pytest.approx(float(metrics[name]), rel=1e-5)
 
 
-def test_parts_and_a_masked_lm_without_its_measure_run():
-    shape = bench_training.MLM._replace(**bench_training.SMALL)
-    everywhere = bench_training.without(shape)["logits where masked, not everywhere"]
+def test_a_masked_lm_with_logits_everywhere_runs():
+    everywhere = bench_training.without(MLM)["logits where masked, not everywhere"]
     _, metrics = everywhere()
     assert metrics["loss"] > 0
-    for part in bench_training.parts(shape, "bfloat16").values():
-        jax.block_until_ready(part())
 
 
 def test_every_step_is_measured_in_both_precisions(result):
@@ -79,32 +80,6 @@ def test_what_each_measure_gained_is_seen_without_it(result):
             assert gain["times"] == number / ours
 
 
-def test_a_profile_has_every_part_of_its_step(result):
-    both = {"attention", "feed-forward, layer norms", "optimizer, and what is left"}
-    for each, more in zip(
-        result["measured"],
-        ({"embeddings"}, {"embeddings and head", "sampling"}),
-        strict=True,
-    ):
-        rows = {row["part"]: row["ms"] for row in each["profile"]}
-        assert rows.keys() == both | more
-        assert all(rows[name] > 0 for name in {"attention", *more})
-
-
-def test_every_level_of_berts_step_has_the_same_loss(result):
-    """Joined rows leave nothing out of so small a batch; accumulation adds up alike."""
-    shape = bert_levels.SHAPE._replace(**bench_training.SMALL, batch=16, length=64)
-    losses = {
-        name: float(run()["loss"]) for name, run in bert_levels.steps(shape).items()
-    }
-    first = losses["float32, logits everywhere, padded rows"]
-    assert all(loss == pytest.approx(first, rel=2e-3) for loss in losses.values())
-    levels = result["bert"]["levels"]
-    assert [each["name"] for each in levels] == list(bert_levels.LEVELS)
-    assert levels[0]["over_below"] is None
-    assert levels[-1]["over_first"] == 1 / 6  # as `time_runs` above times them
-
-
 def test_the_target_is_pytorchs_rate():
     def step(name, over):
         return {
@@ -121,7 +96,6 @@ def test_the_target_is_pytorchs_rate():
             "shape": bench_training.MLM._asdict(),
             "steps": [step("here, bfloat16", over), step("PyTorch, float32", 1.0)],
             "gains": [{"measure": "buckets", "ms": 25.0, "times": 2.5}],
-            "profile": [{"part": "attention", "ms": 4.0, "share": 0.4}],
         }
         for over in (1.5, 0.5)
     ]
@@ -133,6 +107,5 @@ def test_the_target_is_pytorchs_rate():
         about | {"hardware": hardware, "measured": measured, "targets": found}
     )
     assert "| here, bfloat16 | 10 ms | 100 | 1.50 | 0.75 |" in block
-    assert "| attention | 4 ms | 40% |" in block
     assert "| buckets | 25 ms | 2.50 |" in block
     assert "**not met**" in block

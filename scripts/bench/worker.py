@@ -1,47 +1,40 @@
 """One end of one transport, in a process of its own.
 
-    python -m scripts.bench.transports.worker REQUEST
+    python -m scripts.bench.worker REQUEST
 
-scripts/bench_bridge.py starts it. REQUEST is JSON with the path of a Unix socket. Over
-it the benchmark requests measurements, one JSON line each, and receives a line of
-figures for each. When that socket closes, however the benchmark died, this process ends
-too. (A Unix socket, because its path is valid in another network namespace as well, and
-its messages are not on the line that is measured.)
+scripts/bench_bridge.py starts both ends with the same plan, and each prints what it
+measured, as a line of JSON. So the ends stay in step by their own connection, and
+nothing else is on the line that is measured.
 
 CPU seconds are those of this whole process, all threads, user and system together, as
 `time.process_time` has them: the sum of `os.times`, but not rounded to 10 ms.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
-import queue
-import socket
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from scripts.bench import transports
 
-SMALL = 64  # bytes: of a round trip, and of `ready` and `done`
+SMALL = 64  # bytes: of a round trip, and of the answer to a measurement's messages
 WARM_UP = 100  # round trips before those that count
 OVERLAP_SECONDS = 2.5  # of computing: less than the line takes for the tensor
 
 
 def verify(end: transports.End, sends: bool, size: int, count: int) -> dict[str, Any]:
     """Sends `count` different messages of `size` bytes and compares their checksums."""
-    messages = [
-        np.random.default_rng([size, number]).integers(0, 256, size, np.uint8)
-        for number in range(count)
-    ]
-    for number, message in enumerate(messages):
+    for number in range(count):
+        message = _message(size, number)
         if sends:
             end.send(message)
         elif zlib.crc32(end.receive(size)) != zlib.crc32(message):
@@ -57,7 +50,7 @@ def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str,
       seconds: from the first byte to the answer, where it sends.
       cpu: seconds of this process.
     """
-    message = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    message = _message(size, 0)
     _answer(end, sends)  # both are there
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
@@ -66,10 +59,8 @@ def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str,
         else:
             end.receive(size)
     _answer(end, sends)
-    return {
-        "seconds": time.perf_counter() - start,
-        "cpu": time.process_time() - cpu,
-    }
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "cpu": time.process_time() - cpu}
 
 
 def round_trips(
@@ -103,14 +94,13 @@ def _on_a_core(which: int) -> Iterator[None]:
     """Keeps this thread on one core.
 
     Else the scheduler would put both ends on one core or on two as it likes. On one, a
-    round trip takes a fraction of the time: nobody has to be woken.
+    round trip takes a fraction of the time: no core has to be woken.
     """
-    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+    if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    cores = sorted(before)
-    os.sched_setaffinity(0, {cores[which]})
+    os.sched_setaffinity(0, {sorted(before)[which]})
     try:
         yield
     finally:
@@ -125,7 +115,7 @@ def overlap(end: transports.End, sends: bool, size: int, rounds: int) -> dict[st
         numbers; alone has one more, so that each of sending has one on either side.
       left: seconds that the message took to arrive once the computation was done; where
         there are none, the message did not last as long.
-      cpu: seconds of this process for a message while nobody computes.
+      cpu: seconds of this process for a message while nothing computes.
       share: of what this machine's cores could have computed until it had arrived.
     """
     streamed = stream(end, sends, size, 1)
@@ -135,9 +125,8 @@ def overlap(end: transports.End, sends: bool, size: int, rounds: int) -> dict[st
             end.receive(size)
             _answer(end, sends)
         return {"cpu": cpu}
-    share = cpu / (streamed["seconds"] * os.cpu_count())
-    compute = _computation()
-    message = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    share = cpu / (streamed["seconds"] * (os.cpu_count() or 1))
+    compute, message = _computation(), _message(size, 0)
     alone, sending, left = [compute()], [], []
     for _ in range(rounds):
         end.send(message)
@@ -151,22 +140,17 @@ def overlap(end: transports.End, sends: bool, size: int, rounds: int) -> dict[st
 
 
 def _computation() -> Callable[[], float]:
-    """Takes OVERLAP_SECONDS for some steps; returns milliseconds of the median one.
+    """Returns what computes for OVERLAP_SECONDS: milliseconds of the median step.
 
     Other programs come in bursts, which the median of many steps does not see. A thread
     that moves bytes all the time takes its share of every step.
     """
-    import jax
-    import jax.numpy as jnp
 
     @jax.jit
     def step(hidden, kernel):
-        return jax.lax.fori_loop(
-            0, 4, lambda _, hidden: jnp.tanh(hidden @ kernel), hidden
-        )
+        return jax.lax.fori_loop(0, 4, lambda _, each: jnp.tanh(each @ kernel), hidden)
 
-    hidden = jnp.ones((1024, 768))
-    kernel = jnp.eye(768) * 0.5
+    hidden, kernel = jnp.ones((1024, 768)), jnp.eye(768) * 0.5
     step(hidden, kernel).block_until_ready()  # compiles
 
     def run() -> float:
@@ -179,6 +163,11 @@ def _computation() -> Callable[[], float]:
     return run
 
 
+def _message(size: int, number: int) -> np.ndarray:
+    """Draws [size] uint8, alike on both ends."""
+    return np.random.default_rng([size, number]).integers(0, 256, size, np.uint8)
+
+
 def _answer(end: transports.End, sends: bool) -> None:
     """Confirms from the receiving end; the sending one waits for that."""
     if sends:
@@ -187,57 +176,28 @@ def _answer(end: transports.End, sends: bool) -> None:
         end.send(np.zeros(SMALL, np.uint8))
 
 
-MEASUREMENTS = {
-    "verify": verify,
-    "stream": stream,
-    "round_trips": round_trips,
-    "overlap": overlap,
-}
-
-
-def _requests(control: TextIO) -> Iterator[dict[str, Any]]:
-    """Yields the benchmark's requests; ends the process when the benchmark is gone."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read():
-        for line in control:
-            lines.put(line)
-        os._exit(1)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield json.loads(lines.get())
+MEASUREMENTS = {each.__name__: each for each in (verify, stream, round_trips, overlap)}
 
 
 def main(request: dict[str, Any]) -> None:
-    """Connects to the other end, and measures until the request to end."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(request["control"])
-    control = sock.makefile("rw")
-
-    def reply(**answer: Any) -> None:
-        control.write(json.dumps(answer) + "\n")
-        control.flush()
-
-    requests = _requests(control)
-    sends = request["side"] == "connect"
-    try:
-        credentials = request["credentials"]
-        meeting = transports.Meeting(
-            (os.environ.get("WAN_A", "127.0.0.1"), request["port"]),
-            tuple(request["sizes"]),
-            pathlib.Path(credentials) if credentials else None,
-            request["line"],
-        )
-        transport = transports.TRANSPORTS[request["transport"]]
-        with transport.meet(request["side"], meeting) as end:
-            reply()
-            for each in itertools.takewhile(lambda each: each["do"], requests):
-                measurement = MEASUREMENTS[each.pop("do")]
-                reply(**measurement(end, sends, **each))
-    except Exception as error:  # whatever a transport raises is a result
-        reply(error=f"{type(error).__name__}: {error}")
-        os._exit(1)  # its threads might hang
+    """Connects to the other end, measures, and prints the figures."""
+    credentials = request["credentials"]
+    settings = transports.Settings(
+        request["side"],
+        # The script of --netns names the address of the end that listens.
+        (os.environ.get("WAN_A", "127.0.0.1"), request["port"]),
+        tuple(request["sizes"]),
+        pathlib.Path(credentials) if credentials else None,
+        request["line"],
+    )
+    with transports.TRANSPORTS[request["transport"]].open(settings) as end:
+        found = {
+            name: MEASUREMENTS[given.pop("do")](
+                end, settings.side == "connect", **given
+            )
+            for name, given in request["plan"].items()
+        }
+    print(json.dumps({"side": settings.side, "found": found}), flush=True)
 
 
 if __name__ == "__main__":

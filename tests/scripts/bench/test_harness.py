@@ -1,10 +1,10 @@
 import time
 
-from scripts.bench import interleave
+from scripts.bench import harness
 
 
 def test_a_ratio_compares_within_rounds_and_runs_take_turns():
-    assert interleave.ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]) == 2.0
+    assert harness.ratio([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]) == 2.0
     order = []
 
     def runner(name, seconds):
@@ -14,12 +14,12 @@ def test_a_ratio_compares_within_rounds_and_runs_take_turns():
 
         return run
 
-    seconds = interleave.time_runs({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
+    seconds = harness.time_runs({"a": runner("a", 0.0), "b": runner("b", 0.01)}, 2)
     assert order == ["a", "b"] * 3  # the first round does not count
     assert len(seconds["a"]) == len(seconds["b"]) == 2
     assert min(seconds["b"]) >= 0.01
     order.clear()
-    seconds = interleave.time_runs(
+    seconds = harness.time_runs(
         {"a": runner("a", 0.0), "b": runner("b", 0.01)}, 1, warm=1
     )
     assert order == ["a", "a", "b", "b"] * 2

@@ -1,0 +1,168 @@
+"""What the benchmarks share: rounds, their figures, targets, commands, the record."""
+
+import contextlib
+import json
+import pathlib
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from subprocess import PIPE
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+
+from nebula_jax.runtime.records import report
+
+flags.DEFINE_integer(
+    "rounds", 5, "Rounds that a figure is the median of.", lower_bound=1
+)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def time_runs(
+    runs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    pause: float = 0.0,
+    warm: int = 0,
+) -> dict[str, list[float]]:
+    """Times every run in every round, after one round that does not count.
+
+    Args:
+      runs: name -> the timed function, which returns what it computes.
+      rounds: the number that counts.
+      pause: seconds before each run.
+      warm: untimed calls right before the timed one, for functions that are slower
+        after another one, as a JAX step is after one of PyTorch's.
+
+    Returns:
+      Name -> seconds, one for each round.
+    """
+    seconds = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            time.sleep(pause)
+            for _ in range(warm):
+                jax.block_until_ready(run())
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Returns the median of the rounds' ratios, since a round shares its noise."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Returns the median, the smallest and the largest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
+    """Compares a figure with its lower limit, as `report.targets` renders it."""
+    return {"what": what, "value": value, "at_least": limit, "met": value >= limit}
+
+
+def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
+    """Compares a figure with its upper limit, as `report.targets` renders it."""
+    return {"what": what, "value": value, "at_most": limit, "met": value <= limit}
+
+
+def finish(
+    result: Mapping[str, Any],
+    begin: float,
+    markdown: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """Prints the record of a benchmark, and writes it to --out; for `main`.
+
+    Args:
+      result: the figures.
+      begin: when the benchmark began, as `time.monotonic` has it.
+      markdown: renders the record.
+    """
+    record = report.provenance(time.monotonic() - begin) | result
+    report.show(markdown(record))
+    if flags.FLAGS["out"].value:
+        report.write(pathlib.Path(flags.FLAGS["out"].value), record)
+
+
+def together(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str, Any]]:
+    """Runs commands that need each other; returns the JSON lines that they print.
+
+    However the block ends, so do they.
+
+    Raises:
+      RuntimeError: if one fails.
+    """
+    with contextlib.ExitStack() as stack:
+        started = []
+        for command in commands:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=PIPE, text=True
+            )
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        outputs = [each.communicate(timeout=seconds)[0] for each in started]
+        if any(each.returncode for each in started):
+            raise RuntimeError("a process failed; see its own error above")
+    lines = "".join(outputs).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def free_port() -> int:
+    """Returns a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class Sample(NamedTuple):
+    """A line of progress: when it came, in seconds since 1970, and its step."""
+
+    at: float
+    step: int
+
+
+class Command:
+    """A command of ours as a child process, and the progress of one of its clusters."""
+
+    def __init__(self, module: str, arguments: Sequence[str], cluster: str) -> None:
+        """Starts it; `cluster` is the one whose progress is kept."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.samples: list[Sample] = []
+        self.last_line = ""
+        self._pattern = re.compile(rf"{cluster}\s+step\s+(\d+)")
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None  # it is a pipe
+        for line in self.process.stdout:
+            self.last_line = line.strip()
+            if found := self._pattern.match(line):
+                self.samples.append(Sample(time.time(), int(found[1])))
+
+    def is_running(self) -> bool:
+        """Returns True if the process has not ended."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """Ends the process as a crash of its machine does."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(10)  # seconds; its children may hold the pipe open
