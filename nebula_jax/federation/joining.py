@@ -213,7 +213,7 @@ def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
     return issuer
 
 
-def renew(folder: site_folder.Folder, issuer: authority.Issuer) -> None:
+def renew(folder: site_folder.Folder, issuer: authority.LocalAuthority) -> None:
     """Replaces the credentials of a lab's switch and trainers, by its own authority."""
     lab = folder.load().name
     for role in site_folder.ROLES:

@@ -31,7 +31,7 @@ def join(issuer, path, lab, address=ADDRESS):
     """The folder of a lab with credentials of both roles and the revocation list."""
     folder = site_folder.Folder(path)
     if lab != issuer.lab:
-        issuer.invitations.admit(lab)
+        issuer.admit(lab)
     folder.create(lab, address, issuer.fingerprint)
     for role in site_folder.ROLES:
         renew(issuer, folder, role)

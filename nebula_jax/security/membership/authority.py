@@ -1,15 +1,15 @@
-"""The issuer of a federation's certificates: an interface, and one kept in a folder.
+"""The authority of a federation: it issues certificates, and revokes them.
 
-The authority decides names. What a request has in it besides its key does not count: a
-certificate is for a lab and a role, and a lab gets one while it is a member.
+It lies in the folder of the lab that founded the federation. The authority decides
+names. What a request has in it besides its key does not count: a certificate is for a
+lab and a role, and a lab gets one while it is a member.
 """
 
 import datetime
 import math
-import os
 import pathlib
 import sqlite3
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -24,6 +24,8 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
+from nebula_jax.security.membership.site_folder import FederationError
+from nebula_jax.security.tls import certificates
 
 LIST_RENEWAL = datetime.timedelta(days=1)
 """The age at which a revocation list is signed anew: six are missed before one ends."""
@@ -39,26 +41,6 @@ class RequestRefused(site_folder.Refusal):
     """An error in a request for a certificate, or in who sends it."""
 
 
-class Issuer(Protocol):
-    """An issuer of certificates: `LocalAuthority`, or a client of a service."""
-
-    def certificate(self) -> bytes:
-        """Returns the authority's own certificate (PEM)."""
-        ...
-
-    def certify(self, csr_pem: bytes, lab: str, role: str) -> bytes:
-        """Returns a certificate (PEM) for the key of a request, for a lab's role."""
-        ...
-
-    def revoke(self, lab: str) -> int:
-        """Revokes what a lab has; returns the number of the new revocation list."""
-        ...
-
-    def revocation_list(self) -> bytes:
-        """Returns the newest revocation list (PEM)."""
-        ...
-
-
 class LocalAuthority:
     """An authority whose key lies in the folder of a lab.
 
@@ -71,10 +53,9 @@ class LocalAuthority:
     Attributes:
       lab: that it belongs to.
       fingerprint: of its certificate.
-      invitations: to the federation, with the labs that have come.
 
     Raises:
-      federation.FederationError: if it is not there, or others can read its key.
+      FederationError: if it is not there, or others can read its key.
     """
 
     def __init__(
@@ -91,23 +72,22 @@ class LocalAuthority:
             key: Any = serialization.load_pem_private_key(pem, None)
             self.lab = member.issuing_lab(certificate)
         except FileNotFoundError:
-            raise site_folder.FederationError(
+            raise FederationError(
                 f"{folder.path}: the authority is not in this folder; it is where"
                 " `nebula init` was run"
             ) from None
         except (OSError, *site_folder.UNREADABLE, site_folder.Refusal) as error:
             text = " ".join(str(error).split())[:200]
-            raise site_folder.FederationError(f"{folder.authority}: {text}") from None
+            raise FederationError(f"{folder.authority}: {text}") from None
         if key.public_key() != certificate.public_key():
-            raise site_folder.FederationError(
+            raise FederationError(
                 f"{folder.authority_key}: the key of another authority"
             )
-        self._signer = issuing.Signer(certificate, key)
+        self._signer = certificates.Authority(certificate, key)
         self.fingerprint = site_folder.fingerprint(certificate)
         self._store = authority_store.Store(folder.authority_database)
-        self.invitations = invitations.Invitations(self._store)
-        if self.lab not in self.invitations.members():
-            self.invitations.admit(self.lab)
+        if self.lab not in self.members():
+            self.admit(self.lab)
 
     @classmethod
     def create(
@@ -126,23 +106,19 @@ class LocalAuthority:
           lifetime: of the certificates that it will issue.
 
         Raises:
-          federation.FederationError: if there is one already, or it cannot be made.
+          FederationError: if there is one already, or it cannot be made.
         """
         site_folder.check_lab(lab)
         now = now or site_folder.utc_now()
         folder.prepare()
         if folder.authority.exists():
-            raise site_folder.FederationError(
-                f"{folder.authority}: an authority is here already"
-            )
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = issuing.authority_certificate(key, lab, now)
+            raise FederationError(f"{folder.authority}: an authority is here already")
+        signer = issuing.authority(ec.generate_private_key(ec.SECP256R1()), lab, now)
         try:
             with files.writing(folder.authority) as partial:
-                _write(partial, issuing.Signer(certificate, key))
+                _write(partial, signer)
         except OSError as error:
-            text = f"{folder.authority}: {error.strerror}"
-            raise site_folder.FederationError(text) from None
+            raise FederationError(f"{folder.authority}: {error.strerror}") from None
         authority = cls(folder, lifetime)
         authority.revocation_list(now)
         return authority
@@ -158,14 +134,64 @@ class LocalAuthority:
     def invite(
         self, lab: str, address: str, now: datetime.datetime | None = None
     ) -> str:
-        """Makes an invitation; see `invitations.Invitations.invite`."""
-        return self.invitations.invite(lab, address, self.fingerprint, now)
+        """Makes an invitation, which replaces an older one for the same lab.
+
+        Args:
+          lab: the name for which it serves.
+          address: host:port at which the lab reaches the authority's switch.
+          now: the time; by default this machine's.
+
+        Returns:
+          One line, which is secret.
+
+        Raises:
+          FederationError: if an argument does not serve.
+        """
+        now = now or site_folder.utc_now()
+        site_folder.check_lab(lab)
+        if not site_folder.is_address(address):
+            raise FederationError(
+                f"{address[:80]!r} is not host:port, as in lab-s.example:7070"
+            )
+        with self._store.transaction() as connection:
+            made = invitations.invite(connection, lab, address, self.fingerprint, now)
+        return made.text()
 
     def redeem(
         self, secret: bytes, lab: str, now: datetime.datetime | None = None
     ) -> None:
-        """Admits a lab; see `invitations.Invitations.redeem`."""
-        self.invitations.redeem(secret, lab, now)
+        """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
+
+        Args:
+          secret: of the invitation.
+          lab: the name under which its bearer wants to join.
+          now: the time; by default this machine's.
+
+        Raises:
+          invitations.InvitationRefused: if it does not serve; the reason is a key of
+            `invitations.REASONS`.
+        """
+        now = now or site_folder.utc_now()
+        with self._store.transaction() as connection:
+            reason = invitations.redeem(connection, secret, lab, now)
+        if reason:  # not in the transaction, which would forget the guess
+            text = (
+                f"{invitations.REASONS[reason]}; the authority's lab can make another"
+            )
+            raise invitations.InvitationRefused(reason, text)
+
+    def admit(self, lab: str) -> None:
+        """Makes a lab a member without an invitation, as the authority's own is."""
+        site_folder.check_lab(lab)
+        with self._store.transaction() as connection:
+            now = site_folder.utc_now()
+            invitations.set_state(connection, lab, "member", now)
+
+    def members(self) -> list[str]:
+        """Returns the labs that are members, sorted."""
+        query = "SELECT name FROM labs WHERE state = 'member' ORDER BY name"
+        with self._store.transaction() as connection:
+            return [name for (name,) in connection.execute(query)]
 
     def certify(
         self,
@@ -179,7 +205,7 @@ class LocalAuthority:
         Args:
           csr_pem: a request, from whom the caller has checked to be the lab.
           lab: a member.
-          role: one of `federation.ROLES`.
+          role: one of `site_folder.ROLES`.
           now: the time; by default this machine's.
 
         Returns:
@@ -188,14 +214,14 @@ class LocalAuthority:
         Raises:
           RequestRefused: if the request does not serve, or the lab is no
             member or has MOST_CERTIFICATES, or there is no such role.
-          federation.FederationError: if the database does not serve.
+          FederationError: if the database does not serve.
         """
         now = now or site_folder.utc_now()
         if role not in site_folder.ROLES:
             raise RequestRefused("wrong_role", f"no lab has a {role[:80]!r}")
         key = requested_key(csr_pem)
         with self._store.transaction() as connection:
-            if not invitations.is_member(connection, lab):
+            if invitations.state(connection, lab) != "member":
                 raise RequestRefused(
                     "no_member",
                     f"{lab[:80]!r} is no member of this federation, or was revoked; it"
@@ -233,12 +259,12 @@ class LocalAuthority:
           The number of the new revocation list.
 
         Raises:
-          federation.FederationError: if the lab is none of these, or has the authority.
+          FederationError: if the lab is none of these, or has the authority.
         """
         now = now or site_folder.utc_now()
         site_folder.check_lab(lab)
         if lab == self.lab:
-            raise site_folder.FederationError(
+            raise FederationError(
                 f"{lab} has the authority and cannot be revoked; `nebula rotate` gives"
                 " it new keys"
             )
@@ -246,11 +272,13 @@ class LocalAuthority:
         listed = revocation.RevocationList(self._folder)
         with self._store.transaction() as connection:
             withdrawn = invitations.withdraw(connection, lab)
-            if not withdrawn and not invitations.has_come(connection, lab):
-                raise site_folder.FederationError(
+            has_come = invitations.state(connection, lab) is not None
+            if not withdrawn and not has_come:
+                raise FederationError(
                     f"{lab} is no member of this federation, and was not invited"
                 )
-            invitations.bar(connection, lab, now)
+            if has_come:
+                invitations.set_state(connection, lab, "revoked", now)
             connection.execute(
                 "INSERT OR IGNORE INTO revoked SELECT serial, ? FROM issued"
                 " WHERE lab = ? AND not_after >= ?",
@@ -288,19 +316,16 @@ class LocalAuthority:
         """Signs the next revocation list; returns its number and it (PEM).
 
         It goes on from what the lab has: no lab takes a list with a lower number, and
-        what was revoked there stays so, whatever the database has lost.
+        what was revoked there stays so, if the database has come back from a copy.
         """
         row = connection.execute("SELECT number FROM revocation_list").fetchone()
         number = 1 + max(row[0] if row else 0, listed.number)
         for serial, since in listed.revoked().items():
             begin, text = int(since.timestamp()), f"{serial:x}"
             end = begin + int(self._lifetime.total_seconds())  # it expires before that
-            connection.execute(
-                "INSERT OR IGNORE INTO issued VALUES (?, '', '', ?)", (text, end)
-            )
-            connection.execute(
-                "INSERT OR IGNORE INTO revoked VALUES (?, ?)", (text, begin)
-            )
+            insert = "INSERT OR IGNORE INTO"
+            connection.execute(f"{insert} issued VALUES (?, '', '', ?)", (text, end))
+            connection.execute(f"{insert} revoked VALUES (?, ?)", (text, begin))
         rows = connection.execute(
             "SELECT serial, since FROM revoked JOIN issued USING (serial)"
             " WHERE not_after >= ?",
@@ -348,14 +373,9 @@ def requested_key(csr_pem: bytes) -> Any:
     return key
 
 
-def _write(folder: pathlib.Path, signer: issuing.Signer) -> None:
+def _write(folder: pathlib.Path, signer: certificates.Authority) -> None:
     """Writes ca.pem, and key.pem for this user alone, into a new folder."""
     folder.mkdir(mode=0o700)
-    pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(signer.certificate.public_bytes(pem))
-    contents = signer.key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(os.open(folder / "key.pem", flags, 0o600), "wb") as stream:
-        stream.write(contents)
+    pem = signer.certificate.public_bytes(serialization.Encoding.PEM)
+    (folder / "ca.pem").write_bytes(pem)
+    certificates.write_key(folder / "key.pem", certificates.key_pem(signer.key))

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 
-from nebula_jax.security.membership import site_folder
+from nebula_jax.security.membership.site_folder import FederationError
 
 PATIENCE = 10.0
 """Seconds for the transactions of other processes, which take milliseconds."""
@@ -60,7 +60,7 @@ class Store:
       path: of the file; it is made if missing, for this user alone.
 
     Raises:
-      federation.FederationError: if the file does not serve.
+      FederationError: if the file does not serve.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -75,23 +75,23 @@ class Store:
                 check_same_thread=False,  # the lock keeps threads apart
             )
         except (OSError, sqlite3.Error) as error:
-            raise site_folder.FederationError(f"{path}: {error}") from None
+            raise FederationError(f"{path}: {error}") from None
         try:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             with self.transaction() as connection:
                 for table in _TABLES:
                     connection.execute(table)
-        except (sqlite3.Error, site_folder.FederationError) as error:
+        except (sqlite3.Error, FederationError) as error:
             self._connection.close()
-            raise site_folder.FederationError(f"{path}: {error}") from None
+            raise FederationError(f"{path}: {error}") from None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Begins a transaction that alone may write; it is undone if the block raises.
 
         Raises:
-          federation.FederationError: if SQLite fails.
+          FederationError: if SQLite fails.
         """
         with self._lock:
             try:
@@ -105,7 +105,7 @@ class Store:
                     raise
             except sqlite3.Error as error:
                 text = f"{self._path}: {error}"
-                raise site_folder.FederationError(text) from None
+                raise FederationError(text) from None
 
     def close(self) -> None:
         """Closes the file."""

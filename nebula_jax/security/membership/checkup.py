@@ -1,7 +1,7 @@
 """A checkup of a lab's folder: what is in order, what is not, and what to do.
 
-Nothing is changed, and nothing but the folder is looked at. Each function returns
-checks, and raises nothing for what it may find.
+Nothing is changed, and nothing but the folder is looked at. A check that raises an
+error is wrong for that reason (`folder`).
 """
 
 import datetime
@@ -78,23 +78,17 @@ def folder(
         ("audit log", lambda: audit_log(found)),
         ("disk", lambda: disk(found)),
     )
-    return [_checked(what, part) for what, part in parts]
-
-
-def _checked(what: str, part: Callable[[], Check]) -> Check:
-    """Returns a check; an error is its result."""
-    try:
-        return part()
-    except (errors.NebulaError, OSError) as error:
-        return Check(what, WRONG, str(error))
+    checks = []
+    for what, part in parts:
+        try:
+            checks.append(part())
+        except (errors.NebulaError, OSError) as error:
+            checks.append(Check(what, WRONG, str(error)))
+    return checks
 
 
 def private(found: site_folder.Folder) -> Check:
-    """Checks that no other user of the machine can read what is secret.
-
-    Raises:
-      errors.NebulaError: that names the first path that others can use.
-    """
+    """Checks that no other user of the machine can read what is secret."""
     found.check()
     work = [each for each in found.users.iterdir() if each.is_dir()]
     for each in (found.path, *work):
@@ -107,14 +101,10 @@ def private(found: site_folder.Folder) -> Check:
 
 
 def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) -> Check:
-    """Checks the certificate of a role, and that its renewal is not late.
-
-    Raises:
-      errors.NebulaError: if it must not be used, with what to do.
-    """
+    """Checks the certificate of a role, and that its renewal is not late."""
     what = f"certificate of the {role}"
     own = member.load(found, role, now).certificate
-    left = member.remaining(own, now)
+    left = own.not_valid_after_utc - now
     life = own.not_valid_after_utc - own.not_valid_before_utc
     renewal = own.not_valid_before_utc + life * member.RENEWAL
     text = f"valid for {duration(left)} more"
@@ -168,11 +158,7 @@ def clock(found: site_folder.Folder) -> Check:
 
 
 def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Check:
-    """Checks the revocation list, and that it is not old.
-
-    Raises:
-      errors.NebulaError: if it does not serve.
-    """
+    """Checks the revocation list, and that it is not old."""
     listed = revocation.RevocationList(found)
     listed.check(now)
     crl = x509.load_pem_x509_crl(listed.pem())
@@ -190,11 +176,7 @@ def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Check:
 
 
 def rules(found: site_folder.Folder) -> Check:
-    """Checks that the policy can be read.
-
-    Raises:
-      errors.NebulaError: if not.
-    """
+    """Checks that the policy can be read."""
     path = found.path / policy.FILE
     policy.load(path)
     text = f"{path} serves" if path.exists() else "none: every job may cross"
@@ -202,11 +184,7 @@ def rules(found: site_folder.Folder) -> Check:
 
 
 def accounts(found: site_folder.Folder) -> Check:
-    """Checks the store of accounts.
-
-    Raises:
-      errors.NebulaError: if it cannot be opened.
-    """
+    """Checks the store of accounts."""
     store = identity_store.Store(found.identity)
     try:
         findings = store.findings()
@@ -220,11 +198,7 @@ def accounts(found: site_folder.Folder) -> Check:
 
 
 def audit_log(found: site_folder.Folder) -> Check:
-    """Verifies the audit log, by what this lab itself has signed.
-
-    Raises:
-      errors.NebulaError: if it cannot be read.
-    """
+    """Verifies the audit log, by what this lab itself has signed."""
     findings = audit_verify.verify(found.audit)
     if not findings:
         return Check("audit log", FINE, "its entries are as they were signed")

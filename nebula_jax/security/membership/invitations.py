@@ -3,7 +3,8 @@
 An invitation is one line for a person to hand on, by a way that is trusted. It serves
 once, for an hour and for one lab's name. It carries the fingerprint of the authority,
 so that the lab that joins trusts no other, and a secret, of which the authority keeps
-only a digest.
+only a digest. Functions of a `connection` are parts of a transaction of the authority's
+database (`authority_store.py`).
 """
 
 import base64
@@ -16,7 +17,7 @@ import json
 import secrets
 import sqlite3
 
-from nebula_jax.security.membership import authority_store, site_folder
+from nebula_jax.security.membership import site_folder
 
 LIFETIME = datetime.timedelta(hours=1)
 """As long as it takes two people to pass on a line."""
@@ -79,98 +80,6 @@ class Invitation:
         return PREFIX + data.decode("ascii").rstrip("=")
 
 
-class Invitations:
-    """The invitations of an authority, and the labs that it has admitted.
-
-    Args:
-      store: of the authority.
-    """
-
-    def __init__(self, store: authority_store.Store) -> None:
-        self._store = store
-
-    def invite(
-        self,
-        lab: str,
-        address: str,
-        fingerprint: str,
-        now: datetime.datetime | None = None,
-    ) -> str:
-        """Makes an invitation, which replaces an older one for the same lab.
-
-        Args:
-          lab: the name for which it serves.
-          address: host:port at which the lab reaches the authority's switch.
-          fingerprint: of the authority's certificate.
-          now: the time; by default this machine's.
-
-        Returns:
-          One line, which is secret.
-
-        Raises:
-          federation.FederationError: if an argument does not serve.
-        """
-        now = now or site_folder.utc_now()
-        site_folder.check_lab(lab)
-        if not site_folder.is_address(address):
-            raise site_folder.FederationError(
-                f"{address[:80]!r} is not host:port, as in lab-s.example:7070"
-            )
-        if not site_folder.is_fingerprint(fingerprint):
-            raise site_folder.FederationError("a fingerprint has 64 hexadecimal digits")
-        expires = now.replace(microsecond=0) + LIFETIME
-        secret = secrets.token_bytes(SECRET_BYTES)
-        invitation = Invitation(address, fingerprint, lab, expires, secret)
-        old = int((now - KEPT).timestamp())
-        with self._store.transaction() as connection:
-            withdraw(connection, lab)
-            connection.execute("DELETE FROM guesses WHERE lab = ?", (lab,))
-            connection.execute("DELETE FROM invitations WHERE expires < ?", (old,))
-            connection.execute(
-                "INSERT INTO invitations VALUES (?, ?, ?, 'open')",
-                (_digest(secret), lab, int(expires.timestamp())),
-            )
-        return invitation.text()
-
-    def redeem(
-        self, secret: bytes, lab: str, now: datetime.datetime | None = None
-    ) -> None:
-        """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
-
-        Args:
-          secret: of the invitation.
-          lab: the name under which its bearer wants to join.
-          now: the time; by default this machine's.
-
-        Raises:
-          InvitationRefused: if it does not serve; the reason is a key of REASONS.
-        """
-        now = now or site_folder.utc_now()
-        with self._store.transaction() as connection:
-            reason = _redeem(connection, _digest(secret), lab, int(now.timestamp()))
-        if reason:  # not in the transaction, which would forget the guess
-            text = f"{REASONS[reason]}; the authority's lab can make another"
-            raise InvitationRefused(reason, text)
-
-    def guesses(self, lab: str) -> int:
-        """Returns how many wrong secrets came since a lab was invited."""
-        with self._store.transaction() as connection:
-            return _guesses(connection, lab)
-
-    def admit(self, lab: str, now: datetime.datetime | None = None) -> None:
-        """Makes a lab a member without an invitation, as the authority's own is."""
-        site_folder.check_lab(lab)
-        now = now or site_folder.utc_now()
-        with self._store.transaction() as connection:
-            _admit(connection, lab, int(now.timestamp()))
-
-    def members(self) -> list[str]:
-        """Returns the labs that are members, sorted."""
-        query = "SELECT name FROM labs WHERE state = 'member' ORDER BY name"
-        with self._store.transaction() as connection:
-            return [name for (name,) in connection.execute(query)]
-
-
 def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
     """Reads the text of an invitation.
 
@@ -225,73 +134,82 @@ def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
     return invitation
 
 
-def withdraw(connection: sqlite3.Connection, lab: str) -> int:
-    """Withdraws the open invitations of a lab, in a transaction; returns how many."""
-    return connection.execute(
-        "UPDATE invitations SET state = 'withdrawn' WHERE lab = ? AND state = 'open'",
-        (lab,),
-    ).rowcount
-
-
-def is_member(connection: sqlite3.Connection, lab: str) -> bool:
-    """Returns True if a lab was admitted and not revoked since."""
-    query = "SELECT 1 FROM labs WHERE name = ? AND state = 'member'"
-    return connection.execute(query, (lab,)).fetchone() is not None
-
-
-def has_come(connection: sqlite3.Connection, lab: str) -> bool:
-    """Returns True if a lab is a member, or was one before it was revoked."""
-    query = "SELECT 1 FROM labs WHERE name = ?"
-    return connection.execute(query, (lab,)).fetchone() is not None
-
-
-def bar(connection: sqlite3.Connection, lab: str, now: datetime.datetime) -> None:
-    """Ends the membership of a lab, in a transaction: until it is invited anew."""
+def invite(
+    connection: sqlite3.Connection,
+    lab: str,
+    address: str,
+    fingerprint: str,
+    now: datetime.datetime,
+) -> Invitation:
+    """Makes an invitation, which replaces an older one for the same lab."""
+    expires = now.replace(microsecond=0) + LIFETIME
+    secret = secrets.token_bytes(SECRET_BYTES)
+    withdraw(connection, lab)
+    connection.execute("DELETE FROM guesses WHERE lab = ?", (lab,))
+    old = int((now - KEPT).timestamp())
+    connection.execute("DELETE FROM invitations WHERE expires < ?", (old,))
     connection.execute(
-        "UPDATE labs SET state = 'revoked', since = ? WHERE name = ?",
-        (int(now.timestamp()), lab),
+        "INSERT INTO invitations VALUES (?, ?, ?, 'open')",
+        (_digest(secret), lab, int(expires.timestamp())),
     )
+    return Invitation(address, fingerprint, lab, expires, secret)
 
 
-def _redeem(
-    connection: sqlite3.Connection, digest: bytes, lab: str, now: int
-) -> str | None:
-    """Returns why an invitation does not serve; None if it did."""
-    if _guesses(connection, lab) >= MOST_GUESSES:
+def redeem(
+    connection: sqlite3.Connection, secret: bytes, lab: str, now: datetime.datetime
+) -> str:
+    """Uses an invitation up, and admits the lab; returns a key of REASONS if not."""
+    seconds = int(now.timestamp())
+    query = "SELECT COUNT(*) FROM guesses WHERE lab = ?"
+    if connection.execute(query, (lab,)).fetchone()[0] >= MOST_GUESSES:
         return "too_many_guesses"
-    found = None
     rows = connection.execute("SELECT digest, lab, expires, state FROM invitations")
-    for row in rows.fetchall():
+    digest, found = _digest(secret), None
+    for row in rows.fetchall():  # all of them, so that the time tells nothing
         if hmac.compare_digest(row[0], digest):
             found = row
     if found is None:
         open_ = "SELECT 1 FROM invitations WHERE lab = ? AND state = 'open'"
         if connection.execute(open_, (lab,)).fetchone():
-            connection.execute("INSERT INTO guesses VALUES (?, ?)", (lab, now))
+            connection.execute("INSERT INTO guesses VALUES (?, ?)", (lab, seconds))
         return "guessed"
     _, owner, expires, state = found
     if owner != lab:
         return "wrong_name"
     if state != "open":
         return state
-    if now >= expires:
+    if seconds >= expires:
         return "expired"
     connection.execute(
         "UPDATE invitations SET state = 'used' WHERE digest = ?", (digest,)
     )
-    _admit(connection, lab, now)
-    return None
+    set_state(connection, lab, "member", now)
+    return ""
 
 
-def _admit(connection: sqlite3.Connection, lab: str, now: int) -> None:
+def withdraw(connection: sqlite3.Connection, lab: str) -> int:
+    """Withdraws the open invitations of a lab; returns how many."""
+    return connection.execute(
+        "UPDATE invitations SET state = 'withdrawn' WHERE lab = ? AND state = 'open'",
+        (lab,),
+    ).rowcount
+
+
+def state(connection: sqlite3.Connection, lab: str) -> str | None:
+    """Returns `member` or `revoked`; None of a lab that has never come."""
+    query = "SELECT state FROM labs WHERE name = ?"
+    found = connection.execute(query, (lab,)).fetchone()
+    return found[0] if found else None
+
+
+def set_state(
+    connection: sqlite3.Connection, lab: str, state: str, now: datetime.datetime
+) -> None:
+    """Makes a lab a member, or ends that until it is invited anew."""
     connection.execute(
-        "INSERT OR REPLACE INTO labs VALUES (?, 'member', ?)", (lab, now)
+        "INSERT OR REPLACE INTO labs VALUES (?, ?, ?)",
+        (lab, state, int(now.timestamp())),
     )
-
-
-def _guesses(connection: sqlite3.Connection, lab: str) -> int:
-    query = "SELECT COUNT(*) FROM guesses WHERE lab = ?"
-    return connection.execute(query, (lab,)).fetchone()[0]
 
 
 def _digest(secret: bytes) -> bytes:

@@ -30,9 +30,6 @@ STRONG_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 RENEWAL = 2 / 3
 """The part of its life after which a certificate is renewed: of 24 h, eight are left
 for an authority that is down."""
-SPREAD = 1 / 20
-"""The part of its life by which a renewal may be earlier, so that the labs that joined
-together do not renew together."""
 KEPT = 2
 """Folders of credentials that stay: the newest and the one before."""
 KEPT_SECONDS = 60.0
@@ -107,7 +104,7 @@ def install(
 
     Raises:
       CredentialsRefused: if they do not fit; what was there stays.
-      federation.FederationError: if the folder does not serve.
+      site_folder.FederationError: if the folder does not serve.
     """
     settings = folder.load()
     link = folder.credentials(role)
@@ -124,9 +121,7 @@ def install(
     contents = certificates.Credentials(
         authority.public_bytes(pem),
         certificate.public_bytes(pem),
-        key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
+        certificates.key_pem(key),
     )
     with folder.locked():
         number = 1 + max(_numbers(folder, role), default=0)
@@ -155,7 +150,7 @@ def load(
 
     Raises:
       CredentialsRefused: if they must not be used: in one line that names the file.
-      federation.FederationError: if there are none, or others can read the key.
+      site_folder.FederationError: if there are none, or others can read the key.
     """
     settings = folder.load()  # which checks the modes
     link = folder.credentials(role)
@@ -181,7 +176,7 @@ def have_expired(folder: site_folder.Folder) -> bool:
     """Returns True if credentials of this lab serve no more, by their age alone.
 
     Raises:
-      federation.FederationError: if there are none, or others can read a key.
+      site_folder.FederationError: if there are none, or others can read a key.
     """
     for role in site_folder.ROLES:
         try:
@@ -197,7 +192,7 @@ def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
 
     Raises:
       CredentialsRefused: if it is another one.
-      federation.FederationError: if there is none.
+      site_folder.FederationError: if there is none.
     """
     settings = folder.load()
     for path in (folder.switch / "ca.pem", folder.trainer / "ca.pem"):
@@ -245,33 +240,17 @@ def issuing_lab(authority: x509.Certificate) -> str:
     return value
 
 
-def renewal_due(
-    certificate: x509.Certificate, now: datetime.datetime, jitter: float = 0.0
-) -> bool:
-    """Returns True if a certificate should be renewed: from two thirds of life on.
-
-    Args:
-      certificate: of this lab.
-      now: the time.
-      jitter: from 0 to 1, drawn once for a certificate; it makes the renewal earlier,
-        by at most a twentieth of its life.
-    """
+def renewal_due(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    """Returns True if a certificate should be renewed: from two thirds of life on."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return now >= begin + (end - begin) * (RENEWAL - SPREAD * jitter)
-
-
-def remaining(
-    certificate: x509.Certificate, now: datetime.datetime
-) -> datetime.timedelta:
-    """Returns the rest of a certificate's life; negative after its end."""
-    return certificate.not_valid_after_utc - now
+    return now >= begin + (end - begin) * RENEWAL
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
     """Returns the DNS names of a certificate, or [] if it has other names as well.
 
     Raises:
-      Exception: one of `federation.UNREADABLE`.
+      Exception: one of `site_folder.UNREADABLE`.
     """
     try:
         found = certificate.extensions.get_extension_for_class(

@@ -21,6 +21,7 @@ MOST_BYTES = 1 << 20
 """Bytes of a list: 10,000 certificates revoked within the day that they last."""
 HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 """Digests that a signature may be of; older ones can be forged."""
+PEM = serialization.Encoding.PEM
 _NUMBER = re.compile(rb"[0-9]{1,18}\n?")
 
 
@@ -39,7 +40,7 @@ class RevocationList:
       folder: of the lab; it has credentials, and so the authority's certificate.
 
     Raises:
-      federation.FederationError: if it has none, or the numbers cannot be read.
+      site_folder.FederationError: if it has none, or the numbers cannot be read.
     """
 
     def __init__(self, folder: site_folder.Folder) -> None:
@@ -47,9 +48,9 @@ class RevocationList:
         self._lock = threading.RLock()
         self._state: tuple[object, ...] | None = None
         self._list: x509.CertificateRevocationList | None = None
-        self._problem: ListRefused | None = None
+        self._problem = ListRefused("", "")  # why there is no list
         self._number = 0
-        self.refresh()
+        self._refresh()
         if self._number > self._highest():  # a crash came in between; see `accept`
             with folder.locked():
                 self._keep_number(self._number)
@@ -58,7 +59,7 @@ class RevocationList:
     def number(self) -> int:
         """The epoch of revocation: the highest number of a list here; 0 without any."""
         with self._lock:
-            self.refresh()
+            self._refresh()
             return self._number
 
     def check(self, now: datetime.datetime | None = None) -> None:
@@ -84,7 +85,7 @@ class RevocationList:
     def revoked(self) -> dict[int, datetime.datetime]:
         """Returns serial number -> since when it is revoked; none without a list."""
         with self._lock:
-            self.refresh()
+            self._refresh()
             found = () if self._list is None else self._list
             return {each.serial_number: each.revocation_date_utc for each in found}
 
@@ -99,7 +100,7 @@ class RevocationList:
         Raises:
           ListRefused: if there is none that serves.
         """
-        return self._present().public_bytes(serialization.Encoding.PEM)
+        return self._present().public_bytes(PEM)
 
     def accept(self, pem: bytes, now: datetime.datetime | None = None) -> bool:
         """Takes over a list that somebody sends, if it is a newer one.
@@ -114,11 +115,11 @@ class RevocationList:
         Raises:
           ListRefused: if it is forged, damaged or no longer valid, or another one has
             its number.
-          federation.FederationError: if the disk does not take it.
+          site_folder.FederationError: if the disk does not take it.
         """
         found, number = _verified(pem, member.pinned_authority(self._folder))
         with self._lock, self._folder.locked():
-            self.refresh()
+            self._refresh()
             if number < self._number:
                 return False
             if number == self._number and self._list is not None:
@@ -134,28 +135,24 @@ class RevocationList:
                 # serves. What was sent besides the list is not written: OpenSSL would
                 # trust a certificate that it found in this file.
                 with files.writing(self._folder.revocation_list) as partial:
-                    partial.write_bytes(_canonical(found))
+                    partial.write_bytes(found.public_bytes(PEM))
                 self._keep_number(number)
             except OSError as error:
                 raise site_folder.FederationError(
                     f"{self._folder.revocation_list}: {error.strerror}"
                 ) from None
-            self.refresh()
+            self._refresh()
             return True
 
-    def refresh(self) -> None:
-        """Reads the list again if its files have changed.
-
-        Raises:
-          federation.FederationError: if the highest number cannot be read.
-        """
+    def _refresh(self) -> None:
+        """Reads the list again if its files have changed."""
         with self._lock:
             paths = (self._folder.revocation_list, self._folder.revocation_number)
             state = tuple(_state_of(path) for path in paths)
             if state == self._state:
                 return
             highest = self._highest()
-            self._list, self._problem, self._number = None, None, highest
+            self._list, self._number = None, highest
             try:
                 self._list, self._number = self._read(highest)
             except ListRefused as error:
@@ -164,9 +161,8 @@ class RevocationList:
 
     def _present(self) -> x509.CertificateRevocationList:
         with self._lock:
-            self.refresh()
+            self._refresh()
             if self._list is None:
-                assert self._problem is not None
                 raise ListRefused(self._problem.reason, str(self._problem))
             return self._list
 
@@ -185,7 +181,7 @@ class RevocationList:
             found, number = _verified(data, member.pinned_authority(self._folder))
         except ListRefused as error:
             raise ListRefused(error.reason, f"{path}: {error}") from None
-        if data != _canonical(found):
+        if data != found.public_bytes(PEM):
             raise ListRefused(
                 "revocation_list_malformed", f"{path}: has more than a revocation list"
             )
@@ -219,11 +215,7 @@ class RevocationList:
 def _verified(
     pem: bytes, authority: x509.Certificate
 ) -> tuple[x509.CertificateRevocationList, int]:
-    """Returns a list that the authority has signed, and its number.
-
-    Raises:
-      ListRefused: if it is another.
-    """
+    """Returns a list that the authority has signed, and its number; refuses others."""
     malformed = ListRefused("revocation_list_malformed", "this is no revocation list")
     if len(pem) > MOST_BYTES:
         raise malformed
@@ -267,10 +259,6 @@ def _check_period(
             f"the revocation list expired at {end:%Y-%m-%d %H:%M} UTC; nobody is"
             " admitted until the authority's switch has sent another",
         )
-
-
-def _canonical(found: x509.CertificateRevocationList) -> bytes:
-    return found.public_bytes(serialization.Encoding.PEM)
 
 
 def _state_of(path: pathlib.Path) -> tuple[int, ...] | None:

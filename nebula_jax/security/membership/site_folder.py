@@ -81,95 +81,35 @@ class Settings:
     fingerprint: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Folder:
     """The folder of a lab. No path in it is made up anywhere else.
 
-    Attributes:
+    Args:
       path: of the folder; it may be missing.
     """
 
-    path: pathlib.Path
-
-    @property
-    def settings(self) -> pathlib.Path:
-        """The file federation.json."""
-        return self.path / "federation.json"
-
-    @property
-    def authority(self) -> pathlib.Path:
-        """The folder of the authority; it is at one lab alone."""
-        return self.path / "authority"
-
-    @property
-    def authority_certificate(self) -> pathlib.Path:
-        """The authority's certificate, at the authority."""
-        return self.authority / "ca.pem"
-
-    @property
-    def authority_key(self) -> pathlib.Path:
-        """The key that signs certificates and revocation lists."""
-        return self.authority / "key.pem"
-
-    @property
-    def authority_database(self) -> pathlib.Path:
-        """The invitations, the certificates issued and the revoked ones."""
-        return self.authority / "authority.sqlite"
-
-    @property
-    def switch(self) -> pathlib.Path:
-        """The credentials of the switch: a link to a folder."""
-        return self.credentials("switch")
-
-    @property
-    def trainer(self) -> pathlib.Path:
-        """The credentials of the trainers: a link to a folder."""
-        return self.credentials("trainer")
-
-    @property
-    def revocation_list(self) -> pathlib.Path:
-        """The newest revocation list."""
-        return self.path / "crl.pem"
-
-    @property
-    def revocation_number(self) -> pathlib.Path:
-        """The number of the newest revocation list that was ever here."""
-        return self.path / "crl.number"
-
-    @property
-    def identity(self) -> pathlib.Path:
-        """The database of accounts, tokens, handles and grants."""
-        return self.path / "identity.sqlite"
-
-    @property
-    def audit(self) -> pathlib.Path:
-        """The folder of the audit log."""
-        return self.path / "audit"
-
-    @property
-    def epochs(self) -> pathlib.Path:
-        """The folder of the trainers' incarnations."""
-        return self.path / "epochs"
-
-    @property
-    def running_switch(self) -> pathlib.Path:
-        """The inner address and the token of the running switch."""
-        return self.path / "switch.json"
-
-    @property
-    def users(self) -> pathlib.Path:
-        """The folder of the accounts' work folders."""
-        return self.path / "users"
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.settings = path / "federation.json"
+        # At the lab that issues certificates alone.
+        self.authority = path / "authority"
+        self.authority_certificate = self.authority / "ca.pem"
+        self.authority_key = self.authority / "key.pem"
+        self.authority_database = self.authority / "authority.sqlite"
+        # Links to the newest credentials.
+        self.switch = self.credentials("switch")
+        self.trainer = self.credentials("trainer")
+        # The list, and the number of the newest one that was ever here.
+        self.revocation_list = path / "crl.pem"
+        self.revocation_number = path / "crl.number"
+        self.identity = path / "identity.sqlite"
+        self.audit = path / "audit"
+        self.epochs = path / "epochs"
+        self.running_switch = path / "switch.json"
+        self.users = path / "users"
 
     def credentials(self, role: str) -> pathlib.Path:
-        """Returns the path of a role's credentials.
-
-        Args:
-          role: one of ROLES.
-
-        Raises:
-          ValueError: if it is another.
-        """
+        """Returns the path of the credentials of a role, one of ROLES."""
         if role not in ROLES:
             raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
         return self.path / role
@@ -177,11 +117,8 @@ class Folder:
     def user(self, name: str) -> pathlib.Path:
         """Returns the work folder of an account.
 
-        Args:
-          name: of the account; see `accounts.is_name`.
-
         Raises:
-          FederationError: if it cannot be an account's name.
+          FederationError: if no account can have this name.
         """
         if not accounts.is_name(name):
             raise FederationError(f"{name!r} cannot be the name of a work folder")
@@ -279,6 +216,13 @@ class Folder:
                     f" chmod {right} {shlex.quote(str(path))}"
                 )
 
+    def _secrets(self) -> Sequence[pathlib.Path]:
+        keys = (self.credentials(role) / "key.pem" for role in ROLES)
+        folders = (self.path, self.authority, self.switch, self.trainer, self.audit)
+        kept = (self.authority_key, self.authority_database, self.identity)
+        written = (self.audit / "key.pem", self.running_switch, self.epochs, self.users)
+        return (*folders, *keys, *kept, *written)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Waits until no other process or thread changes the folder, and keeps it so.
@@ -295,13 +239,6 @@ class Folder:
             yield
         finally:
             os.close(lock)
-
-    def _secrets(self) -> Sequence[pathlib.Path]:
-        keys = (self.credentials(role) / "key.pem" for role in ROLES)
-        folders = (self.path, self.authority, self.switch, self.trainer, self.audit)
-        kept = (self.authority_key, self.authority_database, self.identity)
-        written = (self.audit / "key.pem", self.running_switch, self.epochs, self.users)
-        return (*folders, *keys, *kept, *written)
 
 
 def utc_now() -> datetime.datetime:

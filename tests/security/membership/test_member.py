@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import random
 import re
 import stat
 import threading
@@ -284,27 +283,3 @@ def test_a_certificate_is_renewed_from_two_thirds_of_its_life_on(certificate):
     assert not member.renewal_due(certificate, begin + 16 * HOUR - second)
     for later in (second, HOUR, 8 * HOUR, 30 * DAY):
         assert member.renewal_due(certificate, begin + 16 * HOUR + later)
-
-
-def test_jitter_spreads_renewals_over_a_twentieth_of_a_life(certificate):
-    begin = certificate.not_valid_before_utc
-    minute = datetime.timedelta(minutes=1)
-    generator = random.Random(0)
-    draws = [0.0, 1.0, *(generator.random() for _ in range(100))]
-    when = [
-        next(
-            m
-            for m in range(24 * 60)
-            if member.renewal_due(certificate, begin + m * minute, draw)
-        )
-        for draw in draws
-    ]
-    assert max(when) - 16 * 60 in (0, 1)  # 2 / 3 is rounded
-    assert min(when) == 16 * 60 - 72
-    assert len(set(when)) > 30
-
-
-def test_the_rest_of_a_life(certificate):
-    begin = certificate.not_valid_before_utc
-    assert member.remaining(certificate, begin + 16 * HOUR) == 8 * HOUR
-    assert member.remaining(certificate, begin + 25 * HOUR) == -HOUR

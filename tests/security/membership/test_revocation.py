@@ -17,6 +17,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
+from nebula_jax.security.tls.certificates import Authority
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -90,7 +91,7 @@ def test_two_lists_with_one_number_are_noticed(labs):
 def test_a_list_that_the_authority_has_not_signed_is_refused(labs, tmp_path):
     listed = revocation.RevocationList(labs.s)
     own = signer_of(labs)
-    thief = issuing.Signer(own.certificate, ec.generate_private_key(ec.SECP256R1()))
+    thief = Authority(own.certificate, ec.generate_private_key(ec.SECP256R1()))
     refused(listed, signed(labs, 9, signer=thief), "revocation_list_forged")
     other = lab_folders.make(tmp_path / "other")
     refused(listed, signed(other, 9), "revocation_list_forged")
@@ -99,15 +100,15 @@ def test_a_list_that_the_authority_has_not_signed_is_refused(labs, tmp_path):
     key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
     certificate = member.load(labs.t, "switch").certificate
     for named in (own.certificate, certificate):
-        pem = signed(labs, 9, signer=issuing.Signer(named, key))
+        pem = signed(labs, 9, signer=Authority(named, key))
         refused(listed, pem, "revocation_list_forged")
 
 
 def test_a_list_in_another_name_or_with_a_weak_digest_is_refused(labs):
     """Though the right key has signed it."""
     own = signer_of(labs)
-    other = issuing.authority_certificate(own.key, "lab-s", site_folder.utc_now())
-    pem = signed(labs, 9, signer=issuing.Signer(other, own.key))
+    other = issuing.authority(own.key, "lab-s", site_folder.utc_now())
+    pem = signed(labs, 9, signer=other)
     listed = revocation.RevocationList(labs.s)
     refused(listed, pem, "revocation_list_forged")
     pem = partial_list(labs, (x509.CRLNumber(9), False), digest=hashes.SHA224())
@@ -240,7 +241,7 @@ def test_a_list_that_is_missing_is_refused_until_there_is_one(labs):
 
 def test_a_new_lab_has_no_list_and_admits_nobody(labs, tmp_path):
     folder = site_folder.Folder(tmp_path / "u")
-    labs.authority.invitations.admit("lab-u")
+    labs.authority.admit("lab-u")
     folder.create("lab-u", lab_folders.ADDRESS, labs.authority.fingerprint)
     lab_folders.renew(labs.authority, folder, "switch")
     listed = revocation.RevocationList(folder)

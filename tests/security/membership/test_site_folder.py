@@ -39,9 +39,9 @@ def test_settings_are_read_as_they_were_written(folder):
 
 def test_the_paths_are_those_of_the_design(folder):
     found = {
-        name: str(getattr(folder, name).relative_to(folder.path))
-        for name, value in vars(site_folder.Folder).items()
-        if isinstance(value, property)
+        name: str(path.relative_to(folder.path))
+        for name, path in vars(folder).items()
+        if name != "path"
     }
     assert found == {
         "settings": "federation.json",
@@ -197,7 +197,7 @@ def test_what_is_no_labs_name(name):
     assert site_folder.parse_name(f"trainer.{name}") is None
 
 
-def test_a_trainers_name_is_not_its_labs():
+def test_a_trainers_name_is_not_its_labs(folder):
     assert site_folder.trainer_name("lab-s") == "trainer.lab-s"
     assert site_folder.parse_name("trainer.trainer.lab-s") is None
     assert site_folder.parse_name("trainer") == ("trainer", "switch")
@@ -205,7 +205,7 @@ def test_a_trainers_name_is_not_its_labs():
         with pytest.raises(ValueError, match="is none of switch, trainer"):
             site_folder.dns_name("lab-s", unknown)
         with pytest.raises(ValueError, match="is none of switch, trainer"):
-            site_folder.Folder(None).credentials(unknown)
+            folder.credentials(unknown)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Pki(NamedTuple):
     """The labs, the authority that signs for them, and a folder for files."""
 
     labs: lab_folders.Labs
-    signer: issuing.Signer
+    signer: certificates.Authority
     scratch: pathlib.Path
 
     def server(self, **options):
@@ -185,7 +185,7 @@ def certificate(
     constraints = x509.BasicConstraints(ca=is_authority, path_length=None)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(subject or issuing._name("lab"))
+        .subject_name(subject or certificates.name("lab"))
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
@@ -214,7 +214,7 @@ def certificate(
 def self_signed(pki):
     key = strong_key()
     named = certificate(pki.signer, key)  # whose subject is the issuer of the next
-    found = certificate(issuing.Signer(named, key), key, identifier=False)
+    found = certificate(certificates.Authority(named, key), key, identifier=False)
     assert found.subject == found.issuer
     return [found], key
 
@@ -229,13 +229,16 @@ def another_authority(pki, same_identifier=False):
     ).value
     other = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     found = (
-        issuing._builder(name, name, key.public_key(), now - HOUR, now + DAY)
+        x509.CertificateBuilder(name, name, key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - HOUR)
+        .not_valid_after(now + DAY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         .add_extension(certificates.key_usage(signs_certificates=True), True)
         .add_extension(own if same_identifier else other, False)
         .sign(key, hashes.SHA256())
     )
-    return issuing.Signer(found, key)
+    return certificates.Authority(found, key)
 
 
 def of_another_authority(same_identifier, shows_it):
@@ -270,9 +273,9 @@ def issued_by_a_lab(is_authority):
             lab_key,
             [x509.DNSName("lab-u")],
             is_authority=is_authority,
-            subject=issuing._name("lab", "lab-u"),
+            subject=certificates.name("lab", "lab-u"),
         )
-        return [certificate(issuing.Signer(of_lab, lab_key), key), of_lab], key
+        return [certificate(certificates.Authority(of_lab, lab_key), key), of_lab], key
 
     return make
 
@@ -652,7 +655,7 @@ def test_with_a_forged_list_nobody_is_served(own_pki, monkeypatch, by):
     """Input 73: by the name of the authority, with another key."""
     labs = own_pki.labs
     context = peer_tls.client_context(labs.t)
-    thief = issuing.Signer(own_pki.signer.certificate, strong_key())
+    thief = certificates.Authority(own_pki.signer.certificate, strong_key())
     forged = list_of(own_pki, site_folder.utc_now(), 9, thief)
     with pytest.raises(revocation.ListRefused):
         revocation.RevocationList(labs.s).accept(forged)
