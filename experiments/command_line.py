@@ -127,6 +127,16 @@ def _lines(flag: flags.Flag) -> list[str]:
     return [*(beside or [name]), *(" " * COLUMN + line for line in about)]
 
 
+_ARGUMENT = re.compile(
+    r"(?<![\w.-])\w+(?==)"  # `fsdp=3 does not divide ...`
+    r"|(?<=\()\w+(?=\))"  # `nobody came within 60 s (connect_timeout)`
+    r"|(?<=another )\w+"  # `... name another workdir`
+)
+_SUBJECT = re.compile(r"^\w+(?=: | must | needs | is for )")
+"""`delay must be below ...`: in errors of settings alone, as others begin with names
+of clusters and folders."""
+
+
 def with_flags(main: Callable[[], int]) -> int:
     """Calls `main`, and names flags in errors where the library names arguments."""
 
@@ -135,10 +145,12 @@ def with_flags(main: Callable[[], int]) -> int:
 
     try:
         return main()
-    except errors.SettingsError as error:
-        # `fsdp=3 does not divide ...`, `delay must be below ...`
-        named = re.sub(r"(?<![\w.-])\w+(?==)|^\w+(?=: | must )", flag, str(error))
-        raise errors.SettingsError(named) from None
+    except errors.NebulaError as error:
+        text = _ARGUMENT.sub(flag, str(error))
+        if isinstance(error, errors.SettingsError):
+            text = _SUBJECT.sub(flag, text)
+        error.args = (text,)
+        raise
 
 
 def check_known() -> None:

@@ -10,11 +10,13 @@ A Link (see `link`) is one conversation. The other side of it is in `listener`; 
 compare their Hellos, and part with an error that names the difference.
 """
 
+import functools
 import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import agreement, endpoints, wan
@@ -76,6 +78,12 @@ def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
             )
 
 
+Check = Callable[[frames.Hello], None]
+"""Given the peer's Hello, raises Mismatch if it differs from this side's in what only
+the caller can compare. Both sides should have it, so that each reports what it finds,
+however soon the other one leaves."""
+
+
 def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
 
@@ -114,7 +122,7 @@ def connect(
     tls: Callable[[], ssl.SSLContext] | None = None,
     line: wan.Line = wan.UNSHAPED,
     log: Callable[[str], None] = print,
-    check: Callable[[frames.Hello], None] = no_further_check,
+    check: Check = no_further_check,
     work: activity.Work | None = None,
     reach: Reach | None = None,
     finish: greeting.Finish = greeting.inside_tls,
@@ -129,16 +137,13 @@ def connect(
       reconnect_timeout: seconds that a lost connection may take to come back; 0 to
         give up at once.
       peer: the name that the listener's certificate must carry.
-      tls: makes a client context, see `security.tls`; None for plain TCP, which
-        anybody can read and change.
+      tls: makes a client context (`security.tls`); None for plain TCP, which anybody
+        can read and change.
       line: what to emulate for all that this side sends.
       log: called with a line when a connection breaks or comes back.
-      check: given the peer's Hello; raises Mismatch if it differs from this side's in
-        what only the caller can compare. To be given on both sides, so that each
-        reports what it finds, however soon the other one leaves.
-      work: what this process does: peers are patient accordingly.
-      reach: the way to the listener, if not `directly`.
-      finish: takes the steps between a TLS handshake and the first frame.
+      check, finish: see `Check` and `greeting.Finish`.
+      work: what this process does, as its peers see it.
+      reach: the route to the listener, if not `directly`.
 
     Returns:
       A link whose peer has sent a Hello that agrees with this one.
@@ -149,41 +154,24 @@ def connect(
       Mismatch: if the peer's version or settings differ.
       session.PeerAborted: if the peer refuses this cluster, with its reason.
     """
-
     ours = secrets.token_bytes(SESSION_ID_BYTES)
-    way = reach or directly(address, peer)
-
-    def dial(by: float) -> greeting.Connected:
-        return _dial(way, tls, finish, greeting.call_sign(ours), by)
-
+    way, sign = reach or directly(address, peer), greeting.call_sign(ours)
+    dial = functools.partial(_dial, way, tls, finish, sign)
     session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
     session_.send(hello)
     patience = max(PATIENCE_SECONDS, min(peer_timeout, greeting.PENDING_SECONDS))
-
-    def attempt(by: float) -> greeting.Connected:
-        return _attempt(session_, dial, by, patience)
-
-    connected = _meet(attempt, (peer, endpoints.written(address)), connect_timeout, log)
-    link = Link(
-        session_,
-        hello.cluster,
-        reconnect_timeout=reconnect_timeout,
-        line=line,
-        log=log,
-        dial=dial,
-        work=work,
+    attempt = functools.partial(_attempt, session_, dial, patience)
+    connected = _rendezvous(
+        attempt, (peer, endpoints.written(address)), connect_timeout, log
     )
+    more: dict[str, Any] = {"line": line, "log": log, "dial": dial, "work": work}
+    link = Link(session_, hello.cluster, reconnect_timeout=reconnect_timeout, **more)
     link.start(connected)
-
-    def check_all(peer: frames.Hello) -> None:
-        check_certificate(peer.cluster, connected)
-        check(peer)
-
-    greet(link, hello, check_all)
+    greet(link, hello, check, connected)
     return link
 
 
-def _meet(
+def _rendezvous(
     attempt: Callable[[float], greeting.Connected],
     where: tuple[str, str],
     timeout: float,
@@ -210,7 +198,7 @@ def _meet(
             if _is_final(error):
                 raise ConnectError(f"{what} at {address}: {reason}") from None
             if time.monotonic() + RETRY_SECONDS > deadline:
-                text = f"{what} at {address} after {timeout:g} s (--connect_timeout)"
+                text = f"{what} at {address} after {timeout:g} s (connect_timeout)"
                 absent = ConnectError if _is_tls(error) else NobodyThere
                 raise absent(f"{text}: {reason}") from None
             line = f"{what} at {address}: {reason}; trying again"
@@ -223,17 +211,17 @@ def _meet(
 def _attempt(
     session_: session.Session,
     dial: Callable[[float], greeting.Connected],
-    deadline: float,
     patience: float,
+    deadline: float,
 ) -> greeting.Connected:
     """Makes a connection, and waits on it for the peer's Hello.
 
     Args:
       session_: with this side's Hello, which has reached nobody yet.
       dial: makes the connection, by a monotonic time.
-      deadline: monotonic time at which to give up.
       patience: seconds without a byte after which to give up. Nothing comes while this
         side's Hello leaves: the peer's follows it.
+      deadline: monotonic time at which to give up.
     """
     connected = dial(deadline)
     sock = connected.sock
@@ -316,11 +304,23 @@ def _dial(
 
 
 def greet(
-    link: Link, hello: frames.Hello, check: Callable[[frames.Hello], None]
+    link: Link,
+    hello: frames.Hello,
+    check: Check,
+    connected: greeting.Connected | None = None,
 ) -> None:
-    """Compares the peer's Hello with this side's; aborts the link if they differ."""
+    """Compares the peer's Hello with this side's; aborts the link if they differ.
+
+    Args:
+      link: to the peer.
+      hello: this side's.
+      check: see `Check`.
+      connected: the connection that shows the peer's certificate, if not checked yet.
+    """
     try:
         check_agreement(hello, link.peer)
+        if connected is not None:
+            check_certificate(link.peer.cluster, connected)
         check(link.peer)
     except errors.NebulaError as error:
         link.abort(str(error))

@@ -346,7 +346,7 @@ class Link:
                 if timeout is None:
                     waiting.check()
                 elif waiting.seconds >= timeout:
-                    text = f"waited {timeout:g} s for {what} (--connect_timeout)"
+                    text = f"waited {timeout:g} s for {what} (connect_timeout)"
                     raise Timeout(f"{self._session.peer}: {text}")
                 if not self._queue.has_room():
                     if waiting.seconds > patience:

@@ -63,7 +63,7 @@ class Listener:
         may_return: bool = False,
         line: wan.Line = wan.UNSHAPED,
         log: Callable[[str], None] = print,
-        check: Callable[[frames.Hello], None] = bridge.no_further_check,
+        check: bridge.Check = bridge.no_further_check,
         work: activity.Work | None = None,
         finish: greeting.Finish = greeting.inside_tls,
     ) -> None:
@@ -75,12 +75,11 @@ class Listener:
             certificate.
           peer_timeout: seconds of silence after which a connection counts as lost.
           reconnect_timeout: seconds that a peer may take to come back.
-          tls: makes a fresh server context per connection (a context kept for several
-            would let a revoked peer resume its session), or None for plain TCP.
+          tls: makes a server context for each connection (one for several would let a
+            revoked peer resume its session); None for plain TCP.
           clusters: names of those that may come, each once; None for any.
-          may_return: whether a cluster may come anew, to be accepted, as long as this
-            listener is open: its former link then ends as if it had gone. Without TLS
-            anybody can take a cluster's place.
+          may_return: whether a cluster may rejoin as long as this listener is open: its
+            former link then ends. Without TLS anybody can take a cluster's place.
           line: what to emulate for all that this side sends over a link.
           log: called with a line when a connection is dropped or refused (one line for
             many, if there are many), and when a known one breaks or comes back.
@@ -88,8 +87,7 @@ class Listener:
         """
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._listening, self._hello, self._tls = listening, hello, tls
-        self._finish = finish
-        self._check = check
+        self._check, self._finish = check, finish
         self._rules = admission.Rules(hello, clusters, may_return)
         self._peer_timeout = peer_timeout
         self._settings: dict[str, Any] = {
@@ -98,10 +96,8 @@ class Listener:
             "log": log,
             "work": work or activity.Work(),
         }
-        self._dropped, self._refused = (
-            pending_connections.RejectedLog(log),
-            pending_connections.RejectedLog(log),
-        )
+        self._dropped = pending_connections.RejectedLog(log)
+        self._refused = pending_connections.RejectedLog(log)
         self._sessions: dict[bytes, link_lib.Link] = {}
         self._hosts: dict[bytes, str] = {}  # session -> group of its peer's address
         self._came: queue.Queue[link_lib.Link] = queue.Queue(MAX_WAITING)
@@ -137,7 +133,7 @@ class Listener:
                 link = self._came.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise bridge.NobodyThere(
-                    f"nobody came within {timeout:g} s (--connect_timeout)"
+                    f"nobody came within {timeout:g} s (connect_timeout)"
                 ) from None
             # What differs is reported though the peer, which found it too, has gone.
             bridge.greet(link, self._hello, self._check)

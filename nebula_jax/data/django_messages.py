@@ -84,7 +84,7 @@ def _messages(language: str) -> dict[str, str]:
     spec = importlib.util.find_spec("django")
     if spec is None or spec.origin is None:
         raise tsv.CorpusError(
-            "--data_dir=package:django needs Django's wheel: pip install 'Django<6'"
+            "data_dir=package:django needs Django's wheel: pip install 'Django<6'"
         )
     root = pathlib.Path(spec.origin).parent
     name = CATALOG.get(language, language)

@@ -70,15 +70,15 @@ def parse_groups(
     """
     groups = [group.replace(",", " ").split() for group in text.split("|")]
     if not all(groups):
-        raise MixtureError(f'--{flag}="{text}": a {reader} without languages')
+        raise MixtureError(f'{flag}="{text}": a {reader} without languages')
     names = [language for group in groups for language in group]
     for language in names:
         if not _LANGUAGE.fullmatch(language):
             raise MixtureError(
-                f"--{flag}: {language[:40]!r} is no language, such as sw or zh"
+                f"{flag}: {language[:40]!r} is no language, such as sw or zh"
             )
         if names.count(language) > 1:
-            raise MixtureError(f'--{flag}="{text}": {language!r} comes twice')
+            raise MixtureError(f'{flag}="{text}": {language!r} comes twice')
     return groups
 
 
@@ -106,12 +106,12 @@ def parse_tasks(
         mixes *= len(groups)
     if len(mixes) != len(groups):
         raise MixtureError(
-            f'--task_mix="{text}" has {len(mixes)} mixes for {len(groups)} {reader}s'
+            f'task_mix="{text}" has {len(mixes)} mixes for {len(groups)} {reader}s'
         )
     for index, (mix, group) in enumerate(zip(mixes, groups, strict=True)):
         if mix["trtd"] > 0 and set(group) == {"en"}:
             raise MixtureError(
-                f'--task_mix="{text}": {reader}:{index} has no language to pair with'
+                f'task_mix="{text}": {reader}:{index} has no language to pair with'
                 " English, so it cannot do trtd"
             )
     return mixes
@@ -122,16 +122,16 @@ def _mix(part: str, text: str, reader: str) -> TaskWeights:
     for item in part.replace(",", " ").split():
         task, _, weight = item.partition("=")
         if task not in TASKS:
-            raise MixtureError(f'--task_mix="{text}": unknown task {task!r}')
+            raise MixtureError(f'task_mix="{text}": unknown task {task!r}')
         try:
             mix[task] = float(weight) if weight else 1.0
         except ValueError:
             mix[task] = -1.0
         if not 0 <= mix[task] < float("inf"):
-            raise MixtureError(f'--task_mix="{text}": {weight!r} is no weight')
+            raise MixtureError(f'task_mix="{text}": {weight!r} is no weight')
     total = sum(mix.values())
     if not total:
-        raise MixtureError(f'--task_mix="{text}": a {reader} without a task')
+        raise MixtureError(f'task_mix="{text}": a {reader} without a task')
     return {task: weight / total for task, weight in mix.items()}
 
 

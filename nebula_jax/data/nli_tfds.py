@@ -85,7 +85,7 @@ class NliFolder(tfds.core.GeneratorBasedBuilder):
                 raise tsv.CorpusError(
                     f"{path}: {len(differing)} examples are not those of {first}, such"
                     f" as {min(differing)!r}; read the folder without"
-                    " --dataset=tfds:xnli"
+                    " dataset=tfds:xnli"
                 )
         for index, (name, (_, _, label)) in enumerate(pairs[first].items()):
             yield (

@@ -36,10 +36,10 @@ class Pair(NamedTuple):
 def check_folder(data_dir: pathlib.Path) -> None:
     """Raises CorpusError unless `data_dir` looks like a text folder with text."""
     if not data_dir.is_dir():
-        raise CorpusError(f"--data_dir={data_dir}: there is no such folder")
+        raise CorpusError(f"data_dir={data_dir}: there is no such folder")
     if not any(data_dir.glob("mono/*.train.txt*")):
         raise CorpusError(
-            f"--data_dir={data_dir}: no text in it; expected files such as"
+            f"data_dir={data_dir}: no text in it; expected files such as"
             f" {data_dir}/mono/en.train.txt.gz (see experiments/m3/README.md)"
         )
 
@@ -142,17 +142,17 @@ def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
       CorpusError: if the folder has no grouping for that K.
     """
     path = data_dir / "mono" / "families.json"
-    hint = ' write the groups out, as in --generators="en de|hi ur"'
+    hint = ' write the groups out, as in generators="en de|hi ur"'
     try:
         groupings = json.loads(path.read_text("utf-8"))["example_clusters"]
         found = groupings[f"K={generators}"]
     except FileNotFoundError:
         raise CorpusError(
-            f"--generators={generators}: {path} is missing;{hint}"
+            f"generators={generators}: {path} is missing;{hint}"
         ) from None
     except (KeyError, TypeError, ValueError, RecursionError):
         raise CorpusError(
-            f"--generators={generators}: {path} has no grouping K={generators};{hint}"
+            f"generators={generators}: {path} has no grouping K={generators};{hint}"
         ) from None
     if not _is_grouping(found, generators):
         raise CorpusError(f"{path}: K={generators} is not that many lists of languages")

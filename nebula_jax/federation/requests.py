@@ -181,7 +181,7 @@ async def _serve(
     key = (job, cluster)
     if key in switch.served:
         raise inner.Refused(
-            f"{cluster} of job {job} is here already; another run needs another --job"
+            f"{cluster} of job {job} is here already; another run needs another job"
         )
     is_shared = fields.get("shared") is True
     made = switch.served[key] = Served((host, port), account, is_shared)

@@ -184,7 +184,7 @@ class Trainer:
             job = printable.line(offer.job)
             raise PeerRefused(f"{name} ({peer.role}) takes part in job {job}")
         if self._lab and peer.lab != self._lab:
-            raise PeerRefused(f"{name} is not of {self._lab} (--peer)")
+            raise PeerRefused(f"{name} is not of {self._lab} (peer)")
         self._rules().check_lab(self.job, offer.cluster, peer.lab)
         with self._admitting:
             self._numbers.admit(name, offer.incarnation)

@@ -82,18 +82,18 @@ def _check(layers: int, rows: int, micro_batches: int, mesh: Mesh) -> None:
     stages = mesh.shape[FSDP]
     if stages == 1 or mesh.shape[MODEL] > 1:
         raise errors.SettingsError(
-            f"--pipeline={micro_batches} needs --fsdp=S with S stages, and"
-            f" --model_parallel=1; there are --fsdp={stages} and"
-            f" --model_parallel={mesh.shape[MODEL]}"
+            f"pipeline={micro_batches} needs fsdp=S with S stages, and"
+            f" model_parallel=1; there are fsdp={stages} and"
+            f" model_parallel={mesh.shape[MODEL]}"
         )
     if layers % stages:
         raise errors.SettingsError(
-            f"--pipeline: {layers} layers do not divide over --fsdp={stages} stages"
+            f"pipeline: {layers} layers do not divide over fsdp={stages} stages"
         )
     if rows % micro_batches:
         raise errors.SettingsError(
-            f"--pipeline={micro_batches} does not divide the {rows} rows of a group of"
-            f" --fsdp={stages} devices"
+            f"pipeline={micro_batches} does not divide the {rows} rows of a group of"
+            f" fsdp={stages} devices"
         )
 
 

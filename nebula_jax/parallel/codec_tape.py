@@ -121,5 +121,5 @@ class Tape:
             raise errors.NebulaError(
                 f"the checkpoint's choice of codecs does not follow this rule: {error};"
                 " it is of another version or of other settings. Begin anew, with"
-                " another --workdir"
+                " another workdir"
             ) from None

@@ -37,12 +37,12 @@ def check(devices: int, fsdp: int, model_parallel: int) -> None:
     groups = devices // model_parallel
     for flag, wanted, what, there in (
         ("model_parallel", model_parallel, "devices", devices),
-        ("fsdp", fsdp, f"groups of --model_parallel={model_parallel} devices", groups),
+        ("fsdp", fsdp, f"groups of model_parallel={model_parallel} devices", groups),
     ):
         if there % wanted:
             nearest = rules_lib.nearest_divisor(there, wanted)
             raise errors.SettingsError(
-                f"--{flag}={wanted} does not divide the cluster's {there} {what};"
+                f"{flag}={wanted} does not divide the cluster's {there} {what};"
                 f" {nearest} does"
             )
 

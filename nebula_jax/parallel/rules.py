@@ -111,7 +111,7 @@ def _place(
     if axis != MODEL:
         return None
     raise errors.SettingsError(
-        f"--model_parallel={mesh.shape[axis]} does not divide the {size}"
+        f"model_parallel={mesh.shape[axis]} does not divide the {size}"
         f" {rule.what or 'rows'} of {path}; {nearest_divisor(size, mesh.shape[axis])}"
         " does"
     )

@@ -45,7 +45,7 @@ class Incarnations:
             os.close(self._lock)
             raise IncarnationError(
                 f"{cluster} of job {job} runs here already; another run needs another"
-                " --job"
+                " job"
             ) from None
         except BaseException:
             os.close(self._lock)

@@ -126,7 +126,7 @@ def check(rows: int, micro_batches: int, when: str, mesh: Mesh | None) -> None:
     if mesh.shape[FSDP] > 1 or mesh.shape[MODEL] > 1:
         raise errors.SettingsError(
             f"all_reduce={when} needs all parameters on every device, but they are"
-            f" split: --fsdp={mesh.shape[FSDP]}, --model_parallel={mesh.shape[MODEL]};"
+            f" split: fsdp={mesh.shape[FSDP]}, model_parallel={mesh.shape[MODEL]};"
             " set both to 1, or all_reduce=each"
         )
 

@@ -337,5 +337,5 @@ def _none_usable(path: pathlib.Path, damaged: Mapping[int, str]) -> str:
     return (
         f"{path} holds checkpoints, but none that can be used ({listed}); put the"
         " files back, or, to begin anew, move this folder away or name another"
-        " --workdir"
+        " workdir"
     )

@@ -5,8 +5,8 @@ Between `generator_step` and `discriminator_step` pass only Tokens. `begin`,
 Fig. 6 can leave as soon as it is made. `whole_step` is the same uncut, one gradient of
 eq. 11: the split run must equal it.
 
-B rows of a micro-batch, n of which a generator sends in a step (--fan_out; 1), L
-length, K generators.
+B rows of a micro-batch, n of which a generator sends in a step (fan_out; 1), L length,
+K generators.
 """
 
 from collections.abc import Sequence
@@ -176,18 +176,29 @@ def _counts(*kinds: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(each).astype(jnp.float32) for each in kinds])
 
 
+class Whole(NamedTuple):
+    """What one step of the uncut model gives.
+
+    generators: K states, the next ones.
+    discriminator: its next state.
+    tokens: K, what a split run would have sent.
+    of_generators: K, their metrics.
+    of_discriminator: its metrics.
+    """
+
+    generators: tuple[train_state.TrainState, ...]
+    discriminator: train_state.TrainState
+    tokens: tuple[m3.Tokens, ...]
+    of_generators: tuple[m3.Metrics, ...]
+    of_discriminator: m3.Metrics
+
+
 def whole_step(
     config: m3.Config,
     generators: Sequence[train_state.TrainState],
     discriminator: train_state.TrainState,
     batches: Sequence[jax.Array],
-) -> tuple[
-    tuple[train_state.TrainState, ...],
-    train_state.TrainState,
-    tuple[m3.Tokens, ...],
-    tuple[m3.Metrics, ...],
-    m3.Metrics,
-]:
+) -> Whole:
     """Takes one step of all models: a single gradient of eq. 11 in all parameters.
 
     Args:
@@ -195,9 +206,6 @@ def whole_step(
       generators: K states.
       discriminator: its state.
       batches: K arrays [n B, L] int32.
-
-    Returns:
-      The next states, the tokens that a split run would have sent, and metrics.
     """
 
     def total_loss(params: tuple[Any, Any]) -> tuple[jax.Array, Any]:
@@ -209,14 +217,7 @@ def whole_step(
             )
         ]
         tokens = tuple(outcome[1][0] for outcome in outcomes)
-        sent = [
-            jax.tree.map(
-                lambda leaf, i=i: accumulate.split(leaf, config.fan_out)[i], each
-            )
-            for each in tokens
-            for i in range(config.fan_out)
-        ]
-        joined = join(sent)
+        joined = join(_sent(config, tokens))
         loss, metrics = m3.discriminator_loss(
             config, discriminator_params, discriminator.key(), joined
         )
@@ -225,21 +226,30 @@ def whole_step(
         return total, (tokens, joined, measured, metrics)
 
     params = (tuple(state.params for state in generators), discriminator.params)
-    (of_generators, of_discriminator), aside = jax.grad(total_loss, has_aux=True)(
-        params
-    )
-    tokens, joined, generator_metrics, metrics = aside
+    grads, aside = jax.grad(total_loss, has_aux=True)(params)
+    tokens, joined, measured, metrics = aside
     after = [
         _updated_generator(config, *each)
-        for each in zip(
-            generators, of_generators, generator_metrics, batches, strict=True
-        )
+        for each in zip(generators, grads[0], measured, batches, strict=True)
     ]
+    states, measured = zip(*after, strict=True)
     discriminator, metrics = _updated_discriminator(
-        config, discriminator, of_discriminator, metrics, joined
+        config, discriminator, grads[1], metrics, joined
     )
-    states, generator_metrics = zip(*after, strict=True)
-    return states, discriminator, tokens, generator_metrics, metrics
+    return Whole(states, discriminator, tokens, measured, metrics)
+
+
+def _sent(config: m3.Config, tokens: Sequence[m3.Tokens]) -> list[m3.Tokens]:
+    """Returns the n micro-batches of each generator, as they would cross the line."""
+    apart = [
+        jax.tree.map(lambda leaf: accumulate.split(leaf, config.fan_out), each)
+        for each in tokens
+    ]
+    return [
+        jax.tree.map(lambda leaf, i=i: leaf[i], each)
+        for each in apart
+        for i in range(config.fan_out)
+    ]
 
 
 def join(parts: Sequence[m3.Tokens]) -> m3.Tokens:

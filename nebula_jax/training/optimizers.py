@@ -90,7 +90,7 @@ def adam(
       An optax transformation.
     """
     return optax.chain(
-        _clip(clip_norm),
+        clip(clip_norm),
         optax.scale_by_adam(beta1, beta2, epsilon),
         optax.add_decayed_weights(weight_decay, mask=_has_decay),
         optax.scale_by_learning_rate(schedule),
@@ -120,7 +120,7 @@ def lamb(
       An optax transformation.
     """
     return optax.chain(
-        _clip(clip_norm),
+        clip(clip_norm),
         optax.scale_by_adam(beta1, beta2, epsilon),
         optax.add_decayed_weights(weight_decay, mask=_has_decay),
         optax.masked(optax.scale_by_trust_ratio(), _has_decay),
@@ -153,7 +153,7 @@ def muon(
       An optax transformation.
     """
     return optax.chain(
-        _clip(clip_norm),
+        clip(clip_norm),
         contrib.muon(
             schedule,
             eps=epsilon,
@@ -171,13 +171,14 @@ def sgd(
 ) -> optax.GradientTransformation:
     """Makes gradient descent; it has none of Adam's other settings (`unused`)."""
     del unused
-    return optax.chain(_clip(clip_norm), optax.scale_by_learning_rate(schedule))
+    return optax.chain(clip(clip_norm), optax.scale_by_learning_rate(schedule))
 
 
 BY_NAME = {"adamw": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
 
 
-def _clip(norm: float) -> optax.GradientTransformation:
+def clip(norm: float) -> optax.GradientTransformation:
+    """Clips gradients by their global norm; 0 for no clipping."""
     return optax.clip_by_global_norm(norm) if norm else optax.identity()
 
 

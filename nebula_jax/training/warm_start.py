@@ -10,6 +10,7 @@ V vocabulary.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -151,47 +152,76 @@ def optimizer(
       clip_norm: largest norm of the gradient of all that trains; 0 for no clipping.
     """
 
-    def init(params: Any) -> State:
-        heads, encoder = _parts(config, params)
-        bias = next(params[name]["bias"] for name in _WORDS if name in params)
-        words, finds_fakes = jnp.zeros(bias.shape), "rtd_head" in params
-        has_gate = config.teacher_gate > 0 and finds_fakes
-        return State(
-            Seen(words, jnp.zeros(2), jnp.zeros(2)) if finds_fakes else Seen(words),
-            jnp.array(NEVER if has_gate else config.head_warmup_steps, jnp.int32),
-            inner.init(heads),
-            inner.init(encoder),
-        )
+    rates = _Rates(config.head_learning_rate or peak, peak, warmup_steps, steps, layers)
+    clip = optimizers.clip(clip_norm)
+    return optax.GradientTransformationExtraArgs(
+        functools.partial(_init, config, inner),
+        functools.partial(_update, config, inner, clip, rates),
+    )
 
-    def update(
-        grads: Any, state: State, params: Any = None, *, step: jax.Array, seen: Seen
-    ) -> tuple[Any, State]:
-        heads, encoder = _parts(config, grads)
-        own_heads, own_encoder = _parts(config, params)
-        is_open = step >= state.opened
-        encoder = jax.tree.map(lambda leaf: jnp.where(is_open, leaf, 0), encoder)
-        (heads, encoder), _ = _clip(clip_norm).update((heads, encoder), ())
-        heads, of_heads = inner.update(heads, state.heads, own_heads)
-        encoder, of_encoder = inner.update(encoder, state.encoder, own_encoder)
-        # Until then its moments stay as they were at the beginning.
-        of_encoder = jax.tree.map(
-            lambda new, old: jnp.where(is_open, new, old), of_encoder, state.encoder
-        )
-        head_peak = config.head_learning_rate or peak
-        at_heads = rate(step, 0, head_peak, warmup_steps, steps)
-        at_encoder = rate(step, state.opened, peak, warmup_steps, steps)
-        heads = jax.tree.map(lambda leaf: leaf * at_heads, heads)
-        encoder, _ = optimizers.scale_by_layer(config.layer_decay, layers).update(
-            jax.tree.map(lambda leaf: leaf * at_encoder, encoder), optax.EmptyState()
-        )
-        after = _after(config, state, step, seen)
-        heads = _with_priors(config, heads, state.seen, after.seen)
-        updates = partition.merge(
-            partition.merge(heads, encoder), _zeros(config, grads)
-        )
-        return updates, after._replace(heads=of_heads, encoder=of_encoder)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+class _Rates(NamedTuple):
+    """The learning rates of heads and encoder."""
+
+    head_peak: float
+    peak: float
+    warmup_steps: int
+    steps: int
+    layers: int
+
+    def of_heads(self, step: jax.Array) -> jax.Array:
+        return rate(step, 0, self.head_peak, self.warmup_steps, self.steps)
+
+    def of_encoder(self, step: jax.Array, opened: jax.Array) -> jax.Array:
+        return rate(step, opened, self.peak, self.warmup_steps, self.steps)
+
+
+def _init(config: Config, inner: optax.GradientTransformation, params: Any) -> State:
+    heads, encoder = _parts(config, params)
+    bias = next(params[name]["bias"] for name in _WORDS if name in params)
+    words, finds_fakes = jnp.zeros(bias.shape), "rtd_head" in params
+    has_gate = config.teacher_gate > 0 and finds_fakes
+    return State(
+        Seen(words, jnp.zeros(2), jnp.zeros(2)) if finds_fakes else Seen(words),
+        jnp.array(NEVER if has_gate else config.head_warmup_steps, jnp.int32),
+        inner.init(heads),
+        inner.init(encoder),
+    )
+
+
+def _update(
+    config: Config,
+    inner: optax.GradientTransformation,
+    clip: optax.GradientTransformation,
+    rates: _Rates,
+    grads: Any,
+    state: State,
+    params: Any = None,
+    *,
+    step: jax.Array,
+    seen: Seen,
+) -> tuple[Any, State]:
+    heads, encoder = _parts(config, grads)
+    own_heads, own_encoder = _parts(config, params)
+    is_open = step >= state.opened
+    encoder = jax.tree.map(lambda leaf: jnp.where(is_open, leaf, 0), encoder)
+    (heads, encoder), _ = clip.update((heads, encoder), ())
+    heads, of_heads = inner.update(heads, state.heads, own_heads)
+    encoder, of_encoder = inner.update(encoder, state.encoder, own_encoder)
+    # Until the encoder trains, its moments stay as they were at the beginning.
+    of_encoder = jax.tree.map(
+        lambda new, old: jnp.where(is_open, new, old), of_encoder, state.encoder
+    )
+    at_heads, at_encoder = rates.of_heads(step), rates.of_encoder(step, state.opened)
+    heads = jax.tree.map(lambda leaf: leaf * at_heads, heads)
+    encoder, _ = optimizers.scale_by_layer(config.layer_decay, rates.layers).update(
+        jax.tree.map(lambda leaf: leaf * at_encoder, encoder), optax.EmptyState()
+    )
+    after = _after(config, state, step, seen)
+    heads = _with_priors(config, heads, state.seen, after.seen)
+    trained = partition.merge(heads, encoder)
+    updates = partition.merge(trained, _zeros(config, grads))
+    return updates, after._replace(heads=of_heads, encoder=of_encoder)
 
 
 def words_seen(input_ids: jax.Array, vocab_size: int) -> jax.Array:
@@ -235,10 +265,6 @@ def _parts(config: Config, tree: Any) -> tuple[Any, Any]:
 def _zeros(config: Config, grads: Any) -> Any:
     _, frozen = partition.split(grads, lambda path: is_trained(config, path))
     return jax.tree.map(jnp.zeros_like, frozen)
-
-
-def _clip(norm: float) -> optax.GradientTransformation:
-    return optax.clip_by_global_norm(norm) if norm else optax.identity()
 
 
 def _after(config: Config, state: State, step: jax.Array, seen: Seen) -> State:

@@ -43,7 +43,7 @@ def test_each_direction_may_have_its_own_line():
     ],
 )
 def test_a_bad_flag_names_its_bad_part(flag, words):
-    with pytest.raises(errors.NebulaError, match=f"--wan={flag}: .*{words}"):
+    with pytest.raises(errors.NebulaError, match=f"wan={flag}: .*{words}"):
         wan.from_string(flag)
 
 

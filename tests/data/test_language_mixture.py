@@ -23,16 +23,16 @@ def test_groups_are_read():
 
 @pytest.mark.parametrize("text", ["en|", "|", "", "en de|en", "en en"])
 def test_bad_groups_are_refused(text):
-    with pytest.raises(language_mixture.MixtureError, match="--generators"):
+    with pytest.raises(language_mixture.MixtureError, match="generators"):
         language_mixture.parse_groups(text)
 
 
 def test_errors_name_the_flag_and_its_readers():
     names = ("languages", "cluster")
     for text, words in (
-        ("en|", '--languages="en|": a cluster without languages'),
-        ("en|../x", "--languages: '../x' is no language"),
-        ("en|en", "--languages=\"en|en\": 'en' comes twice"),
+        ("en|", 'languages="en|": a cluster without languages'),
+        ("en|../x", "languages: '../x' is no language"),
+        ("en|en", "languages=\"en|en\": 'en' comes twice"),
     ):
         with pytest.raises(language_mixture.MixtureError, match=re.escape(words)):
             language_mixture.parse_groups(text, *names)

@@ -82,6 +82,8 @@ def test_whole_numbers():
             "--fsdp=3 does not divide --batch_size=16",
         ),
         ("delay must be below 3", "--delay must be below 3"),
+        ("nobody came (connect_timeout)", "nobody came (--connect_timeout)"),
+        ("a; name another workdir", "a; name another --workdir"),
         ("--steps=3: x=1 and seed-less", "--steps=3: x=1 and seed-less"),
         ("no steps in a/b.steps=3", "no steps in a/b.steps=3"),
     ],

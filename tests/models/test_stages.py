@@ -110,10 +110,10 @@ def test_every_layer_of_every_micro_batch_draws_its_own_dropout():
 @pytest.mark.parametrize(
     ("devices", "fsdp", "model_parallel", "changes", "message"),
     [
-        (4, 1, 1, {"pipeline": 4}, "--pipeline=4 needs --fsdp=S with S stages"),
-        (4, 2, 2, {"pipeline": 4}, "there are --fsdp=2 and --model_parallel=2"),
-        (8, 8, 1, {"pipeline": 4}, "4 layers do not divide over --fsdp=8 stages"),
-        (4, 4, 1, {"pipeline": 3}, "--pipeline=3 does not divide the 16 rows"),
+        (4, 1, 1, {"pipeline": 4}, "pipeline=4 needs fsdp=S with S stages"),
+        (4, 2, 2, {"pipeline": 4}, "there are fsdp=2 and model_parallel=2"),
+        (8, 8, 1, {"pipeline": 4}, "4 layers do not divide over fsdp=8 stages"),
+        (4, 4, 1, {"pipeline": 3}, "pipeline=3 does not divide the 16 rows"),
     ],
 )
 def test_what_does_not_divide_is_an_error_in_words(

@@ -43,7 +43,7 @@ def test_axes_are_data_fsdp_and_model():
     mesh = mesh_lib.make_mesh(jax.devices(), fsdp=2, model_parallel=2)
     assert mesh.shape == {"data": 2, "fsdp": 2, "model": 2}
     assert mesh_lib.replicas(mesh) == 4
-    with pytest.raises(errors.NebulaError, match=r"--model_parallel=3 .* 8 devices"):
+    with pytest.raises(errors.NebulaError, match=r"model_parallel=3 .* 8 devices"):
         mesh_lib.make_mesh(jax.devices(), model_parallel=3)
 
 

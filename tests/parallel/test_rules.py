@@ -56,12 +56,12 @@ def test_an_axis_that_fsdp_does_not_divide_stays_whole():
     [
         (
             table(63, 8),
-            "--model_parallel=4 does not divide the 63 pieces of the vocabulary of"
+            "model_parallel=4 does not divide the 63 pieces of the vocabulary of"
             " word_embeddings/embedding; 3 does",
         ),
         (
             {"attention": {"query": {"kernel": jnp.zeros((8, 6, 2))}}},
-            "--model_parallel=4 does not divide the 6 heads of attention/query/kernel;"
+            "model_parallel=4 does not divide the 6 heads of attention/query/kernel;"
             " 3 does",
         ),
     ],

@@ -137,7 +137,7 @@ def test_the_top_layers_sum_waits_for_no_layer_below():
 @pytest.mark.parametrize("when", ["once", "overlapped"])
 @pytest.mark.parametrize(
     ("fsdp", "model_parallel", "named"),
-    [(2, 1, "--fsdp=2"), (1, 2, "--model_parallel=2")],
+    [(2, 1, "fsdp=2"), (1, 2, "model_parallel=2")],
 )
 def test_parameters_that_are_split_cannot_be_added_up_by_each_device(
     fsdp, model_parallel, named, when

@@ -225,7 +225,7 @@ def test_checkpoints_of_which_none_can_be_used_are_an_error(folder, damage):
     harm(folder / "00000020", damage)
     (folder / "00000030.partial").mkdir()
     before = sorted(folder.rglob("*"))
-    words = r"none that can be used \(step 10: a is missing; step 20: .*--workdir"
+    words = r"none that can be used \(step 10: a is missing; step 20: .*workdir"
     with pytest.raises(checkpoint_files.CheckpointError, match=words):
         opened(folder)
     assert sorted(folder.rglob("*")) == before

@@ -102,5 +102,5 @@ class Reconnect:
             came = "no message crossed on any new connection"
         return (
             f"{self._loss}, and {came} within {self.timeout:g} s"
-            f" (--reconnect_timeout){self._failure}"
+            f" (reconnect_timeout){self._failure}"
         )

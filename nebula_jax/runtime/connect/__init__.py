@@ -47,11 +47,11 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
     if not settings.federation:
         if dials and not settings.peer:
             raise errors.SettingsError(
-                f"--cluster={cluster} needs --peer=HOST:PORT of the {listener}"
+                f"cluster={cluster} needs peer=HOST:PORT of the {listener}"
             )
         if settings.peer and not dials:
             raise errors.SettingsError(
-                f"--peer is for a {connector}, not for --cluster={cluster}"
+                f"peer is for a {connector}, not for cluster={cluster}"
             )
         if dials:
             addresses.host_and_port("peer", settings.peer)
@@ -78,15 +78,15 @@ def check_means(
         return
     port = addresses.host_and_port("listen", settings.listen)[1]
     if listens and not port and routes.LISTEN_FD not in os.environ:
-        raise errors.SettingsError(f"--cluster={cluster} needs --listen=HOST:PORT")
+        raise errors.SettingsError(f"cluster={cluster} needs listen=HOST:PORT")
     if listens and routes.LISTEN_FD in os.environ:
         process.handed_down(routes.LISTEN_FD, stat.S_ISSOCK)
     if not listens and not dials:
         return
     if settings.tls == routes.TLS_AUTO:
         raise errors.SettingsError(
-            f"--cluster={cluster} needs --tls=FOLDER with its certificate"
-            " (python -m scripts.issue_certificates makes them), or --tls=off for"
+            f"cluster={cluster} needs tls=FOLDER with its certificate"
+            " (python -m scripts.issue_certificates makes them), or tls=off for"
             " plain TCP, which anybody on the way can read and change"
         )
     if settings.tls != routes.TLS_OFF:
@@ -218,7 +218,7 @@ def _gather(
         if isinstance(error, bridge.NobodyThere):
             error = bridge.NobodyThere(
                 f"{', '.join(missing())} did not come within {timeout:g} s"
-                " (--connect_timeout)"
+                " (connect_timeout)"
             )
         for link in links.values():
             link.abort(str(error) or type(error).__name__)

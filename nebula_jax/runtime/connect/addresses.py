@@ -26,7 +26,7 @@ def host_and_port(flag: str, value: str) -> tuple[str, int]:
             raise ValueError
     except ValueError:
         raise errors.SettingsError(
-            f"--{flag}={value}: expected HOST:PORT, with an IPv6 address in brackets"
+            f"{flag}={value}: expected HOST:PORT, with an IPv6 address in brackets"
         ) from None
     return host, int(port)
 

@@ -32,7 +32,7 @@ from nebula_jax.security import names as names_lib
 
 AnyLink = Link | WorkerLink
 PLAIN_RETURN = (
-    "--tls=off: anybody who reaches this cluster can take the place of one that may"
+    "tls=off: anybody who reaches this cluster can take the place of one that may"
     " come back"
 )
 
@@ -49,9 +49,7 @@ def dialed(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
       errors.SettingsError: if there is no such hub.
     """
     if hub and hub not in clusters:
-        raise errors.SettingsError(
-            f"--hub={hub}: the clusters are {', '.join(clusters)}"
-        )
+        raise errors.SettingsError(f"hub={hub}: the clusters are {', '.join(clusters)}")
     if cluster not in clusters or cluster == hub:
         return []
     return [hub] if hub else list(clusters[: clusters.index(cluster)])
@@ -97,12 +95,12 @@ def _addresses(
         return list(found)
     if not dials:
         raise errors.SettingsError(
-            f"--peer={settings.peer}: --cluster={cluster} dials no other one"
+            f"peer={settings.peer}: cluster={cluster} dials no other one"
         )
     form = "HOST:PORT,..." if len(dials) > 1 else "HOST:PORT"
     count = f"{len(dials)} address{'es' * (len(dials) > 1)}"
     raise errors.SettingsError(
-        f"--cluster={cluster} needs --peer={form} with {count}, of {', '.join(dials)}"
+        f"cluster={cluster} needs peer={form} with {count}, of {', '.join(dials)}"
         f" in this order; it has {len(found)}"
     )
 
@@ -338,7 +336,7 @@ def _welcomed(peers: Peers, name: str, deadline: float, timeout: float) -> int:
             return peers.links[name].wait_for_welcome(seconds)
         except link_lib.Timeout:
             if left <= 0:
-                text = f"waited {timeout:g} s for its Welcome (--connect_timeout)"
+                text = f"waited {timeout:g} s for its Welcome (connect_timeout)"
                 raise link_lib.Timeout(f"{name}: {text}") from None
         for link in peers.links.values():
             if isinstance(link, Link) and link.is_over:

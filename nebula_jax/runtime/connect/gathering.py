@@ -59,7 +59,7 @@ class Gathering:
         """Raises bridge.Mismatch unless the one that was dialed has answered."""
         if peer.cluster != name:
             at = f"at {endpoints.written(address)}, where" if address else "where"
-            raise bridge.Mismatch(f"{peer.cluster} answers {at} {name} should (--peer)")
+            raise bridge.Mismatch(f"{peer.cluster} answers {at} {name} should (peer)")
         self._routes.check(peer)
 
     def _check_others(self) -> None:
@@ -107,7 +107,7 @@ class Gathering:
             ]
             raise bridge.NobodyThere(
                 f"{', '.join(names)} did not come within"
-                f" {self._timeout:g} s (--connect_timeout)"
+                f" {self._timeout:g} s (connect_timeout)"
             )
         self._is_done = True
 

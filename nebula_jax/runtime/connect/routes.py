@@ -28,7 +28,7 @@ from nebula_jax.security.audit import entries
 from nebula_jax.security.membership import site_folder
 
 PLAIN = (
-    "--tls=off: anybody on the way can read and change what crosses; accidental damage"
+    "tls=off: anybody on the way can read and change what crosses; accidental damage"
     " alone is noticed"
 )
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
@@ -72,28 +72,26 @@ class Settings:
         for name in ("connect_timeout", "peer_timeout"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
-                raise errors.SettingsError(
-                    f"--{name}={value:g}: must be above 0 seconds"
-                )
+                raise errors.SettingsError(f"{name}={value:g}: must be above 0 seconds")
         for name in ("reconnect_timeout", "stuck_timeout"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise errors.SettingsError(f"--{name}={value:g}: must not be negative")
+                raise errors.SettingsError(f"{name}={value:g}: must not be negative")
         wan.from_string(self.wan)
         addresses.host_and_port("listen", self.listen)
         if self.federation:
             if self.peer and not site_folder.is_lab(self.peer):
                 raise errors.SettingsError(
-                    f"--peer={self.peer}: with --federation it is the name of a lab"
+                    f"peer={self.peer}: with federation it is the name of a lab"
                 )
             if entries.may_be_secret(self.job):  # which is not shown again
                 raise errors.SettingsError(
-                    "--job: the name reads like an invitation, which the audit log"
+                    "job: the name reads like an invitation, which the audit log"
                     " refuses: choose another"
                 )
             if not requests.is_job(self.job):
                 raise errors.SettingsError(
-                    f"--job={self.job}: expected up to 64 letters, digits, ., _ and -"
+                    f"job={self.job}: expected up to 64 letters, digits, ., _ and -"
                 )
         else:
             addresses.hosts_and_ports("peer", self.peer)

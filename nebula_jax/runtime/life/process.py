@@ -90,7 +90,7 @@ def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:
         if re.fullmatch("[0-9]{1,9}", value) and is_kind(os.fstat(int(value)).st_mode):
             return int(value)
     raise errors.SettingsError(
-        f"{variable}={ascii(value)[1:-1]} in the environment: --cluster=all sets it for"
+        f"{variable}={ascii(value)[1:-1]} in the environment: the launcher sets it for"
         " its processes, to the number of an open descriptor; unset it"
     )
 

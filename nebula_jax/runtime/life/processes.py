@@ -247,7 +247,7 @@ class Processes:
         died = self._to_blame(ends)
         text = f"error: {died} {_ended(ends[died])}; all clusters ended"
         if self._restarts:
-            text += f", after {self._restarts} of --restart={self._most_restarts}"
+            text += f", after {self._restarts} of restart={self._most_restarts}"
         screen.message("", text)
         return 1
 

@@ -3,11 +3,11 @@
     status = cluster.run(settings, described, train)
 
 Rank 0, the root, waits at the coordinator's address for the others, which keep their
-connection to it while the run lasts (`meeting`). A process that ends closes its own at
-once, whatever ended it; one that hangs no longer beats, or gets nothing done
+connection to it while the run lasts (`rendezvous`). A process that ends closes its own
+at once, whatever ended it; one that hangs no longer beats, or gets nothing done
 (`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
-service (`jax.distributed`) would end the others by a crash that names nobody; it is
-kept from it by its patience, and by a line that does not break (`unbroken_line`).
+service (`jax.distributed`) would end the others by a crash that names nobody. A long
+timeout and a connection that does not break (`proxy`) keep it from that.
 
 Only lines of JSON about the processes themselves cross these connections; tensors go
 through the devices (`communication.ranks`).
@@ -23,7 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import clusters  # the only place of what --coordinator=auto finds
+
+# The one private import: no public function returns what Slurm, Open MPI or Kubernetes
+# have set, which coordinator=auto needs before jax.distributed begins.
+from jax._src import clusters
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints, ranks
@@ -43,7 +46,7 @@ LOOPBACK = {
 AUTO = "auto"
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 """Errors of JAX if one fails, in a computation or where its result is read."""
-JAX_SECONDS = 3600  # of silence, until JAX's service takes over
+JAX_SECONDS = 3600  # of silence, until JAX's service ends the processes
 TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Variables of the environment: how many processes were started as this one was."""
 
@@ -100,51 +103,19 @@ def run(
       The exit status.
 
     Raises:
-      meeting.Absent: if some process did not come.
+      rendezvous.Absent: if some process did not come.
       errors.SettingsError: if they are not the processes of one run.
     """
-    global _members
     if not settings.coordinator:
         _check_alone()
         return train()
-    address, processes, rank, device_ids = _place_of(settings)
-    if processes == 1:
+    place = _place_of(settings)
+    if place.processes == 1:
         return train()
-    members = members_lib.Members(rank, settings.peer_timeout)
-    with contextlib.ExitStack() as until_jax_listens:
-        if rank == 0:
-            held = until_jax_listens.enter_context(_free_port(address[0]))
-            lines, answer = rendezvous.gather(
-                *(_listen(address), processes, described),
-                {"service": held.getsockname()[1]},
-                settings.connect_timeout,
-            )
-        else:
-            line, answer = rendezvous.attend(
-                address, rank, processes, described, settings.connect_timeout
-            )
-            lines = {0: line}
-        _members = members
-        members.watch(lines)
-        where = endpoints.written((address[0], answer["service"]))
-        _begin_jax(where, processes, rank, device_ids, settings.connect_timeout)
-
-    def guarded() -> int:
-        try:
-            status = train()
-            if status in process.SAVED:
-                members.leave()
-            return status
-        except (errors.NebulaError, OSError, *COLLECTIVE_ERRORS) as error:
-            if isinstance(error, COLLECTIVE_ERRORS):
-                # A collective fails if a process is gone, of which the news may come.
-                members.wait_for_reason()
-            if members.reason:  # what failed here is a consequence
-                raise rendezvous.Absent(members.reason) from None
-            raise
-
+    members = members_lib.Members(place.rank, settings.peer_timeout)
+    _join(settings, place, described, members)
     try:
-        status = process.guarded(guarded, members.fail)
+        status = process.guarded(lambda: _train(train, members), members.fail)
     except BaseException as error:
         members.fail(f"{type(error).__name__}: {error}")
         with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
@@ -156,13 +127,60 @@ def run(
     return status
 
 
+def _join(
+    settings: Settings,
+    place: "_Place",
+    described: Mapping[str, Any],
+    members: members_lib.Members,
+) -> None:
+    """Meets the other processes, which `members` watches from then on; begins JAX."""
+    global _members
+    timeout = settings.connect_timeout
+    # The port of JAX's service is held until that listens: nobody else can take it.
+    with contextlib.ExitStack() as until_jax_listens:
+        if place.rank == 0:
+            held = until_jax_listens.enter_context(_free_port(place.address[0]))
+            lines, answer = rendezvous.gather(
+                _listen(place.address),
+                place.processes,
+                described,
+                {"service": held.getsockname()[1]},
+                timeout,
+            )
+        else:
+            line, answer = rendezvous.attend(
+                place.address, place.rank, place.processes, described, timeout
+            )
+            lines = {0: line}
+        _members = members
+        members.watch(lines)
+        where = endpoints.written((place.address[0], answer["service"]))
+        _begin_jax(where, place, timeout)
+
+
+def _train(train: Callable[[], int], members: members_lib.Members) -> int:
+    """Calls `train`; raises the reason if it fails because another process has gone."""
+    try:
+        status = train()
+        if status in process.SAVED:
+            members.leave()
+        return status
+    except (errors.NebulaError, OSError, *COLLECTIVE_ERRORS) as error:
+        if isinstance(error, COLLECTIVE_ERRORS):
+            # A collective fails if a process is gone, of which the news may come.
+            members.wait_for_reason()
+        if members.reason:  # what failed here is a consequence
+            raise rendezvous.Absent(members.reason) from None
+        raise
+
+
 def _check_alone() -> None:
     """Raises errors.SettingsError if this process is one of several tasks."""
     for name in TASKS:
         if os.environ.get(name, "1") not in ("", "1"):
             raise errors.SettingsError(
                 f"this is one of {name}={os.environ[name]} processes, each of which"
-                " would train alone; --coordinator=auto makes one cluster of them"
+                " would train alone; coordinator=auto makes one cluster of them"
             )
 
 
@@ -184,8 +202,8 @@ def _place_of(settings: Settings) -> _Place:
         return _detected(settings.connect_timeout)
     if processes < 1 or not 0 <= rank < processes:
         raise errors.SettingsError(
-            f"--coordinator needs --num_processes and --process_id from 0 to one less;"
-            f" there are --num_processes={processes} --process_id={rank}"
+            f"coordinator needs num_processes and process_id from 0 to one less;"
+            f" there are num_processes={processes} process_id={rank}"
         )
     address = addresses.host_and_port("coordinator", settings.coordinator)
     return _Place(address, processes, rank, None)
@@ -194,17 +212,16 @@ def _place_of(settings: Settings) -> _Place:
 def _detected(timeout: float) -> _Place:
     """Returns what Slurm, Open MPI or Kubernetes have set, as JAX reads it."""
     try:
-        where, processes, rank, device_ids = (
-            clusters.ClusterEnv.auto_detect_unset_distributed_params(
-                *(None, None, None, None, None, int(timeout))
-            )
+        detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(timeout)
         )
+        where, processes, rank, device_ids = detected
     except (RuntimeError, ValueError, KeyError) as error:
-        raise errors.SettingsError(f"--coordinator=auto: {error}") from None
+        raise errors.SettingsError(f"coordinator=auto: {error}") from None
     if where is None or processes is None or rank is None:
         raise errors.SettingsError(
-            "--coordinator=auto: JAX finds no Slurm step, Open MPI run or Kubernetes"
-            " job here; give --coordinator, --num_processes and --process_id"
+            "coordinator=auto: JAX finds no Slurm step, Open MPI run or Kubernetes"
+            " job here; give coordinator, num_processes and process_id"
         )
     address = addresses.host_and_port("coordinator", where)
     return _Place(address, processes, rank, device_ids)
@@ -223,7 +240,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         return socket.create_server((bound, port), family=family)
     except OSError as error:
         raise errors.NebulaError(
-            f"--coordinator={endpoints.written(address)}: cannot listen there:"
+            f"coordinator={endpoints.written(address)}: cannot listen there:"
             f" {error.strerror}"
         ) from None
 
@@ -237,13 +254,7 @@ def _free_port(host: str) -> socket.socket:
     return held
 
 
-def _begin_jax(
-    where: str,
-    processes: int,
-    rank: int,
-    device_ids: Sequence[int] | None,
-    connect_timeout: float,
-) -> None:
+def _begin_jax(where: str, place: _Place, connect_timeout: float) -> None:
     """Makes one program of the processes, which are all there."""
     host, _, port = where.rpartition(":")
     bound = None
@@ -256,10 +267,10 @@ def _begin_jax(
     # Two collectives at once, of one process, may wait for each other on CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(
-        where if rank == 0 else proxy.open_to(where),
-        processes,
-        rank,
-        device_ids,
+        where if place.rank == 0 else proxy.open_to(where),
+        place.processes,
+        place.rank,
+        place.device_ids,
         cluster_detection_method="deactivate",
         initialization_timeout=int(connect_timeout),
         heartbeat_timeout_seconds=JAX_SECONDS,

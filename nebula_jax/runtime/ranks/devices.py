@@ -36,7 +36,7 @@ def check(layout: Layout, batch_size: int, parts: int = 1) -> None:
     if batch_size % parts:
         nearest = rules.nearest_divisor(batch_size, parts)
         raise errors.SettingsError(
-            f"--micro_batches={parts} does not divide --batch_size={batch_size};"
+            f"micro_batches={parts} does not divide batch_size={batch_size};"
             f" {nearest} does"
         )
     if layout.devices_per_cluster:
@@ -58,7 +58,7 @@ def simulate(layout: Layout, processes: int = 1) -> None:
         nearest = -(-devices // processes) * processes
         raise errors.SettingsError(
             f"a cluster of {processes} processes cannot share"
-            f" --devices_per_cluster={devices} evenly; {nearest} would do"
+            f" devices_per_cluster={devices} evenly; {nearest} would do"
         )
     if devices:
         jax.config.update("jax_num_cpu_devices", devices // processes)
@@ -73,12 +73,12 @@ def mesh(layout: Layout, batch_size: int, parts: int = 1) -> Mesh:
     devices = jax.devices()
     if layout.devices_per_cluster > len(devices):
         raise errors.SettingsError(
-            f"--devices_per_cluster={layout.devices_per_cluster}: this machine has"
+            f"devices_per_cluster={layout.devices_per_cluster}: this machine has"
             f" {len(devices)}"
         )
     if jax.process_count() > 1 and 0 < layout.devices_per_cluster < len(devices):
         raise errors.SettingsError(
-            f"--devices_per_cluster={layout.devices_per_cluster}: the processes of this"
+            f"devices_per_cluster={layout.devices_per_cluster}: the processes of this"
             f" cluster have {len(devices)}, of which none may be left out"
         )
     devices = devices[: layout.devices_per_cluster or None]
@@ -91,12 +91,12 @@ def _check_rows(layout: Layout, devices: int, batch_size: int, parts: int) -> No
     mesh_lib.check(devices, layout.fsdp, layout.model_parallel)
     rows, groups = batch_size // parts, devices // layout.model_parallel
     if rows % groups:
-        what = f"--batch_size={batch_size}"
+        what = f"batch_size={batch_size}"
         if parts > 1:
-            what = f"a micro-batch of {rows} ({what}, --micro_batches={parts})"
+            what = f"a micro-batch of {rows} ({what}, micro_batches={parts})"
         shared = f"{devices} devices"
         if layout.model_parallel > 1:
-            shared += f" with --model_parallel={layout.model_parallel}"
+            shared += f" with model_parallel={layout.model_parallel}"
         above = -(-rows // groups) * groups
         raise errors.SettingsError(
             f"{what} does not divide over {shared}; {above * parts} would"

@@ -129,7 +129,7 @@ class Members:
                 step, place = self._at.get(rank, (0, "its beginning"))
                 self._end(
                     f"process {rank} of this cluster is silent for"
-                    f" {self._peer_timeout:g} s (--peer_timeout), since step {step} at"
+                    f" {self._peer_timeout:g} s (peer_timeout), since step {step} at"
                     f" {place}"
                 )
         # Who waits for another cluster is `communication`'s concern.
@@ -146,7 +146,7 @@ class Members:
                 for rank, (_, place) in sorted(self._at.items())
             )
             self._end(
-                f"this cluster got nothing done for {patience:g} s (--stuck_timeout),"
+                f"this cluster got nothing done for {patience:g} s (stuck_timeout),"
                 f" since step {report.done}: {where}"
             )
 

@@ -98,7 +98,7 @@ def gather(
                     missing = sorted(set(range(1, processes)) - lines.keys())
                     raise Absent(
                         f"{_processes(missing)} of {processes} did not come within"
-                        f" {timeout:g} s (--connect_timeout)"
+                        f" {timeout:g} s (connect_timeout)"
                     )
                 line, message = came
                 _check(message, lines, processes, described, line)
@@ -199,9 +199,9 @@ def _check(
     """Adds a process to `lines`, or raises errors.SettingsError."""
     rank, wrong = message["rank"], ""
     if message.get("processes") != processes:
-        wrong = f"has --num_processes={message.get('processes')}, process 0 {processes}"
+        wrong = f"has num_processes={message.get('processes')}, process 0 {processes}"
     elif rank in lines or not 0 < rank < processes:
-        wrong = "is there twice: each process has a --process_id of its own"
+        wrong = "is there twice: each process has a process_id of its own"
     else:
         wrong = difference(message.get("described"), described)
     lines[-1 if wrong else rank] = line  # it gets the answer too
@@ -251,8 +251,8 @@ def attend(
         except OSError as error:
             if time.monotonic() > deadline:
                 raise Absent(
-                    f"nobody answers at --coordinator={where} within {timeout:g} s"
-                    f" (--connect_timeout): {error.strerror or error}"
+                    f"nobody answers at coordinator={where} within {timeout:g} s"
+                    f" (connect_timeout): {error.strerror or error}"
                 ) from None
             time.sleep(RETRY_SECONDS)
     line = Line(sock)
@@ -261,12 +261,12 @@ def attend(
     if not line.arrives(left):
         line.close()
         raise Absent(
-            f"the process at --coordinator={where} did not answer within {timeout:g} s"
-            " (--connect_timeout): it may still wait for others"
+            f"the process at coordinator={where} did not answer within {timeout:g} s"
+            " (connect_timeout): it may still wait for others"
         )
     message = line.read(HELLO_SECONDS)
     if message is None:
-        raise Absent(f"the process at --coordinator={where} has ended")
+        raise Absent(f"the process at coordinator={where} has ended")
     if "refused" in message:
         raise errors.SettingsError(printable.line(str(message["refused"]), 500))
     if "absent" in message:

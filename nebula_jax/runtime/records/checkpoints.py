@@ -243,7 +243,7 @@ def check_same_run(
     found = about and difference(about, cluster, settings, fingerprints or {})
     if found:
         raise checkpoint.CheckpointError(
-            f"{workdir} holds a run with {found}; name another --workdir"
+            f"{workdir} holds a run with {found}; name another workdir"
         )
 
 
@@ -304,7 +304,7 @@ def newest_of_all(
         )
         raise checkpoint.CheckpointError(
             f"no step is saved in all clusters ({have}); put the missing files back, or"
-            " name another --workdir to begin anew"
+            " name another workdir to begin anew"
         )
     return common
 

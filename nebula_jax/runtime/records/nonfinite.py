@@ -58,7 +58,7 @@ class Skips:
             what += " gradient or the parameters after it are not finite"
         if self.count >= self._allowed:
             raise NonfiniteError(
-                f"{what}; nothing after it is saved (--allow_nonfinite={self._allowed}"
+                f"{what}; nothing after it is saved (allow_nonfinite={self._allowed}"
                 " is the number of such steps that are skipped)"
             )
         self.count += 1

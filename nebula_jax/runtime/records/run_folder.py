@@ -33,6 +33,6 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
         except BlockingIOError:
             raise errors.NebulaError(
                 f"another process works in {folder}; wait for it, or name another"
-                " --workdir"
+                " workdir"
             ) from None
         yield

@@ -109,12 +109,12 @@ def parse(text: str) -> Wanted:
     found = _FLAG.fullmatch(text)
     if found is None or not data_access.is_handle(found[1]):
         raise errors.SettingsError(
-            f"--data={text}: expected handle:NAME, or handle:NAME@LAB, as in"
+            f"data={text}: expected handle:NAME, or handle:NAME@LAB, as in"
             " handle:corpus-es"
         )
     wanted = Wanted(found[1], found[2] or "")
     if wanted.lab and not site_folder.is_lab(wanted.lab):
-        raise errors.SettingsError(f"--data={text}: {wanted.lab!r} is no lab's name")
+        raise errors.SettingsError(f"data={text}: {wanted.lab!r} is no lab's name")
     return wanted
 
 
@@ -165,7 +165,7 @@ def settings(handle: str, vocabulary: str, max_length: int) -> dict[str, Any]:
     return {
         "data": handle,
         "vocabulary": vocabulary[:16],
-        "--max_length": max_length,
+        "max_length": max_length,
     }
 
 

@@ -105,7 +105,7 @@ class RemoteText:
             this account has no grant.
         """
         self._wanted = wanted
-        self._flag = f"--data={data_channels.PREFIX}{wanted.handle}"
+        self._flag = f"data={data_channels.PREFIX}{wanted.handle}"
         self._form = data_channels.Form(
             reading.rows, reading.max_length, reading.pieces
         )

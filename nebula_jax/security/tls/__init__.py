@@ -88,6 +88,6 @@ def _load(side: int, folder: pathlib.Path, cluster: str | None) -> ssl.SSLContex
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
         raise credentials.CredentialsError(
-            f"--tls={folder}: OpenSSL does not take ca.pem, cert.pem, key.pem: {error}"
+            f"tls={folder}: OpenSSL does not take ca.pem, cert.pem, key.pem: {error}"
         ) from None
     return context

@@ -71,7 +71,7 @@ def check(where: pathlib.Path, cluster: str | None = None) -> Files:
         key = serialization.load_pem_private_key(found.key.read_bytes(), None)
     except (OSError, TypeError, ValueError) as error:
         raise CredentialsError(
-            f"--tls={where}: needs ca.pem, cert.pem and key.pem: {_brief(error)}"
+            f"tls={where}: needs ca.pem, cert.pem and key.pem: {_brief(error)}"
         ) from None
     for authority in authorities:
         _check_period(authority, f"{found.authority}: the authority")

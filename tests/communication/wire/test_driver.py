@@ -220,7 +220,7 @@ def test_a_line_that_stays_broken_ends_both_sides_in_words(line, pool):
     line.proxy.refuse()
     line.proxy.cut()
     start = time.monotonic()
-    words = r"no new connection came about within 0\.6 s \(--reconnect_timeout\)"
+    words = r"no new connection came about within 0\.6 s \(reconnect_timeout\)"
     waiting = pool.submit(line.there.wait_for_step, 1)
     with pytest.raises(session.PeerGone, match=f"generator:0.* {words}"):
         line.here.wait_for_step(1)

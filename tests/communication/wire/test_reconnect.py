@@ -67,7 +67,7 @@ def test_connections_that_carry_nothing_are_no_recovery(after, waited):
     assert policy.next_pause() >= reconnect.FIRST_PAUSE  # as if it had not come back
     assert policy.explanation == (
         "damaged, and no message crossed on any new connection within 10 s"
-        " (--reconnect_timeout)"
+        " (reconnect_timeout)"
     )
 
 
@@ -112,7 +112,7 @@ def test_a_connection_that_comes_back_forgets_everything():
         (
             2.5,
             "it broke, and no new connection came about within 2.5 s"
-            " (--reconnect_timeout): nobody answers",
+            " (reconnect_timeout): nobody answers",
         ),
     ],
 )

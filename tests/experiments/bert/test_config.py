@@ -123,14 +123,14 @@ def test_clusters_have_as_many_rows_as_they_are_given():
         ({"batch_sizes": "8"}, "--batch_sizes=8: expected 2 numbers above 0"),
         ({"batch_sizes": "8,0"}, "--batch_sizes=8,0: expected 2 numbers above 0"),
         ({"languages": "en|de|sw"}, "has 3 groups: give one, for every cluster, or"),
-        ({"languages": "en|../sw"}, "--languages: '../sw' is no language"),
-        ({"languages": "en|en"}, "--languages=\"en|en\": 'en' comes twice"),
+        ({"languages": "en|../sw"}, "languages: '../sw' is no language"),
+        ({"languages": "en|en"}, "languages=\"en|en\": 'en' comes twice"),
         ({"languages": "en|"}, "a cluster without languages"),
         ({"emulate_compute": "5,6"}, "--emulate_compute=5,6: expected one number"),
-        ({"micro_batches": 3}, "--micro_batches=3 does not divide --batch_size=16"),
+        ({"micro_batches": 3}, "micro_batches=3 does not divide batch_size=16"),
         (
             {"batch_sizes": "9,8", "micro_batches": 3},
-            "--micro_batches=3 does not divide --batch_size=8",
+            "micro_batches=3 does not divide batch_size=8",
         ),
         (
             {"hub": "0", "quorum": 1, "processes_per_cluster": 2},

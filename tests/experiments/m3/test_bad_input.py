@@ -58,9 +58,9 @@ def test_bad_flags_are_refused(flag):
     ("values", "words"),
     [
         ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole"),
-        ({"cluster": "generator:0"}, "needs --peer=HOST:PORT"),
+        ({"cluster": "generator:0"}, "needs peer=HOST:PORT"),
         ({"cluster": "generator:0", "peer": "nowhere"}, "expected HOST:PORT"),
-        ({"cluster": "generator:0", "peer": "h:1"}, "needs --tls=FOLDER with its"),
+        ({"cluster": "generator:0", "peer": "h:1"}, "needs tls=FOLDER with its"),
         (
             {"cluster": "generator:7", "peer": "h:1", "tls": "off"},
             "--generators has 2",
@@ -77,9 +77,9 @@ def test_bad_flags_are_refused(flag):
         ({"generators": "en|../sw"}, "'../sw' is no language"),
         ({"generators": "x" * 5000}, "is no language"),
         ({"generators": "9" * 9}, "families.json is missing"),
-        ({"cluster": "discriminator"}, "needs --listen=HOST:PORT"),
+        ({"cluster": "discriminator"}, "needs listen=HOST:PORT"),
         ({"cluster": "discriminator", "listen": "h:99999"}, "expected HOST:PORT"),
-        ({"peer": "h:1"}, "--peer is for a generator"),
+        ({"peer": "h:1"}, "peer is for a generator"),
         ({"generators": "en|en"}, "'en' comes twice"),
         ({"generators": "3"}, "families.json is missing"),
         ({"task_mix": "mlm"}, "unknown task 'mlm'"),

@@ -40,7 +40,7 @@ def test_addresses_are_read_and_written_alike(value, address):
     ],
 )
 def test_what_is_no_address_is_refused(value):
-    words = f"--listen={value}: expected HOST:PORT"
+    words = f"listen={value}: expected HOST:PORT"
     with pytest.raises(errors.SettingsError, match=re.escape(words)):
         addresses.host_and_port("listen", value)
 

@@ -150,7 +150,7 @@ def test_who_dials_whom():
     assert all_clusters.dialed("c", NAMES, hub="c") == []
     assert all_clusters.awaited("c", NAMES, hub="c") == ["a", "b", "d", "e"]
     assert all_clusters.dialed("all", NAMES) == []
-    with pytest.raises(errors.SettingsError, match="--hub=z: the clusters are a, b"):
+    with pytest.raises(errors.SettingsError, match="hub=z: the clusters are a, b"):
         all_clusters.dialed("a", NAMES, hub="z")
 
 
@@ -164,22 +164,22 @@ def test_who_dials_whom():
         ("b", "b", {"listen": "h:1"}, None),
         ("all", "", {}, None),
         ("all", "b", {"tls": "auto"}, None),
-        ("a", "", {}, "--cluster=a needs --listen=HOST:PORT"),
-        ("b", "", {"peer": "h:1"}, "--cluster=b needs --listen=HOST:PORT"),
-        ("a", "", {"listen": "h:1", "peer": "h:1"}, "--cluster=a dials no other one"),
-        ("all", "", {"peer": "h:1"}, "--peer=h:1: --cluster=all dials no other one"),
-        ("b", "b", {"listen": "h:1", "peer": "h:1"}, "--cluster=b dials no other"),
-        ("b", "", {"listen": "h:1"}, "--peer=HOST:PORT with 1 address, of a in this"),
+        ("a", "", {}, "cluster=a needs listen=HOST:PORT"),
+        ("b", "", {"peer": "h:1"}, "cluster=b needs listen=HOST:PORT"),
+        ("a", "", {"listen": "h:1", "peer": "h:1"}, "cluster=a dials no other one"),
+        ("all", "", {"peer": "h:1"}, "peer=h:1: cluster=all dials no other one"),
+        ("b", "b", {"listen": "h:1", "peer": "h:1"}, "cluster=b dials no other"),
+        ("b", "", {"listen": "h:1"}, "peer=HOST:PORT with 1 address, of a in this"),
         (
             "c",
             "",
             {"peer": "h:1"},
-            "--cluster=c needs --peer=HOST:PORT,... with 2 addresses, of a, b in this"
+            "cluster=c needs peer=HOST:PORT,... with 2 addresses, of a, b in this"
             " order; it has 1",
         ),
         ("c", "b", {"peer": "h:1,h:2"}, "with 1 address, of b in this order; it has 2"),
-        ("a", "d", {}, "--hub=d: the clusters are a, b, c"),
-        ("c", "", {"peer": "h:1,h:2", "tls": "auto"}, "needs --tls=FOLDER with its"),
+        ("a", "d", {}, "hub=d: the clusters are a, b, c"),
+        ("c", "", {"peer": "h:1,h:2", "tls": "auto"}, "needs tls=FOLDER with its"),
         ("c", "", {"peer": "h:1,h:2", "tls": "/nowhere"}, "/nowhere"),
     ],
 )
@@ -271,7 +271,7 @@ def test_the_error_names_all_that_are_missing_and_why():
     a, b = run.where["a"], run.where["b"]
     assert str(run.result("c")) == (
         f"a (nobody answers at {a}: Connection refused), b (nobody answers at {b}:"
-        " Connection refused), d, e did not come within 0.3 s (--connect_timeout)"
+        " Connection refused), d, e did not come within 0.3 s (connect_timeout)"
     )
 
 
@@ -309,7 +309,7 @@ def test_addresses_in_the_wrong_order_are_found_on_both_sides():
     run.start("c", began, peer=f"{run.where['b']},{run.where['a']}")
     found = run.all()
     assert time.monotonic() - start < SOON
-    words = f"b answers at {run.where['b']}, where a should (--peer)"
+    words = f"b answers at {run.where['b']}, where a should (peer)"
     assert str(found["c"]) == words
     assert str(found["b"]) == f"c gave up: {words}"
     assert str(found["a"]).endswith(words)
@@ -324,7 +324,7 @@ def test_one_that_gives_up_ends_all_with_its_reason():
     run.start("e", began)  # which d keeps from having all that it is to dial
     found = run.all()
     assert time.monotonic() - start < SOON
-    assert str(found["b"]) == "d did not come within 4 s (--connect_timeout)"
+    assert str(found["b"]) == "d did not come within 4 s (connect_timeout)"
     for name in "ace":
         assert str(found[name]).endswith(f"gave up: {found['b']}")
         assert isinstance(found[name], session.PeerAborted)
@@ -390,7 +390,7 @@ def test_a_certificate_of_another_authority_is_reported_soon(folder, tmp_path):
     found = run.all()
     assert time.monotonic() - start < SOON
     assert re.search("no TLS with a at .*certificate verify failed", str(found["b"]))
-    assert str(found["a"]) == "b did not come within 3 s (--connect_timeout)"
+    assert str(found["a"]) == "b did not come within 3 s (connect_timeout)"
 
 
 def test_links_close_whenever_each_cluster_is_done():

@@ -25,19 +25,19 @@ from nebula_jax.security.tls import certificates
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"connect_timeout": 0.0}, "--connect_timeout=0: must be above 0 seconds"),
-        ({"peer_timeout": float("inf")}, "--peer_timeout=inf: must be above 0"),
-        ({"reconnect_timeout": -1.0}, "--reconnect_timeout=-1: must not be negative"),
-        ({"stuck_timeout": -1.0}, "--stuck_timeout=-1: must not be negative"),
-        ({"stuck_timeout": float("nan")}, "--stuck_timeout=nan: must not be negative"),
+        ({"connect_timeout": 0.0}, "connect_timeout=0: must be above 0 seconds"),
+        ({"peer_timeout": float("inf")}, "peer_timeout=inf: must be above 0"),
+        ({"reconnect_timeout": -1.0}, "reconnect_timeout=-1: must not be negative"),
+        ({"stuck_timeout": -1.0}, "stuck_timeout=-1: must not be negative"),
+        ({"stuck_timeout": float("nan")}, "stuck_timeout=nan: must not be negative"),
         ({"wan": "fast"}, "cannot read 'fast'"),
-        ({"listen": "h:99999"}, "--listen=h:99999: expected HOST:PORT"),
-        ({"peer": "nowhere"}, "--peer=nowhere: expected HOST:PORT"),
-        ({"peer": "h:1,nowhere"}, "--peer=nowhere: expected HOST:PORT"),
-        ({"federation": "f", "job": "a/b"}, "--job=a/b: expected up to 64 letters"),
+        ({"listen": "h:99999"}, "listen=h:99999: expected HOST:PORT"),
+        ({"peer": "nowhere"}, "peer=nowhere: expected HOST:PORT"),
+        ({"peer": "h:1,nowhere"}, "peer=nowhere: expected HOST:PORT"),
+        ({"federation": "f", "job": "a/b"}, "job=a/b: expected up to 64 letters"),
         (
             {"federation": "f", "job": f"nebula1.{'a' * 16}"},
-            "--job: the name reads like an invitation",
+            "job: the name reads like an invitation",
         ),
     ],
 )
@@ -49,12 +49,12 @@ def test_settings_that_cannot_work_are_refused(values, words):
 @pytest.mark.parametrize(
     ("cluster", "values", "words"),
     [
-        ("g:0", {}, "--cluster=g:0 needs --peer=HOST:PORT of the d"),
-        ("all", {"peer": "h:1"}, "--peer is for a g, not for --cluster=all"),
-        ("d", {"peer": "h:1"}, "--peer is for a g"),
-        ("g:0", {"peer": "h:1,h:2"}, "--peer=h:1,h:2: expected HOST:PORT"),
-        ("d", {}, "--cluster=d needs --listen=HOST:PORT"),
-        ("g:0", {"peer": "h:1", "tls": "auto"}, "needs --tls=FOLDER with its"),
+        ("g:0", {}, "cluster=g:0 needs peer=HOST:PORT of the d"),
+        ("all", {"peer": "h:1"}, "peer is for a g, not for cluster=all"),
+        ("d", {"peer": "h:1"}, "peer is for a g"),
+        ("g:0", {"peer": "h:1,h:2"}, "peer=h:1,h:2: expected HOST:PORT"),
+        ("d", {}, "cluster=d needs listen=HOST:PORT"),
+        ("g:0", {"peer": "h:1", "tls": "auto"}, "needs tls=FOLDER with its"),
         ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),
         ("all", {}, None),
         ("d", {"listen": "h:1"}, None),
@@ -299,7 +299,7 @@ def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
         said = []
         with pytest.raises(
             bridge.ConnectError,
-            match=r"no session with d at .* after 6.3 s .--connect_timeout.: .*damaged",
+            match=r"no session with d at .* after 6.3 s .connect_timeout.: .*damaged",
         ):
             bridge.connect(
                 listening.getsockname(),
@@ -328,7 +328,7 @@ def answer_badly(listening, count):
 
 def test_who_did_not_come_is_named():
     settings = connect.Settings(connect_timeout=0.2)
-    words = "g:0, g:1 did not come within 0.2 s (--connect_timeout)"
+    words = "g:0, g:1 did not come within 0.2 s (connect_timeout)"
     refused = pytest.raises(bridge.ConnectError, match=re.escape(words))
     with refused, connect.listen(settings, hello("d"), ["g:0", "g:1"]):
         pass

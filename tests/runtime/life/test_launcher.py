@@ -163,7 +163,7 @@ def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
         f"dials:0 {again} (restart 1 of 2)",
         f"listens {again} (restart 2 of 2)",
         "error: dials:0 was killed by SIGKILL; all clusters ended, after 2 of"
-        " --restart=2",
+        " restart=2",
     ]
     found = restarts.read(tmp_path, [])
     assert [each["cluster"] for each in found] == ["dials:0", "listens"]

@@ -74,7 +74,7 @@ def test_a_process_that_hangs_is_named_with_its_place(tmp_path):
         *(tmp_path, {}, {"then": "hang"}), steps=MANY, stuck_timeout=1.0
     )
     words = (
-        r"got nothing done for 1 s \(--stuck_timeout\), since step 3: process 0 at"
+        r"got nothing done for 1 s \(stuck_timeout\), since step 3: process 0 at"
         r" nebula_jax/communication/ranks.py:\d+; process 1 at"
         r" tests/helpers/ranked.py:\d+$"
     )
@@ -151,7 +151,8 @@ def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
     bound_of = {where: where for where in ("[::1]:7", "127.0.0.1:7", "127.0.0.2:7")}
     bound_of |= {"localhost:7": "127.0.0.1:7", "[fd00::2]:7": None, "host:7": None}
     for where, bound in bound_of.items():
-        cluster._begin_jax(where, 2, 0, None, 1.0)
+        place = cluster._Place(("", 0), 2, 0, None)
+            cluster._begin_jax(where, place, 1.0)
         assert given["coordinator_bind_address"] == bound
 
 
@@ -159,7 +160,7 @@ def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
 def test_a_port_that_is_taken_is_named_as_it_was_given():
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         port = taken.getsockname()[1]
-        words = re.escape(f"--coordinator=[::1]:{port}: cannot listen there")
+        words = re.escape(f"coordinator=[::1]:{port}: cannot listen there")
         with pytest.raises(errors.NebulaError, match=words):
             cluster._listen(("::1", port))
 
@@ -177,10 +178,10 @@ def test_a_cluster_of_one_process_needs_no_others():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (cluster.Settings("h:1"), "--coordinator needs --num_processes and"),
-        (cluster.Settings("h:1", 2, 2), "--num_processes=2 --process_id=2"),
-        (cluster.Settings("h", 2, 1), "--coordinator=h: expected HOST:PORT"),
-        (cluster.Settings("auto"), "--coordinator=auto: JAX finds no Slurm step"),
+        (cluster.Settings("h:1"), "coordinator needs num_processes and"),
+        (cluster.Settings("h:1", 2, 2), "num_processes=2 process_id=2"),
+        (cluster.Settings("h", 2, 1), "coordinator=h: expected HOST:PORT"),
+        (cluster.Settings("auto"), "coordinator=auto: JAX finds no Slurm step"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, words):
@@ -191,7 +192,7 @@ def test_settings_that_cannot_work_are_refused(settings, words):
 @pytest.mark.parametrize("name", cluster.TASKS)
 def test_one_of_several_tasks_does_not_train_alone(monkeypatch, name):
     monkeypatch.setenv(name, "4")
-    with pytest.raises(errors.SettingsError, match=f"{name}=4 .* --coordinator=auto"):
+    with pytest.raises(errors.SettingsError, match=f"{name}=4 .* coordinator=auto"):
         cluster.run(cluster.Settings(), {}, train_alone)
 
 

@@ -80,7 +80,7 @@ def test_a_cluster_that_does_not_move_ends_with_every_place(ended, pair):
     wait_until(lambda: ended)
     assert ended == [process.ENDED_BY_PEER]
     (reason,) = reasons
-    assert reason.startswith("this cluster got nothing done for 0.3 s (--stuck_timeout")
+    assert reason.startswith("this cluster got nothing done for 0.3 s (stuck_timeout")
     assert "since step 1: process 0 at tests/" in reason
     assert reason.endswith("; process 1 at a.py:7")
     assert root.reason == reason
@@ -108,7 +108,7 @@ def test_one_that_is_silent_or_gone_is_named(ended, pair):
     root, line = pair(peer_timeout=1.0)
     line.send({"done": 3, "at": "a.py:7"})
     wait_until(lambda: ended)
-    words = "process 1 of this cluster is silent for 1 s (--peer_timeout), since"
+    words = "process 1 of this cluster is silent for 1 s (peer_timeout), since"
     assert root.reason == f"{words} step 3 at a.py:7"
     assert ended == [process.ENDED_BY_PEER]
     root, line = pair()

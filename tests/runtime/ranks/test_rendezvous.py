@@ -144,7 +144,7 @@ def test_of_too_many_who_do_not_describe_themselves_the_oldest_is_closed(monkeyp
     [
         ([(1, 3, SEED), (1, 3, SEED)], "process 1 of the cluster is there twice: each"),
         ([(3, 3, SEED)], "process 3 of the cluster is there twice"),
-        ([(1, 4, SEED)], "process 1 of the cluster has --num_processes=4, process 0 3"),
+        ([(1, 4, SEED)], "process 1 of the cluster has num_processes=4, process 0 3"),
         ([(1, 3, {"--seed": 7})], "process 1 of the cluster has --seed=7, process 0 0"),
         ([(1, 3, {})], "process 1 of the cluster has --seed=None, process 0 0"),
         (
@@ -162,20 +162,20 @@ def test_processes_of_different_runs_are_refused(others, words):
 def test_processes_that_do_not_come_are_named():
     for found in meet((2, 4, SEED), processes=4, timeout=2.0):
         assert isinstance(found, rendezvous.Absent)
-        words = "processes 1, 3 of 4 did not come within 2 s (--connect_timeout)"
+        words = "processes 1, 3 of 4 did not come within 2 s (connect_timeout)"
         assert str(found) == words
 
 
 def test_a_coordinator_that_is_not_there_is_named():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    words = f"nobody answers at --coordinator=127.0.0.1:{address[1]} within 0.3 s"
+    words = f"nobody answers at coordinator=127.0.0.1:{address[1]} within 0.3 s"
     with pytest.raises(rendezvous.Absent, match=re.escape(words)):
         rendezvous.attend(address, 1, 2, {}, 0.3)
 
 
 def test_a_coordinator_of_ipv6_is_named_as_it_was_given():
-    words = re.escape("nobody answers at --coordinator=[::1]:9 within 0.1 s")
+    words = re.escape("nobody answers at coordinator=[::1]:9 within 0.1 s")
     with pytest.raises(rendezvous.Absent, match=words):
         rendezvous.attend(("::1", 9), 1, 2, {}, 0.1)
 
@@ -186,8 +186,8 @@ def test_a_root_that_is_there_and_waits_for_others_has_not_ended(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         words = (
-            f"the process at --coordinator=127.0.0.1:{address[1]} did not answer within"
-            " 0.1 s (--connect_timeout): it may still wait for others"
+            f"the process at coordinator=127.0.0.1:{address[1]} did not answer within"
+            " 0.1 s (connect_timeout): it may still wait for others"
         )
         with pytest.raises(rendezvous.Absent, match=re.escape(words)):
             rendezvous.attend(address, 1, 3, {}, 0.1)

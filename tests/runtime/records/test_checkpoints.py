@@ -70,7 +70,7 @@ def test_what_a_cluster_itself_had_must_be_as_it_was(tmp_path):
     opened(tmp_path, {"text": "abc", "model": "def"})
     checkpoints.check_same_run(tmp_path, "source", SETTINGS, {"model": "def"})
     checkpoints.check_same_run(tmp_path, "source", SETTINGS)
-    words = "holds a run with text=abc, this one has xyz; name another --workdir"
+    words = "holds a run with text=abc, this one has xyz; name another workdir"
     with pytest.raises(checkpoint.CheckpointError, match=words):
         opened(tmp_path, {"text": "xyz"})
 
@@ -225,7 +225,7 @@ def test_a_run_whose_manifests_are_gone_or_damaged_does_not_begin_anew(
         else:
             path.write_text(path.read_text()[:-9] if damage == "half" else damage)
     before = files_of(tmp_path)
-    words = "step 1: manifest.json .*; step 2: manifest.json .*--workdir"
+    words = "step 1: manifest.json .*; step 2: manifest.json .*workdir"
     with pytest.raises(checkpoint.CheckpointError, match=words):
         checkpoints.check_same_run(tmp_path, "source", SETTINGS)
     with pytest.raises(checkpoint.CheckpointError, match=words):

@@ -25,7 +25,7 @@ def test_the_value_of_a_flag_is_a_handle_and_perhaps_a_lab():
     ],
 )
 def test_anything_else_is_named(text):
-    with pytest.raises(errors.SettingsError, match="--data="):
+    with pytest.raises(errors.SettingsError, match="data="):
         data_channels.parse(text)
 
 

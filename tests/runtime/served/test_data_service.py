@@ -195,7 +195,7 @@ def test_a_spent_grant_serves_no_row_more(owner, read, served):
         text.read(range(8))
         with pytest.raises(
             remote_text.NoMoreText,
-            match=r"--data=handle:corpus-tiny: .*has 2 rows left, and 4 were requested",
+            match=r"data=handle:corpus-tiny: .*has 2 rows left, and 4 were requested",
         ):
             text.read(range(4))
     assert owner.used(given)[0] == 8
@@ -231,9 +231,7 @@ def test_an_operation_that_was_not_granted_is_refused(owner, read):
 
 def test_another_vocabulary_or_length_is_named(owner, read):
     owner.grant(US)
-    with pytest.raises(
-        errors.NebulaError, match=r"max_length=16, .* has --max_length=8"
-    ):
+    with pytest.raises(errors.NebulaError, match=r"max_length=16, .* has max_length=8"):
         read(length=8)
 
 

@@ -110,7 +110,7 @@ def test_files_that_are_missing_or_damaged(folder, name, content):
     if content is not None:
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
-    refused(folder, f"--tls={folder}: needs ca.pem, cert.pem and key.pem")
+    refused(folder, f"tls={folder}: needs ca.pem, cert.pem and key.pem")
 
 
 def test_a_key_with_a_password(folder):
@@ -149,4 +149,4 @@ def test_credentials_in_memory_serve_again_and_again(folder):
         shake_hands(server(), make())
     for each in descriptors:
         os.close(each)
-    refused(where, f"--tls={where}: needs ca.pem, cert.pem and key.pem")
+    refused(where, f"tls={where}: needs ca.pem, cert.pem and key.pem")
