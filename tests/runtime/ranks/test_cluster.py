@@ -152,7 +152,7 @@ def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
     bound_of |= {"localhost:7": "127.0.0.1:7", "[fd00::2]:7": None, "host:7": None}
     for where, bound in bound_of.items():
         place = cluster._Place(("", 0), 2, 0, None)
-            cluster._begin_jax(where, place, 1.0)
+        cluster._begin_jax(where, place, 1.0)
         assert given["coordinator_bind_address"] == bound
 
 
