@@ -33,7 +33,7 @@ from nebula_jax.security import names as names_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
 SHOWN = 80  # characters of a setting's name or value
-PATIENCE_SECONDS = 5.0  # with TCP and TLS without a byte, until the next attempt
+SILENT_SECONDS = 5.0  # with TCP and TLS without a byte, until the next attempt
 SESSION_ID_BYTES = 16
 NOBODY = "nobody answers"
 # What may be damage on the way, or a peer that is about to start.
@@ -88,27 +88,27 @@ def no_further_check(peer: frames.Hello) -> None:
     """Compares nothing but versions and settings."""
 
 
-Reach = Callable[[float], tuple[socket.socket, str]]
+Route = Callable[[float], tuple[socket.socket, str]]
 """Given seconds, makes a TCP connection that leads to the listener; returns it, and the
 name that the listener's certificate must carry. Raises ConnectError if no other attempt
 can be any better, and OSError."""
 
 
-def directly(address: tuple[str, int], peer: str) -> Reach:
-    """Returns the way to a listener by its own address.
+def directly(address: tuple[str, int], peer: str) -> Route:
+    """Returns the route to a listener by its own address.
 
     Args:
       address: host and port.
       peer: the listener's name.
     """
 
-    def reach(seconds: float) -> tuple[socket.socket, str]:
+    def route(seconds: float) -> tuple[socket.socket, str]:
         try:
             return socket.create_connection(address, seconds), names_lib.label(peer)
         except UnicodeError:
             raise ConnectError(f"{endpoints.written(address)} is no address") from None
 
-    return reach
+    return route
 
 
 def connect(
@@ -124,7 +124,7 @@ def connect(
     log: Callable[[str], None] = print,
     check: Check = no_further_check,
     work: activity.Work | None = None,
-    reach: Reach | None = None,
+    route: Route | None = None,
     finish: greeting.Finish = greeting.inside_tls,
 ) -> Link:
     """Connects to a listening cluster.
@@ -143,7 +143,7 @@ def connect(
       log: called with a line when a connection breaks or comes back.
       check, finish: see `Check` and `greeting.Finish`.
       work: what this process does, as its peers see it.
-      reach: the route to the listener, if not `directly`.
+      route: to the listener, if not `directly`.
 
     Returns:
       A link whose peer has sent a Hello that agrees with this one.
@@ -155,12 +155,12 @@ def connect(
       session.PeerAborted: if the peer refuses this cluster, with its reason.
     """
     ours = secrets.token_bytes(SESSION_ID_BYTES)
-    way, sign = reach or directly(address, peer), greeting.call_sign(ours)
+    way, sign = route or directly(address, peer), greeting.call_sign(ours)
     dial = functools.partial(_dial, way, tls, finish, sign)
     session_ = session.Session(states.Role.CONNECTOR, ours, peer_timeout)
     session_.send(hello)
-    patience = max(PATIENCE_SECONDS, min(peer_timeout, greeting.PENDING_SECONDS))
-    attempt = functools.partial(_attempt, session_, dial, patience)
+    silence = max(SILENT_SECONDS, min(peer_timeout, greeting.PENDING_SECONDS))
+    attempt = functools.partial(_attempt, session_, dial, silence)
     connected = _rendezvous(
         attempt, (peer, endpoints.written(address)), connect_timeout, log
     )
@@ -211,7 +211,7 @@ def _rendezvous(
 def _attempt(
     session_: session.Session,
     dial: Callable[[float], greeting.Connected],
-    patience: float,
+    silence: float,
     deadline: float,
 ) -> greeting.Connected:
     """Makes a connection, and waits on it for the peer's Hello.
@@ -219,7 +219,7 @@ def _attempt(
     Args:
       session_: with this side's Hello, which has reached nobody yet.
       dial: makes the connection, by a monotonic time.
-      patience: seconds without a byte after which to give up. Nothing comes while this
+      silence: seconds without a byte after which to give up. Nothing comes while this
         side's Hello leaves: the peer's follows it.
       deadline: monotonic time at which to give up.
     """
@@ -227,9 +227,9 @@ def _attempt(
     sock = connected.sock
     try:
         session_.begin(time.monotonic(), connected.tags)
-        steps = greeting.meet(sock, session_)
+        steps = greeting.exchange_hellos(sock, session_)
         try:
-            greeting.run(steps, sock, deadline, patience)
+            greeting.run(steps, sock, deadline, silence)
         except TimeoutError as error:
             if session_.is_running:  # its Open has come
                 text = f"its Hello did not come: {error}"
@@ -269,7 +269,7 @@ def _is_final(error: Exception) -> bool:
 
 
 def _dial(
-    reach: Reach,
+    route: Route,
     tls: Callable[[], ssl.SSLContext] | None,
     finish: greeting.Finish,
     call_sign: str,
@@ -282,7 +282,7 @@ def _dial(
       OSError: if nobody answers, or TLS fails.
     """
     left = max(RETRY_SECONDS, deadline - time.monotonic())
-    sock, name = reach(min(PATIENCE_SECONDS, left))
+    sock, name = route(min(SILENT_SECONDS, left))
     try:
         greeting.set_up(sock)
         if tls is None:
@@ -297,7 +297,7 @@ def _dial(
             yield from greeting.shake_hands(secure)
             return (yield from finish(secure))
 
-        return greeting.run(steps(), sock, deadline, PATIENCE_SECONDS)
+        return greeting.run(steps(), sock, deadline, SILENT_SECONDS)
     except BaseException:
         sock.close()
         raise

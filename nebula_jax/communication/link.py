@@ -57,7 +57,7 @@ class Link:
         dial: Callable[[float], greeting.Connected] | None = None,
         work: activity.Work | None = None,
     ) -> None:
-        """Makes a link of a session that has met its peer, without a connection yet.
+        """Makes a link of a session whose peer's Hello has come, not connected yet.
 
         Args:
           session: whose peer's Hello has come.
@@ -328,14 +328,14 @@ class Link:
         self,
         predicate: Callable[[], Any],
         what: str,
-        patience: float = 0.0,
+        most_seconds: float = 0.0,
         timeout: float | None = None,
     ) -> None:
         """Waits for something that only the peer can bring about.
 
         Args:
           predicate: true when it is there; `what` is a name for it.
-          patience: seconds without room to read before that is an error.
+          most_seconds: without room to read before that is an error.
           timeout: seconds.
         """
         if predicate():
@@ -349,7 +349,7 @@ class Link:
                     text = f"waited {timeout:g} s for {what} (connect_timeout)"
                     raise Timeout(f"{self._session.peer}: {text}")
                 if not self._queue.has_room():
-                    if waiting.seconds > patience:
+                    if waiting.seconds > most_seconds:
                         raise session_lib.RemoteProtocolError(
                             f"{self._session.peer} sent {self._queue.tensors} tensors"
                             f" that nobody waits for, while we wait for {what}"

@@ -303,7 +303,7 @@ class Listener:
         number = opening.session_id
         new = session.Session(states.Role.LISTENER, number, self._peer_timeout)
         new.resume(opening, acknowledged, time.monotonic(), connected.tags)
-        peer = yield from greeting.meet(connected.sock, new)
+        peer = yield from greeting.exchange_hellos(connected.sock, new)
         if self._find(opening, acknowledged) is not None:  # meanwhile
             raise session.RemoteProtocolError(f"{peer.cluster} came twice at once")
         links = self._sessions.values()

@@ -120,27 +120,15 @@ class End(NamedTuple):
     out: Loopback
     into: Loopback
 
-    def sender(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
-        zstd: int | None = None,
-    ) -> channels.Sender:
+    @property
+    def sender(self) -> Callable[..., channels.Sender]:
         """Opens a channel to the other end."""
-        return self.out.sender(name, spec, codec, zstd)
+        return self.out.sender
 
-    def receiver(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
-        zstd: int | None = None,
-        sharding: Any = None,
-        check: Callable[[codec_lib.Arrays], None] = channels.accept,
-    ) -> channels.Receiver:
+    @property
+    def receiver(self) -> Callable[..., channels.Receiver]:
         """Opens the receiving end of the other end's next channel."""
-        return self.into.receiver(name, spec, codec, zstd, sharding, check)
+        return self.into.receiver
 
 
 def ends() -> tuple[End, End]:

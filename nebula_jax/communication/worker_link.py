@@ -1,13 +1,11 @@
 """A link in a process that has no bridge: what the root's link is to the root."""
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable
-from typing import Any
 
 from nebula_jax import trace as trace_lib
-from nebula_jax.communication import channels, ranks, selector
-from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import frames
 
 
@@ -38,34 +36,15 @@ class WorkerLink:
         self.outages: dict[str, float] = {}
         self.traffic: dict[str, int] = {}
         self.stop_step: int | None = None
+        self.sender = functools.partial(channels.Sender, self, 0)
+        """Opens a channel as the root does; so does `receiver`."""
+        self.receiver = functools.partial(channels.Receiver, self, 0)
 
     def __enter__(self) -> "WorkerLink":
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
-
-    def sender(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
-        zstd: int | None = None,
-    ) -> channels.Sender:
-        """Opens a channel as the root does."""
-        return channels.Sender(self, 0, name, spec, codec, zstd)
-
-    def receiver(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
-        zstd: int | None = None,
-        sharding: Any = None,
-        check: Callable[[codec_lib.Arrays], None] = channels.accept,
-    ) -> channels.Receiver:
-        """Opens a channel as the root does."""
-        return channels.Receiver(self, 0, name, spec, codec, zstd, sharding, check)
 
     def put_tensor(self, message: frames.Tensor) -> None:
         """Refuses: the root sends."""

@@ -148,7 +148,7 @@ class Trainer:
     def _rules(self) -> policy.Policy:
         return policy.load(self.folder.path / policy.FILE)
 
-    def reach(self, listener: str) -> bridge.Reach:
+    def reach(self, listener: str) -> bridge.Route:
         """Returns the way to a listening trainer, through the switches.
 
         Args:

@@ -73,17 +73,14 @@ def last_step_after_stop(done: int, window: int, total: int) -> int:
 
 
 def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator[int]:
-    """Yields the steps of a process that keeps pace with nobody.
+    """Returns the steps of a process that keeps pace with nobody.
 
     Args:
-      start: the step that the run goes on after.
+      start: the step that the run resumes after.
       last: of the run.
       stop_requested: True once the run should end; looked at before each step.
     """
-    for step in range(start + 1, last + 1):
-        if stop_requested():
-            return
-        yield step
+    return iter(Steps(start, last, stop_requested))
 
 
 class Steps:

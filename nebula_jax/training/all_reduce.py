@@ -3,7 +3,7 @@
     each         in every micro-batch, as the compiler has it of the shardings
     once         each device adds up its own micro-batches, and one sum follows
     overlapped   the same, but part by part in the last micro-batch: the sum of the top
-                 layer is under way while the gradient of those below is computed
+                 layer is in flight while the gradient of those below is computed
 
 All three take the same step, up to the rounding of sums. With N micro-batches `each`
 sends N times as much. `overlapped` gains where a collective runs beside computation (on

@@ -56,7 +56,7 @@ def _updated_generator(
 
 
 class Begun(NamedTuple):
-    """A step of a generator that is under way, micro-batch by micro-batch.
+    """A step of a generator in progress, micro-batch by micro-batch.
 
     rows: tree of [n, B, ...], masked text.
     weight: [] float32, masked tokens of the whole batch.

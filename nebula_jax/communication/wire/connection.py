@@ -52,7 +52,7 @@ class Connection:
         """True if all was sent and received."""
         self.has_received_end = False
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
-        # The latest time at which nothing was under way that the peer would have read.
+        # The latest time at which nothing was in flight that the peer would have read.
         self._idle_at = 0.0
         self._receive, self._has_room = receive, has_room
         self._notify, self._log = notify, log

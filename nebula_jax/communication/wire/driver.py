@@ -88,7 +88,7 @@ class Driver:
     # For the link, by any thread.
 
     def start(self, sock: socket.socket) -> None:
-        """Goes on with a connection on which the session has already met its peer."""
+        """Takes the connection on which the peer's Hello came."""
         with self._mutex:
             self._adopt(sock)
             try:

@@ -49,17 +49,17 @@ Finish = Callable[[ssl.SSLSocket], Steps[Connected]]
 """Takes the steps between a TLS handshake and the first frame."""
 
 
-def run(steps: Steps[T], sock: socket.socket, deadline: float, patience: float) -> T:
+def run(steps: Steps[T], sock: socket.socket, deadline: float, silence: float) -> T:
     """Takes all steps, waiting for the socket in between.
 
     Args:
       steps: of one connection.
       sock: its socket.
       deadline: monotonic time at which to give up.
-      patience: seconds without anything from the peer after which to give up.
+      silence: seconds without anything from the peer after which to give up.
 
     Raises:
-      TimeoutError: at the deadline, or without patience.
+      TimeoutError: at the deadline, or after that silence.
       Exception: what the steps raise.
     """
     with selectors.PollSelector() as selector:
@@ -69,7 +69,7 @@ def run(steps: Steps[T], sock: socket.socket, deadline: float, patience: float) 
                 selector.modify(sock, next(steps))
             except StopIteration as end:
                 return end.value
-            seconds = max(0.0, min(patience, deadline - time.monotonic()))
+            seconds = max(0.0, min(silence, deadline - time.monotonic()))
             if not selector.select(seconds):
                 raise TimeoutError(f"nothing came for {seconds:.1f} s")
 
@@ -160,7 +160,9 @@ def read_exactly(sock: socket.socket, count: int) -> Steps[bytes]:
     return bytes(data)
 
 
-def meet(sock: socket.socket, session_: session.Session) -> Steps[frames.Hello]:
+def exchange_hellos(
+    sock: socket.socket, session_: session.Session
+) -> Steps[frames.Hello]:
     """Sends what a session has to send until the peer's Hello has come.
 
     What has come after it stays in the session.

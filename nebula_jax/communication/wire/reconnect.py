@@ -11,7 +11,7 @@ import random
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between attempts. A line that is back is found within 5 s: an attempt that
-nobody answers knocks for the last time 2 s before it ends (`bridge.PATIENCE_SECONDS`,
+nobody answers knocks for the last time 2 s before it ends (`bridge.SILENT_SECONDS`,
 and TCP's pauses of 1 s, 2 s)."""
 LASTING_SECONDS = 30.0
 """A connection that lasts so long is a good one, unless something waited so long on it
@@ -47,7 +47,7 @@ class Reconnect:
           now: seconds.
           reason: for the explanation.
           crossed: messages that had crossed by then, of the whole session.
-          idle_at: the time until when nothing was under way that the peer would have
+          idle_at: the time until when nothing was in flight that the peer would have
             read.
 
         Returns:

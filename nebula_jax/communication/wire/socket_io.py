@@ -211,7 +211,7 @@ class SocketIO:
         return not session.buffer.has_holes and not self._tls.pending()
 
     def send_final(self, buffers: list, seconds: float) -> None:
-        """Writes behind what is under way, waiting: a frame is never cut by another."""
+        """Writes behind what is in flight, waiting: a frame is never cut by another."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(OSError):
             for buffer in buffers:

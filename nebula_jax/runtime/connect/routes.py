@@ -192,7 +192,7 @@ class Routes:
             peer=peer,
             line=wan.from_string(settings.wan).up,
             check=check or self.check,
-            reach=reach,
+            route=reach,
             **self._common(),
             **more,
         )

@@ -136,17 +136,17 @@ class Members:
         if self.rank or report.activity is activity.Activity.WAITING_FOR_ANOTHER:
             self._since = now
             return
-        patience = self.work.stuck_timeout
+        timeout = self.work.stuck_timeout
         if report.activity is not activity.Activity.COMPUTING:
-            patience *= 10
+            timeout *= 10
         since = max([self._since, *self._moved.values()])
-        if now - since > patience:
+        if now - since > timeout:
             where = "; ".join(
                 f"process {rank} at {place}"
                 for rank, (_, place) in sorted(self._at.items())
             )
             self._end(
-                f"this cluster got nothing done for {patience:g} s (stuck_timeout),"
+                f"this cluster got nothing done for {timeout:g} s (stuck_timeout),"
                 f" since step {report.done}: {where}"
             )
 

@@ -1,6 +1,6 @@
 """A line to a service that the one who is served never sees broken.
 
-    address = unbroken_line.open_to("10.0.0.1:1234")  # on the loopback of this host
+    address = proxy.open_to("10.0.0.1:1234")  # on the loopback of this host
 
 JAX ends a process by a crash, at once, when the connection to its service breaks: while
 that process computes, before it has reported or saved anything. On this line nothing

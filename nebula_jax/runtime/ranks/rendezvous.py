@@ -1,4 +1,4 @@
-"""The meeting of the processes of one cluster, before they are one program.
+"""The rendezvous of the processes of one cluster, before they are one program.
 
 The root waits at the coordinator's address. Every other process comes and describes
 itself; once all are there and agree, or somebody is found not to, all get one answer.
@@ -22,7 +22,7 @@ from nebula_jax.communication.wire import json_lines
 
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 5.0  # for who has connected to describe itself
-MOST_NEWCOMERS = 256  # that have not
+MOST_PENDING = 256  # that have not
 
 Message = dict[str, Any]
 
@@ -88,12 +88,12 @@ def gather(
       errors.SettingsError: if they are not the P processes of one run.
     """
     lines: dict[int, Line] = {}
-    newcomers: list[_Newcomer] = []
+    pending: list[_Pending] = []
     deadline = time.monotonic() + timeout
     try:
         with server:
             while len(lines) < processes - 1:
-                came = _next(server, newcomers, deadline)
+                came = _next(server, pending, deadline)
                 if came is None:
                     missing = sorted(set(range(1, processes)) - lines.keys())
                     raise Absent(
@@ -109,7 +109,7 @@ def gather(
             line.close()
         raise
     finally:
-        for each in newcomers:
+        for each in pending:
             each.sock.close()
     for line in lines.values():
         line.send(answer)
@@ -117,7 +117,7 @@ def gather(
 
 
 @dataclasses.dataclass(eq=False)
-class _Newcomer:
+class _Pending:
     """A connection that has not described itself yet."""
 
     sock: socket.socket
@@ -144,7 +144,7 @@ class _Newcomer:
 
 
 def _next(
-    server: socket.socket, newcomers: list[_Newcomer], deadline: float
+    server: socket.socket, pending: list[_Pending], deadline: float
 ) -> tuple[Line, Message] | None:
     """Waits for a process that describes itself; None if none comes in time.
 
@@ -152,17 +152,17 @@ def _next(
 
     Args:
       server: listens.
-      newcomers: have come, and have not described themselves; changed in place.
+      pending: have come, and have not described themselves; changed in place.
       deadline: of time.monotonic.
     """
     server.setblocking(False)
     while (now := time.monotonic()) < deadline:
-        waits = [server, *(each.sock for each in newcomers)]
+        waits = [server, *(each.sock for each in pending)]
         readable = _readable(waits, min(deadline - now, 1.0))
-        for each in [each for each in newcomers if each.sock in readable]:
+        for each in [each for each in pending if each.sock in readable]:
             if (message := each.described()) is None:
                 continue
-            newcomers.remove(each)
+            pending.remove(each)
             if message:
                 each.sock.setblocking(True)
                 return Line(each.sock), message
@@ -171,11 +171,11 @@ def _next(
             with contextlib.suppress(OSError):
                 sock, _ = server.accept()
                 sock.setblocking(False)
-                newcomers.append(_Newcomer(sock, now + HELLO_SECONDS))
-        most = len(newcomers) - MOST_NEWCOMERS
-        for number, each in enumerate(list(newcomers)):
+                pending.append(_Pending(sock, now + HELLO_SECONDS))
+        most = len(pending) - MOST_PENDING
+        for number, each in enumerate(list(pending)):
             if number < most or now > each.deadline:
-                newcomers.remove(each)
+                pending.remove(each)
                 each.sock.close()
     return None
 

@@ -357,7 +357,7 @@ def _dial(
                 line=wan.from_string(settings.wan).up,
                 log=process.message,
                 work=work or activity.Work(settings.stuck_timeout),
-                reach=trainer.reach(data_channels.CLUSTER),
+                route=trainer.reach(data_channels.CLUSTER),
                 finish=trainer.finish(states.Role.CONNECTOR),
             )
         except session.PeerAborted:

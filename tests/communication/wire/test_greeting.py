@@ -68,12 +68,12 @@ def test_two_sides_meet_and_what_comes_later_stays(ends):
     connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
     connector.send(frames.Hello("g:0", "1", {}))
     connector.begin(0.0)
-    dialing = greeting.meet(there, connector)
+    dialing = greeting.exchange_hellos(there, connector)
     next(dialing)
     opening = finish(greeting.read_opening(greeting.Connected(here)), here)
     assert opening == (frames.Open(SESSION, 1), 0)
     listener.resume(*opening, 0.0)
-    taking = greeting.meet(here, listener)
+    taking = greeting.exchange_hellos(here, listener)
     next(taking)
     assert next(dialing) == selectors.EVENT_READ  # it has our Open, and sent its Hello
     assert finish(taking, here).cluster == "g:0"
@@ -101,7 +101,7 @@ def test_who_is_refused_gets_the_reason(ends):
     greeting.set_up(there)
     connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
     connector.begin(0.0)
-    dialing = greeting.meet(there, connector)
+    dialing = greeting.exchange_hellos(there, connector)
     next(dialing)
     next(greeting.refuse(greeting.Connected(here), "not today"))
     with pytest.raises(session.PeerAborted, match="not today"):

@@ -127,7 +127,7 @@ def over_a_line(monkeypatch, there, here, disturb, patience=0.5, details=None):
     Returns:
       The connector's error, if any, the lines of both, and the line.
     """
-    monkeypatch.setattr(bridge, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(bridge, "SILENT_SECONDS", patience)
     said, errors_there = [], []
     monkeypatch.setattr(process, "message", said.append)
     listening = routes.listening_socket(connect.Settings())
@@ -203,7 +203,7 @@ def test_a_slow_handshake_keeps_its_place_as_long_as_bytes_come(monkeypatch, fol
     found, said, proxy = over_a_line(
         monkeypatch, there, here, lambda proxy: proxy.limit(1000), patience=2.5
     )
-    assert time.monotonic() - start > bridge.PATIENCE_SECONDS
+    assert time.monotonic() - start > bridge.SILENT_SECONDS
     assert not found
     assert not said
     assert proxy.connections == 1
@@ -228,7 +228,7 @@ def test_hellos_cross_a_slow_line_though_nothing_comes_while_ones_own_leaves(
         patience=patience,
         details=details,
     )
-    assert time.monotonic() - start > 2 * bridge.PATIENCE_SECONDS
+    assert time.monotonic() - start > 2 * bridge.SILENT_SECONDS
     assert not found
     assert not [line for line in said if line != routes.PLAIN]
     assert proxy.connections == 1
@@ -253,7 +253,7 @@ def test_who_has_answered_is_not_reported_as_nobody(monkeypatch):
                 reconnect_timeout=5.0,
                 peer="d",
                 log=lambda line: None,
-                reach=lambda seconds: (here, "d"),
+                route=lambda seconds: (here, "d"),
             )
 
 

@@ -118,7 +118,7 @@ def test_a_meeting_may_have_more_descriptors_than_select_takes():
 
 def test_of_too_many_who_do_not_describe_themselves_the_oldest_is_closed(monkeypatch):
     monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
-    monkeypatch.setattr(rendezvous, "MOST_NEWCOMERS", 2)
+    monkeypatch.setattr(rendezvous, "MOST_PENDING", 2)
     server = socket.create_server(("127.0.0.1", 0))
     address = server.getsockname()
     with contextlib.ExitStack() as stack:
