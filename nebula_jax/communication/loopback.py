@@ -122,12 +122,12 @@ class End(NamedTuple):
 
     @property
     def sender(self) -> Callable[..., channels.Sender]:
-        """Opens a channel to the other end."""
+        """The function that opens a channel to the other end."""
         return self.out.sender
 
     @property
     def receiver(self) -> Callable[..., channels.Receiver]:
-        """Opens the receiving end of the other end's next channel."""
+        """The function that opens the receiving end of the other end's next channel."""
         return self.into.receiver
 
 

@@ -177,7 +177,7 @@ def _counts(*kinds: jax.Array) -> jax.Array:
 
 
 class Whole(NamedTuple):
-    """What one step of the uncut model gives.
+    """The result of a step of the uncut model.
 
     generators: K states, the next ones.
     discriminator: its next state.
