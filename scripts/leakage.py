@@ -6,10 +6,8 @@ Trains the run of Table 5 once, without any line, and attacks what would cross:
 
 - H^E, after none, a third, two thirds and all of PLM-S's layers, through every forward
   codec of Table 5: the nearest public embedding, and a small inverter that the attacker
-  trains on text of its own;
-- the gradient in H^E, from which a linear probe names pieces of the target sentence;
-- the gradient of a first layer, which local steps would send: the span test;
-- M3's token ids, which are the text.
+  trains on text of its own; also without the adapters, and deeper in PLM-S;
+- the gradient of a first layer, which local steps would send: the span test.
 
 The attacks are simple and small, so that every figure is a lower bound. A codec at
 which a token is not recovered here does not protect it.
@@ -18,17 +16,16 @@ which a token is not recovered here does not protect it.
 import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
+import numpy as np
 
 from experiments import shared_flags
-from nebula_jax import errors
 from nebula_jax.models import pretrained
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
-from scripts.leaks import gradients, hidden, markdown, victim, word_indices
+from scripts.leaks import gradients, hidden, markdown, victim
 from scripts.leaks.line import Line
 from scripts.tables import compression_rows, config
 from scripts.tables import runs as table_runs
@@ -57,29 +54,17 @@ class Sizes(NamedTuple):
 SIZES = Sizes()
 
 
-def chosen(
-    names: Sequence[str], settings: Mapping[str, str]
-) -> list[compression_rows.Row]:
-    """Returns the rows of Table 5 of these names; all if there is none.
+def chosen(settings: Mapping[str, str]) -> list[compression_rows.Row]:
+    """Returns the rows of Table 5 whose codecs are attacked.
 
     Those with a bottleneck are left out, since they have another model, and those with
     late gradients: what crosses is the same.
-
-    Raises:
-      errors.SettingsError: at a name that is no row's.
     """
-    rows = [
+    return [
         row
         for row in compression_rows.rows(settings)
         if not row.bottleneck and not row.staleness
     ]
-    known = [row.name for row in rows]
-    for name in names:
-        if name not in known:
-            raise errors.SettingsError(
-                f"--rows: no {name}; there are {', '.join(known)}"
-            )
-    return [row for row in rows if not names or row.name in names]
 
 
 def thirds(layers: int) -> list[int]:
@@ -125,56 +110,17 @@ def gather(
     sides = {seed: victim.sides(text, seed, sizes.attacked) for seed in seeds}
     tables = victim.tables(model, text)
     attacks = hidden.Attacks(text, tables, sides, sizes.training)
-    agreed = attacked.run.agreed
-    line = functools.cache(
-        functools.partial(
-            Line,
-            batch_size=agreed.batch_size // agreed.micro_batches,
-            length=text.ids.shape[1],
-            width=model.config.width,
-        )
-    )
-
-    def lines(names: Sequence[str]) -> dict[str, Line]:
-        return {name: line(name) for name in names}
-
+    line = _lines(attacked)
     encode = victim.with_adapters(attacked)
     found = hidden.by_codec(
-        *(attacks, encode, text.mask, thirds(layers)),
-        *(lines([row.forward for row in rows]), process.message),
-    )
-    last, alone = encode(layers), victim.without_adapters(model, text)(layers)
-    public = []
-    for name, each in lines([PLAIN, FEW_BITS]).items():
-        received = each.send(last, text.mask).arrays
-        own = each.send(alone, text.mask).arrays
-        public.append({"codec": name, "depth": layers, **attacks.run(received, own)})
-    plm = attacked.both.plms[0].model
-    with process.timed(f"the nearest of all {plm.config.vocab_size:,} pieces"):
-        of_all = hidden.nearest_of_all(
-            text, list(sides.values()), last, victim.every_piece(plm)
-        )
-    deeper = []
-    if whole is not None:
-        by_codec = hidden.by_codec(
-            *(attacks, victim.without_adapters(whole, text), text.mask),
-            *(thirds(whole.config.layers)[1:], lines(DEEPER), process.message),
-        )
-        deeper = [
-            {"codec": name, **each} for name, depths in by_codec.items()
-            for each in depths
-        ]  # fmt: skip
-    backward = dict.fromkeys([PLAIN, *(row.backward for row in rows)])
-    backward.pop("pack_tokens", None)  # which loses nothing either
-    of_target = victim.rows_of(
-        attacked.targets, attacked.both.plms[1].tokenizer.special
+        attacks,
+        encode,
+        text.mask,
+        thirds(layers),
+        {row.forward: line(row.forward) for row in rows},
+        process.message,
     )
     with process.timed("attacking gradients"):
-        probes = gradients.probe(
-            gradients.features(attacked, last, lines(list(backward))),
-            gradients.bags(of_target.pieces, len(of_target.candidates)),
-            list(sides.values()),
-        )
         span = gradients.span(model, text, tables, sizes.batches, sides)
     return {
         "pairs": len(text.ids),
@@ -193,40 +139,81 @@ def gather(
             }
             for row in rows
         ],
-        "all_pieces": {"pieces": plm.config.vocab_size, "nearest": of_all},
-        "public": public,
-        "deeper": deeper,
-        "gradients": probes,
+        "public": without_the_adapters(attacked, attacks, encode(layers), line),
+        "deeper": deeper(text, attacks, line, whole) if whole is not None else [],
         "span": span,
-        "word_indices": word_indices.recovered(
-            text, next(iter(sides.values())).attacked
-        ),
     }
+
+
+def _lines(attacked: victim.Victim) -> Callable[[str], Line]:
+    """Returns codec -> its channel, each made once."""
+    agreed = attacked.run.agreed
+    return functools.cache(
+        functools.partial(
+            Line,
+            batch_size=agreed.batch_size // agreed.micro_batches,
+            length=attacked.rows.ids.shape[1],
+            width=attacked.model.config.width,
+        )
+    )
+
+
+def without_the_adapters(
+    attacked: victim.Victim,
+    attacks: hidden.Attacks,
+    sent: np.ndarray,
+    line: Callable[[str], Line],
+) -> list[dict[str, Any]]:
+    """Attacks H^E, [N, L, D], by inverters trained on PLM-S alone, which is public."""
+    text, layers = attacked.rows, attacked.model.config.layers
+    alone = victim.without_adapters(attacked.model, text)(layers)
+    found = []
+    for name in (PLAIN, FEW_BITS):
+        received, own = (
+            line(name).send(each, text.mask).arrays for each in (sent, alone)
+        )
+        found.append({"codec": name, "depth": layers, **attacks.run(received, own)})
+    return found
+
+
+def deeper(
+    text: victim.Rows,
+    attacks: hidden.Attacks,
+    line: Callable[[str], Line],
+    whole: pretrained.Pretrained,
+) -> list[dict[str, Any]]:
+    """Attacks what would cross of PLM-S if it were cut after more layers."""
+    by_codec = hidden.by_codec(
+        attacks,
+        victim.without_adapters(whole, text),
+        text.mask,
+        thirds(whole.config.layers)[1:],
+        {name: line(name) for name in DEEPER},
+        process.message,
+    )
+    return [
+        {"codec": name, **each} for name, depths in by_codec.items() for each in depths
+    ]
 
 
 def main() -> int:
     """Trains what is attacked, attacks it, writes and prints the record."""
     begin = time.monotonic()
-    names = flags.FLAGS["rows"].value
     table = config.from_flags("leakage", seeds=SEEDS)
     flagfile = table_runs.flagfile(FLAGFILE)
     settings = table_runs.settings(flagfile)
-    rows = chosen(names, settings)
     table5 = json.loads(TABLE5.read_text("utf-8")) if TABLE5.is_file() else {}
     with run_folder.lock(table.workdir):
         with process.timed("training what is attacked"):
             workdir = victim.train(table, flagfile)
         attacked = victim.load(workdir)
-        found = gather(
-            *(attacked, rows, table5, list(map(int, table.seeds))),
-            whole=victim.whole_plm(attacked),
-        )
-    seconds = time.monotonic() - begin
-    about = report.provenance(seconds, seeds=table.seeds)
+        seeds, whole = list(map(int, table.seeds)), victim.whole_plm(attacked)
+        found = gather(attacked, chosen(settings), table5, seeds, whole=whole)
+    about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
     result = {**about, "settings": settings, **found}
     table_runs.write(result, markdown.markdown(result), table.out)
     return 0
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=[*config.FLAGS, "rows"])
+    shared_flags.run(main, names=config.FLAGS)

@@ -1,13 +1,13 @@
-"""Leakage: the text that whoever receives can recover, by attacks and their scores.
+"""Leakage: the text that a receiver can recover, by attacks and their scores.
 
-ABNet sends hidden states one way and the gradient in them the other, M3 token ids. A
-receiver has the weights of public models, and text of its own in the same language.
-These are simple attacks, so their figures are lower bounds: who spends more on it
-recovers more, and nothing here shows that something cannot be recovered.
+ABNet sends hidden states, local steps send gradients. A receiver has the weights of
+public models, and text of its own in the same language. These are simple attacks, so
+their figures are lower bounds: more effort recovers more, and nothing here shows that
+something cannot be recovered.
 
-N attacked vectors (or examples), M of the attacker's own, D width, E width of the
-embeddings (D, save in ELECTRA), V pieces to choose among, G guesses, B batch, L length,
-F features, T targets of a probe, R outputs of a layer.
+N attacked vectors, M of the attacker's own, D width, E width of the embeddings (D, save
+in ELECTRA), V pieces to choose among, G guesses, L length, F features, T targets, R
+outputs of a layer.
 """
 
 import functools
@@ -17,9 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-from nebula_jax.models import mask_slots
-from nebula_jax.training import m3
 
 GUESSES = 5
 # Our choice, for two cores: four times as many steps recover up to 5 points more.
@@ -231,65 +228,9 @@ def ridge(features: jax.Array, targets: jax.Array, penalty: float) -> jax.Array:
       W [F, T] float32.
     """
     gram = features.T @ features
-    return _solve(gram, features, features.T @ targets, penalty)
-
-
-@jax.jit
-def probe(
-    own: jax.Array, targets: jax.Array, attacked: jax.Array, penalty: float
-) -> jax.Array:
-    """Predicts targets linearly from features, by the ridge regression of its own.
-
-    It is computed by the products of examples, which are fewer than features.
-
-    Args:
-      own: [M, F] float32, features of the attacker's own examples.
-      targets: [M, T] float32, their targets.
-      attacked: [N, F] float32, features of those it attacks.
-      penalty: as of `ridge`.
-
-    Returns:
-      Scores [N, T] float32.
-    """
-    mean = jnp.mean(targets, axis=0, keepdims=True)
-    weights = _solve(own @ own.T, own, targets - mean, penalty)
-    return (attacked @ own.T) @ weights + mean
-
-
-def _solve(
-    gram: jax.Array, features: jax.Array, wanted: jax.Array, penalty: float
-) -> jax.Array:
     shift = penalty * len(features) * jnp.mean(features**2) + TINY
     shifted = gram + shift * jnp.eye(len(gram))
-    return jax.scipy.linalg.solve(shifted, wanted, assume_a="pos")
-
-
-class BagRecovery(NamedTuple):
-    """The score of a ranking of all pieces, for each example, beside its true bag.
-
-    average_precision: the mean over examples of the mean precision at its pieces.
-    recovered: share of all examples' pieces among as many best guesses for each.
-    """
-
-    average_precision: float
-    recovered: float
-
-
-def bag_recovery(scores: np.ndarray, present: np.ndarray) -> BagRecovery:
-    """Scores rankings.
-
-    Args:
-      scores: [N, T] float.
-      present: [N, T] bool, pieces that the example has. One that has none scores 0.
-    """
-    order = np.argsort(-np.asarray(scores), axis=1, kind="stable")
-    hits = np.take_along_axis(present, order, axis=1)
-    places = np.arange(1, hits.shape[1] + 1)[None]
-    counts = present.sum(axis=1, keepdims=True)
-    precision = (np.cumsum(hits, axis=1) / places * hits).sum(axis=1)
-    precision = precision / np.maximum(1, counts[:, 0])
-    best = hits & (places <= counts)
-    return BagRecovery(float(precision.mean()), float(best.sum() / counts.sum()))
+    return jax.scipy.linalg.solve(shifted, features.T @ targets, assume_a="pos")
 
 
 @jax.jit
@@ -361,24 +302,3 @@ def span_test(gradient: jax.Array, tables: jax.Array, present: np.ndarray) -> Sp
         precision=float(found / max(1, accepted.sum())),
         pieces=float((anywhere & present.any(axis=0)).sum() / max(1, anywhere.sum())),
     )
-
-
-def text_of(tokens: m3.Tokens) -> jax.Array:
-    """Restores the original text from what an M3 generator sends: no attack is needed.
-
-    Its token ids are the corrupted text as it is. For CLM (eq. 10) the originals of
-    masked positions go with them, which is all that was missing.
-
-    Args:
-      tokens: as the discriminator receives them.
-
-    Returns:
-      [B, L] int32.
-    """
-    positions = mask_slots.find(tokens.masked, tokens.originals.shape[-1])
-    return mask_slots.scatter(tokens.input_ids, positions, tokens.originals)
-
-
-def equal_share(got: np.ndarray, want: np.ndarray, real: np.ndarray) -> float:
-    """Returns the share of tokens [B, L] that are equal where `real` [B, L] is true."""
-    return float(np.mean((np.asarray(got) == np.asarray(want))[real]))

@@ -34,81 +34,6 @@ class Training(NamedTuple):
     batch: int = leakage.BATCH
 
 
-def attack(
-    rows: victims.Rows,
-    tables: victims.Tables,
-    sides: victims.Sides,
-    attacked: np.ndarray,
-    own: np.ndarray,
-    seed: int,
-    training: Training,
-) -> dict[str, Any]:
-    """Attacks hidden states as one attacker.
-
-    Args:
-      rows: of the source side.
-      tables: public embeddings.
-      sides: the attacker's rows.
-      attacked: [N, L, D] float32, as they were received, of which it attacks some.
-      own: [N, L, D] float32, of which it trains with others.
-      seed: of the inverter.
-      training: of the inverter.
-
-    Returns:
-      nearest, inversion: each a `leakage.Recovery`, as a dict.
-    """
-    is_text, labels = _text(rows, sides.attacked)
-    is_own_text, own_labels = _text(rows, sides.own)
-    near = nearest_by_position(attacked[sides.attacked], tables.by_position)
-    inverter = leakage.fit_inverter(
-        own[sides.own][is_own_text],
-        own_labels,
-        tables.embeddings,
-        jax.random.key(seed),
-        **training._asdict(),
-    )
-    inverted = leakage.invert(
-        inverter, attacked[sides.attacked][is_text], tables.embeddings
-    )
-    near, inverted = jax.device_get((near, inverted))
-    return {
-        "nearest": leakage.recovery(near[is_text], labels)._asdict(),
-        "inversion": leakage.recovery(inverted, labels)._asdict(),
-    }
-
-
-def nearest_of_all(
-    rows: victims.Rows,
-    sides: Sequence[victims.Sides],
-    received: np.ndarray,
-    tables: Callable[[int], jax.Array],
-) -> list[dict[str, float]]:
-    """Repeats the attack by the nearest embedding with all pieces of the tokenizer.
-
-    Args:
-      rows: of the source side.
-      sides: of each attacker.
-      received: [N, L, D] float32.
-      tables: from `victim.every_piece`.
-
-    Returns:
-      A `leakage.Recovery` for each attacker, as a dict.
-    """
-    ids = rows.kept[rows.ids]
-    guesses: list[list[np.ndarray]] = [[] for _ in sides]
-    for position in range(ids.shape[1]):
-        table = tables(position)
-        for found, side in zip(guesses, sides, strict=True):
-            vectors = received[side.attacked, position]
-            found.append(jax.device_get(leakage.nearest(vectors, table)))
-    scores = []
-    for found, side in zip(guesses, sides, strict=True):
-        is_text, _ = _text(rows, side.attacked)
-        near = np.stack(found, axis=1)[is_text]
-        scores.append(leakage.recovery(near, ids[side.attacked][is_text])._asdict())
-    return scores
-
-
 def _text(rows: victims.Rows, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the chosen rows have text, [n, L] bool, and its pieces, [t]."""
     pieces = rows.pieces[chosen]
@@ -167,23 +92,40 @@ class Attacks:
           own: [N, L, D] float32, what the attackers train with, if it is not that.
 
         Returns:
-          nearest, inversion: a list of their figures, one for each seed.
+          nearest, inversion: a list of `leakage.Recovery` as dicts, one for each seed.
         """
         own = received if own is None else own
-        digest = hashlib.sha256()
-        for each in (received, own):
-            digest.update(each[self._rows.mask].tobytes())
-        key = digest.hexdigest()
+        parts = [each[self._rows.mask].tobytes() for each in (received, own)]
+        key = hashlib.sha256(b"".join(parts)).hexdigest()
         if key not in self._done:
             self._done[key] = [
-                attack(
-                    *(self._rows, self._tables, sides, received, own),
-                    *(seed, self._training),
-                )
-                for seed, sides in self._sides.items()
+                self._attack(received, own, seed) for seed in self._sides
             ]
         found = self._done[key]
         return {name: [each[name] for each in found] for name in found[0]}
+
+    def _attack(
+        self, received: np.ndarray, own: np.ndarray, seed: int
+    ) -> dict[str, Any]:
+        """Attacks hidden states as one attacker."""
+        sides, tables = self._sides[seed], self._tables
+        is_text, labels = _text(self._rows, sides.attacked)
+        is_own_text, own_labels = _text(self._rows, sides.own)
+        attacked = received[sides.attacked]
+        near = nearest_by_position(attacked, tables.by_position)
+        inverter = leakage.fit_inverter(
+            own[sides.own][is_own_text],
+            own_labels,
+            tables.embeddings,
+            jax.random.key(seed),
+            **self._training._asdict(),
+        )
+        inverted = leakage.invert(inverter, attacked[is_text], tables.embeddings)
+        near, inverted = jax.device_get((near, inverted))
+        return {
+            "nearest": leakage.recovery(near[is_text], labels)._asdict(),
+            "inversion": leakage.recovery(inverted, labels)._asdict(),
+        }
 
 
 def by_codec(

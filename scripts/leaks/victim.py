@@ -1,6 +1,6 @@
-"""The run that is attacked: both sides of an ABNet after training, and their text.
+"""The run that is attacked: an ABNet after training, and its source text.
 
-N training pairs, L source length, Q target length, D width of PLM-S, V pieces.
+N training pairs, L source length, D width of PLM-S, V pieces.
 """
 
 import dataclasses
@@ -50,23 +50,21 @@ class Rows(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """The two sides of a run.
+    """A run, and its source side.
 
     run: its configuration.
     both: models and text of both sides.
-    params: all parameters of source and target, after training. Of PLM-S's table there
-      are the rows that the text has.
+    params: all parameters of the source, after training. Of PLM-S's table there are the
+      rows that the text has.
     model: PLM-S alone, likewise; this much is public.
     rows: of the source side.
-    targets: [N, Q] int32, rows of the target side, padded.
     """
 
     run: abnet_config.Run
     both: whole.Both
-    params: tuple[Any, Any]
+    params: Any
     model: pretrained.Pretrained
     rows: Rows
-    targets: np.ndarray
 
 
 def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
@@ -114,21 +112,15 @@ def assemble(
     both = whole.load(run, folders)
     if trained is None:
         trained = [half.fresh.init().params for half in both.halves]
-    source, target = (
-        partition.merge(jax.device_put(new), half.frozen)
-        for new, half in zip(trained, both.halves, strict=True)
-    )
+    source = partition.merge(jax.device_put(trained[0]), both.halves[0].frozen)
+    text, special = both.texts[0].train, both.plms[0].tokenizer.special
     longest = run.agreed.length_buckets[-1]
-    ids, targets = (
-        text.train.rows(np.arange(len(text.train)), longest, text.tokenizer.special.pad)
-        for text in both.texts
-    )
-    rows = rows_of(ids, both.plms[0].tokenizer.special)
+    rows = rows_of(text.rows(np.arange(len(text)), longest, special.pad), special)
     model = pretrained.select_rows(both.plms[0].model, rows.kept)
     embeddings = source["embeddings"]
     table = {"embedding": embeddings["word_embeddings"]["embedding"][rows.kept]}
     source |= {"embeddings": embeddings | {"word_embeddings": table}}
-    return Victim(run, both, (source, target), model, rows, targets)
+    return Victim(run, both, source, model, rows)
 
 
 def rows_of(ids: np.ndarray, special: Any) -> Rows:
@@ -176,7 +168,6 @@ def sides(rows: Rows, seed: int, attacked: int) -> Sides:
 def with_adapters(victim: Victim) -> Encode:
     """Returns H^E as the source cluster computes it, cut after any of its layers."""
     shape = victim.both.halves[0].task.config
-
     size = len(victim.rows.kept)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -186,7 +177,7 @@ def with_adapters(victim: Victim) -> Encode:
         return abnet.encode(cut, params, ids, mask).hidden
 
     return lambda layers: _in_parts(
-        functools.partial(encode, layers, victim.params[0]), victim.rows
+        functools.partial(encode, layers, victim.params), victim.rows
     )
 
 
@@ -263,21 +254,3 @@ def tables(model: pretrained.Pretrained, rows: Rows) -> Tables:
 
     table = params["word_embeddings"]["embedding"][rows.candidates]
     return Tables(jnp.asarray(table), embed(params, rows.candidates))
-
-
-def every_piece(model: pretrained.Pretrained) -> Callable[[int], jax.Array]:
-    """Returns a function of a position: the embeddings of all pieces there.
-
-    Args:
-      model: PLM-S with its whole table.
-    """
-    params = jax.device_put(model.params["embeddings"])
-
-    @jax.jit
-    def embed(params: Any, position: jax.Array) -> jax.Array:
-        ids = jnp.arange(model.config.vocab_size)[:, None]
-        return transformer.Embeddings(model.config).apply(
-            {"params": params}, ids, True, first_position=position
-        )[:, 0]
-
-    return lambda position: embed(params, position)

@@ -5,11 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.communication import codecs
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import leakage
 from nebula_jax.models import transformer
-from nebula_jax.training import m3, m3_predictions
 
 # N vectors, D width, V pieces, L length, B rows.
 V, D, L, LAYERS = 60, 32, 8, 2
@@ -140,29 +137,6 @@ def test_a_ridge_is_where_its_gradient_is_zero():
     np.testing.assert_allclose(gradient, 0, atol=1e-4)  # float32
 
 
-def test_a_probe_is_a_ridge_and_falls_back_to_the_mean():
-    random = np.random.RandomState(0)
-    features = random.randn(60, 8).astype(np.float32)
-    targets = random.randn(60, 4).astype(np.float32) + 3
-    mean = targets[:40].mean(axis=0)
-    weights = leakage.ridge(features[:40], targets[:40] - mean[None], 0.1)
-    want = features[40:] @ np.asarray(weights) + mean
-    got = leakage.probe(features[:40], targets[:40], features[40:], 0.1)
-    np.testing.assert_allclose(got, want, atol=1e-4)  # float32
-    blind = leakage.probe(0 * features, targets, features[:1], 0.1)
-    np.testing.assert_allclose(blind[0], targets.mean(axis=0), atol=1e-4)
-
-
-def test_average_precision_by_hand():
-    scores = np.asarray([[0.9, 0.8, 0.7, 0.1], [0.9, 0.8, 0.7, 0.1]])
-    present = np.asarray([[True, False, True, False], [False, False, False, True]])
-    found = leakage.bag_recovery(scores, present)
-    assert found.average_precision == pytest.approx(((1 + 2 / 3) / 2 + 1 / 4) / 2)
-    assert found.recovered == pytest.approx(1 / 3)  # of three, one in its first places
-    best = leakage.bag_recovery(present.astype(float), present)
-    assert best == (1.0, 1.0)
-
-
 @jax.jit
 def query_gradient(params, ids):
     """[D, D], of the first layer's query projection, as a local step has it."""
@@ -199,25 +173,3 @@ def test_the_span_test_recovers_a_batch_exactly_until_it_has_as_many_tokens_as_u
             # Everything is in the span of D vectors: it accepts all, and shows nothing.
             shares = present.mean(), present.any(axis=0).mean()
             assert found == (rows * L, D, 1.0, *shares), rows
-
-
-M3 = m3.Config(PLM, PLM, steps=1)
-
-
-def test_what_m3_sends_is_the_text():
-    """Both the corrupted text, and with the originals of masked places all of it."""
-    length, pad = PLM.max_length, vocabularies.SPECIAL.pad
-    ids = text(8, length, seed=6) % (V - 5) + vocabularies.NUM_SPECIAL
-    ids[:, -3:] = pad
-    init = jax.jit(m3.init_generator, static_argnums=0)
-    corrupt = jax.jit(m3_predictions.corrupt, static_argnums=0)
-    tokens = corrupt(M3, init(M3, 0, 0).params, jax.random.key(1), ids)
-    codec = codecs.pack_ids(V)
-    arrived, _ = codec.decode(codec.encode(tokens, ())[0], ())
-    restored = jax.device_get(leakage.text_of(arrived))
-    real = ids != pad
-    assert leakage.equal_share(restored, ids, real) == 1.0
-    sent = jax.device_get(tokens)
-    assert leakage.equal_share(sent.input_ids, ids, real) < 1.0  # masks were filled in
-    assert sent.masked.any()
-    assert leakage.equal_share(ids + 1, ids, real) == 0.0

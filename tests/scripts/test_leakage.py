@@ -1,6 +1,5 @@
 import json
 
-import jax
 import numpy as np
 import pytest
 import tiny_tables
@@ -8,12 +7,9 @@ import tiny_translations
 
 from experiments.abnet import data as abnet_data
 from experiments.abnet import target_model
-from nebula_jax import errors
-from nebula_jax.communication import selector
 from nebula_jax.data import tokenizers
-from nebula_jax.training import abnet as abnet_training
 from scripts import leakage
-from scripts.leaks import gradients, hidden, markdown, victim
+from scripts.leaks import hidden, markdown, victim
 from scripts.leaks.line import Line
 from scripts.tables import compression_rows
 from scripts.tables import runs as table_runs
@@ -50,7 +46,7 @@ def attacked(tmp_path_factory):
 
 
 def rows(*names):
-    found = leakage.chosen([], SETTINGS)
+    found = leakage.chosen(SETTINGS)
     return [row for row in found if row.name in names]
 
 
@@ -81,14 +77,10 @@ def test_a_cut_is_after_thirds_of_the_layers():
 
 
 def test_every_forward_codec_of_table_5_is_attacked():
-    names = [row.forward for row in leakage.chosen([], SETTINGS)]
+    names = [row.forward for row in leakage.chosen(SETTINGS)]
     rows = compression_rows.rows(SETTINGS)
     plain = [each for each in rows if not each.bottleneck and not each.staleness]
     assert names == [row.forward for row in plain]
-    one = leakage.chosen(["delta"], SETTINGS)
-    assert [row.forward for row in one] == [names[-1]]
-    with pytest.raises(errors.SettingsError, match="--rows: no zip; there are basel"):
-        leakage.chosen(["zip"], SETTINGS)
 
 
 @trained
@@ -99,16 +91,6 @@ def test_without_a_layer_every_token_is_recovered(found):
             first, *_ = row["depths"]
             assert first["depth"] == 0
             assert [each["first"] for each in first["nearest"]] == [1.0, 1.0]
-
-
-@trained
-def test_among_all_pieces_of_the_tokenizer_too(attacked, found):
-    assert found["all_pieces"]["pieces"] > found["candidates"]
-    sides = [victim.sides(attacked.rows, 0, 12)]
-    tables = victim.every_piece(attacked.both.plms[0].model)
-    embedded = victim.with_adapters(attacked)(0)
-    (first,) = hidden.nearest_of_all(attacked.rows, sides, embedded, tables)
-    assert first == {"first": 1.0, "among": 1.0}
 
 
 @trained
@@ -126,23 +108,9 @@ def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
     assert svd[0]["ratio"] == pytest.approx((4 * 4 * 24 * 2 + 4 * 8 + 4 * 4) / spare)
     assert plain[0]["ratio"] == pytest.approx(1 + (4 * 8 + 4 * 4) / spare)
     assert packed[0]["ratio"] < 1
-
-
-@trained
-def test_bleu_is_that_of_the_same_codec(found):
-    bleu = {row["name"]: row["bleu"] for row in found["rows"]}
-    assert bleu == {
-        "baseline": [28.0, 29.0],
-        "FP16(SVD(0.6))+INT8": [],
-        "no padding": [],
-    }
-
-
-@trained
-def test_m3_sends_its_text_whole(found):
-    words = found["word_indices"]
-    assert words["corrupted"] == words["original"] == 1.0
-    assert 0 < words["masked"] < 1
+    bleu = {row["codec"]: row["bleu"] for row in found["rows"]}
+    assert bleu["identity"] == [28.0, 29.0]
+    assert bleu["pack_tokens"] == []  # the record has another codec of that name
 
 
 @trained
@@ -153,45 +121,6 @@ def test_the_span_of_few_rows_shows_them_and_that_of_many_nothing(found):
     assert few["rank"] < [few["width"]] * 2
     assert many["rank"] == [many["width"]] * 2
     assert max(many["precision"]) < 0.5
-
-
-@trained
-def test_gradients_come_through_every_backward_codec(found):
-    of = {(each["what"], each["codec"]): each for each in found["gradients"]}
-    assert {codec for _, codec in of} == {"", "identity", "int8(tensor)"}
-    assert all(len(each["recovered"]) == 2 for each in of.values())
-    assert (gradients.X_ALONE, "") in of
-
-
-@trained
-def test_the_gradient_is_the_one_that_the_target_cluster_sends(attacked):
-    """That of its half of the cut model, for the first micro-batch."""
-    agreed, half = attacked.run.agreed, attacked.both.halves[1]
-    count = agreed.batch_size // agreed.micro_batches
-    states = victim.with_adapters(attacked)(2)
-    mean = attacked.both.texts[1].train.lengths.mean()
-    index = np.arange(count, dtype=np.int32)
-    batch = abnet_training.TargetBatch(
-        attacked.targets[:count],
-        index,
-        np.float32(mean * agreed.batch_size),
-        np.zeros(count * 8, np.int8),
-    )
-    sent = {"hidden": states[:count], "mask": attacked.rows.mask[:count]}
-    sent["index"] = index
-    reply, *_ = half.program.step(
-        attacked.params[1],
-        (batch, jax.random.key(0)),
-        None,
-        selector.Selected(sent),
-        half.program.init_codecs(sent),
-        half.program.zero_grads(attacked.params[1]),
-        1,
-    )
-    got = gradients.in_hidden(attacked, attacked.params[1], states)
-    want = jax.device_get(reply.payload["hidden"])
-    np.testing.assert_allclose(got[:count], want, atol=1e-7)
-    assert np.abs(want).max() > 1e-5
 
 
 def test_attackers_do_not_have_the_sentences_that_they_attack():
@@ -213,8 +142,6 @@ def test_rows_number_text_alone():
     assert text.pieces.tolist() == [[-1, 1, 0, -1], [-1, 1, -1, -1]]
     assert text.kept[text.candidates].tolist() == [7, 9]
     assert text.mask.sum() == 7
-    marks = gradients.bags(text.pieces, 2)
-    assert marks.tolist() == [[True, True], [False, True]]
 
 
 def test_a_memory_is_attacked_at_the_first_visit_and_rated_at_the_second():
@@ -344,6 +271,10 @@ def test_the_tables_by_hand():
         "| `pack_ids(100)` | 0.300 | 15.0 | 100.0 | 100.0 |",
     ):
         assert part in text
-    some = markdown.markdown(record | {"rows": [], "span": [], "deeper": []})
-    assert "span" not in some
-    assert "12 of 12" not in some
+    withdrawn = ("all_pieces", "gradients", "word_indices")
+    for name in withdrawn:
+        del record[name]
+    some = markdown.markdown(record)
+    assert "trained without the adapters" in some
+    for word in ("all 250,002", "a linear probe", "M3 sends"):
+        assert word not in some
