@@ -13,11 +13,25 @@ Then experiments take --federation=FOLDER. `nebula COMMAND --help` has the rest.
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from nebula_jax.runtime.life import process
-from scripts.federation import audits, data, doctor, founding, people, running
+from scripts.federation import (
+    arguments,
+    audits,
+    data,
+    doctor,
+    founding,
+    people,
+    running,
+)
 
 ROOMS = (founding, running, people, data, audits, doctor)
+GROUPS = {
+    "account": "Adds, lists and changes accounts.",
+    "data": "Offers data to others, and requests theirs.",
+    "audit": "Reads the audit log, and checks that nobody changed it.",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,16 +41,35 @@ def parser() -> argparse.ArgumentParser:
         description="A federation of labs that train together over their switches.",
         epilog="Every command has --federation=FOLDER, by default ./federation.",
     )
-    commands = made.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    places = {"": made.add_subparsers(required=True, metavar="COMMAND")}
     for room in ROOMS:
-        room.add(commands)
+        for each in arguments.COMMANDS:
+            if each.run.__module__ == room.__name__:
+                _add(places, each)
     return made
+
+
+def _add(places: dict[str, Any], command: arguments.Command) -> None:
+    """Adds a command to its group, and before the first of a group the group itself."""
+    group, _, name = command.name.rpartition(" ")
+    if group not in places:
+        inner = places[""].add_parser(group, **_help(GROUPS[group]))
+        places[group] = inner.add_subparsers(required=True, metavar="COMMAND")
+    made = places[group].add_parser(name, **_help(command.run.__doc__ or ""))
+    made.set_defaults(run=command.run, command=name)
+    for names, more in command.options:
+        made.add_argument(*names, **more)
+
+
+def _help(text: str) -> dict[str, str]:
+    what = text.partition("\n")[0]
+    return {"help": what, "description": what}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
-    arguments = parser().parse_args(argv)
-    return process.guarded(lambda: arguments.run(arguments))
+    given = parser().parse_args(argv)
+    return process.guarded(lambda: given.run(given))
 
 
 if __name__ == "__main__":

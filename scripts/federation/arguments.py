@@ -1,4 +1,4 @@
-"""The parts that the commands of `nebula` share: parsers, folder, secrets, tables."""
+"""The parts that the commands of `nebula` share: options, folder, secrets, tables."""
 
 import argparse
 import contextlib
@@ -25,8 +25,21 @@ from nebula_jax.security.membership import site_folder
 
 DEFAULT_FOLDER = "federation"
 MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
-Commands = Any
-"""The class of subcommands in `argparse`, which has no public name."""
+
+Run = Callable[[argparse.Namespace], int]
+Option = tuple[tuple[str, ...], dict[str, Any]]
+
+
+class Command(NamedTuple):
+    """A command of `nebula`."""
+
+    name: str
+    run: Run
+    options: tuple[Option, ...]
+
+
+COMMANDS: list[Command] = []
+"""All commands whose modules were imported."""
 
 
 class InputError(errors.NebulaError):
@@ -45,50 +58,51 @@ class Acting(NamedTuple):
     """Unix seconds."""
 
 
-def command(
-    commands: Commands, name: str, run: Callable[[Any], int], what: str
-) -> argparse.ArgumentParser:
-    """Adds a command.
+def option(*names: str, **more: Any) -> Option:
+    """Returns an argument of a command, as `ArgumentParser.add_argument` takes it."""
+    return names, more
+
+
+def file_option(name: str, what: str, metavar: str = "FILE") -> Option:
+    """Returns an option that is a path."""
+    return option(name, type=pathlib.Path, metavar=metavar, help=what)
+
+
+FEDERATION = option(
+    "--federation",
+    type=pathlib.Path,
+    default=pathlib.Path(DEFAULT_FOLDER),
+    metavar="FOLDER",
+    help="folder of this lab (default: ./federation)",
+)
+ACCOUNT = option(
+    "--account",
+    default="",
+    metavar="NAME",
+    help="account that does it, after nebula login NAME (default: the owner of the"
+    " folder)",
+)
+
+
+def command(name: str, *options: Option) -> Callable[[Run], Run]:
+    """Makes a command of a function, whose docstring says what the command does.
 
     Args:
-      commands: that it is one of.
-      name: of it.
-      run: does it; given the parsed arguments, returns the exit status.
-      what: it does, in a sentence.
+      name: of the command, such as `status`, or `account add` in a group.
+      options: its arguments; the function finds their values in a namespace, and
+        returns the exit status.
     """
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=what[0].lower() + what[1:], description=what
-    )
-    made.set_defaults(run=run)
-    made.add_argument(
-        "--federation",
-        type=pathlib.Path,
-        default=pathlib.Path(DEFAULT_FOLDER),
-        metavar="FOLDER",
-        help="folder of this lab (default: ./federation)",
-    )
+
+    def made(run: Run) -> Run:
+        COMMANDS.append(Command(name, run, (FEDERATION, *options)))
+        return run
+
     return made
 
 
-def acting_command(
-    commands: Commands, name: str, run: Callable[[Any], int], what: str
-) -> argparse.ArgumentParser:
-    """Adds a command that is done as an account; for arguments see `command`."""
-    made = command(commands, name, run, what)
-    made.add_argument(
-        "--account",
-        default="",
-        metavar="NAME",
-        help="account that does it, after nebula login NAME (default: the owner of"
-        " the folder)",
-    )
-    return made
-
-
-def group(commands: Commands, name: str, what: str) -> Commands:
-    """Adds a group of commands, such as `account`; returns it."""
-    made = commands.add_parser(name, help=what[0].lower() + what[1:], description=what)
-    return made.add_subparsers(required=True, metavar="COMMAND", title="commands")
+def acting_command(name: str, *options: Option) -> Callable[[Run], Run]:
+    """Makes a command that is done as an account; for arguments see `command`."""
+    return command(name, ACCOUNT, *options)
 
 
 def folder(arguments: argparse.Namespace) -> site_folder.Folder:

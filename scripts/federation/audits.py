@@ -14,51 +14,23 @@ from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import site_folder
 from scripts.federation import arguments
 
+COPY = arguments.file_option(
+    "--folder",
+    "copy of a folder `audit` to read (default: this lab's own)",
+    metavar="COPY",
+)
 
-def add(commands: arguments.Commands) -> None:
-    """Adds the commands."""
-    inner = arguments.group(
-        commands, "audit", "Read the audit log, and check that nobody changed it."
-    )
-    made = arguments.acting_command(
-        inner, "show", show, "Show who did what, a line each, the newest last."
-    )
-    made.add_argument(
+
+@arguments.acting_command(
+    "audit show",
+    arguments.option(
         "--kind", default="", help="only entries of this kind, such as grant or job"
-    )
-    made.add_argument("--last", type=int, metavar="N", help="only the newest N")
-    _add_copy(made, "show")
-    made = arguments.acting_command(
-        inner, "verify", verify, "Verify the log: exit status 1 if anything is wrong."
-    )
-    made.add_argument(
-        "--of",
-        default="",
-        metavar="LAB",
-        help="lab whose log the copy is: it is held against what this lab has"
-        " witnessed of it",
-    )
-    _add_copy(made, "verify")
-    made.add_argument(
-        "--peer_copy",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="copy of another lab's log: are the bytes that it counted those that"
-        " this lab counted?",
-    )
-
-
-def _add_copy(made: argparse.ArgumentParser, verb: str) -> None:
-    made.add_argument(
-        "--folder",
-        type=pathlib.Path,
-        metavar="COPY",
-        help=f"copy of a folder `audit` to {verb} (default: this lab's own)",
-    )
-
-
+    ),
+    arguments.option("--last", type=int, metavar="N", help="only the newest N"),
+    COPY,
+)
 def show(given: argparse.Namespace) -> int:
-    """Shows a log in plain words."""
+    """Shows who did what, a line each, the newest last."""
     if given.last is not None and given.last < 1:
         raise arguments.InputError(f"the newest {given.last} entries: one at least")
     folder = _audit(given, "audit.show")
@@ -70,8 +42,25 @@ def show(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command(
+    "audit verify",
+    arguments.option(
+        "--of",
+        default="",
+        metavar="LAB",
+        help="lab whose log the copy is: it is held against what this lab has witnessed"
+        " of it",
+    ),
+    COPY,
+    arguments.file_option(
+        "--peer_copy",
+        "copy of another lab's log: are the bytes that it counted those that this lab"
+        " counted?",
+        metavar="FOLDER",
+    ),
+)
 def verify(given: argparse.Namespace) -> int:
-    """Verifies a log, and the counts of bytes on both sides of a line."""
+    """Verifies the log: exit status 1 if anything is wrong."""
     if given.of and given.folder is None:
         raise arguments.InputError(
             f"{given.of} is another lab: name the folder with a copy of its log"

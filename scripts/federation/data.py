@@ -17,92 +17,11 @@ KINDS = ("mono", "side")
 ALL = ",".join(data_access.OPERATIONS)
 
 
-def add(commands: arguments.Commands) -> None:
-    """Adds the commands."""
-    _add_data_commands(
-        arguments.group(commands, "data", "Offer data to others, and request theirs.")
-    )
-    made = arguments.acting_command(
-        commands, "grant", grant, "Grant somebody the use of data, within bounds."
-    )
-    made.add_argument("subject", help="account here, as ana; elsewhere, as ana@lab-s")
-    made.add_argument("handle", help="name of the data, such as corpus-es")
-    made.add_argument("--rows", metavar="COUNT", help="rows at most, such as 1e6")
-    made.add_argument("--bytes", metavar="COUNT", help="bytes at most, such as 2e9")
-    made.add_argument(
-        "--until", metavar="DAY", help="end (UTC), as 2027-01-01 or 2027-01-01T12:30"
-    )
-    _add_operations(made, "that are granted")
-    made = arguments.acting_command(
-        commands, "ungrant", ungrant, "Revoke a grant: its next use is refused."
-    )
-    made.add_argument("number", type=int, help="of the grant; nebula grants has it")
-    made = arguments.acting_command(
-        commands, "grants", list_grants, "List grants, and what is left of them."
-    )
-    made.add_argument("--subject", help="only this one's, such as ana@lab-s")
-    made.add_argument("--handle", help="only those for this data")
+DATA = arguments.option("name", help="name of the data")
 
 
-def _add_data_commands(commands: arguments.Commands) -> None:
-    made = arguments.acting_command(
-        commands, "add", data_add, "Offer a corpus: others see its form, and no text."
-    )
-    made.add_argument("name", help="name that others use, such as corpus-es")
-    made.add_argument("path", type=pathlib.Path, help="folder of the text")
-    made.add_argument(
-        "--vocabulary",
-        type=pathlib.Path,
-        required=True,
-        metavar="FILE",
-        help="vocabulary, or folder of a tokenizer, whose ids are served",
-    )
-    made.add_argument(
-        "--max_length",
-        type=int,
-        required=True,
-        metavar="N",
-        help="tokens of a row at most",
-    )
-    made.add_argument(
-        "--kind",
-        choices=KINDS,
-        default=KINDS[0],
-        help="text folder (mono, the default), or one side of a parallel corpus (side)",
-    )
-    made.add_argument("--about", default="", help="a line about it, for people")
-    arguments.acting_command(commands, "list", data_list, "List the data of this lab.")
-    made = arguments.acting_command(
-        commands, "show", data_show, "Show the form of data, with invented rows."
-    )
-    made.add_argument("name", help="name of the data")
-    made = arguments.acting_command(
-        commands,
-        "withdraw",
-        withdraw,
-        "Withdraw data for good: every use is refused.",
-    )
-    made.add_argument("name", help="name of the data")
-    made = arguments.acting_command(
-        commands, "request", request, "Request the use of data from its owner."
-    )
-    made.add_argument("name", help="name of the data")
-    _add_operations(made, "that are requested")
-    made.add_argument("--why", default="", help="the reason, for the owner to read")
-    made = arguments.acting_command(
-        commands, "requests", list_requests, "List the requests that are open."
-    )
-    made.add_argument("--all", action="store_true", help="those decided as well")
-    made = arguments.acting_command(commands, "refuse", refuse, "Refuse a request.")
-    made.add_argument("number", type=int, help="of the request")
-    made = arguments.acting_command(
-        commands, "serve", serve, "Serve data to those with a grant, until stopped."
-    )
-    made.add_argument("name", help="name of the data")
-
-
-def _add_operations(made: argparse.ArgumentParser, which: str) -> None:
-    made.add_argument(
+def _operations_option(which: str) -> arguments.Option:
+    return arguments.option(
         "--operations",
         default=ALL,
         metavar="NAMES",
@@ -110,8 +29,34 @@ def _add_operations(made: argparse.ArgumentParser, which: str) -> None:
     )
 
 
+@arguments.acting_command(
+    "data add",
+    arguments.option("name", help="name that others use, such as corpus-es"),
+    arguments.option("path", type=pathlib.Path, help="folder of the text"),
+    arguments.option(
+        "--vocabulary",
+        type=pathlib.Path,
+        required=True,
+        metavar="FILE",
+        help="vocabulary, or folder of a tokenizer, whose ids are served",
+    ),
+    arguments.option(
+        "--max_length",
+        type=int,
+        required=True,
+        metavar="N",
+        help="tokens of a row at most",
+    ),
+    arguments.option(
+        "--kind",
+        choices=KINDS,
+        default=KINDS[0],
+        help="text folder (mono, the default), or one side of a parallel corpus (side)",
+    ),
+    arguments.option("--about", default="", help="a line about it, for people"),
+)
 def data_add(given: argparse.Namespace) -> int:
-    """Registers a corpus as a handle."""
+    """Offers a corpus: others see its form, and no text."""
     data_access.check_handle(given.name)
     if given.max_length < 1:
         raise arguments.InputError(f"--max_length={given.max_length}: one at least")
@@ -139,8 +84,9 @@ def data_add(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command("data list")
 def data_list(given: argparse.Namespace) -> int:
-    """Lists the handles."""
+    """Lists the data of this lab."""
     with arguments.looking(given) as acting:
         found = data_access.DataAccess(acting.identity.store).handles()
     arguments.print_table(
@@ -156,8 +102,9 @@ def data_list(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command("data show", DATA)
 def data_show(given: argparse.Namespace) -> int:
-    """Shows what everybody may see of a handle."""
+    """Shows the form of data, with invented rows."""
     with arguments.looking(given) as acting:
         access = data_access.DataAccess(acting.identity.store)
         found, mock = access.find(given.name), access.mock(given.name)
@@ -172,8 +119,9 @@ def data_show(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command("data withdraw", DATA)
 def withdraw(given: argparse.Namespace) -> int:
-    """Withdraws a handle."""
+    """Withdraws data for good: every use is refused."""
     with arguments.acting(given) as acting:
         access = data_access.DataAccess(acting.identity.store, acting.identity.record)
         access.withdraw(acting.by, given.name)
@@ -181,8 +129,14 @@ def withdraw(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command(
+    "data request",
+    DATA,
+    _operations_option("that are requested"),
+    arguments.option("--why", default="", help="the reason, for the owner to read"),
+)
 def request(given: argparse.Namespace) -> int:
-    """Keeps a request for the owner of a handle."""
+    """Requests the use of data from its owner."""
     with arguments.acting(given) as (_, _, found, by, now):
         kept = data_requests.Requests(found.store, found.record).keep(
             by.name, given.name, _operations(given), given.why, now
@@ -192,8 +146,12 @@ def request(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command(
+    "data requests",
+    arguments.option("--all", action="store_true", help="those decided as well"),
+)
 def list_requests(given: argparse.Namespace) -> int:
-    """Lists the requests that whoever looks may decide, or has made."""
+    """Lists the requests that are open, and whoever looks has made or may decide."""
     with arguments.looking(given) as acting:
         by, store = acting.by, acting.identity.store
         state = None if given.all else data_requests.REQUESTED
@@ -222,6 +180,9 @@ def _request_cells(each: Request) -> tuple[str, ...]:
     return (str(each.number), each.subject, each.handle, operations, each.state, why)
 
 
+@arguments.acting_command(
+    "data refuse", arguments.option("number", type=int, help="of the request")
+)
 def refuse(given: argparse.Namespace) -> int:
     """Refuses a request."""
     with arguments.acting(given) as acting:
@@ -231,8 +192,9 @@ def refuse(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command("data serve", DATA)
 def serve(given: argparse.Namespace) -> int:
-    """Serves a handle."""
+    """Serves data to those with a grant, until stopped."""
     from nebula_jax.runtime.served import data_service
 
     with arguments.looking(given) as acting:  # refused here, before anything begins
@@ -243,8 +205,19 @@ def serve(given: argparse.Namespace) -> int:
     )
 
 
+@arguments.acting_command(
+    "grant",
+    arguments.option("subject", help="account here, as ana; elsewhere, as ana@lab-s"),
+    arguments.option("handle", help="name of the data, such as corpus-es"),
+    arguments.option("--rows", metavar="COUNT", help="rows at most, such as 1e6"),
+    arguments.option("--bytes", metavar="COUNT", help="bytes at most, such as 2e9"),
+    arguments.option(
+        "--until", metavar="DAY", help="end (UTC), as 2027-01-01 or 2027-01-01T12:30"
+    ),
+    _operations_option("that are granted"),
+)
 def grant(given: argparse.Namespace) -> int:
-    """Gives a grant."""
+    """Grants somebody the use of data, within bounds."""
     budget = budgets.Budget(
         None if given.rows is None else budgets.count(given.rows),
         None if given.bytes is None else budgets.count(given.bytes),
@@ -272,8 +245,12 @@ def _bounds(made: Grant) -> str:
     return ", ".join(bounds)
 
 
+@arguments.acting_command(
+    "ungrant",
+    arguments.option("number", type=int, help="of the grant; nebula grants has it"),
+)
 def ungrant(given: argparse.Namespace) -> int:
-    """Revokes a grant."""
+    """Revokes a grant: its next use is refused."""
     with arguments.acting(given) as acting:
         access = grants.Grants(acting.identity.store, acting.identity.record)
         found = access.revoke(acting.by, given.number)
@@ -281,8 +258,13 @@ def ungrant(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command(
+    "grants",
+    arguments.option("--subject", help="only this one's, such as ana@lab-s"),
+    arguments.option("--handle", help="only those for this data"),
+)
 def list_grants(given: argparse.Namespace) -> int:
-    """Lists grants: one's own, those for one's data, or all if that is permitted."""
+    """Lists grants, and what is left of them: one's own, and those one may see."""
     with arguments.looking(given) as acting:
         by, store = acting.by, acting.identity.store
         own = {

@@ -25,26 +25,19 @@ from scripts.federation import arguments
 SECONDS = 5.0  # for each step of reaching another switch
 
 
-def add(commands: arguments.Commands) -> None:
-    """Adds the command."""
-    made = arguments.command(
-        commands,
-        "doctor",
-        doctor,
-        "Check this lab and its way to others: exit status 1 if something is wrong.",
-    )
-    made.add_argument(
+@arguments.command(
+    "doctor",
+    arguments.option(
         "--peer",
         action="append",
         default=[],
         metavar="HOST:PORT",
-        help="switch of another lab to reach; several times for several (default:"
-        " the one where this lab joined)",
-    )
-
-
+        help="switch of another lab to reach; several times for several (default: the"
+        " one where this lab joined)",
+    ),
+)
 def doctor(given: argparse.Namespace) -> int:
-    """Checks a lab."""
+    """Checks this lab and its way to others: exit status 1 if something is wrong."""
     folder = arguments.folder(given)
     peers = [addresses.host_and_port("peer", each) for each in given.peer]
     bad = _print(checkup.folder(folder))

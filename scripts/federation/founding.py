@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import pathlib
 import socket
 import time
 
@@ -17,47 +16,12 @@ from scripts.federation import arguments
 PORT = 7070
 
 
-def add(commands: arguments.Commands) -> None:
-    """Adds the commands."""
-    made = arguments.command(
-        commands, "init", init, "Found a federation, with this as its first lab."
-    )
-    made.add_argument("--name", required=True, help="name of this lab, such as lab-s")
-    made = arguments.command(
-        commands,
-        "invite",
-        invite,
-        "Invite a lab: prints an invitation, for one use within an hour.",
-    )
-    made.add_argument("lab", help="name that the lab will have, such as lab-t")
-    made.add_argument(
-        "--address",
-        default="",
-        metavar="HOST:PORT",
-        help=f"of this lab's switch, as others reach it (default: HOSTNAME:{PORT})",
-    )
-    made = arguments.command(
-        commands,
-        "join",
-        join,
-        "Join a federation, with an invitation from standard input or --token_file.",
-    )
-    made.add_argument("address", metavar="HOST:PORT", help="of the switch to join at")
-    made.add_argument("--name", required=True, help="name of this lab, such as lab-t")
-    made.add_argument(
-        "--token_file", type=pathlib.Path, metavar="FILE", help="with the invitation"
-    )
-    made = arguments.command(
-        commands,
-        "revoke",
-        revoke,
-        "Revoke a lab's certificates: its connections end within two seconds.",
-    )
-    made.add_argument("lab", help="name of the lab")
-
-
+@arguments.command(
+    "init",
+    arguments.option("--name", required=True, help="name of this lab, such as lab-s"),
+)
 def init(given: argparse.Namespace) -> int:
-    """Founds a federation."""
+    """Founds a federation, with this as its first lab."""
     folder = arguments.folder(given)
     issuer = joining.found(folder, given.name)
     _begin(folder, given.name, "founded", fingerprint=issuer.fingerprint)
@@ -68,8 +32,18 @@ def init(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.command(
+    "invite",
+    arguments.option("lab", help="name that the lab will have, such as lab-t"),
+    arguments.option(
+        "--address",
+        default="",
+        metavar="HOST:PORT",
+        help=f"of this lab's switch, as others reach it (default: HOSTNAME:{PORT})",
+    ),
+)
 def invite(given: argparse.Namespace) -> int:
-    """Invites a lab."""
+    """Invites a lab: prints an invitation, for one use within an hour."""
     folder = arguments.folder(given)
     lab = folder.load().name
     address = given.address or f"{socket.getfqdn()}:{PORT}"
@@ -81,8 +55,14 @@ def invite(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.command(
+    "join",
+    arguments.option("address", metavar="HOST:PORT", help="of the switch to join at"),
+    arguments.option("--name", required=True, help="name of this lab, such as lab-t"),
+    arguments.file_option("--token_file", "with the invitation"),
+)
 def join(given: argparse.Namespace) -> int:
-    """Joins a federation."""
+    """Joins a federation, with an invitation from standard input or --token_file."""
     folder = arguments.folder(given)
     text = arguments.secret("invitation", given.token_file)
     invitation = invitations.parse(text)
@@ -98,8 +78,9 @@ def join(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.command("revoke", arguments.option("lab", help="name of the lab"))
 def revoke(given: argparse.Namespace) -> int:
-    """Revokes a lab's certificates."""
+    """Revokes a lab's certificates: its connections end within two seconds."""
     folder = arguments.folder(given)
     lab = folder.load().name
     issuer = authority.LocalAuthority(folder)

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import pathlib
 import time
 
 from nebula_jax import disk
@@ -22,94 +21,23 @@ from scripts.federation import arguments
 NO_LIMIT = "none"
 
 
-def add(commands: arguments.Commands) -> None:
-    """Adds the commands."""
-    made = arguments.command(
-        commands,
-        "login",
-        login,
-        "Log in: the next commands can have --account=NAME for a day.",
-    )
-    made.add_argument("name", help="name of the account")
-    _add_password_file(made, "with the password (default: standard input)")
-    made = arguments.command(
-        commands, "logout", logout, "Log out: what a login has given does not serve."
-    )
-    made.add_argument("name", help="name of the account")
-    inner = arguments.group(commands, "account", "Add, list and change accounts.")
-    _add_account_commands(inner)
+NAME = arguments.option("name", help="name of the account")
 
 
-def _add_account_commands(commands: arguments.Commands) -> None:
-    made = arguments.acting_command(
-        commands, "add", account_add, "Add a person, with a first password."
-    )
-    made.add_argument("name", help="name of the account, such as ana")
-    made.add_argument(
-        "--role",
-        choices=roles.ROLES,
-        default=roles.RESEARCHER,
-        help="what the account may do (default: researcher)",
-    )
-    _add_password_file(made, "with the first password (default: standard input)")
-    arguments.acting_command(
-        commands, "list", account_list, "List the accounts of this lab."
-    )
-    for name, what in (
-        ("suspend", "Suspend an account: it may do nothing until it is resumed."),
-        ("resume", "Resume an account that was suspended."),
-        ("remove", "Remove an account for good; it has to be suspended before."),
-    ):
-        made = arguments.acting_command(commands, name, account_change, what)
-        made.set_defaults(change=name)
-        made.add_argument("name", help="name of the account")
-    made = arguments.acting_command(
-        commands, "role", account_role, "Give an account another role."
-    )
-    made.add_argument("name", help="name of the account")
-    made.add_argument("role", choices=roles.ROLES, help="its role from now on")
-    made = arguments.acting_command(
-        commands,
-        "password",
-        account_password,
-        "Set the password of an account: all its logins end.",
-    )
-    made.add_argument("name", help="name of the account")
-    _add_password_file(made, "with the new password (default: standard input)")
-    made.add_argument(
-        "--old_password_file",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="with the present password, which only one's own account needs"
-        " (default: standard input, before the new one)",
-    )
-    made = arguments.acting_command(
-        commands, "limits", account_limits, "Set what an account has of this lab."
-    )
-    made.add_argument("name", help="name of the account")
-    made.add_argument(
-        "--share",
-        type=float,
-        metavar="WEIGHT",
-        help="weight of its streams on a line that is full (others have 1)",
-    )
-    for name, what in (
-        ("--line_bytes", "bytes over the line, in all"),
-        ("--disk_bytes", "bytes in its work folder"),
-    ):
-        made.add_argument(
-            name, metavar="BYTES", help=f"{what}, such as 1e9; {NO_LIMIT} for no limit"
-        )
+def _bytes_option(name: str, what: str) -> arguments.Option:
+    text = f"{what}, such as 1e9; {NO_LIMIT} for no limit"
+    return arguments.option(name, metavar="BYTES", help=text)
 
 
-def _add_password_file(made: argparse.ArgumentParser, what: str) -> None:
-    made.add_argument(
-        "--password_file", type=pathlib.Path, metavar="FILE", help=f"file {what}"
-    )
-
-
+@arguments.command(
+    "login",
+    NAME,
+    arguments.file_option(
+        "--password_file", "file with the password (default: standard input)"
+    ),
+)
 def login(given: argparse.Namespace) -> int:
-    """Logs an account in."""
+    """Logs in: the next commands can have --account=NAME for a day."""
     with arguments.opened(given) as (folder, found):
         password = arguments.secret(f"password of {given.name}", given.password_file)
         made = logins.login(found, given.name, password, time.time())
@@ -119,8 +47,9 @@ def login(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.command("logout", NAME)
 def logout(given: argparse.Namespace) -> int:
-    """Logs an account out."""
+    """Logs out: what a login has given does not serve."""
     with arguments.opened(given) as (folder, found):
         token = account_token.read(folder, found.find(given.name).name)
         with contextlib.suppress(tokens.TokenError):  # whatever was in the file
@@ -131,8 +60,21 @@ def logout(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command(
+    "account add",
+    NAME,
+    arguments.option(
+        "--role",
+        choices=roles.ROLES,
+        default=roles.RESEARCHER,
+        help="what the account may do (default: researcher)",
+    ),
+    arguments.file_option(
+        "--password_file", "file with the first password (default: standard input)"
+    ),
+)
 def account_add(given: argparse.Namespace) -> int:
-    """Adds an account, and activates it."""
+    """Adds a person, with a first password."""
     accounts.check_name(given.name)
     with arguments.acting(given) as (folder, _, found, by, now):
         roles.require_over(by, "account.add", given.name, given.role)
@@ -155,8 +97,9 @@ def _is_half_added(there: list[Account], name: str, role: str) -> bool:
     return begun in [(each.name, each.role, each.state) for each in there]
 
 
+@arguments.acting_command("account list")
 def account_list(given: argparse.Namespace) -> int:
-    """Lists the accounts."""
+    """Lists the accounts of this lab."""
     with arguments.looking(given) as acting:
         roles.require(acting.by, "account.list")
         found = acting.identity.listing()
@@ -175,19 +118,27 @@ def account_list(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command("account suspend", NAME)
+@arguments.acting_command("account resume", NAME)
+@arguments.acting_command("account remove", NAME)
 def account_change(given: argparse.Namespace) -> int:
-    """Suspends, resumes or removes an account."""
+    """Suspends an account, resumes it, or removes one for good that is suspended."""
     with arguments.acting(given) as acting:
         changes = {
             "suspend": acting.identity.suspend,
             "resume": acting.identity.resume,
             "remove": acting.identity.remove,
         }
-        after = changes[given.change](acting.by, given.name)
+        after = changes[given.command](acting.by, given.name)
     print(f"{after.name} is {after.state}")
     return 0
 
 
+@arguments.acting_command(
+    "account role",
+    NAME,
+    arguments.option("role", choices=roles.ROLES, help="its role from now on"),
+)
 def account_role(given: argparse.Namespace) -> int:
     """Gives an account another role."""
     with arguments.acting(given) as acting:
@@ -196,8 +147,20 @@ def account_role(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.acting_command(
+    "account password",
+    NAME,
+    arguments.file_option(
+        "--password_file", "file with the new password (default: standard input)"
+    ),
+    arguments.file_option(
+        "--old_password_file",
+        "with the present password, which only one's own account needs (default:"
+        " standard input, before the new one)",
+    ),
+)
 def account_password(given: argparse.Namespace) -> int:
-    """Sets a password."""
+    """Sets the password of an account: all its logins end."""
     with arguments.acting(given) as (_, _, found, by, now):
         old = ""
         if by.name == given.name and _has_password(found, given.name):
@@ -217,8 +180,20 @@ def _has_password(found: arguments.Identity, name: str) -> bool:
     return any(row[0] for row in found.store.rows(query, (name,)))
 
 
+@arguments.acting_command(
+    "account limits",
+    NAME,
+    arguments.option(
+        "--share",
+        type=float,
+        metavar="WEIGHT",
+        help="weight of its streams on a line that is full (others have 1)",
+    ),
+    _bytes_option("--line_bytes", "bytes over the line, in all"),
+    _bytes_option("--disk_bytes", "bytes in its work folder"),
+)
 def account_limits(given: argparse.Namespace) -> int:
-    """Sets limits; what is not given stays."""
+    """Sets what an account has of this lab; what is not given stays."""
     with arguments.acting(given) as acting:
         before = acting.identity.find(given.name).limits
         limits = accounts.Limits(

@@ -18,39 +18,29 @@ from scripts.federation import arguments
 REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
 
 
-def add(commands: arguments.Commands) -> None:
-    """Adds the commands."""
-    made = arguments.command(
-        commands, "switch", switch, "Run the switch of this lab, until it is stopped."
-    )
-    made.add_argument(
+@arguments.command(
+    "switch",
+    arguments.option(
         "--listen",
         metavar="HOST:PORT",
         help="where other labs' switches connect; not behind a NAT",
-    )
-    made.add_argument(
+    ),
+    arguments.option(
         "--peer",
         action="append",
         default=[],
         metavar="HOST:PORT",
         help="switch of another lab, to connect to; several times for several",
-    )
-    made.add_argument(
+    ),
+    arguments.option(
         "--inside",
         default="127.0.0.1:0",
         metavar="HOST:PORT",
         help="where trainers of this lab connect (default: this machine alone)",
-    )
-    arguments.command(
-        commands, "status", status, "Show who is connected, and who waits for whom."
-    )
-    arguments.command(
-        commands, "rotate", rotate, "Replace the certificates of this lab now."
-    )
-
-
+    ),
+)
 def switch(given: argparse.Namespace) -> int:
-    """Runs the switch."""
+    """Runs the switch of this lab, until it is stopped."""
     if not given.listen and not given.peer:
         raise arguments.InputError(
             "nebula switch needs --listen HOST:PORT, or --peer HOST:PORT, or both"
@@ -84,8 +74,9 @@ async def _run(
     await made.run(outside, peers, inside, started)
 
 
+@arguments.command("status")
 def status(given: argparse.Namespace) -> int:
-    """Shows the status of the switch."""
+    """Shows who is connected, and who waits for whom."""
     found = _request(given, "status")
     print("\n".join(lines_of(found)))
     return 0
@@ -132,8 +123,9 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+@arguments.command("rotate")
 def rotate(given: argparse.Namespace) -> int:
-    """Replaces the certificates of this lab."""
+    """Replaces the certificates of this lab now."""
     began = time.monotonic()
     _request(given, "rotate")
     print(f"the certificates are new, after {time.monotonic() - began:.1f} s")
