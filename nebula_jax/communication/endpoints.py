@@ -1,6 +1,8 @@
-"""Sockets that listen, and their addresses as one writes them."""
+"""Addresses as one writes them, HOST:PORT, and sockets that listen there."""
 
 import contextlib
+import ipaddress
+import re
 import socket
 
 from nebula_jax import errors
@@ -19,6 +21,43 @@ def written(address: tuple[str, int]) -> str:
     """Returns an address as one writes it: `example.org:7070`, `[::1]:7070`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_and_port(name: str, value: str) -> tuple[str, int]:
+    """Parses `HOST:PORT`, `[::]:PORT` or `[fe80::1%eth0]:PORT`.
+
+    Args:
+      name: of the argument, for the error.
+      value: the text.
+
+    Raises:
+      errors.SettingsError: if it is none.
+    """
+    host, _, port = value.rpartition(":")
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        elif not host or re.search(r"[\s:\[\]/%@]", host):
+            raise ValueError
+        if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+            raise ValueError
+    except ValueError:
+        raise errors.SettingsError(
+            f"{name}={value}: expected HOST:PORT, with an IPv6 address in brackets"
+        ) from None
+    return host, int(port)
+
+
+def hosts_and_ports(name: str, value: str) -> list[tuple[str, int]]:
+    """Parses addresses with commas between them; none if the text is empty.
+
+    Args:
+      name, value: as for `host_and_port`.
+
+    Raises:
+      errors.SettingsError: if one of them is none.
+    """
+    return [host_and_port(name, each) for each in value.split(",") if value]
 
 
 def listen(address: tuple[str, int]) -> socket.socket:

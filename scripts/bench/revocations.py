@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, joining
-from nebula_jax.runtime.connect import addresses
 from nebula_jax.security.accounts import account_token, identity
 from nebula_jax.security.membership import (
     authority,
@@ -59,7 +58,7 @@ def measure(folder: pathlib.Path) -> list[float]:
     """
     found = []
     where, outside = (f"127.0.0.1:{harness.free_port()}" for _ in range(2))
-    line = relay.Relay(addresses.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)
+    line = relay.Relay(endpoints.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)
     with (
         labs.lab_in(folder / "s") as s,
         contextlib.closing(line),

@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives import serialization
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner
-from nebula_jax.runtime.connect import addresses
 from nebula_jax.security.accounts import owner_token
 from nebula_jax.security.membership import checkup, member, site_folder
 from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
@@ -39,11 +38,11 @@ SECONDS = 5.0  # for each step of reaching another switch
 def doctor(given: argparse.Namespace) -> int:
     """Checks this lab and its way to others: exit status 1 if something is wrong."""
     folder = arguments.folder(given)
-    peers = [addresses.host_and_port("peer", each) for each in given.peer]
+    peers = [endpoints.host_and_port("peer", each) for each in given.peer]
     bad = _print(checkup.folder(folder))
     if is_lab := _is_lab(folder):
         if not peers and (authority := folder.load().authority):
-            peers = [addresses.host_and_port("peer", authority)]
+            peers = [endpoints.host_and_port("peer", authority)]
         bad += _print(running(folder))
     for address in peers if is_lab else ():
         bad += _print(reach(folder, address))

@@ -62,7 +62,7 @@ def invite(given: argparse.Namespace) -> int:
     arguments.file_option("--token_file", "with the invitation"),
 )
 def join(given: argparse.Namespace) -> int:
-    """Joins a federation, with an invitation from standard input or --token_file."""
+    """Joins a federation, with an invitation from standard input or from a file."""
     folder = arguments.folder(given)
     text = arguments.secret("invitation", given.token_file)
     invitation = invitations.parse(text)

@@ -10,7 +10,6 @@ from typing import Any
 
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, server
-from nebula_jax.runtime.connect import addresses
 from nebula_jax.runtime.life import process
 from nebula_jax.security.accounts.identity import Identity
 from scripts.federation import arguments
@@ -46,11 +45,11 @@ def switch(given: argparse.Namespace) -> int:
             "nebula switch needs --listen HOST:PORT, or --peer HOST:PORT, or both"
         )
     made = server.Switch(arguments.folder(given), process.message)
-    peers = [addresses.host_and_port("peer", each) for each in given.peer]
+    peers = [endpoints.host_and_port("peer", each) for each in given.peer]
     outside = given.listen and endpoints.listen(
-        addresses.host_and_port("listen", given.listen)
+        endpoints.host_and_port("listen", given.listen)
     )
-    inside = endpoints.listen(addresses.host_and_port("inside", given.inside))
+    inside = endpoints.listen(endpoints.host_and_port("inside", given.inside))
     asyncio.run(_run(made, outside or None, peers, inside))
     return 0
 

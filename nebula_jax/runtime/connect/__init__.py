@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication import bridge, endpoints, ranks
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.federation import inner, switch_client
-from nebula_jax.runtime.connect import addresses, routes
+from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.security import tls
 from nebula_jax.security.accounts import account_token
@@ -54,7 +54,7 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
                 f"peer is for a {connector}, not for cluster={cluster}"
             )
         if dials:
-            addresses.host_and_port("peer", settings.peer)
+            endpoints.host_and_port("peer", settings.peer)
     check_means(settings, cluster, listens=listens, dials=dials)
 
 
@@ -76,7 +76,7 @@ def check_means(
         if listens or dials:
             _check_federation(settings)
         return
-    port = addresses.host_and_port("listen", settings.listen)[1]
+    port = endpoints.host_and_port("listen", settings.listen)[1]
     if listens and not port and routes.LISTEN_FD not in os.environ:
         raise errors.SettingsError(f"cluster={cluster} needs listen=HOST:PORT")
     if listens and routes.LISTEN_FD in os.environ:
@@ -149,7 +149,7 @@ def dial(
     try:
         address = None
         if not settings.federation:
-            address = addresses.host_and_port("peer", settings.peer)
+            address = endpoints.host_and_port("peer", settings.peer)
         link = own.dial(peer, address)
     except BaseException:
         own.close()

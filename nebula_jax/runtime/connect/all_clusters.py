@@ -17,15 +17,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication import bridge, endpoints, ranks
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import addresses, routes
 from nebula_jax.runtime.connect import gathering as gathering_lib
+from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.security import names as names_lib
@@ -90,7 +90,7 @@ def _addresses(
     """
     if settings.federation:
         return [None for _ in dials]
-    found = addresses.hosts_and_ports("peer", settings.peer)
+    found = endpoints.hosts_and_ports("peer", settings.peer)
     if len(found) == len(dials):
         return list(found)
     if not dials:

@@ -20,7 +20,6 @@ from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
 from nebula_jax.communication.worker_link import WorkerLink, share_peer
 from nebula_jax.federation import inner, requests, switch_client
-from nebula_jax.runtime.connect import addresses
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.security import tls
@@ -78,7 +77,7 @@ class Settings:
             if not 0 <= value < float("inf"):
                 raise errors.SettingsError(f"{name}={value:g}: must not be negative")
         wan.from_string(self.wan)
-        addresses.host_and_port("listen", self.listen)
+        endpoints.host_and_port("listen", self.listen)
         if self.federation:
             if self.peer and not site_folder.is_lab(self.peer):
                 raise errors.SettingsError(
@@ -94,7 +93,7 @@ class Settings:
                     f"job={self.job}: expected up to 64 letters, digits, ., _ and -"
                 )
         else:
-            addresses.hosts_and_ports("peer", self.peer)
+            endpoints.hosts_and_ports("peer", self.peer)
 
 
 class Routes:
@@ -254,7 +253,7 @@ def listening_socket(settings: Settings) -> socket.socket:
     if LISTEN_FD in os.environ:
         found = process.handed_down(LISTEN_FD, stat.S_ISSOCK)
         return socket.socket(fileno=found)
-    return endpoints.listen(addresses.host_and_port("listen", settings.listen))
+    return endpoints.listen(endpoints.host_and_port("listen", settings.listen))
 
 
 def share(link: Link) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nebula_jax.communication import endpoints
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import addresses, routes
+from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import processes
 from nebula_jax.security import names, tls
 from nebula_jax.security.tls import certificates, credentials
@@ -100,7 +100,7 @@ def _listening(
     clusters: Sequence[str], address: str, stack: contextlib.ExitStack
 ) -> dict[str, socket.socket]:
     """Binds a socket for each cluster that listens; `stack` closes them."""
-    host, port = addresses.host_and_port("listen", address)
+    host, port = endpoints.host_and_port("listen", address)
     found = {}
     for number, name in enumerate(clusters):
         bound = endpoints.listen((host, 0 if number else port))

@@ -31,7 +31,6 @@ from jax._src import clusters
 from nebula_jax import errors
 from nebula_jax.communication import endpoints, ranks
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime.connect import addresses
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import members as members_lib
 from nebula_jax.runtime.ranks import proxy, rendezvous
@@ -205,7 +204,7 @@ def _place_of(settings: Settings) -> _Place:
             f"coordinator needs num_processes and process_id from 0 to one less;"
             f" there are num_processes={processes} process_id={rank}"
         )
-    address = addresses.host_and_port("coordinator", settings.coordinator)
+    address = endpoints.host_and_port("coordinator", settings.coordinator)
     return _Place(address, processes, rank, None)
 
 
@@ -223,7 +222,7 @@ def _detected(timeout: float) -> _Place:
             "coordinator=auto: JAX finds no Slurm step, Open MPI run or Kubernetes"
             " job here; give coordinator, num_processes and process_id"
         )
-    address = addresses.host_and_port("coordinator", where)
+    address = endpoints.host_and_port("coordinator", where)
     return _Place(address, processes, rank, device_ids)
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
-from nebula_jax.runtime.connect import addresses
 
 
 @pytest.mark.parametrize(
@@ -18,7 +17,7 @@ from nebula_jax.runtime.connect import addresses
     ],
 )
 def test_addresses_are_read_and_written_alike(value, address):
-    assert addresses.host_and_port("peer", value) == address
+    assert endpoints.host_and_port("peer", value) == address
     assert endpoints.written(address) == value
 
 
@@ -42,13 +41,13 @@ def test_addresses_are_read_and_written_alike(value, address):
 def test_what_is_no_address_is_refused(value):
     words = f"listen={value}: expected HOST:PORT"
     with pytest.raises(errors.SettingsError, match=re.escape(words)):
-        addresses.host_and_port("listen", value)
+        endpoints.host_and_port("listen", value)
 
 
 def test_several_addresses_have_commas_between_them():
-    found = addresses.hosts_and_ports("peer", "a.example:7070,[::1]:7071")
+    found = endpoints.hosts_and_ports("peer", "a.example:7070,[::1]:7071")
     assert found == [("a.example", 7070), ("::1", 7071)]
-    assert addresses.hosts_and_ports("peer", "") == []
+    assert endpoints.hosts_and_ports("peer", "") == []
     for value in (",", "h:1,", "h:1,h", "h:1;h:2"):
         with pytest.raises(errors.SettingsError, match="expected HOST:PORT"):
-            addresses.hosts_and_ports("peer", value)
+            endpoints.hosts_and_ports("peer", value)
