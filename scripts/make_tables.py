@@ -31,8 +31,10 @@ from scripts import (
     bench_planner,
     bench_security,
     scaling,
+    table1_xnli,
     table3_throughput,
     table4_speedup,
+    table_long_run,
 )
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
@@ -40,10 +42,7 @@ from scripts.tables import (
     abnet_markdown,
     codec_control_markdown,
     local_steps_markdown,
-    long_run_markdown,
     main_results,
-    paper,
-    xnli_markdown,
 )
 
 flags.DEFINE_string(
@@ -54,22 +53,18 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 
 
-def _table1(record: Mapping[str, Any]) -> str:
-    return xnli_markdown.table1(record, paper.PAPER["table1"])
-
-
 MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "m3_": m3_report.markdown,
     "abnet_": abnet_report.markdown,
     "xnli_": xnli_report.markdown,
-    "table1_": _table1,
+    "table1_": table1_xnli.markdown,
     "table2_": abnet_markdown.table2,
     "table3": table3_throughput.markdown,
     "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
     "bert_": bert_report.markdown,
     "codec_control": codec_control_markdown.markdown,
-    "long_run": long_run_markdown.markdown,
+    "long_run": table_long_run.markdown,
     "local_steps": local_steps_markdown.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,

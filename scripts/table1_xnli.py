@@ -12,14 +12,16 @@ take twice the time: there, the first three rows alone are done. Runs are done o
 after the other; after a stop, the same command goes on.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import shared_flags
 from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
-from nebula_jax.runtime.records import run_folder
-from scripts.tables import config, paper, xnli_markdown, xnli_rows
+from nebula_jax.evaluation import xnli
+from nebula_jax.runtime.records import report
+from scripts.tables import config, paper, sweep, xnli_rows
 from scripts.tables import runs as table_runs
 
 SEEDS = 3  # by default
@@ -102,52 +104,52 @@ def seeds_of(row: Row, table: config.Table) -> Sequence[str]:
 
 
 def pretraining_run(
-    row: Row, seed: str, table: config.Table, cluster: str = "whole"
+    row: Row, table: config.Table, seed: str, cluster: str = "whole"
 ) -> table_runs.Run:
     """Describes the run that makes a row's encoder."""
-    layers = LAYERS[table.scale]
+    layers, folder = LAYERS[table.scale], "whole"
     if row.module == M3:
         flagfile, steps, evaluations = "m3_xnli15_warm", STEPS, 5
-        own = (f"--discriminator_layers={layers}", f"--generator_layers={layers}")
+        own = [f"--discriminator_layers={layers}", f"--generator_layers={layers}"]
         folder = "whole" if cluster == "whole" else "discriminator"
     else:
         flagfile, steps, evaluations = "bert_xnli15_warm", CHEAPER * STEPS, 2
-        own = (f"--layers={layers}",)
-        folder = "whole"
-    base = table.arguments(table_runs.flagfile(flagfile))
-    own = (
-        *(*own, f"--steps={steps}", f"--head_warmup_steps={steps // HEADS_ALONE}"),
-        *(f"--eval_every={steps // evaluations}", f"--checkpoint_every={steps // 2}"),
-    )
+        own = [f"--layers={layers}"]
+    own += [
+        f"--steps={steps}",
+        f"--head_warmup_steps={steps // HEADS_ALONE}",
+        f"--eval_every={steps // evaluations}",
+        f"--checkpoint_every={steps // 2}",
+        *RECIPE,
+        *row.arguments,
+        f"--cluster={cluster}",
+        f"--seed={seed}",
+    ]
     name = f"{row.key}-{cluster}-seed{seed}"
     return table_runs.Run(
         name,
         row.module,
-        (
-            *(*base, *own, *RECIPE, *row.arguments),
-            *(f"--cluster={cluster}", f"--seed={seed}"),
-        ),
+        (*table.arguments(table_runs.flagfile(flagfile)), *own),
         makes=table_runs.Folder(name, f"{folder}/encoder"),
     )
 
 
 def fine_tuning_run(
-    row: Row, seed: str, table: config.Table, runs: table_runs.Runs
+    row: Row, table: config.Table, runs: table_runs.Runs, seed: str
 ) -> table_runs.Run:
     """Describes the run that measures a row's accuracies."""
-    layers = (f"--encoder_layers={LAYERS[table.scale]}",)
-    made_by = None
-    encoder: tuple[str, ...] = layers
+    made_by, encoder = None, f"--encoder_layers={LAYERS[table.scale]}"
     if row.module:
-        made_by = pretraining_run(row, seed, table)
-        encoder = (f"--encoder={runs.made(made_by.name)}",)
+        made_by = pretraining_run(row, table, seed)
+        encoder = f"--encoder={runs.made(made_by.name)}"
     suffix = "-cls" if row.fine_tuning == CLS else ""
+    own = (*FINE_TUNING, *RATE[table.scale], encoder, *row.fine_tuning)
     return table_runs.Run(
         f"xnli-{row.key}{suffix}-seed{seed}",
         xnli_rows.MODULE,
         (
             *table.arguments(table_runs.flagfile("xnli_warm")),
-            *(*FINE_TUNING, *RATE[table.scale], *encoder, *row.fine_tuning),
+            *own,
             f"--seed={seed}",
         ),
         after=made_by,
@@ -158,24 +160,23 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     """Gathers the table's rows, of the runs that have ended."""
     rows, marks = [], {}
     for row in rows_of(table):
-        found = {
-            seed: runs.found(fine_tuning_run(row, seed, table, runs))
-            for seed in seeds_of(row, table)
-        }
-        done = {seed: each for seed, each in found.items() if each is not None}
+        fine_tuned = functools.partial(fine_tuning_run, row, table, runs)
+        done = runs.of_seeds(fine_tuned, seeds_of(row, table))
         if not done:
             continue
-        summaries = [each["summary"] for each in done.values()]
-        made = []
+        made: dict[str, Any] = {}
         if row.module and row.fine_tuning != CLS:  # of those a row above has them
-            made = [runs.found(pretraining_run(row, seed, table)) for seed in done]
+            made = runs.of_seeds(
+                functools.partial(pretraining_run, row, table), [*done]
+            )
         marks[row.name] = {seed: each["right"] for seed, each in done.items()}
-        before = [each["summary"] for each in made if each]
         rows.append(
             {
                 "name": row.name,
-                **xnli_rows.means(summaries),
-                "pretraining": [_pretraining_figures(each) for each in before],
+                **xnli_rows.means([each["summary"] for each in done.values()]),
+                "pretraining": [
+                    _pretraining_figures(each["summary"]) for each in made.values()
+                ],
             }
         )
     for row in rows:
@@ -226,21 +227,20 @@ def work(runs: table_runs.Runs, table: config.Table) -> dict[str, bool]:
       First seed -> True if M3 across clusters left, byte for byte, what M3 in one
       process left; empty where that is not checked.
     """
+    rows = [row for row in rows_of(table) if not row.is_withdrawn]
     for control in (False, True):
         for seed in table.seeds:
-            for row in rows_of(table):
+            for row in rows:
                 if row.is_control != control or seed not in seeds_of(row, table):
                     continue
-                if row.is_withdrawn:
-                    continue
                 if row.module:
-                    runs.result(pretraining_run(row, seed, table))
-                runs.result(fine_tuning_run(row, seed, table, runs))
+                    runs.result(pretraining_run(row, table, seed))
+                runs.result(fine_tuning_run(row, table, runs, seed))
     if CONTROLS[0] not in rows_of(table):
         return {}
     first = table.seeds[0]
-    whole = pretraining_run(WHOLE, first, table)
-    across = pretraining_run(WHOLE, first, table, "all")
+    whole = pretraining_run(WHOLE, table, first)
+    across = pretraining_run(WHOLE, table, first, "all")
     return {first: runs.made_same(across, whole)}
 
 
@@ -248,24 +248,148 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record; does the runs that have not been done."""
     same = work(runs, table)
     rows = gather(runs, table)
-    return {
-        **runs.provenance(table.seeds),
-        "layers": LAYERS[table.scale],
-        "rows": rows,
-        "across_is_same": same,
-    }
+    return {"layers": LAYERS[table.scale], "rows": rows, "across_is_same": same}
 
 
-def main() -> int:
-    """Does the missing runs; writes and prints the table."""
-    table = config.from_flags("table1", list(LAYERS), SEEDS)
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, xnli_rows.figures, results=table.results)
-        result = record(runs, table)
-    markdown = xnli_markdown.table1(result, paper.PAPER["table1"])
-    table_runs.write(result, markdown, table.out)
-    return 0
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record under the paper's rows."""
+    rows = record["rows"]
+    compared = [
+        each["name"]
+        for each in rows
+        if any(each["name"] in other["against"] for other in rows)
+    ]
+    pairs, tested = (
+        ", ".join(f"{number:,}" for number in sorted({row[name] for row in rows}))
+        for name in ("pairs", "rows")
+    )
+    return report.join(
+        report.heading(record, report.seeds(record), " of runs"),
+        _accuracies(rows),
+        *(_against(rows, name) for name in compared),
+        f"Fine-tuned on {pairs} pairs, tested on {tested} in each language, the same"
+        " for all seeds: ± leaves out how much other test pairs would change.",
+        _pretraining(rows),
+        *(_same(each) for each in record["across_is_same"].values()),
+        _warnings(rows),
+    )
 
+
+def _accuracies(rows: Sequence[Mapping[str, Any]]) -> str:
+    known = paper.PAPER["table1"]
+    languages = known["languages"]
+    cells = [
+        [
+            f"paper: {row['model']}",
+            *(f"{each:.1f}" for each in (*row["accuracy"], row["average"])),
+            "",
+        ]
+        for row in known["rows"]
+    ]
+    for row in rows:
+        spread = [_spread(row, each) for each in (*languages, xnli.AVERAGE)]
+        cells.append([row["name"], *spread, str(row["seeds"])])
+    return report.table(["encoder", *languages, "average", "seeds"], cells)
+
+
+def _spread(row: Mapping[str, Any], name: str) -> str:
+    mean = f"{100 * row['accuracy'][name]:.1f}"
+    if row["seeds"] == 1:
+        return mean
+    return f"{mean} ± {100 * row['deviation'][name]:.1f}"
+
+
+def _against(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Renders the differences from the row of this name, in points."""
+
+    def apart(group: str, row: Mapping[str, Any]) -> str:
+        found = row["against"][name][group]
+        low, high = (100 * edge for edge in found["interval"])
+        return f"{100 * found['mean']:+.2f} ({low:+.2f} to {high:+.2f})"
+
+    def by_seed(group: str, row: Mapping[str, Any]) -> list[float]:
+        return [100 * each for each in row["against"][name][group]["by_seed"]]
+
+    columns = [sweep.Column(f"points above: {name}", "name")]
+    for group, title in (
+        ("all", "average (95 % of draws of test rows)"),
+        ("far", ", ".join(xnli_rows.FAR)),
+    ):
+        columns += [
+            sweep.Column(title, functools.partial(apart, group)),
+            sweep.Column("seed by seed", functools.partial(by_seed, group), "+.1f"),
+        ]
+    return sweep.table(
+        columns, [row for row in rows if name in row["against"]], "lrlrl"
+    )
+
+
+def _same(is_same: bool) -> str:
+    return (
+        "With the first seed, with which alone it was tried, M3 across clusters (four"
+        f" processes) leaves {'byte for byte' if is_same else '**not**'} the encoder"
+        " that M3 in one process leaves."
+    )
+
+
+PRETRAINING = {
+    "fake tokens": ("fake_token_rate", ".1%"),
+    "RTD AUC": ("rtd_auc", ".3f"),
+    "sampled right": ("sampled_mlm_accuracy", ".1%"),
+    "CLM right": ("clm_accuracy", ".1%"),
+    "most frequent": ("unigram_accuracy", ".1%"),
+    "translation gap": ("gap", ".3f"),
+    "MLM loss": ("mlm_loss", ".3f"),
+}
+"""Column -> the figure of a pre-training run under it, its first and its last."""
+
+
+def _pretraining(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Renders the runs that made the rows' encoders."""
+    made = [
+        {"name": row["name"], **each} for row in rows for each in row["pretraining"]
+    ]
+
+    def ends(figure: str, form: str, row: Mapping[str, Any]) -> str:
+        return " → ".join(report.figure(each, form) for each in row.get(figure, ()))
+
+    columns = [
+        sweep.Column("pre-training, mean of languages", "name"),
+        sweep.Column("steps", "steps"),
+        sweep.Column("minutes", lambda row: row["seconds"] / 60, ".0f"),
+        *(
+            sweep.Column(f"{name}, first → last", functools.partial(ends, figure, form))
+            for name, (figure, form) in PRETRAINING.items()
+            if any(figure in each for each in made)
+        ),
+    ]
+    return sweep.table(columns, made)
+
+
+def _warnings(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Renders each kind of warning with its languages, over all seeds."""
+    found = []
+    for row in rows:
+        languages: dict[str, dict[str, None]] = {}
+        for line in row["warnings"]:
+            language, _, warning = line.partition(": ")
+            kind = "no better than a guess" if "a guess" in warning else warning
+            languages.setdefault(kind, {})[language] = None
+        name = row["name"] + ", with some seed" * (row["seeds"] > 1)
+        found += [
+            f"- {name}: {kind} in {', '.join(each)}" for kind, each in languages.items()
+        ]
+    return "\n".join(found)
+
+
+SWEEP = sweep.Sweep(
+    "table1",
+    record,
+    markdown,
+    figures=xnli_rows.figures,
+    scales=list(LAYERS),
+    seeds=SEEDS,
+)
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=["scale", *config.FLAGS])
+    shared_flags.run(SWEEP.run, names=["scale", *config.FLAGS])

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,9 +28,8 @@ from nebula_jax import errors
 from nebula_jax.runtime.life import sigterm
 from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import checkpoint, metrics
-from scripts.tables import config, figures
+from scripts.tables import config, paper, pictures, sweep
 from scripts.tables import runs as table_runs
-from scripts.tables.paper import PAPER
 
 FLAGFILE = "m3_quickstart"
 STEPS, WARM_UP, EVERY, LOG_EVERY = 400, 60, 100, 10
@@ -46,20 +45,14 @@ PARTS = ("discriminator", "generator:0", "generator:1")
 MOVED_AT = 200  # its checkpoint is what it goes on from
 
 
-def run_of(kind: str, seed: str, prepared_dir: str) -> table_runs.Run:
-    """Describes a run.
-
-    Args:
-      kind: a key of KINDS.
-      seed: of the run.
-      prepared_dir: where text is kept between runs.
-    """
+def run_of(kind: str, table: config.Table, seed: str) -> table_runs.Run:
+    """Describes the run of a kind, a key of KINDS."""
     return table_runs.Run(
         f"{kind.replace(' ', '-')}-seed{seed}",
         "experiments.pretrain_m3",
         (
             f"--flagfile={table_runs.flagfile(FLAGFILE)}",
-            f"--prepared_dir={prepared_dir}",
+            f"--prepared_dir={table.prepared_dir}",
             *(f"--steps={STEPS}", f"--eval_every={STEPS}", f"--seed={seed}"),
             *(f"--checkpoint_every={EVERY}", f"--log_every={LOG_EVERY}"),
             *KINDS[kind],
@@ -128,95 +121,90 @@ def figures_of(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
 def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Gathers the record; does the runs that have not been done."""
     kinds = [kind for kind in KINDS if kind != "moved"]
-    found = {
-        seed: {
-            kind: runs.result(run_of(kind, seed, table.prepared_dir)) for kind in kinds
-        }
-        for seed in table.seeds
-    }
-    first = found[table.seeds[0]]
-    moved = runs.result(run_of("moved", table.seeds[0], table.prepared_dir))
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for seed in table.seeds:
+        for kind in kinds:
+            found[kind].append(runs.result(run_of(kind, table, seed)))
+    moved = runs.result(run_of("moved", table, table.seeds[0]))
+    plain = found[kinds[0]]
+    digests = [each["digest"] for each in plain]
     return {
         "rows": [
             {
                 "kind": kind,
-                "step_seconds": [
-                    by_kind[kind]["step_seconds"] for by_kind in found.values()
-                ],
-                "waiting_share": [
-                    by_kind[kind]["waiting_share"] for by_kind in found.values()
-                ],
-                "is_identical": all(
-                    by_kind[kind]["digest"] == by_kind[kinds[0]]["digest"]
-                    for by_kind in found.values()
-                ),
+                "step_seconds": [each["step_seconds"] for each in by_seed],
+                "waiting_share": [each["waiting_share"] for each in by_seed],
+                "is_identical": [each["digest"] for each in by_seed] == digests,
             }
-            for kind in kinds
+            for kind, by_seed in found.items()
         ],
         "moved": {
-            "is_identical": moved["digest"] == first[kinds[0]]["digest"],
+            "is_identical": moved["digest"] == digests[0],
             "curve": moved["curve"],
-            "never_moved": first[kinds[0]]["curve"],
+            "never_moved": plain[0]["curve"],
         },
     }
 
 
-def markdown(result: Mapping[str, Any]) -> str:
+def markdown(record: Mapping[str, Any]) -> str:
     """Renders the record, beside the paper's figures."""
-    rows = result["rows"]
-    base = next(row for row in rows if row["kind"] == "one cluster")["step_seconds"]
-    paper = dict(zip(("one cluster", "two clusters"), PAPER["table3"], strict=True))
-    shown = [
-        [
-            row["kind"],
-            ", ".join(f"{1000 * each:.0f}" for each in row["step_seconds"]),
-            f"{_ratio(base, row['step_seconds']):.2f}",
-            f"{paper[row['kind']]:.2f}" if row["kind"] in paper else report.NOTHING,
-            f"{statistics.fmean(row['waiting_share']):.0%}",
-            "yes" if row["is_identical"] else "**no**",
-        ]
-        for row in rows
-    ]
-    header = [
-        *("where the parts are", "ms a step, by seed", "throughput", "paper"),
-        *("discriminator waits", "same parameters"),
-    ]
-    moved = result["moved"]
-    last = next(
-        each["step"] for each in reversed(moved["curve"]) if each["cluster"] == "whole"
+    rows, moved = record["rows"], record["moved"]
+    (base,) = (row["step_seconds"] for row in rows if row["kind"] == "one cluster")
+    known = dict(
+        zip(("one cluster", "two clusters"), paper.PAPER["table3"], strict=True)
     )
+
+    def throughput(row: Mapping[str, Any]) -> float:
+        pairs = zip(base, row["step_seconds"], strict=True)
+        return statistics.median(before / after for before, after in pairs)
+
+    columns = [
+        sweep.Column("where the parts are", "kind"),
+        sweep.Column("ms a step, by seed", _milliseconds, ".0f"),
+        sweep.Column("throughput", throughput, ".2f"),
+        sweep.Column("paper", lambda row: known.get(row["kind"]), ".2f"),
+        sweep.Column("discriminator waits", _waits, ".0%"),
+        sweep.Column("same parameters", _is_same),
+    ]
+    last = max(each["step"] for each in moved["curve"] if each["cluster"] == "whole")
     same = "are those" if moved["is_identical"] else "are **not** those"
     return report.join(
-        report.heading(result, report.seeds(result), " of runs"),
-        report.table(header, shown, "lrrrrl"),
+        report.heading(record, report.seeds(record), " of runs"),
+        sweep.table(columns, rows, "lrrrrl"),
         f"Fig. 8: a run that begins in one process and goes on across {LINE[6:]} after"
         f" step {last}. Its parameters after step {STEPS} {same} of the run that never"
         " moved, bit for bit.",
     )
 
 
-def _ratio(base: Sequence[float], seconds: Sequence[float]) -> float:
-    """Returns the median over seeds of throughput over that of `base`."""
-    return statistics.median(
-        before / after for before, after in zip(base, seconds, strict=True)
-    )
+def _milliseconds(row: Mapping[str, Any]) -> list[float]:
+    return [1000 * each for each in row["step_seconds"]]
 
 
-def main() -> int:
-    """Does the missing runs; writes and prints the table, draws Fig. 8."""
-    table = config.from_flags("table3", seeds=3, needs_text=False)
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(
-            table.workdir, figures_of, execute, results=table.results
-        )
-        found = gather(runs, table)
-    about = runs.provenance(table.seeds)
-    result = about | found
-    table_runs.write(result, markdown(result), table.out)
-    figures.moved(result["moved"], table.out.with_name(f"{table.name}_fig8.png"))
-    return 0
+def _waits(row: Mapping[str, Any]) -> float:
+    return statistics.fmean(row["waiting_share"])
 
+
+def _is_same(row: Mapping[str, Any]) -> str:
+    return "yes" if row["is_identical"] else "**no**"
+
+
+def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws Fig. 8 beside the record."""
+    pictures.figure8(record["moved"], out.with_name(f"{out.stem}_fig8.png"))
+
+
+SWEEP = sweep.Sweep(
+    "table3",
+    gather,
+    markdown,
+    figures=figures_of,
+    execute=execute,
+    draw=draw,
+    seeds=3,
+    needs_text=False,
+)
 
 if __name__ == "__main__":
     names = ["seeds", "out", "workdir", "results_dir", "prepared_dir"]
-    shared_flags.run(main, names=names)
+    shared_flags.run(SWEEP.run, names=names)

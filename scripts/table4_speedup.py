@@ -32,11 +32,10 @@ from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime.life import process, sigterm
-from nebula_jax.runtime.records import report, run_folder
+from nebula_jax.runtime.records import report
 from nebula_jax.training import m3, m3_steps, metrics
-from scripts.tables import config
+from scripts.tables import config, paper, sweep
 from scripts.tables import runs as table_runs
-from scripts.tables.paper import PAPER
 
 WORKERS = (1, 2, 4, 8)
 GENERATOR_DEVICES = 8
@@ -90,12 +89,7 @@ def measured() -> dict[str, float]:
 
 
 def run_of(workers: int, seconds: Mapping[str, float]) -> table_runs.Run:
-    """Describes the run with so many workers.
-
-    Args:
-      workers: processes of the discriminator, and micro-batches of a step.
-      seconds: of `measured`.
-    """
+    """Describes the run with so many workers, of which each takes `measured` seconds."""
     generator = 1000 * seconds["generator"] / GENERATOR_DEVICES
     emulated = f"{round(generator)},{round(1000 * seconds['discriminator'])}"
     own = f"--fan_out={workers}", f"--emulate_compute={emulated}"
@@ -116,11 +110,10 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
     if not vocabulary.exists():
         given = [each for each in SETTINGS if each.split("=")[0] in OF_VOCABULARY]
         _run("scripts.train_vocabulary", [(*given, f"--out={vocabulary}")])
-    workers = next(
-        int(each.split("=")[1]) for each in run.arguments if "fan_out" in each
-    )
+    (workers,) = (int(each[10:]) for each in run.arguments if "--fan_out=" in each)
     listen, coordinator = (f"127.0.0.1:{_free_port()}" for _ in range(2))
     common = *run.arguments, f"--workdir={workdir}", f"--vocabulary={vocabulary}"
+    discriminator = ("--cluster=discriminator", f"--listen={listen}")
     members = [
         (
             f"--coordinator={coordinator}",
@@ -129,7 +122,6 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
         )
         for k in range(workers)
     ]
-    discriminator = ("--cluster=discriminator", f"--listen={listen}")
     parts = [(*discriminator, *each) for each in (members if workers > 1 else [()])]
     parts.append(("--cluster=generator:0", f"--peer={listen}"))
     _run(run.module, [(*common, *each) for each in parts])
@@ -195,44 +187,50 @@ def gather(runs: table_runs.Runs, seconds: Mapping[str, float]) -> dict[str, Any
     found = {
         workers: runs.result(run_of(workers, seconds))["summary"] for workers in WORKERS
     }
-    return {
-        "measured": dict(seconds),
-        "micro_batch": [ROWS, LENGTH],
-        "rows": [
-            {
-                "workers": workers,
-                "step_seconds": statistics.median(each["step_seconds"]),
-            }
-            for workers, each in found.items()
-        ],
-    }
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """Renders the record, beside the paper's figures."""
-    rows, seconds = result["rows"], result["measured"]
-    height, length = result["micro_batch"]
-    alone = rows[0]["step_seconds"]
-    paper = PAPER["table4"]
-    shown = [
-        [
-            str(row["workers"]),
-            f"{1000 * row['step_seconds']:.0f}",
-            f"{1000 * (row['step_seconds'] - seconds['discriminator']):.0f}",
-            f"{row['workers'] * alone / row['step_seconds']:.2f}",
-            f"{paper[str(8 * row['workers'])]:.2f}"
-            if str(8 * row["workers"]) in paper
-            else report.NOTHING,
-        ]
-        for row in rows
+    rows = [
+        {"workers": workers, "step_seconds": statistics.median(each["step_seconds"])}
+        for workers, each in found.items()
     ]
-    header = ["workers", "ms a step", "of these not slept", "speed-up", "paper"]
+    return {"measured": dict(seconds), "micro_batch": [ROWS, LENGTH], "rows": rows}
+
+
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; measures and runs what has not been done."""
+    path = table.workdir / "measured.json"
+    if not path.is_file():
+        with process.timed("measuring a step"):
+            report.write(path, measured())
+    return gather(runs, json.loads(path.read_text()))
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record, beside the paper's figures."""
+    seconds, (height, length) = record["measured"], record["micro_batch"]
+    alone = record["rows"][0]["step_seconds"]
     generator, discriminator = (
         1000 * seconds[name] for name in ("generator", "discriminator")
     )
+    columns = [
+        sweep.Column("workers", "workers"),
+        sweep.Column("ms a step", lambda row: 1000 * row["step_seconds"], ".0f"),
+        sweep.Column(
+            "of these not slept",
+            lambda row: 1000 * row["step_seconds"] - discriminator,
+            ".0f",
+        ),
+        sweep.Column(
+            "speed-up", lambda row: row["workers"] * alone / row["step_seconds"], ".2f"
+        ),
+        # The paper counts NPUs, of which a worker has eight.
+        sweep.Column(
+            "paper",
+            lambda row: paper.PAPER["table4"].get(str(8 * row["workers"])),
+            ".2f",
+        ),
+    ]
     return report.join(
-        report.heading(result, "seed 0", " of runs"),
-        report.table(header, shown, "r" * len(header)),
+        report.heading(record, "seed 0", " of runs"),
+        sweep.table(columns, record["rows"], "r" * len(columns)),
         f"**A sleep stands in for a worker's compute** (--emulate_compute):"
         f" {discriminator:.0f} ms a step, measured here with the paper's discriminator"
         f" and {height} rows of {length} tokens; for a micro-batch of its generator"
@@ -243,22 +241,9 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    """Does the missing runs; writes and prints the table."""
-    table = config.from_flags("table4", needs_text=False)
-    path = table.workdir / "measured.json"
-    with run_folder.lock(table.workdir):
-        if not path.is_file():
-            with process.timed("measuring a step"):
-                report.write(path, measured())
-        seconds = json.loads(path.read_text())
-        runs = table_runs.Runs(table.workdir, figures, execute, results=table.results)
-        found = gather(runs, seconds)
-    about = runs.provenance()
-    result = about | found
-    table_runs.write(result, markdown(result), table.out)
-    return 0
-
+SWEEP = sweep.Sweep(
+    "table4", record, markdown, figures=figures, execute=execute, needs_text=False
+)
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=["out", "workdir"])
+    shared_flags.run(SWEEP.run, names=["out", "workdir"])

@@ -25,7 +25,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
 from nebula_jax.runtime.records import run_folder
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, compression_rows, config, figures, held_out
+from scripts.tables import abnet_markdown, compression_rows, config, held_out, pictures
 from scripts.tables import runs as table_runs
 
 STAGES = ("quality", "speed", "start")
@@ -346,7 +346,7 @@ def work(
 
 def main() -> int:
     """Does the missing runs; writes the table and its figures, and prints it."""
-    names, stages = flags.FLAGS["rows"].value, config.stages(STAGES)
+    names, stages = flags.FLAGS["rows"].value, config.chosen("stages", STAGES)
     table = config.from_flags("table5", ["tiny"], abnet_runs.SEEDS)
     flagfile = table_runs.flagfile(f"abnet_{table.name}")
     settings = table_runs.settings(flagfile)
@@ -362,7 +362,7 @@ def main() -> int:
         work(runs, settings, base, table.seeds, stages, names)
         result = gather(runs, settings, base, table.seeds)
     table_runs.write(result, abnet_markdown.table5(result), table.out)
-    figures.draw(result, table.out.parent, table.out.stem)
+    pictures.draw(result, table.out.parent, table.out.stem)
     return 0
 
 

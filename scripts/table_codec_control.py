@@ -359,7 +359,7 @@ def main() -> int:
     base = table.arguments(table_runs.flagfile(FLAGFILE))
     with run_folder.lock(table.workdir):
         runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
-        work(runs, base, table.seeds, config.stages(STAGES))
+        work(runs, base, table.seeds, config.chosen("stages", STAGES))
         result = gather(runs, base, table.seeds)
     table_runs.write(result, codec_control_markdown.markdown(result), table.out)
     codec_control_markdown.picture(result, table.out.with_suffix(".png"))

@@ -10,18 +10,21 @@ the fewest bytes that keeps the first row's loss, by the limit that Table 5 has
 goes on.
 """
 
+import functools
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import shared_flags
-from nebula_jax.runtime.records import run_folder
+from nebula_jax.runtime.records import report
+from nebula_jax.training import metrics
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import config, long_run_markdown
+from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 FLAGFILE = "abnet_es_en"
+WAYS = "forward", "backward"
 PARTS = 1000, 2000, 3000
 """Last steps of the parts in which losses are compared; the first begins where the
 learning rate has risen."""
@@ -55,16 +58,14 @@ ROWS = (
 def run_of(row: Row, seed: str, table: config.Table) -> table_runs.Run:
     """Describes the run of a row."""
     forward, backward = row.codecs
-    return table_runs.Run(
-        f"{row.key}-seed{seed}",
-        abnet_runs.MODULE,
-        (
-            *table.arguments(table_runs.flagfile(FLAGFILE)),
-            f"--bottleneck={row.columns}",
-            *(f"--forward_codec={forward}", f"--backward_codec={backward}"),
-            f"--seed={seed}",
-        ),
+    own = (
+        f"--bottleneck={row.columns}",
+        f"--forward_codec={forward}",
+        f"--backward_codec={backward}",
+        f"--seed={seed}",
     )
+    base = table.arguments(table_runs.flagfile(FLAGFILE))
+    return abnet_runs.run(f"{row.key}-seed{seed}", (*base, *own))
 
 
 def apart(
@@ -109,8 +110,9 @@ def figures_of(
       plain: likewise, of the first row.
       first_step: of `apart`.
     """
-    pairs = zip(runs, plain, strict=True)
-    losses = [(one["losses"], other["losses"]) for one, other in pairs]
+    losses = [
+        (one["losses"], other["losses"]) for one, other in zip(runs, plain, strict=True)
+    ]
     summaries = [each["summary"] for each in runs]
     last = [summary["bleu"][-1] for summary in summaries]
     return {
@@ -119,7 +121,7 @@ def figures_of(
         "codecs": list(row.codecs),
         "bytes": {
             way: statistics.fmean(summary["bytes"][way] for summary in summaries)
-            for way in ("forward", "backward", "padded")
+            for way in (*WAYS, "padded")
         },
         "bleu": {
             split: [each[split] for each in last]
@@ -131,42 +133,84 @@ def figures_of(
     }
 
 
+def lost(row: Mapping[str, Any]) -> float:
+    """Returns the nats that a row loses in the last part, the mean of its seeds.
+
+    The first row, with which the others are compared, loses none.
+    """
+    return statistics.fmean([seed[-1]["mean"] for seed in row["apart"]] or [0.0])
+
+
 def chosen(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the name of the row with the fewest bytes of those that keep the loss."""
-    kept = [row for row in rows if long_run_markdown.lost(row) <= LOSS_APART]
-    name: str = min(kept, key=_bytes)["name"]
-    return name
+    kept = [row for row in rows if lost(row) <= LOSS_APART]
+    least = min(kept, key=lambda row: sum(row["bytes"][way] for way in WAYS))
+    return str(least["name"])
 
 
-def _bytes(row: Mapping[str, Any]) -> float:
-    return float(row["bytes"]["forward"] + row["bytes"]["backward"])
-
-
-def main() -> int:
-    """Does the missing runs; writes and prints the table."""
-    table = config.from_flags("long_run")
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
     first_step = int(table_runs.settings(table_runs.flagfile(FLAGFILE))["warmup_steps"])
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
-        found = {
-            row: [runs.result(run_of(row, seed, table)) for seed in table.seeds]
-            for row in ROWS
-        }
+    found = {
+        row: [runs.result(run_of(row, seed, table)) for seed in table.seeds]
+        for row in ROWS
+    }
     rows = [
         figures_of(row, results, found[ROWS[0]], first_step)
         for row, results in found.items()
     ]
-    result = {
-        **runs.provenance(table.seeds),
-        "first_step": first_step,
-        "parts": PARTS,
-        "limit": LOSS_APART,
-        "rows": rows,
-        "chosen": chosen(rows),
-    }
-    table_runs.write(result, long_run_markdown.markdown(result), table.out)
-    return 0
+    about = {"first_step": first_step, "parts": PARTS, "limit": LOSS_APART}
+    return about | {"rows": rows, "chosen": chosen(rows)}
 
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record."""
+    parts = itertools.pairwise((record["first_step"], *record["parts"]))
+    apart = [f"loss apart, steps {begin + 1:,} to {end:,}" for begin, end in parts]
+    columns = [
+        sweep.Column("row", "name"),
+        sweep.Column("codecs, forward and backward", _codecs),
+        sweep.Column("bytes a step, forward", lambda row: _bytes(row, "forward")),
+        sweep.Column("backward", lambda row: _bytes(row, "backward")),
+        sweep.Column("times fewer than padded float32", _fewer, ".0f"),
+        *(
+            sweep.Column(name, functools.partial(_apart, part))
+            for part, name in enumerate(apart)
+        ),
+        *(
+            sweep.Column(f"BLEU, {split}", f"bleu.{split}", ".1f")
+            for split in record["rows"][0]["bleu"]
+        ),
+        sweep.Column("minutes", "minutes", ".0f"),
+    ]
+    return report.join(
+        report.heading(record, report.seeds(record), " of runs"),
+        "Loss apart: training loss less that of the first row, nats, of the same"
+        " batches; mean and standard error over logged steps, of each seed.",
+        sweep.table(columns, record["rows"], "ll" + "r" * (len(columns) - 2)),
+        f"Fewest bytes of the rows that lose at most {record['limit']:g} nats in the"
+        f" last part: **{record['chosen']}**.",
+    )
+
+
+def _codecs(row: Mapping[str, Any]) -> str:
+    return "<br>".join(f"`{codec}`" for codec in dict.fromkeys(row["codecs"]))
+
+
+def _bytes(row: Mapping[str, Any], way: str) -> str:
+    return metrics.in_bytes(row["bytes"][way])
+
+
+def _fewer(row: Mapping[str, Any]) -> float:
+    return row["bytes"]["padded"] / max(row["bytes"][way] for way in WAYS)
+
+
+def _apart(part: int, row: Mapping[str, Any]) -> str:
+    of_seeds = (seed[part] for seed in row["apart"])
+    return ", ".join(f"{each['mean']:+.4f} ± {each['error']:.4f}" for each in of_seeds)
+
+
+SWEEP = sweep.Sweep("long_run", record, markdown, abnet_runs.figures)
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=config.FLAGS)
+    shared_flags.run(SWEEP.run, names=config.FLAGS)

@@ -96,40 +96,32 @@ def from_flags(
     Raises:
       errors.SettingsError: at what cannot work.
     """
-    given = flags.FLAGS
-    size = scale(given["scale"].value, scales) if scales else ""
+    given = {flag: flags.FLAGS[flag].value for flag in ("scale", *FLAGS)}
+    size = scale(given["scale"], scales) if scales else ""
     name = f"{name}_{size}" if size else name
-    workdir = pathlib.Path(given["workdir"].value or f"runs/{name}")
+    workdir = pathlib.Path(given["workdir"] or f"runs/{name}")
     return Table(
         name=name,
         scale=size,
-        seeds=seed_list(given["seeds"].value, seeds),
+        seeds=seed_list(given["seeds"], seeds),
         workdir=workdir,
-        results=pathlib.Path(given["results_dir"].value or workdir / "results"),
-        out=pathlib.Path(given["out"].value or FOLDER / "results" / f"{name}.json"),
-        data_dir=data_dir(given["data_dir"].value) if needs_text else "",
-        prepared_dir=given["prepared_dir"].value,
-        pretrained_dir=given["pretrained_dir"].value,
+        results=pathlib.Path(given["results_dir"] or workdir / "results"),
+        out=pathlib.Path(given["out"] or FOLDER / "results" / f"{name}.json"),
+        data_dir=data_dir(given["data_dir"]) if needs_text else "",
+        prepared_dir=given["prepared_dir"],
+        pretrained_dir=given["pretrained_dir"],
     )
 
 
 def scale(given: str, known: Sequence[str]) -> str:
-    """Returns --scale, by default the first that is known.
-
-    Raises:
-      errors.SettingsError: at another.
-    """
+    """Returns --scale, by default the first that is known; another is an error."""
     if given and given not in known:
         raise errors.SettingsError(f"--scale={given}: there is {', '.join(known)} here")
     return given or known[0]
 
 
 def seed_list(given: str, count: int) -> tuple[str, ...]:
-    """Returns --seeds, by default 0 to `count` - 1.
-
-    Raises:
-      errors.SettingsError: if it is neither a number nor a list of them.
-    """
+    """Returns --seeds, by default 0 to `count` - 1; another form is an error."""
     given = given or str(count)
     parts = [part.strip() for part in given.split(",")]
     if parts[1:] and not parts[-1]:  # `5,` is the seed 5
@@ -147,17 +139,13 @@ def seed_list(given: str, count: int) -> tuple[str, ...]:
     return tuple(map(str, seeds))
 
 
-def stages(known: Sequence[str]) -> Sequence[str]:
-    """Returns --stages, by default all that are known; for `main`.
-
-    Raises:
-      errors.SettingsError: at another.
-    """
-    given: list[str] = flags.FLAGS["stages"].value
+def chosen(flag: str, known: Sequence[str]) -> Sequence[str]:
+    """Returns what a flag with a list names, by default all; another is an error."""
+    given: list[str] = flags.FLAGS[flag].value
     for each in given:
         if each not in known:
             raise errors.SettingsError(
-                f"--stages: no {each}; there are {', '.join(known)}"
+                f"--{flag}: no {each}; there are {', '.join(known)}"
             )
     return given or known
 
@@ -179,11 +167,7 @@ def whole_command(command: str) -> str:
 
 
 def data_dir(given: str) -> str:
-    """Returns --data_dir; if it is not given, `shared/data` beside the repository.
-
-    Raises:
-      errors.SettingsError: if neither is there.
-    """
+    """Returns --data_dir; if it is not given, `shared/data` beside the repository."""
     if not given.startswith("package:"):
         return given
     if BESIDE.is_dir():

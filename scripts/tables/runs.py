@@ -54,6 +54,9 @@ class Run(NamedTuple):
 
 
 Execute = Callable[[Run, pathlib.Path], None]
+"""Starts a run in its folder and waits for its end."""
+Figures = Callable[[Run, pathlib.Path], dict[str, Any]]
+"""Reads a finished run's figures in its folder, with its `summary`."""
 
 
 class Runs:
@@ -62,16 +65,16 @@ class Runs:
     def __init__(
         self,
         folder: pathlib.Path,
-        figures: Callable[[Run, pathlib.Path], dict[str, Any]],
+        figures: Figures,
         execute: Execute | None = None,
         results: pathlib.Path | None = None,
     ):
-        """Goes on with what is in the folder.
+        """Resumes with what is in the folder.
 
         Args:
-          folder: `run/` has the run under way, `models/` what runs make for others.
-          figures: (run, its folder) -> its figures for the table, with `summary`.
-          execute: starts a run and waits for its end; the real command if not given.
+          folder: `run/` has the run in progress, `models/` what runs make for others.
+          figures: reads the figures of a run.
+          execute: does a run; the real command if not given.
           results: has the figures of finished runs; `results/` of the folder if not
             given.
         """
@@ -110,6 +113,13 @@ class Runs:
         """Returns the place of a folder that a run made and others use."""
         return self.folder / "models" / name
 
+    def of_seeds(
+        self, run_of: Callable[[str], Run], seeds: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Returns seed -> figures, of the runs that have ended."""
+        found = {seed: self.found(run_of(seed)) for seed in seeds}
+        return {seed: each for seed, each in found.items() if each is not None}
+
     def found(self, run: Run) -> dict[str, Any] | None:
         """Returns the figures of a run that has ended, else None.
 
@@ -142,12 +152,10 @@ class Runs:
         found = self.found(run)
         if found is not None:
             return found
-        if run.after is not None and not self._has_made(run.after):
-            self._do(run.after)
+        before = run.after
+        if before and before.makes and not self.made(before.makes.name).is_dir():
+            self._do(before)
         return self._do(run)
-
-    def _has_made(self, run: Run) -> bool:
-        return run.makes is None or self.made(run.makes.name).is_dir()
 
     def _do(self, run: Run) -> dict[str, Any]:
         workdir = self.folder / "run"
@@ -168,17 +176,16 @@ class Runs:
             figures["made"] = _digests(self.made(run.makes.name))
         if before:  # the summary counts from when it went on
             figures["summary"]["seconds"] = round(seconds, 1)
-        result = self._write(run, figures)
-        self._summaries[run.name] = result["summary"]
-        shutil.rmtree(workdir)
-        return result
-
-    def _write(self, run: Run, figures: Mapping[str, Any]) -> dict[str, Any]:
-        about = {"arguments": list(run.arguments), "identity": identity(run)}
-        result = {**figures, **about}
+        result = {
+            **figures,
+            "arguments": list(run.arguments),
+            "identity": identity(run),
+        }
         path = self.path(run.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         report.write(path, result)
+        self._summaries[run.name] = result["summary"]
+        shutil.rmtree(workdir)
         return result
 
     def made_same(self, one: Run, other: Run) -> bool:
@@ -280,13 +287,7 @@ def summary_of(run: Run, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
-    """Writes a table's record, and prints its Markdown.
-
-    Args:
-      result: the record.
-      markdown: of the record.
-      out: the record's file.
-    """
+    """Writes a table's record to its file, and prints its Markdown."""
     report.write(out, result)
     report.show(markdown)
     print(f"report: {out}; python -m scripts.make_tables puts it into its page")

@@ -8,7 +8,7 @@ import tiny_tables
 
 from nebula_jax import errors
 from scripts import table1_xnli
-from scripts.tables import paper, xnli_markdown, xnli_rows
+from scripts.tables import paper, xnli_rows
 from scripts.tables import runs as table_runs
 
 LANGUAGES = paper.PAPER["table1"]["languages"]
@@ -151,7 +151,8 @@ def test_the_heading_counts_every_run_that_was_read(here):
     table, stub = tiny_tables.table(scale="six", seeds=("0",)), OtherCommit()
     for execute in (stub, None):  # as the runs are done, and from their figures
         runs = table_runs.Runs(table.workdir, xnli_rows.figures, execute)
-        record = table1_xnli.record(runs, table)
+        table1_xnli.record(runs, table)
+        record = runs.provenance()
         assert record["seconds"] == 60 * len(stub.names)
         assert record["commit"] == "abc123, def456, fed987"
 
@@ -161,15 +162,15 @@ def test_flags_are_those_of_the_scale():
     row = table1_xnli.WHOLE
     assert (
         "--discriminator_layers=6"
-        in table1_xnli.pretraining_run(row, "0", six).arguments
+        in table1_xnli.pretraining_run(row, six, "0").arguments
     )
     assert (
         "--generator_layers=12"
-        in table1_xnli.pretraining_run(row, "0", twelve).arguments
+        in table1_xnli.pretraining_run(row, twelve, "0").arguments
     )
     assert (
         "--layers=12"
-        in table1_xnli.pretraining_run(table1_xnli.MLM, "0", twelve).arguments
+        in table1_xnli.pretraining_run(table1_xnli.MLM, twelve, "0").arguments
     )
 
 
@@ -177,7 +178,7 @@ def test_twelve_layers_are_fine_tuned_at_the_rate_that_dev_pairs_chose():
     runs = table_runs.Runs(pathlib.Path("table"), xnli_rows.figures)
     given = [
         table1_xnli.fine_tuning_run(
-            table1_xnli.AS_IT_COMES, "0", tiny_tables.table(scale=scale), runs
+            table1_xnli.AS_IT_COMES, tiny_tables.table(scale=scale), runs, "0"
         ).arguments
         for scale in ("six", "twelve")
     ]
@@ -225,7 +226,7 @@ def test_an_encoder_that_is_gone_is_made_again_where_it_is_needed(here):
 
 def test_an_encoder_made_again_replaces_the_old_one(here):
     run = table1_xnli.pretraining_run(
-        table1_xnli.WHOLE, "0", tiny_tables.table(scale="six")
+        table1_xnli.WHOLE, tiny_tables.table(scale="six"), "0"
     )
     runs = table_runs.Runs(pathlib.Path("table"), xnli_rows.figures, Stub())
     for _ in range(2):
@@ -246,7 +247,7 @@ def test_the_table_has_means_differences_and_the_papers_rows(here):
         **{"seconds": 60.0, "seeds": ["0", "1"], "layers": 6},
         **{"rows": rows, "across_is_same": same},
     }
-    block = xnli_markdown.table1(result, paper.PAPER["table1"])
+    block = table1_xnli.markdown(result)
     assert "| paper: ERNIE-M Extra (Nebula-I) | 89.4 | 85.1 |" in block
     assert "| as it comes | 60.0 ± 0.0 |" in block
     assert "| M3 | +2.67 (" in block

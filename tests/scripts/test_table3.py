@@ -3,7 +3,7 @@ import tiny_tables
 
 from nebula_jax.runtime.records import report
 from scripts import table3_throughput as table3
-from scripts.tables import figures
+from scripts.tables import pictures
 from scripts.tables import runs as table_runs
 
 SECONDS = {"one": 0.1, "one-cluster": 0.2, "two": 0.25}
@@ -85,5 +85,5 @@ def test_parameters_that_differ_are_said_to(gather):
 
 
 def test_the_figure_is_drawn(gather, tmp_path):
-    figures.moved(gather()["moved"], tmp_path / "fig8.png")
+    pictures.figure8(gather()["moved"], tmp_path / "fig8.png")
     assert (tmp_path / "fig8.png").read_bytes().startswith(b"\x89PNG")

@@ -21,8 +21,8 @@ from scripts.tables import (
     abnet_markdown,
     compression_rows,
     config,
-    figures,
     paper,
+    pictures,
     quality_against_bytes,
 )
 from scripts.tables import runs as table_runs
@@ -350,7 +350,7 @@ def test_held_out_loss_and_bleu_are_beside_the_baseline(tmp_path):
         f" {apart['high']:+.2f}) | 0.100 | 0.050 |",
     ):
         assert part in block
-    figures.draw(result, tmp_path, "t")
+    pictures.draw(result, tmp_path, "t")
     assert (tmp_path / "t_fig10.png").is_file()
 
 
@@ -366,7 +366,7 @@ def test_one_run_has_the_figures_of_all_its_ranks_and_a_picture_has_them(tmp_pat
     block = abnet_markdown.table5(result)
     assert f"`--bottleneck={wide}`<br>`pack_tokens" in block
     assert f"| with {lower[0]} of its columns | | 2.250 ± 0.150 |" in block
-    figures.draw(result, tmp_path, "t")
+    pictures.draw(result, tmp_path, "t")
     assert (tmp_path / "t_bytes.png").read_bytes()[:4] == b"\x89PNG"
     # A row with as many columns, but another codec, says nothing about its bytes.
     [rank] = set(compression_rows.BY_TOKEN_RANKS) & set(compression_rows.RANKS)
@@ -429,15 +429,15 @@ def test_rows_that_have_not_run_are_absent(tmp_path):
     block = abnet_markdown.table5(some)
     assert "| FP16+INT8 | 19.50 ± 0.71 | 38.82 | – | – | 0.50 | – |" in block
     assert "baseline" not in block
-    figures.draw(some, tmp_path, "t")
+    pictures.draw(some, tmp_path, "t")
     assert [path.name for path in tmp_path.glob("*.png")] == ["t_fig9.png"]
 
 
 def test_figures_show_the_mean_of_the_seeds(tmp_path):
-    curve = figures.mean_curve([[[1, 4.0], [2, 2.0]], [[1, 2.0], [2, 1.0]]])
+    curve = pictures.mean_curve([[[1, 4.0], [2, 2.0]], [[1, 2.0], [2, 1.0]]])
     np.testing.assert_allclose(curve, [[1, 2], [3.0, 1.5]])
     result = run_all(tmp_path, Stub())
-    figures.draw(result, tmp_path, "t")
+    pictures.draw(result, tmp_path, "t")
     for name in ("t_fig9.png", "t_fig10.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
@@ -465,7 +465,7 @@ def test_every_curve_has_a_look_of_its_own_and_the_legend_covers_none():
         for number, name in enumerate(names)
     ]
     with drawn() as saved:
-        figures.figure9(rows, pathlib.Path("unused.png"))
+        pictures.figure9(rows, pathlib.Path("unused.png"))
     for axes in saved[0].axes:
         looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
         assert len(set(looks)) == len(looks)

@@ -216,7 +216,7 @@ def test_a_stage_that_there_is_not_is_an_error(tmp_path):
         with pytest.raises(
             errors.SettingsError, match="no speeed; there are speed, qu"
         ):
-            config.stages(table_codec_control.STAGES)
+            config.chosen("stages", table_codec_control.STAGES)
     finally:
         flags.FLAGS["stages"].unparse()
-    assert config.stages(("a", "b")) == ("a", "b")
+    assert config.chosen("stages", ("a", "b")) == ("a", "b")

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.abnet import config as abnet_config
 from scripts import table_long_run
-from scripts.tables import config, long_run_markdown
+from scripts.tables import config
 
 TABLE = dict(
     **{"name": "long_run", "scale": "", "seeds": ("0",), "data_dir": "text"},
@@ -64,7 +64,7 @@ def test_the_row_with_the_fewest_bytes_that_keeps_the_loss_is_chosen():
         **{"limit": 0.01, "chosen": name, "hardware": machine, "seeds": ["0"]},
         **{"command": "c", "commit": "abc", "seconds": 480.0},
     }
-    text = long_run_markdown.markdown(record)
+    text = table_long_run.markdown(record)
     (line,) = (each for each in text.splitlines() if each.startswith("| 208"))
     assert "| 10 B | 11 B | 91 | +0.0200 ± 0.0000 |" in line
     assert "| 50.0 | 51.0 | 2 |" in line

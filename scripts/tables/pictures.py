@@ -25,7 +25,7 @@ def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
         quality_against_bytes.draw(result, folder / f"{name}_bytes.png")
 
 
-def moved(record: Mapping[str, Any], path: pathlib.Path) -> None:
+def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
     """Draws Fig. 8: the losses of a run that moved, over those of one that did not.
 
     Args:

@@ -1,0 +1,89 @@
+"""A table as data: its runs are rows of flags, and its Markdown is columns.
+
+A sweep does the runs that have not been done, one after the other, and makes a record
+of their figures; `make_tables` renders the record again, by the same columns.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nebula_jax.runtime.records import report, run_folder
+from scripts.tables import config
+from scripts.tables import runs as table_runs
+
+Record = Mapping[str, Any]
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    read: str | Callable[[Any], Any]
+    """How a row of the record is read: its keys, as in `bytes.forward`, or a function.
+    A text is a cell as it is; numbers are formatted, several with commas between."""
+    form: str = ""
+    """Format of a number, such as .2f."""
+
+    def cell(self, row: Any) -> str:
+        """Renders the cell of a row."""
+        value = row
+        if isinstance(self.read, str):
+            for key in self.read.split("."):
+                value = value[key]
+        else:
+            value = self.read(row)
+        if isinstance(value, str):
+            return value
+        numbers = value if isinstance(value, list) else [value]
+        return ", ".join(report.figure(each, self.form) for each in numbers)
+
+
+def table(columns: Sequence[Column], rows: Iterable[Any], alignment: str = "") -> str:
+    """Renders rows of a record; empty if there are none."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    names = [column.name for column in columns]
+    return report.table(names, cells, alignment) if cells else ""
+
+
+def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
+    """Returns a target of a record: a value that should not be above a limit."""
+    return {"what": what, "value": value, "at_most": limit, "met": value <= limit}
+
+
+def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
+    """Returns a target of a record: a value that should not be below a limit."""
+    return {"what": what, "value": value, "at_least": limit, "met": value >= limit}
+
+
+class Sweep(NamedTuple):
+    """A table's runs, and what is made of them."""
+
+    name: str
+    """The record's, without its scale."""
+    record: Callable[[table_runs.Runs, config.Table], dict[str, Any]]
+    """Does the missing runs and returns the record, but for its provenance."""
+    markdown: Callable[[Record], str]
+    figures: table_runs.Figures = table_runs.summary_of
+    execute: table_runs.Execute = table_runs.start
+    draw: Callable[[Record, pathlib.Path], None] | None = None
+    """Draws the record's pictures beside its file."""
+    scales: Sequence[str] = ()
+    seeds: int = 1
+    """By default."""
+    needs_text: bool = True
+
+    def run(self) -> int:
+        """Makes the table as the flags have it; writes, draws and prints it."""
+        table = config.from_flags(self.name, self.scales, self.seeds, self.needs_text)
+        with run_folder.lock(table.workdir):
+            runs = table_runs.Runs(
+                table.workdir, self.figures, self.execute, results=table.results
+            )
+            found = self.record(runs, table)
+        # After the runs: it counts all that were read.
+        record = runs.provenance(table.seeds) | found
+        if self.draw is not None:
+            self.draw(record, table.out)
+        table_runs.write(record, self.markdown(record), table.out)
+        return 0
