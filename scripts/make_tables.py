@@ -34,14 +34,14 @@ from scripts import (
     table1_xnli,
     table3_throughput,
     table4_speedup,
+    table_codec_control,
+    table_local_steps,
     table_long_run,
 )
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import (
     abnet_markdown,
-    codec_control_markdown,
-    local_steps_markdown,
     main_results,
 )
 
@@ -63,9 +63,9 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table4": table4_speedup.markdown,
     "table5_": abnet_markdown.table5,
     "bert_": bert_report.markdown,
-    "codec_control": codec_control_markdown.markdown,
+    "codec_control": table_codec_control.markdown,
     "long_run": table_long_run.markdown,
-    "local_steps": local_steps_markdown.markdown,
+    "local_steps": table_local_steps.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,

@@ -150,9 +150,8 @@ def markdown(record: Mapping[str, Any]) -> str:
     """Renders the record, beside the paper's figures."""
     rows, moved = record["rows"], record["moved"]
     (base,) = (row["step_seconds"] for row in rows if row["kind"] == "one cluster")
-    known = dict(
-        zip(("one cluster", "two clusters"), paper.PAPER["table3"], strict=True)
-    )
+    here, across = paper.PAPER["table3"]
+    known = {"one cluster": here, "two clusters": across}
 
     def throughput(row: Mapping[str, Any]) -> float:
         pairs = zip(base, row["step_seconds"], strict=True)

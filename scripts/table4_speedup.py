@@ -89,7 +89,7 @@ def measured() -> dict[str, float]:
 
 
 def run_of(workers: int, seconds: Mapping[str, float]) -> table_runs.Run:
-    """Describes the run with so many workers, of which each takes `measured` seconds."""
+    """Describes the run with so many workers, whose sleeps are those `measured`."""
     generator = 1000 * seconds["generator"] / GENERATOR_DEVICES
     emulated = f"{round(generator)},{round(1000 * seconds['discriminator'])}"
     own = f"--fan_out={workers}", f"--emulate_compute={emulated}"

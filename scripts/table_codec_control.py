@@ -12,7 +12,9 @@ paper's lines are slowed by as much as this machine computes slower
 stop, the same command goes on.
 """
 
+import functools
 import itertools
+import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,9 +22,9 @@ from typing import Any, NamedTuple
 from experiments import shared_flags
 from experiments.abnet import crossing, scaled_wan
 from nebula_jax import errors
-from nebula_jax.runtime.records import run_folder
+from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import codec_control_markdown, config, held_out
+from scripts.tables import config, held_out, pictures, sweep
 from scripts.tables import runs as table_runs
 
 STAGES = ("speed", "quality")
@@ -76,12 +78,7 @@ FIRST = "int4", LINES[1]
 
 
 def wan(line: Line, measured: Mapping[str, Any]) -> str:
-    """Returns a line for --wan.
-
-    Args:
-      line: of the table.
-      measured: this machine's, from `scaled_wan.read`.
-    """
+    """Returns a line for --wan, from this machine's (`scaled_wan.read`)."""
     first, *later = [measured["rate"] * rate / PAPER / 1e3 for rate in line.rates]
     parts = [f"{first:.0f}kbit", f"{1e3 * measured['delay']:.2f}ms"]
     return ",".join(parts + [f"{rate:.0f}kbit@{CHANGES_AFTER}s" for rate in later])
@@ -96,7 +93,7 @@ def fixed_run(
 
 
 def quality_run(
-    codec: str, line: Line, seed: str, base: Sequence[str]
+    codec: str, line: Line, base: Sequence[str], seed: str
 ) -> table_runs.Run:
     """Describes the run that measures loss and BLEU with a codec.
 
@@ -112,7 +109,7 @@ def quality_run(
 
 
 def auto_run(
-    line: Line, measured: Mapping[str, Any], seed: str, base: Sequence[str]
+    line: Line, measured: Mapping[str, Any], base: Sequence[str], seed: str
 ) -> table_runs.Run:
     """Describes the run that chooses its codecs on a line."""
     where = "--cluster=all", f"--wan={wan(line, measured)}", f"--seed={seed}"
@@ -188,36 +185,24 @@ def gather(
     runs: table_runs.Runs, base: Sequence[str], seeds: Sequence[str]
 ) -> dict[str, Any]:
     """Gathers the figures of the runs that have ended."""
-
-    def read(run: table_runs.Run) -> dict[str, Any] | None:
-        result = runs.found(run)
-        parts = [] if result is None else result["summary"]["clusters"]
-        if any(each["first_step"] != 1 for each in parts):
-            raise errors.NebulaError(
-                f"{run.name} was stopped in between, so its seconds are not those"
-                f" of one run; remove {runs.path(run.name)}, and it is done again"
-            )
-        return result
-
-    def of_seeds(
-        run: Callable[..., table_runs.Run], *about: Any
-    ) -> dict[str, dict[str, Any]]:
-        found = {seed: read(run(*about, seed=seed, base=base)) for seed in seeds}
-        return {seed: result for seed, result in found.items() if result is not None}
-
-    measured, fixed = speeds(read, base)
+    measured, fixed = speeds(functools.partial(_found, runs), base)
     rows, curves = [], []
     for line in LINES if measured else ():
-        runs_of_line = of_seeds(auto_run, line, measured)
-        if runs_of_line and all(rate in fixed for rate in line.rates):
+        chose = {}
+        for seed in seeds:
+            result = _found(runs, auto_run(line, measured, base, seed))
+            if result is not None:
+                chose[seed] = result
+        if chose and all(rate in fixed for rate in line.rates):
             best = fastest(fixed[line.rates[-1]])
-            beside = of_seeds(quality_run, best, line)
-            rows += _rows(line, runs_of_line, fixed, held_out.by_seed(beside))
-            steps, _ = steps_of(next(iter(runs_of_line.values())))
+            beside = runs.of_seeds(
+                functools.partial(quality_run, best, line, base), seeds
+            )
+            rows += _rows(line, chose, fixed, held_out.by_seed(beside))
+            steps, _ = steps_of(next(iter(chose.values())))
             points = [[each.number, each.seconds, *each.rungs] for each in steps]
             curves.append({"line": line.name, "steps": points})
     return {
-        **runs.provenance(seeds),
         "every": EVERY,
         "ladder": list(CODECS),
         "line": measured,
@@ -225,6 +210,18 @@ def gather(
         "curves": curves,
         "targets": targets(rows),
     }
+
+
+def _found(runs: table_runs.Runs, run: table_runs.Run) -> dict[str, Any] | None:
+    """Returns the figures of a timed run, which has to have ended without a stop."""
+    result = runs.found(run)
+    parts = [] if result is None else result["summary"]["clusters"]
+    if any(each["first_step"] != 1 for each in parts):
+        raise errors.NebulaError(
+            f"{run.name} was stopped in between, so its seconds are not those"
+            f" of one run; remove {runs.path(run.name)}, and it is done again"
+        )
+    return result
 
 
 def speeds(
@@ -311,18 +308,12 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Compares what was measured with the targets."""
     found = []
     for row in rows:
-        where = codec_control_markdown.label(row)
-        seconds = statistics.fmean(each["seconds"] for each in row["seeds"].values())
-        over = seconds / row["fixed"][row["best"]]
-        probes = statistics.fmean(each["probes"] for each in row["seeds"].values())
+        where, over = label(row), _seconds(row) / row["fixed"][row["best"]]
         for what, value, limit in (
             (f"s/step over the best fixed codec's ({where})", over, "over_best"),
-            (f"share of probes in settled steps ({where})", probes, "probes"),
+            (f"share of probes in settled steps ({where})", _probes(row), "probes"),
         ):
-            met = value <= LIMITS[limit]
-            found.append(
-                {"what": what, "value": value, "at_most": LIMITS[limit], "met": met}
-            )
+            found.append(sweep.at_most(what, value, LIMITS[limit]))
     return found
 
 
@@ -340,7 +331,7 @@ def work(
     if "speed" in stages:
         measured, _ = speeds(runs.result, base)
         for seed, line in itertools.product(seeds, LINES):
-            runs.result(auto_run(line, measured, seed, base))
+            runs.result(auto_run(line, measured, base, seed))
     if "quality" in stages:
         _, fixed = speeds(runs.found, base)
         for seed, line in itertools.product(seeds, LINES):
@@ -350,21 +341,99 @@ def work(
                     " --stages=speed comes first"
                 )
             best = fastest(fixed[line.rates[-1]])
-            runs.result(quality_run(best, line, seed, base))
+            runs.result(quality_run(best, line, base, seed))
 
 
-def main() -> int:
-    """Does the missing runs; writes the table, and prints it."""
-    table = config.from_flags("codec_control", (), abnet_runs.SEEDS)
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs of --stages that have not been done."""
     base = table.arguments(table_runs.flagfile(FLAGFILE))
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
-        work(runs, base, table.seeds, config.chosen("stages", STAGES))
-        result = gather(runs, base, table.seeds)
-    table_runs.write(result, codec_control_markdown.markdown(result), table.out)
-    codec_control_markdown.picture(result, table.out.with_suffix(".png"))
-    return 0
+    work(runs, base, table.seeds, config.chosen("stages", STAGES))
+    return gather(runs, base, table.seeds)
 
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record."""
+    ladder, line = record["ladder"], record["line"]
+    columns = [
+        sweep.Column("line", label),
+        *(
+            sweep.Column(f"{name}, s/step", functools.partial(_fixed, name), ".3f")
+            for name in ladder
+        ),
+        sweep.Column("auto, s/step", _seconds, ".3f"),
+        sweep.Column(
+            "/ best", lambda row: _seconds(row) / row["fixed"][row["best"]], ".3f"
+        ),
+        sweep.Column("settles on", functools.partial(_settles_on, ladder)),
+        sweep.Column("from step", lambda row: _of_seeds(row, "from_step", str)),
+        sweep.Column("seconds lost before", functools.partial(_mean, "seeking"), ".0f"),
+        sweep.Column("probes", _probes, ".1%"),
+        *held_out.COLUMNS,
+    ]
+    return report.join(
+        report.heading(record, report.seeds(record), " of runs with `auto`"),
+        line
+        and f"A step computes for {line['compute_seconds']:.3f} s,"
+        f" {line['factor']:.2f} times the paper's; so 60 Mbit/s are"
+        f" `--wan={line['wan']}`, and the others in proportion.",
+        f"A probe every {record['every']} steps; more often while the run seeks. Means"
+        " over seeds. Lost before: the seconds of a run, or of its part after the line"
+        " changed, above those of as many steps once it has settled. Probes: their"
+        " share of the settled steps' time.",
+        held_out.explanation(
+            record["rows"], "the fixed codec that is the fastest on the line"
+        ),
+        sweep.table(columns, record["rows"]),
+        report.targets(record["targets"]),
+    )
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """Returns the name of a row: its line, and its rate if that changes."""
+    name = str(row["line"])
+    return f"{name}: at {row['rate']:g}" if "then" in name else name
+
+
+def _fixed(codec: str, row: Mapping[str, Any]) -> float | None:
+    found: float | None = row["fixed"].get(codec)
+    return found
+
+
+def _mean(figure: str, row: Mapping[str, Any]) -> float:
+    return statistics.fmean(each[figure] for each in row["seeds"].values())
+
+
+_seconds, _probes = (functools.partial(_mean, name) for name in ("seconds", "probes"))
+
+
+def _of_seeds(row: Mapping[str, Any], figure: str, render: Callable[[Any], str]) -> str:
+    """Renders a figure of all seeds, once if they agree."""
+    found = (render(each[figure]) for each in row["seeds"].values())
+    return ", ".join(dict.fromkeys(found))
+
+
+def _settles_on(ladder: Sequence[str], row: Mapping[str, Any]) -> str:
+    def codecs(rungs: Sequence[int]) -> str:
+        names = dict.fromkeys(ladder[rung] for rung in rungs)
+        return " forward, ".join(names) + (" backward" if len(names) > 1 else "")
+
+    return _of_seeds(row, "rungs", codecs)
+
+
+def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws the codecs and seconds of the first seed's runs beside the record."""
+    if record["curves"]:
+        pictures.codec_control(record, out.with_suffix(".png"))
+
+
+SWEEP = sweep.Sweep(
+    "codec_control",
+    record,
+    markdown,
+    figures=abnet_runs.figures,
+    draw=draw,
+    seeds=abnet_runs.SEEDS,
+)
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=[*config.FLAGS, "stages"])
+    shared_flags.run(SWEEP.run, names=[*config.FLAGS, "stages"])

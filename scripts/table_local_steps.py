@@ -7,6 +7,7 @@ clusters exchange differs. Rows of quality run in one process (`--cluster=whole`
 several clusters equal to the last bit; the row of time runs two over an emulated line.
 """
 
+import functools
 import itertools
 import pathlib
 import statistics
@@ -17,7 +18,7 @@ from experiments import shared_flags
 from experiments.bert import report as bert_report
 from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import diloco, metrics
-from scripts.tables import config, local_steps_markdown
+from scripts.tables import config, pictures, sweep
 from scripts.tables import runs as table_runs
 
 BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
@@ -25,6 +26,11 @@ SEEDS = 3
 BATCH = 192  # rows of a step, of all clusters together
 STEPS = 1000
 LINE = "60mbit,15ms"
+WITHIN, FEWER, BYTES, MOST_TIME = 0.01, 400, 0.01, 1.02
+"""Targets: relative difference of the loss; times fewer bytes a token; bytes above the
+formula's; time of a step over that of computing."""
+OTHERS = {"muon": "Muon's", "faster": "that at 3e-3"}
+"""Key of a row -> its name beside a difference from it."""
 TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
 
 
@@ -49,6 +55,13 @@ class Row(NamedTuple):
         return table.seeds[:1] if self.is_explored else table.seeds
 
 
+def _tried(
+    name: str, key: str, clusters: int, *arguments: str, beside: str = "all_reduce"
+) -> Row:
+    """Makes the row of a way that was tried."""
+    return Row(name, key, clusters, arguments, beside, is_explored=True)
+
+
 ALL_REDUCE = Row("all-reduce", "all_reduce", 1, ("--sync=allreduce",), "", True)
 MUON = ("--optimizer=muon", "--learning_rate=5e-3")
 FASTER = ("--learning_rate=3e-3",)
@@ -66,43 +79,20 @@ ROWS = (
     Row("streaming, e3m0", "streaming4", 4, OUTER, ALL_REDUCE.key),
     Row("sparse, 146x, unsent in parameters", "sparse2", 2, KEPT, ALL_REDUCE.key),
     Row("sparse, 146x, unsent in parameters", "sparse4", 4, KEPT, ALL_REDUCE.key),
-    Row(
-        *("all-reduce, Muon", "muon", 1, ("--sync=allreduce", *MUON)),
-        *(ALL_REDUCE.key, False, True),
+    _tried("all-reduce, Muon", "muon", 1, "--sync=allreduce", *MUON),
+    _tried("streaming, e3m0, Muon", "muon2", 2, *OUTER, *MUON, beside="muon"),
+    _tried("all-reduce, rate 3e-3", "faster", 1, "--sync=allreduce", *FASTER),
+    _tried(
+        "streaming, e3m0, rate 3e-3", "faster2", 2, *OUTER, *FASTER, beside="faster"
     ),
-    Row(
-        *("streaming, e3m0, Muon", "muon2", 2, (*OUTER, *MUON)),
-        *("muon", False, True),
-    ),
-    Row(
-        *("all-reduce, rate 3e-3", "faster", 1, ("--sync=allreduce", *FASTER)),
-        *(ALL_REDUCE.key, False, True),
-    ),
-    Row(
-        *("streaming, e3m0, rate 3e-3", "faster2", 2, (*OUTER, *FASTER)),
-        *("faster", False, True),
-    ),
-    Row(
-        *("averaging of parameters", "averaging20", 2),
-        *((*AVERAGING, "--inner_steps=20"), ALL_REDUCE.key, False, True),
-    ),
-    Row(
-        *("averaging of parameters", "averaging1", 2),
-        *((*AVERAGING, "--inner_steps=1"), ALL_REDUCE.key, False, True),
-    ),
-    Row(
+    _tried("averaging of parameters", "averaging20", 2, *AVERAGING, "--inner_steps=20"),
+    _tried("averaging of parameters", "averaging1", 2, *AVERAGING, "--inner_steps=1"),
+    _tried(
         *("one of two clusters, alone", "alone", 1),
-        *(("--sync=allreduce", f"--batch_size={BATCH // 2}"), ALL_REDUCE.key),
-        *(False, True),
+        *("--sync=allreduce", f"--batch_size={BATCH // 2}"),
     ),
-    Row(
-        *("sparse, SparseLoCo's residual", "decay2", 2, SPARSE, ALL_REDUCE.key),
-        *(False, True),
-    ),
-    Row(
-        *("sparse, residual kept, by senders", "senders2", 2, SENDERS),
-        *(ALL_REDUCE.key, False, True),
-    ),
+    _tried("sparse, SparseLoCo's residual", "decay2", 2, *SPARSE),
+    _tried("sparse, residual kept, by senders", "senders2", 2, *SENDERS),
 )
 
 
@@ -112,7 +102,7 @@ def base(table: config.Table) -> tuple[str, ...]:
     return (*arguments, f"--steps={STEPS}", f"--eval_every={STEPS // 10}")
 
 
-def run_of(row: Row, seed: str, table: config.Table) -> table_runs.Run:
+def run_of(row: Row, table: config.Table, seed: str) -> table_runs.Run:
     """Describes the run of a row."""
     name = f"{row.key}-seed{seed}"
     made = table_runs.Folder(name, "whole/encoder") if row.is_fine_tuned else None
@@ -130,10 +120,10 @@ def run_of(row: Row, seed: str, table: config.Table) -> table_runs.Run:
 
 
 def fine_tuning_of(
-    row: Row, seed: str, table: config.Table, runs: table_runs.Runs
+    row: Row, table: config.Table, runs: table_runs.Runs, seed: str
 ) -> table_runs.Run:
     """Describes the run that fine-tunes a row's encoder on English pairs."""
-    before = run_of(row, seed, table)
+    before = run_of(row, table, seed)
     return table_runs.Run(
         f"xnli-{row.key}-seed{seed}",
         XNLI,
@@ -152,32 +142,19 @@ def fine_tuning_of(
 
 def time_run(table: config.Table) -> table_runs.Run:
     """Describes the run over an emulated line."""
-    flags = (f"--steps={TIMED}", f"--eval_every={TIMED}", f"--checkpoint_every={TIMED}")
-    return table_runs.Run(
-        "time",
-        BERT,
-        (
-            *base(table),
-            *flags,
-            "--cluster=all",
-            f"--wan={LINE}",
-            f"--log_every={EVERY}",
-        ),
-    )
+    own = (f"--steps={TIMED}", f"--eval_every={TIMED}", f"--checkpoint_every={TIMED}")
+    over = ("--cluster=all", f"--wan={LINE}", f"--log_every={EVERY}")
+    return table_runs.Run("time", BERT, (*base(table), *own, *over))
 
 
 def adapters_run(table: config.Table) -> table_runs.Run:
     """Describes a run of which adapters and the head alone train, for its bytes."""
-    return table_runs.Run(
-        "adapters",
-        BERT,
-        (
-            *base(table),
-            *("--hot_start=e5-small", "--trains=adapters_and_head", "--cluster=whole"),
-            *("--batch_size=4", "--steps=60", "--eval_every=60", "--eval_batches=1"),
-            "--checkpoint_every=60",
-        ),
+    own = (
+        *("--hot_start=e5-small", "--trains=adapters_and_head", "--cluster=whole"),
+        *("--batch_size=4", "--steps=60", "--eval_every=60", "--eval_batches=1"),
+        "--checkpoint_every=60",
     )
+    return table_runs.Run("adapters", BERT, (*base(table), *own))
 
 
 def adapters_of(result: Mapping[str, Any]) -> dict[str, float]:
@@ -237,67 +214,48 @@ def step_seconds(
     }
 
 
-def final_loss(result: Mapping[str, Any]) -> float:
-    """Returns the last loss on held-out text, mean of the languages, in nats."""
-    (found,) = result["summary"]["held_out"].values()
-    return bert_report.mean(found[-1]["loss"])
-
-
 def curve(result: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Returns (step, loss on held-out text) of every evaluation."""
+    """Returns (step, nats a held-out token, mean of languages) of every evaluation."""
     (found,) = result["summary"]["held_out"].values()
     return [(each["step"], bert_report.mean(each["loss"])) for each in found]
 
 
-def gather(
-    runs: table_runs.Runs, table: config.Table, losses: dict[str, dict[str, float]]
-) -> list[dict[str, Any]]:
-    """Gathers the rows, of the runs that have ended.
-
-    Args:
-      runs: with their figures.
-      table: its seeds.
-      losses: filled with row -> seed -> final loss.
-    """
+def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
+    """Gathers the rows, of the runs that have ended."""
     rows = []
+    losses: dict[str, dict[str, float]] = {}
     for row in ROWS:
-        seeds = row.seeds(table)
-        found = {seed: runs.found(run_of(row, seed, table)) for seed in seeds}
-        done = {seed: each for seed, each in found.items() if each is not None}
+        done = runs.of_seeds(functools.partial(run_of, row, table), row.seeds(table))
         if not done:
             continue
-        losses[row.key] = {seed: final_loss(each) for seed, each in done.items()}
-        one = next(iter(done.values()))["summary"]
-        tuned = [
-            runs.found(fine_tuning_of(row, seed, table, runs))
-            for seed in done
-            if row.is_fine_tuned
-        ]
-        accuracies = [english_dev(each) for each in tuned if each is not None]
+        curves = {seed: curve(each) for seed, each in done.items()}
+        losses[row.key] = {seed: each[-1][1] for seed, each in curves.items()}
+        first = next(iter(done))
+        one = done[first]["summary"]
+        tuned: dict[str, Any] = {}
+        if row.is_fine_tuned:
+            fine_tuning = functools.partial(fine_tuning_of, row, table, runs)
+            tuned = runs.of_seeds(fine_tuning, [*done])
+        settings = ("clusters", "inner_steps", "fragments", "delay")
         rows.append(
             {
                 "name": row.name,
                 "key": row.key,
                 "reference": row.reference,
-                **{
-                    name: one["flags"][name]
-                    for name in ("clusters", "inner_steps", "fragments", "delay")
-                },
+                **{name: one["flags"][name] for name in settings},
                 "is_all_reduce": row.clusters == 1,
                 "is_explored": row.is_explored,
                 "losses": losses[row.key],
                 "difference": difference(losses, row),
                 "bytes": one["bytes"],
-                "xnli": accuracies,
-                "curve": curve(next(iter(done.values()))),
+                # English dev pairs, after the last evaluation.
+                "xnli": [
+                    each["summary"]["dev"][-1]["accuracy"] for each in tuned.values()
+                ],
+                "curve": curves[first],
             }
         )
     return rows
-
-
-def english_dev(result: Mapping[str, Any]) -> float:
-    """Returns the accuracy on XNLI's English dev pairs after fine-tuning."""
-    return result["summary"]["dev"][-1]["accuracy"]
 
 
 def difference(
@@ -331,18 +289,16 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     for seed in table.seeds:
         for row in ROWS:
             if not row.is_explored:
-                runs.result(run_of(row, seed, table))
+                runs.result(run_of(row, table, seed))
             if row.is_fine_tuned:
-                runs.result(fine_tuning_of(row, seed, table, runs))
+                runs.result(fine_tuning_of(row, table, runs, seed))
     timed = runs.result(time_run(table))
     adapters = adapters_of(runs.result(adapters_run(table)))
     for row in ROWS:
         if row.is_explored:
-            runs.result(run_of(row, table.seeds[0], table))
-    rows = gather(runs, table, {})
+            runs.result(run_of(row, table, table.seeds[0]))
     return {
-        **runs.provenance(table.seeds),
-        "rows": rows,
+        "rows": gather(runs, table),
         "steps": STEPS,
         "batch": BATCH,
         "line": LINE,
@@ -357,16 +313,104 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Does the missing runs; writes and prints the table, and draws the picture."""
-    table = config.from_flags("local_steps", [], SEEDS)
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, figures, results=table.results)
-        result = record(runs, table)
-    local_steps_markdown.picture(result, table.out.with_suffix(".png"))
-    table_runs.write(result, local_steps_markdown.markdown(result), table.out)
-    return 0
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record."""
+    time, adapters = record["time"], record["adapters"]
+    columns = [
+        sweep.Column("exchange", "name"),
+        sweep.Column("clusters", lambda row: str(row["clusters"])),
+        sweep.Column("H, P, τ", _schedule),
+        sweep.Column(
+            "held-out loss", lambda row: statistics.mean(row["losses"].values()), ".4f"
+        ),
+        sweep.Column("difference", _difference),
+        sweep.Column("bytes a token", functools.partial(_bytes, "per_token", ",.2f")),
+        sweep.Column("times fewer", functools.partial(_bytes, "fewer", ",.0f")),
+        sweep.Column("XNLI en dev", _accuracies),
+    ]
+    return report.join(
+        report.heading(record, report.seeds(record)),
+        f"{record['steps']} steps of {record['batch']} rows in all, whatever the number"
+        " of clusters: the same batches in the same order. The loss is that on held-out"
+        " text, nats a masked token, mean of the languages and of the seeds;"
+        " differences are paired by seed, with their standard error.",
+        sweep.table(columns, record["rows"], "llllrrrl"),
+        report.targets(targets(record)),
+        f"Two clusters over {record['line']}: {1000 * time['all']:.1f} ms a step,"
+        f" {1000 * time['between']:.1f} ms where no round is due.",
+        "Adapters and the head alone, on a frozen e5-small of 12 layers"
+        f" (`--trains=adapters_and_head`): {adapters['parameters']:,} parameters train,"
+        f" and {adapters['bytes_a_step']:,.0f} bytes a step leave each of two clusters,"
+        f" {adapters['fewer']:,.0f} times fewer than an all-reduce of these.",
+    )
 
+
+def _schedule(row: Mapping[str, Any]) -> str:
+    if row["is_all_reduce"]:
+        return "1"
+    return f"{row['inner_steps']}, {row['fragments']}, {row['delay']}"
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    found, reference = row["difference"], row["reference"]
+    if found is None:
+        return ""
+    beside = "" if reference == "all_reduce" else f" of {OTHERS[reference]}"
+    if found["seeds"] == 1:
+        return f"{found['mean']:+.2%}{beside} (1 seed)"
+    return f"{found['mean']:+.2%} ± {found['standard_error']:.2%}{beside}"
+
+
+def _bytes(name: str, form: str, row: Mapping[str, Any]) -> str:
+    return "" if row["is_all_reduce"] else f"{row['bytes'][name]:{form}}"
+
+
+def _accuracies(row: Mapping[str, Any]) -> str:
+    found = row["xnli"]
+    if not found:
+        return ""
+    spread = statistics.stdev(found) if len(found) > 1 else 0.0
+    return f"{statistics.mean(found):.1%} ± {spread:.1%}"
+
+
+def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what was to be reached, beside what was measured."""
+    rows = {row["key"]: row for row in record["rows"]}
+    line, time = record["line"], record["time"]
+    found = []
+    for key in ("streaming2", "streaming4", "sparse2", "sparse4"):
+        if key in rows and rows[key]["difference"]:
+            row = rows[key]
+            what = f"{row['name']}, {row['clusters']} clusters: loss over all-reduce's"
+            apart = row["difference"]["mean"]
+            found.append(sweep.at_most(what, 1 + apart, 1 + WITHIN))
+    for key in ("streaming2", "sparse2"):
+        if key in rows:
+            what = f"{rows[key]['name']}, 2 clusters: times fewer bytes a token"
+            found.append(sweep.at_least(what, rows[key]["bytes"]["fewer"], FEWER))
+    what = f"bytes over the formula's, as sent over {line}"
+    found.append(sweep.at_most(what, time["sent"] / time["formula"], 1 + BYTES))
+    what = f"time of a step at {line} over computing alone"
+    found.append(sweep.at_most(what, time["all"] / time["between"], MOST_TIME))
+    one, two = (
+        rows.get(key, {}).get("xnli", ()) for key in ("all_reduce", "streaming2")
+    )
+    if len(one) > 1 and len(two) > 1:
+        what = "XNLI English dev, streaming and all-reduce: difference, points"
+        spread = max(statistics.stdev(one), statistics.stdev(two))
+        apart = abs(statistics.mean(one) - statistics.mean(two))
+        found.append(sweep.at_most(what, 100 * apart, 100 * spread))
+    return found
+
+
+def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws loss against bytes beside the record."""
+    pictures.local_steps(record, out.with_suffix(".png"))
+
+
+SWEEP = sweep.Sweep(
+    "local_steps", record, markdown, figures=figures, draw=draw, seeds=SEEDS
+)
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=["scale", *config.FLAGS])
+    shared_flags.run(SWEEP.run, names=["scale", *config.FLAGS])

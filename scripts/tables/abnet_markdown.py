@@ -179,7 +179,10 @@ class _Quality(NamedTuple):
 def _quality(result: Mapping[str, Any]) -> _Quality:
     """Returns loss and BLEU of held-out pairs, if the record has any; else BLEU."""
     if any("held_out" in row for row in result["rows"]):
-        return _Quality(held_out.HEADER, held_out.cells)
+        return _Quality(
+            [each.name for each in held_out.COLUMNS],
+            lambda row: [each.cell(row) for each in held_out.COLUMNS],
+        )
     return _Quality(BLEU_ALONE, lambda row: [_bleu(row)])
 
 

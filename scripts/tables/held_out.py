@@ -8,16 +8,16 @@ that the interval is of other sentences, not of other seeds.
 import functools
 import operator
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nebula_jax.evaluation import bleu, sentence_scores
 from nebula_jax.runtime.records import report
+from scripts.tables import sweep
 
+Record = Mapping[str, Any]
 BySeed = Mapping[str, sentence_scores.Scores]
 """Seed -> scores of a row's run."""
-HEADER = ("held-out loss", "difference", "BLEU", "difference (95 %)")
-NOTHING = [report.NOTHING] * len(HEADER)
 
 
 def scores(result: Mapping[str, Any]) -> sentence_scores.Scores | None:
@@ -112,20 +112,6 @@ def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [[each[seed] for seed in seeds] for each in found]
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """Renders the figures under HEADER."""
-    found = row.get("held_out")
-    if not found:
-        return NOTHING
-    apart = found.get("bleu_difference")
-    return [
-        with_error(found["loss"], ".3f"),
-        with_error(found.get("difference", {}), "+.3f"),
-        f"{statistics.fmean(found['bleu'].values()):.2f}",
-        interval(apart) if apart else "",
-    ]
-
-
 def with_error(by_seed: Mapping[str, float], form: str) -> str:
     """Renders a mean over seeds with its standard error; empty without a seed.
 
@@ -149,7 +135,7 @@ def interval(apart: Mapping[str, float]) -> str:
 
 
 def explanation(rows: Sequence[Mapping[str, Any]], beside: str) -> str:
-    """Describes the columns under HEADER; empty if no row has them.
+    """Describes the columns under COLUMNS; empty if no row has them.
 
     Args:
       rows: of the record.
@@ -169,3 +155,29 @@ def explanation(rows: Sequence[Mapping[str, Any]], beside: str) -> str:
         f" bootstrap of {bleu.SAMPLES:,} samples, each sentence with its translations"
         " of all seeds."
     )
+
+
+def _cell(render: Callable[[Record], str]) -> Callable[[Record], str]:
+    """Returns what renders a figure of a row, which may have none."""
+
+    def cell(row: Record) -> str:
+        return render(row["held_out"]) if row.get("held_out") else report.NOTHING
+
+    return cell
+
+
+def _bleu_apart(found: Record) -> str:
+    return interval(found["bleu_difference"]) if "bleu_difference" in found else ""
+
+
+COLUMNS = (
+    sweep.Column("held-out loss", _cell(lambda each: with_error(each["loss"], ".3f"))),
+    sweep.Column(
+        "difference", _cell(lambda each: with_error(each.get("difference", {}), "+.3f"))
+    ),
+    sweep.Column(
+        "BLEU", _cell(lambda each: f"{statistics.fmean(each['bleu'].values()):.2f}")
+    ),
+    sweep.Column("difference (95 %)", _cell(_bleu_apart)),
+)
+"""The columns of quality, for rows with what `compare` returns."""

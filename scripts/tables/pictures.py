@@ -1,9 +1,9 @@
-"""Fig. 8, 9 and 10, from the records of Tables 3 and 5."""
+"""The pictures of tables, from their records."""
 
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.figure
 
@@ -118,6 +118,88 @@ def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
     loss.legend(fontsize=8)
     for axes in (score, loss):
         axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def codec_control(record: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws the codecs that runs used, and the seconds of their steps."""
+    curves, ladder = record["curves"], record["ladder"]
+    figure = matplotlib.figure.Figure(
+        figsize=(3.2 * len(curves), 5.0), layout="constrained"
+    )
+    panels = figure.subplots(2, len(curves), sharex=True, squeeze=False)
+    for (rungs, times), curve in zip(panels.T, curves, strict=True):
+        steps, seconds, forward, backward = zip(*curve["steps"], strict=True)
+        rungs.step(steps, forward, where="mid", label="forward", linestyle="-")
+        rungs.step(steps, backward, where="mid", label="backward", linestyle=":")
+        rungs.set_yticks(range(len(ladder)), ladder)
+        rungs.set(title=curve["line"], ylim=(-0.3, len(ladder) - 0.7))
+        times.plot(steps, seconds, linewidth=0.8, color="black", label="auto")
+        times.set(xlabel="step", yscale="log")
+        of_line = [row for row in record["rows"] if row["line"] == curve["line"]]
+        if len(of_line) == 1:  # of a line that changes there are two of each
+            for number, (name, fixed) in enumerate(of_line[0]["fixed"].items()):
+                times.axhline(fixed, color=f"C{number}", linewidth=0.8, label=name)
+        times.legend(fontsize=7)
+        for axes in (rungs, times):
+            axes.grid(alpha=0.3)
+    panels[0, 0].set_ylabel("codec in use")
+    panels[0, 0].legend(fontsize=7)
+    panels[1, 0].set_ylabel("seconds a step")
+    figure.savefig(path, dpi=110)
+
+
+class Curve(NamedTuple):
+    """The loss of a row against the bytes that have crossed."""
+
+    label: str
+    style: str
+    points: list[tuple[float, float]]
+    """(bytes, loss)."""
+
+
+def curves(record: Mapping[str, Any]) -> list[Curve]:
+    """Returns the curves of the picture: an all-reduce for each number of clusters."""
+    rows = [row for row in record["rows"] if not row.get("is_explored")]
+    sizes = {row["clusters"]: row["bytes"] for row in rows if not row["is_all_reduce"]}
+    found = []
+    for row in rows:
+        if not row["is_all_reduce"]:
+            found.append(_curve(record, row, "-", row["bytes"], "per_token"))
+            continue
+        for clusters, each in sizes.items():  # it trains alike, whatever their number
+            among = {**row, "clusters": clusters}
+            found.append(_curve(record, among, "--", each, "all_reduce_per_token"))
+    return found
+
+
+def _curve(
+    record: Mapping[str, Any],
+    row: Mapping[str, Any],
+    style: str,
+    sizes: Mapping[str, float],
+    name: str,
+) -> Curve:
+    per_step = sizes[name] * sizes["tokens"] / record["steps"]
+    points = [(step * per_step, loss) for step, loss in row["curve"] if step]
+    return Curve(f"{row['name']}, {row['clusters']} clusters", style, points)
+
+
+def local_steps(record: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws the loss on held-out text against the bytes that have crossed."""
+    figure = matplotlib.figure.Figure(figsize=(8, 5.4), layout="constrained")
+    axes = figure.subplots()
+    for each in curves(record):
+        points = zip(*each.points, strict=True)
+        axes.plot(*points, each.style, marker=".", label=each.label)
+    axes.set(
+        xscale="log",
+        xlabel="bytes that crossed between clusters (of an all-reduce: would have)",
+        ylabel="nats per masked token",
+        title="Loss on held-out text against bytes (first seed)",
+    )
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=110)
 
 

@@ -10,7 +10,7 @@ from nebula_jax import errors
 from nebula_jax.communication import wan
 from scripts import table_codec_control
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import codec_control_markdown, config
+from scripts.tables import config
 from scripts.tables import runs as table_runs
 
 MEASURED = {
@@ -96,7 +96,7 @@ def run_all(folder, stub, stages=table_codec_control.STAGES):
     runs = table_runs.Runs(folder / "table", abnet_runs.figures, stub)
     arguments = runs, (f"--flagfile={flagfile}",), ["0", "1"]
     table_codec_control.work(*arguments, stages)
-    return table_codec_control.gather(*arguments)
+    return runs.provenance(["0", "1"]) | table_codec_control.gather(*arguments)
 
 
 def test_lines_are_slowed_in_proportion():
@@ -180,13 +180,14 @@ def test_the_bars_of_the_issue_are_compared(tmp_path):
 
 
 def test_markdown_has_a_row_for_each_rate(tmp_path):
-    text = codec_control_markdown.markdown(run_all(tmp_path, Stub()))
+    text = table_codec_control.markdown(run_all(tmp_path, Stub()))
     assert "so 60 Mbit/s are `--wan=6000kbit,15.00ms`" in text
     assert "| 10 Mbit/s | 6.000 | 3.000 | 1.500 | 1.500 | 1.000 | int4 | 17 |" in text
     assert "| 1000, then 60 Mbit/s: at 1000 | 0.300 | 0.300 | 0.300 | 0.300 |" in text
-    codec_control_markdown.picture(run_all(tmp_path, Stub()), tmp_path / "found.png")
+    table_codec_control.draw(run_all(tmp_path, Stub()), tmp_path / "found.json")
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
-    mixed = codec_control_markdown._codecs([1, 2], ["bf16", "int8", "int4"])
+    ladder, row = ["bf16", "int8", "int4"], {"seeds": {"0": {"rungs": [1, 2]}}}
+    mixed = table_codec_control._settles_on(ladder, row)
     assert mixed == "int8 forward, int4 backward"
 
 

@@ -5,7 +5,7 @@ import tiny_tables
 
 from nebula_jax.training import diloco
 from scripts import table_local_steps
-from scripts.tables import local_steps_markdown
+from scripts.tables import pictures
 from scripts.tables import runs as table_runs
 
 
@@ -64,7 +64,8 @@ def test_the_heading_counts_every_run_that_was_read(tmp_path, monkeypatch):
 
     table = tiny_tables.table()
     runs = table_runs.Runs(table.workdir, figures, execute)
-    found = table_local_steps.record(runs, table)
+    table_local_steps.record(runs, table)
+    found = runs.provenance()
     assert len(set(names)) == len(names)
     assert found["seconds"] == 60 * len(names)
     assert found["commit"] == "adapters, bert, time, xnli"
@@ -102,6 +103,7 @@ def record():
         **{"seconds": 60.0, "seeds": ["0", "1"], "rows": rows, "steps": 20},
         **{"batch": 64, "line": "60mbit,15ms"},
         "time": {"all": 0.103, "between": 0.1, "sent": 1001, "formula": 1000},
+        "adapters": {"parameters": 1, "bytes_a_step": 1.0, "fewer": 1.0},
     }
 
 
@@ -113,12 +115,12 @@ def test_adapters_are_shown_by_their_bytes():
     }
     found = table_local_steps.adapters_of({"summary": summary})
     assert found["bytes_a_step"] == 10_000
-    text = local_steps_markdown.markdown(record() | {"adapters": found})
+    text = table_local_steps.markdown(record() | {"adapters": found})
     assert "1,000,000 parameters train, and 10,000 bytes a step leave each" in text
 
 
 def test_what_was_to_be_reached_stands_beside_what_was():
-    found = local_steps_markdown.targets(record())
+    found = table_local_steps.targets(record())
     met = {each["what"]: each["met"] for each in found}
     assert met == {
         "streaming, e3m0, 2 clusters: loss over all-reduce's": False,
@@ -136,10 +138,7 @@ def test_an_all_reduce_is_drawn_with_the_bytes_of_each_number_of_clusters():
     sizes = two["bytes"] | {"per_token": 6.0, "all_reduce_per_token": 3000.0}
     explored = two | {"clusters": 8, "is_explored": True, "bytes": {}}
     found["rows"] += [two | {"clusters": 4, "bytes": sizes}, explored]
-    drawn = {
-        each.label: (each.style, each.points)
-        for each in local_steps_markdown.curves(found)
-    }
+    drawn = {each.label: (each.style, each.points) for each in pictures.curves(found)}
     step = 1000 / 20  # tokens
     assert drawn == {
         f"{name}, {clusters} clusters": (
@@ -155,8 +154,8 @@ def test_an_all_reduce_is_drawn_with_the_bytes_of_each_number_of_clusters():
 
 
 def test_the_table_and_the_picture(tmp_path):
-    text = local_steps_markdown.markdown(record())
+    text = table_local_steps.markdown(record())
     row = "| streaming, e3m0 | 2 | 60, 2, 5 | 5.1000 | +2.00% ± 0.00% | 2.00 | 500 | 46"
     assert row in text
-    local_steps_markdown.picture(record(), tmp_path / "x.png")
+    pictures.local_steps(record(), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
