@@ -67,7 +67,8 @@ def verify(given: argparse.Namespace) -> int:
         )
     folder = _audit(given, "audit.verify")
     seen = _seen(given) if given.of else None
-    notes, verifier = ((seen.note,), seen.verifier) if seen else ((), None)
+    notes = (seen.note.text,) if seen else ()
+    verifier = seen.verifier.text if seen else None
     findings = audit_verify.verify(folder, notes, verifier)
     for each in findings:
         print(f"wrong: {each}")
@@ -75,7 +76,8 @@ def verify(given: argparse.Namespace) -> int:
         size = sum(1 for _ in audit_entries.lines(folder))
         print(f"{folder}: {size} entries, as they were signed")
     if seen:
-        print(f"held against {seen.size} entries of {given.of} witnessed here")
+        count = seen.note.checkpoint.size
+        print(f"held against {count} entries of {given.of} witnessed here")
     elif given.folder is not None:
         print(
             "held against itself alone: that it was rolled back as a whole, or signed"

@@ -57,20 +57,12 @@ class Cosignature(NamedTuple):
 class Seen(NamedTuple):
     """The newest checkpoint of a peer's log that this lab has cosigned."""
 
-    note: str
-    """The checkpoint, as the peer signed it."""
-    verifier: str
-    """The public key of the peer's log."""
-    size: int
-    """Entries of it that it covers."""
-
-
-class _State(NamedTuple):
-    """The contents of a peer's file."""
-
-    key: ed25519.Ed25519PrivateKey
-    verifier: checkpoint_note.Verifier
     note: checkpoint_note.Note
+    """The checkpoint, as the peer signed it."""
+    verifier: checkpoint_note.Verifier
+    """The public key of the peer's log."""
+    key: ed25519.Ed25519PrivateKey
+    """The key with which this lab cosigns that log."""
 
 
 class Witness:
@@ -99,11 +91,23 @@ class Witness:
           AuditError: if the file cannot be read, or is damaged.
           private_files.PrivateFileError: if others can read it.
         """
-        state = self._read(peer)
-        if state is None:
+        path = self._path(peer)
+        if not path.exists():
             return None
-        size = state.note.checkpoint.size
-        return Seen(state.note.text, state.verifier.text, size)
+        try:
+            value = json.loads(private_files.read(path))
+            key = base64.b64decode(value["key"], validate=True)
+            verifier = checkpoint_note.read_verifier(value["verifier"])
+            note = checkpoint_note.read(value["note"])
+            private = ed25519.Ed25519PrivateKey.from_private_bytes(key)
+            if checkpoint_note.is_signed(note, verifier):
+                return Seen(note, verifier, private)
+        except (ValueError, TypeError, KeyError, checkpoint_note.NoteError):
+            pass
+        raise AuditError(
+            f"{path}: is damaged; without it, {peer}'s audit log can be witnessed only"
+            " anew and with a new key: move it away for that"
+        )
 
     def size(self, peer: str) -> int:
         """Returns the size from which a peer has to prove the next checkpoint.
@@ -111,7 +115,7 @@ class Witness:
         For errors see `seen`.
         """
         seen = self.seen(peer)
-        return seen.size if seen else 0
+        return seen.note.checkpoint.size if seen else 0
 
     def cosign(
         self,
@@ -137,10 +141,10 @@ class Witness:
         """
         note, who = _received(peer, text, verifier)
         with audit.disk_errors(self._folder), audit.locked(self._folder / "lock"):
-            state = self._read(peer)
-            if state is not None:
-                self._check(peer, state, who, note, proof)
-                key = state.key
+            seen = self.seen(peer)
+            if seen is not None:
+                self._check(peer, seen, who, note, proof)
+                key = seen.key
             elif proof:
                 text = f"{peer} proves from a size that was not seen here"
                 raise WitnessError("inconsistent", text)
@@ -160,20 +164,20 @@ class Witness:
     def _check(
         self,
         peer: str,
-        state: _State,
+        seen: Seen,
         who: checkpoint_note.Verifier,
         note: checkpoint_note.Note,
         proof: Sequence[bytes],
     ) -> None:
         """Raises if a signed checkpoint does not continue what was seen."""
-        if who != state.verifier:
+        if who != seen.verifier:
             raise WitnessError(
                 "key",
                 f"{peer} shows another key of its audit log than before: it lost its"
                 " log or hides it; if it has begun a new one for a good reason, move"
                 f" {self._path(peer)} away",
             )
-        old, new = state.note.checkpoint, note.checkpoint
+        old, new = seen.note.checkpoint, note.checkpoint
         if (new.size, new.root) == (old.size, old.root):
             return  # sent again, with the proof that led to it
         if new.size < old.size:
@@ -193,33 +197,13 @@ class Witness:
         # Evidence that the peer has signed against itself; the first is enough.
         kept = self._folder / f"{peer}.refused.json"
         if not kept.exists():
-            value = {"reason": reason, "seen": state.note.text, "refused": note.text}
+            value = {"reason": reason, "seen": seen.note.text, "refused": note.text}
             private_files.write(kept, json.dumps(value, indent=1))
         raise WitnessError(reason, f"{text}; both checkpoints are in {kept}")
 
     def _path(self, peer: str) -> pathlib.Path:
         checkpoint_note.origin(peer)  # no other name leads to a file
         return self._folder / f"{peer}.json"
-
-    def _read(self, peer: str) -> _State | None:
-        """Reads what was seen of a peer; None if there is no file."""
-        path = self._path(peer)
-        if not path.exists():
-            return None
-        try:
-            value = json.loads(private_files.read(path))
-            key = base64.b64decode(value["key"], validate=True)
-            verifier = checkpoint_note.read_verifier(value["verifier"])
-            note = checkpoint_note.read(value["note"])
-            private = ed25519.Ed25519PrivateKey.from_private_bytes(key)
-            if checkpoint_note.is_signed(note, verifier):
-                return _State(private, verifier, note)
-        except (ValueError, TypeError, KeyError, checkpoint_note.NoteError):
-            pass
-        raise AuditError(
-            f"{path}: is damaged; without it, {peer}'s audit log can be witnessed only"
-            " anew and with a new key: move it away for that"
-        )
 
 
 def _received(

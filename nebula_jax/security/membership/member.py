@@ -252,15 +252,10 @@ def names_of(certificate: x509.Certificate) -> list[str]:
     Raises:
       Exception: one of `site_folder.UNREADABLE`.
     """
-    try:
-        found = certificate.extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        ).value
-    except x509.ExtensionNotFound:
-        return []
+    found = credentials.extension(certificate, x509.SubjectAlternativeName) or []
     if not all(isinstance(each, x509.DNSName) for each in found):
         return []
-    return found.get_values_for_type(x509.DNSName)
+    return [each.value for each in found]
 
 
 def _check(

@@ -78,8 +78,8 @@ def check(where: pathlib.Path, cluster: str | None = None) -> Files:
     what = f"{found.certificate}: the certificate"
     _check_certificate(certificate, what)
     if cluster is not None:
-        extension = _extension(certificate, x509.SubjectAlternativeName, what)
-        there = extension.get_values_for_type(x509.DNSName) if extension else []
+        names_there = _extension(certificate, x509.SubjectAlternativeName, what)
+        there = names_there.get_values_for_type(x509.DNSName) if names_there else []
         wanted = names.label(cluster)
         if wanted not in there:
             owner = ", ".join(sorted(there)) or "nobody's DNS name"
@@ -116,8 +116,7 @@ def _check_certificate(certificate: x509.Certificate, what: str) -> None:
             f"{what} is valid for {(end - begin).days} days, from {begin:%Y-%m-%d} to"
             f" {end:%Y-%m-%d}; at most {LONGEST_LIFETIME.days} are allowed"
         )
-    extension = _extension(certificate, x509.ExtendedKeyUsage, what)
-    usages = [] if extension is None else list(extension)
+    usages = list(_extension(certificate, x509.ExtendedKeyUsage, what) or [])
     if any(usage not in usages for usage in USAGES):
         there = ", ".join(usage._name for usage in usages) or "not limited"
         raise CredentialsError(
@@ -138,12 +137,21 @@ def _check_period(certificate: x509.Certificate, what: str) -> None:
         raise CredentialsError(f"{what} expired on {end:%Y-%m-%d %H:%M} UTC")
 
 
-def _extension(certificate: x509.Certificate, cls: Any, what: str) -> Any:
-    """Returns the value of an extension; None if it is not there."""
+def extension(certificate: x509.Certificate, kind: Any) -> Any:
+    """Returns the value of an extension; None if it is not there.
+
+    Raises:
+      ValueError, x509.DuplicateExtension: if the certificate is damaged.
+    """
     try:
-        return certificate.extensions.get_extension_for_class(cls).value
+        return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
         return None
+
+
+def _extension(certificate: x509.Certificate, kind: Any, what: str) -> Any:
+    try:
+        return extension(certificate, kind)
     except (ValueError, x509.DuplicateExtension) as error:
         raise CredentialsError(f"{what} cannot be read: {_brief(error)}") from None
 

@@ -8,7 +8,7 @@ first that it was refused, and not always why: the reason is the server's, `reas
 
 import datetime
 import ssl
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -107,8 +107,8 @@ def server_context(
         invitation; `check_peer` refuses it.
 
     Raises:
-      federation.FederationError, federation.Refusal: if credentials or revocation list
-        of this lab do not serve.
+      site_folder.FederationError, site_folder.Refusal: if credentials or revocation
+        list of this lab do not serve.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role, floor)
     context.num_tickets = 0  # TLS 1.3; the option below is for 1.2
@@ -123,15 +123,13 @@ def client_context(
 ) -> ssl.SSLContext:
     """Makes the client's context of one connection, from the present files.
 
-    The server's name has to be given, as `federation.dns_name` has it. For the
+    The server's name has to be given, as `site_folder.dns_name` has it. For the
     arguments and errors see `server_context`.
     """
     return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role, floor)
 
 
-def joining_context(
-    ca_pem: bytes, fingerprint: str, floor: str = "1.3"
-) -> tuple[ssl.SSLContext, str]:
+def joining_context(ca_pem: bytes, fingerprint: str) -> tuple[ssl.SSLContext, str]:
     """Makes the context of a lab that joins, or that has no revocation list.
 
     It shows no certificate, and looks nothing up in a list: what comes over it has to
@@ -140,7 +138,6 @@ def joining_context(
     Args:
       ca_pem: the authority's certificate, from anybody.
       fingerprint: of it, from an invitation or federation.json.
-      floor: see `server_context`.
 
     Returns:
       The context, and the name that the server has to have: the authority's lab's.
@@ -149,17 +146,17 @@ def joining_context(
       member.CredentialsRefused: if the certificate is another one.
     """
     authority = member.trusted_authority(ca_pem, fingerprint)
-    context = _bare_context(ssl.PROTOCOL_TLS_CLIENT, floor)
+    context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=_der(authority))
     return context, member.issuing_lab(authority)
 
 
-def unverified_context(floor: str = "1.3") -> ssl.SSLContext:
+def unverified_context() -> ssl.SSLContext:
     """Makes a context to fetch the authority's certificate with, from anybody.
 
     `joining_context` compares it with the fingerprint, before anything secret is sent.
     """
-    context = _bare_context(ssl.PROTOCOL_TLS_CLIENT, floor)
+    context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -265,7 +262,7 @@ def _context(
     return context
 
 
-def _bare_context(side: int, floor: str) -> tls.Context:
+def _bare_context(side: int, floor: str = "1.3") -> tls.Context:
     """Makes a context that trusts nobody yet."""
     if floor not in FLOORS:
         raise errors.SettingsError(
@@ -281,12 +278,7 @@ def _bare_context(side: int, floor: str) -> tls.Context:
 
 
 def _named(certificate: x509.Certificate, expected_name: str | None) -> Peer:
-    """Returns whose certificate it is.
-
-    Raises:
-      PeerRefused: if it is nobody's, or another's.
-      Exception: one of `federation.UNREADABLE`.
-    """
+    """Returns whose certificate it is; raises UNREADABLE if it is damaged."""
     found = member.names_of(certificate)
     owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
     if owner is None:
@@ -304,20 +296,15 @@ def _named(certificate: x509.Certificate, expected_name: str | None) -> Peer:
 
 
 def _check_kind(certificate: x509.Certificate) -> None:
-    """Checks that a certificate is of a kind that an authority issues to labs.
-
-    Raises:
-      PeerRefused: if it is not.
-      Exception: one of `federation.UNREADABLE`.
-    """
+    """Checks that a certificate is of a kind that an authority issues to labs."""
     what = "the peer's certificate"
     if certificate.serial_number <= 0:
         raise PeerRefused("malformed", f"{what} has no serial number")
-    constraints = _extension(certificate, x509.BasicConstraints)
-    usage = _extension(certificate, x509.KeyUsage)
+    constraints = credentials.extension(certificate, x509.BasicConstraints)
+    usage = credentials.extension(certificate, x509.KeyUsage)
     if (constraints and constraints.ca) or (usage and usage.key_cert_sign):
         raise PeerRefused("authority_as_leaf", f"{what} is an authority's")
-    usages = list(_extension(certificate, x509.ExtendedKeyUsage) or [])
+    usages = list(credentials.extension(certificate, x509.ExtendedKeyUsage) or [])
     if any(each not in usages for each in credentials.USAGES):
         raise PeerRefused("wrong_usage", f"{what} is not for both ends of a connection")
     if not member.is_strong(certificate.public_key()):
@@ -325,14 +312,6 @@ def _check_kind(certificate: x509.Certificate) -> None:
     digest = certificate.signature_hash_algorithm
     if digest is not None and not isinstance(digest, revocation.HASHES):
         raise PeerRefused("weak_digest", f"{what} is signed with {digest.name}")
-
-
-def _extension(certificate: x509.Certificate, kind: Any) -> Any:
-    """Returns the value of an extension; None if it is not there."""
-    try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return None
 
 
 def _der(certificate: x509.Certificate) -> bytes:

@@ -28,7 +28,7 @@ def history(tmp_path_factory):
             exchange(log, peer)
             copies.append(copied(folder / "s"))
         who = checkpoint_note.read_verifier(log.verifier)
-    return copies, peer.seen("lab-s").note, who
+    return copies, peer.seen("lab-s").note.text, who
 
 
 @pytest.fixture
@@ -290,18 +290,18 @@ def test_a_folder_rolled_back_to_a_valid_copy_is_found_by_the_peer(lab):
         verifier = log.verifier
     assert audit_verify.verify(older) == []  # nothing in it can show it
     seen = peer.seen("lab-s")
-    found = audit_verify.verify(older, [seen.note], seen.verifier)
+    found = audit_verify.verify(older, [seen.note.text], seen.verifier.text)
     assert named(found) == ("log.jsonl", 61, 65)
     assert "has 66 entries and this copy 61: it was rolled back" in str(found[0])
     assert "lacks the checkpoint that a peer has seen, of 66" in str(found[1])
-    assert audit_verify.verify(folder, [seen.note], verifier) == []
+    assert audit_verify.verify(folder, [seen.note.text], verifier) == []
     with opened(older) as log:  # and it cannot go on from there
         fill(log, 9, 80)
         with pytest.raises(witness.WitnessError, match="does not continue"):
             exchange(log, peer)
         log.sign_head()
     assert audit_verify.verify(older) == []
-    found = audit_verify.verify(older, [seen.note])
+    found = audit_verify.verify(older, [seen.note.text])
     assert named(found) == ("log.jsonl", 61, 65)
     assert "one of them was altered" in str(found[0])
 
@@ -318,7 +318,7 @@ def test_a_log_signed_anew_is_found_by_what_the_peer_has_seen(lab):
         fill(log, 20, 45)
         log.sign_head()
     assert audit_verify.verify(anew) == []
-    found = audit_verify.verify(anew, [peer.seen("lab-s").note])
+    found = audit_verify.verify(anew, [peer.seen("lab-s").note.text])
     assert named(found) == ("log.jsonl", 0, 60)
 
 
@@ -335,7 +335,7 @@ def test_two_signed_checkpoints_of_one_size(lab):
                 with pytest.raises(witness.WitnessError, match="two audit logs") as why:
                     exchange(log, peer)
     assert why.value.reason == "equivocation"
-    found = audit_verify.verify(fork, [peer.seen("lab-s").note])
+    found = audit_verify.verify(fork, [peer.seen("lab-s").note.text])
     assert any("the lab keeps two logs of one name" in str(each) for each in found)
     # In one folder as well.
     ours, other = (audit.paths(each).checkpoint for each in (folder, fork))
@@ -402,13 +402,13 @@ def test_the_key_that_the_reader_has_counts(lab, tmp_path):
     found = audit_verify.verify(folder, verifier=other)
     assert "verifier" in {each.file for each in found}
     assert any("is not signed with the key of this log" in str(each) for each in found)
-    assert audit_verify.verify(folder, verifier=peer.seen("lab-s").verifier) == []
+    assert audit_verify.verify(folder, verifier=peer.seen("lab-s").verifier.text) == []
     # A forger may replace all files with those of a log of his own.
     shutil.copytree(folder.parent / "other", tmp_path / "forged")
     assert audit_verify.verify(tmp_path / "forged") == []
     seen = peer.seen("lab-s")
-    assert audit_verify.verify(tmp_path / "forged", verifier=seen.verifier)
-    found = audit_verify.verify(tmp_path / "forged", [seen.note])
+    assert audit_verify.verify(tmp_path / "forged", verifier=seen.verifier.text)
+    found = audit_verify.verify(tmp_path / "forged", [seen.note.text])
     assert "another key than what a peer has seen" in str(found[-1])
     with pytest.raises(checkpoint_note.NoteError):
         audit_verify.verify(folder, verifier="junk")

@@ -340,21 +340,19 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("make", "reason"), BAD.values(), ids=BAD)
-def test_a_bad_certificate_is_refused_for_what_it_is(pki, make, reason):
-    client = visitor(pki.client(*make(pki)))
-    found, noticed = meet(pki.server(), client, pki.labs.s, expected="lab-t")
-    assert (found, noticed) == (reason, AT_FIRST_READ)
+VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("make", "reason"), BAD.values(), ids=BAD)
-def test_it_is_refused_under_tls_1_2_as_well(pki, make, reason):
+def test_a_bad_certificate_is_refused_for_what_it_is(pki, make, reason, version):
     context = pki.client(*make(pki))
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    server = pki.server(floor="1.2")
+    context.maximum_version = version
+    is_new = version == ssl.TLSVersion.TLSv1_3
+    server = pki.server(floor="1.3" if is_new else "1.2")
     found, noticed = meet(server, visitor(context), pki.labs.s, expected="lab-t")
     assert found == reason
-    assert noticed in (IN_HANDSHAKE, AT_FIRST_READ)
+    assert noticed == AT_FIRST_READ or (noticed == IN_HANDSHAKE and not is_new)
 
 
 SHOWN = {name: case for name, case in BAD.items() if name != "60 none"}
@@ -597,9 +595,6 @@ def _files(folder):
     return [own.certificate], serialization.load_pem_private_key(key, None)
 
 
-VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_revoked_lab_does_not_come_back_with_its_session(own_pki, version):
     """Input 70."""
@@ -619,65 +614,44 @@ def test_it_would_with_a_context_that_lives_on(own_pki, version):
     assert second == "revoked"  # found by `check_peer` alone: OpenSSL has let it in
 
 
-def test_no_context_hands_out_tickets(pki):
-    for floor in peer_tls.FLOORS:
-        context = peer_tls.server_context(pki.labs.s, floor=floor)
-        assert context.num_tickets == 0
-        assert context.options & ssl.OP_NO_TICKET
-
-
 def list_of(pki, now, number, signer=None):
     made = issuing.revocation_list(signer or pki.signer, number, [], now)
     return made.public_bytes(PEM)
 
 
-def without_our_check(monkeypatch):
-    """Leaves a list to OpenSSL alone."""
-    monkeypatch.setattr(revocation.RevocationList, "check", lambda *args: None)
+def forged_list(pki):
+    """By the name of the authority, with another key."""
+    thief = certificates.Authority(pki.signer.certificate, strong_key())
+    return list_of(pki, site_folder.utc_now(), 9, thief)
+
+
+BAD_LISTS = {
+    "72 expired": lambda pki: list_of(pki, site_folder.utc_now() - 8 * DAY, 9),
+    "73 forged": forged_list,
+    "missing": lambda pki: None,
+}
 
 
 @pytest.mark.parametrize("by", ["us", "OpenSSL"])
-def test_with_an_expired_list_nobody_is_served(own_pki, monkeypatch, by):
-    """Input 72."""
-    labs = own_pki.labs
+@pytest.mark.parametrize("name", BAD_LISTS)
+def test_without_a_list_that_serves_nobody_is_served(own_pki, monkeypatch, name, by):
+    labs, made = own_pki.labs, BAD_LISTS[name](own_pki)
     context = peer_tls.client_context(labs.t)
-    expired = list_of(own_pki, site_folder.utc_now() - 8 * DAY, 9)
-    labs.s.revocation_list.write_bytes(expired)
-    if by == "OpenSSL":
-        without_our_check(monkeypatch)
-    found, noticed = meet(own_pki.server(), visitor(context), labs.s)
-    assert found == "revocation_list_expired"
-    assert noticed == (AT_FIRST_READ if by == "OpenSSL" else IN_HANDSHAKE)
-
-
-@pytest.mark.parametrize("by", ["us", "OpenSSL"])
-def test_with_a_forged_list_nobody_is_served(own_pki, monkeypatch, by):
-    """Input 73: by the name of the authority, with another key."""
-    labs = own_pki.labs
-    context = peer_tls.client_context(labs.t)
-    thief = certificates.Authority(own_pki.signer.certificate, strong_key())
-    forged = list_of(own_pki, site_folder.utc_now(), 9, thief)
-    with pytest.raises(revocation.ListRefused):
-        revocation.RevocationList(labs.s).accept(forged)
-    labs.s.revocation_list.write_bytes(forged)
-    if by == "OpenSSL":
-        without_our_check(monkeypatch)
-    found, _ = meet(own_pki.server(), visitor(context), labs.s)
-    assert found == "revocation_list_forged"
-
-
-@pytest.mark.parametrize("by", ["us", "OpenSSL"])
-def test_without_a_list_nobody_is_served(own_pki, monkeypatch, by):
-    labs = own_pki.labs
-    context = peer_tls.client_context(labs.t)
-    labs.s.revocation_list.rename(labs.s.path / "gone")
-    if by == "OpenSSL":
-        without_our_check(monkeypatch)
+    if made is None:
+        labs.s.revocation_list.rename(labs.s.path / "gone")
+    else:
+        with pytest.raises(revocation.ListRefused):
+            revocation.RevocationList(labs.s).accept(made)
+        labs.s.revocation_list.write_bytes(made)
+    if by == "OpenSSL":  # leave the list to it alone
+        monkeypatch.setattr(revocation.RevocationList, "check", lambda *args: None)
+    if by == "OpenSSL" and made is None:
         # It takes no empty file; so the file has something, which is no list of ours.
         other = lab_folders.make(own_pki.scratch / "other")
         labs.s.revocation_list.write_bytes(other.authority.revocation_list())
-    found, _ = meet(own_pki.server(), visitor(context), labs.s)
-    assert found == "revocation_list_missing"
+    found, noticed = meet(own_pki.server(), visitor(context), labs.s)
+    assert found == f"revocation_list_{name.rpartition(' ')[2]}"
+    assert noticed == (AT_FIRST_READ if by == "OpenSSL" else IN_HANDSHAKE)
 
 
 def test_a_list_rolled_back_over_a_restart_does_not_let_the_revoked_in(own_pki):
@@ -906,11 +880,6 @@ def test_every_error_has_a_reason_of_one_word(error, reason):
     assert peer_tls.reason_of(error) == reason
 
 
-def test_the_reasons_are_words_for_a_log():
-    words = {*peer_tls.VERIFY_REASONS.values(), *peer_tls.SSL_REASONS.values()}
-    assert all(word.replace("_", "").isalpha() and word.islower() for word in words)
-
-
 def test_openssls_codes_are_those_of_this_library():
     """The numbers are OpenSSL's, which `ssl` does not name; each is seen in the matrix.
 
@@ -920,6 +889,8 @@ def test_openssls_codes_are_those_of_this_library():
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code = 99
     assert peer_tls.reason_of(error) == "certificate_99"
+    words = {*peer_tls.VERIFY_REASONS.values(), *peer_tls.SSL_REASONS.values()}
+    assert all(word.replace("_", "").isalpha() and word.islower() for word in words)
 
 
 def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
@@ -933,6 +904,10 @@ def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
         assert context.verify_mode == ssl.CERT_REQUIRED
         assert context.options & ssl.OP_NO_RENEGOTIATION
         assert context.options & ssl.OP_NO_COMPRESSION
+    for floor in peer_tls.FLOORS:  # and no context hands out tickets
+        context = peer_tls.server_context(pki.labs.s, floor=floor)
+        assert context.num_tickets == 0
+        assert context.options & ssl.OP_NO_TICKET
     client = peer_tls.client_context(pki.labs.s)
     assert client.check_hostname
     assert client.verify_mode == ssl.CERT_REQUIRED
